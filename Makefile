@@ -38,11 +38,13 @@ export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 PIP := python -m pip install --quiet --disable-pip-version-check
 NODE := tests/integration/node
-CONSOLE := services/neuronpipe/gateway/doors/http/console/static
+CONSOLE := services/neuronpipe/doors/http/console/static
 FRAMEWORKS := tests/integration/frameworks/requirements.txt
 SOURCES := services tests demo examples docker
 PROTOS := $(wildcard protos/neuronpipe/*/v[0-9]/*.proto)
-PROTO_PACKAGES := $(patsubst protos/neuronpipe/%,%,$(sort $(dir $(PROTOS))))
+# What they generate, and the protocols there besides our own.
+MESSAGES := services/neuronpipe/api
+PROTOCOLS := $(filter-out api,$(sort $(foreach file,$(PROTOS),$(word 3,$(subst /, ,$(file))))))
 # How many processes share the tests: one more than there are cores, as some tests mostly wait.
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
 # Of the oracle suites' cases, of other large matrices and of long suites; see pytest --help. Continuous integration runs a
@@ -175,7 +177,7 @@ long: setup
 
 .PHONY: fuzz
 fuzz: .venv/.dev
-	NEURONPIPE_FUZZ_SEQUENCES=1000000 $(BIN)/python $(PYTEST) tests/unit/neuron_executor/test_fuzz.py --timeout 1800
+	NEURONPIPE_FUZZ_SEQUENCES=1000000 $(BIN)/python $(PYTEST) tests/unit/stages/neuron_executor/test_fuzz.py --timeout 1800
 	NEURONPIPE_FUZZ_MESSAGES=$(FUZZ_MESSAGES) NEURONPIPE_FUZZ_S=$(FUZZ_S) \
 	  $(BIN)/python -m pytest -s tests/integration/test_fuzz.py
 
@@ -237,12 +239,21 @@ verify-types: .venv/.dev
 verify-imports: .venv/.dev
 	$(BIN)/lint-imports
 
-# $(1): the folder to generate into. Files without a service have no gRPC part.
+# $(1): the folder to generate into, as it is below services/neuronpipe/api: api/v1 is v1 there, keda/v1 is keda/v1. protoc
+# derives Python modules from the files' paths; the names of files and messages in the descriptors stay as they are.
+# Files without a service have no gRPC part.
 define generate_protos
 	export PATH="$$PWD/$(BIN):$$PATH"
-	python -m grpc_tools.protoc -Iprotos --python_out=$(1) --mypy_out=quiet:$(1) $(PROTOS)
-	python -m grpc_tools.protoc -Iprotos --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) \
+	raw=$$(mktemp -d)
+	trap 'rm -rf "$$raw"' EXIT
+	python -m grpc_tools.protoc -Iprotos --python_out="$$raw" --mypy_out=quiet:"$$raw" $(PROTOS)
+	python -m grpc_tools.protoc -Iprotos --grpc_python_out="$$raw" --mypy_grpc_out=quiet:"$$raw" \
 	  $$(grep -l '^service ' $(PROTOS))
+	mv "$$raw"/neuronpipe/api/* "$$raw/neuronpipe"
+	find "$$raw" -name '*_pb2*' -exec sed -i -E $(foreach protocol,$(PROTOCOLS), \
+	  -e "s/^(from|import) neuronpipe\.$(protocol)\./\1 neuronpipe.api.$(protocol)./" \
+	  -e "s/^(_builder.*DESCRIPTOR, 'neuronpipe\.)$(protocol)\./\1api.$(protocol)./") {} +
+	cp --recursive "$$raw"/neuronpipe/. $(1)
 endef
 
 # protos/released.binpb is the API as clients know it. A change that breaks it fails here; see docs/decisions/0003.
@@ -252,17 +263,14 @@ verify-protos: .venv/.dev
 	$(BIN)/buf format --diff --exit-code protos
 	$(BIN)/buf breaking protos --against protos/released.binpb
 	generated=$$(mktemp -d)
-	trap 'rm -rf "$$generated"' EXIT
 	$(call generate_protos,"$$generated")
-	for package in $(PROTO_PACKAGES); do
-	  diff --recursive --exclude=__init__.py --exclude=__pycache__ \
-	    "$$generated/neuronpipe/$$package" services/neuronpipe/$$package \
-	    || { echo "services/neuronpipe/$$package is not what protos/ generate; run: make fix-protos"; exit 1; }
-	done
+	trap 'rm -rf "$$raw" "$$generated"' EXIT
+	diff --recursive --exclude=__init__.py --exclude=__pycache__ --exclude=protos "$$generated" $(MESSAGES) \
+	  || { echo "$(MESSAGES) is not what protos/ generate; run: make fix-protos"; exit 1; }
 fix-protos: .venv/.dev
 	$(BIN)/buf format --write protos
-	find $(PROTO_PACKAGES:%=services/neuronpipe/%) -name '*_pb2*' -delete
-	$(call generate_protos,services)
+	find $(MESSAGES) -name '*_pb2*' -delete
+	$(call generate_protos,$(MESSAGES))
 release-protos: .venv/.dev
 	$(BIN)/buf build protos --exclude-source-info --output protos/released.binpb
 
@@ -314,7 +322,7 @@ verify-package: .venv/.dev
 	    pytest pytest-asyncio pytest-timeout
 	  "$$package/venv/bin/python" -m pytest --quiet --override-ini filterwarnings=error \
 	    --confcutdir=tests/unit/client tests/unit/client
-	  "$$package/venv/bin/python" -m neuronpipe.protos --out "$$package/protos"
+	  "$$package/venv/bin/python" -m neuronpipe.api.protos --out "$$package/protos"
 	  diff --recursive $(CONSOLE) "$$package"/venv/lib/python3*/site-packages/$(CONSOLE:services/%=%)
 	done
 

@@ -25,8 +25,8 @@ from demo.writer import make_writer
 from neuronpipe import cli
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.client import Client
+from neuronpipe.compiler import CompileRequest, compile_bundle
 
 MODEL, WRITER = "minilm", "writer"
 PROMPT = "A batch is"

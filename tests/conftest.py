@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from neuronpipe.runtimes import neuron
-from neuronpipe.runtimes.neuron import DOUBLES_VARIABLE
+from neuronpipe.stages.neuron_executor.runtimes import neuron
+from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
 from tests.models import NEURONX_MODELS, make_repository, make_sources
 from tests.oracle.comparison import HEADER, PROPERTY, row, write
 from tests.sampling import DEFAULT_SEED, DEFAULT_SHARE, sample_of

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.trained_tokenizers import byte_level_bpe
 
 # Weights are this many times as large as the architecture draws them, so that texts do not repeat one token.

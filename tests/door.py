@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from neuronpipe.api.forward.v1 import inference_pb2 as wire
 from neuronpipe.api.v1.inference_pb2 import (
     InferBatchRequest,
     InferBatchResponse,
@@ -22,9 +23,8 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.forward.v1 import inference_pb2 as wire
+from neuronpipe.doors.native import NativeDoor
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.doors.native import NativeDoor
 from neuronpipe.gateway.models import GatewayModels, open_gateway_models
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.results import ResultCache

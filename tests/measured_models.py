@@ -19,11 +19,9 @@ import openvino
 import torch
 import transformers
 
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest
-from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
+from neuronpipe.compiler import NO_BUCKETS, BucketRequest, CompileRequest, NeuronxOptions, compile_bundle
 from neuronpipe.core.errors import SetupError
-from neuronpipe.runtimes.neuron import DOUBLES_VARIABLE
+from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
 from tests.architectures import ARCHITECTURES, MAX_TOKENS, make_source, tasks_of
 
 _DOCS = Path(__file__).parents[1] / "docs"

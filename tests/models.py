@@ -17,9 +17,7 @@ import torch
 import transformers
 
 from demo.model import find_minilm
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.buckets import BucketRequest
-from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
+from neuronpipe.compiler import BucketRequest, CompileRequest, NeuronxOptions, compile_bundle
 
 LABELS = ["calm", "busy", "lost", "found"]
 

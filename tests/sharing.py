@@ -14,7 +14,7 @@ _ORDER = ("contract", "integration", "oracle", "unit")
 # In these files, tests share fixtures only where they have the same parameters.
 _BY_PARAMETERS = (
     "tests/contract/test_architectures.py",
-    "tests/unit/neuron_executor/test_fuzz.py",
+    "tests/unit/stages/neuron_executor/test_fuzz.py",
 )
 
 

@@ -20,12 +20,12 @@ from google.protobuf.descriptor_pool import Default
 from google.protobuf.message_factory import GetMessageClass
 
 from demo.processes import ServiceProcess
+from neuronpipe.api.tei.v1 import tei_pb2
 from neuronpipe.api.v1 import inference_pb2, models_pb2, traces_pb2
 from neuronpipe.cli import main, make_parser
 from neuronpipe.cli.serve import read_arguments
 from neuronpipe.core.errors import SetupError
-from neuronpipe.process.settings import ServerSettings
-from neuronpipe.tei.v1 import tei_pb2
+from neuronpipe.platform.process.settings import ServerSettings
 from tests.pages import ROOT
 
 # These run as they are. The load generator runs for a moment.
@@ -98,11 +98,11 @@ def pip(arguments: Sequence[str]) -> None:
 
 
 def python(arguments: Sequence[str]) -> None:
-    """Runs `python -m neuronpipe.protos`, makes an environment that is empty, and looks for other modules and files."""
+    """Runs `python -m neuronpipe.api.protos`, makes an environment that is empty, looks for other modules and files."""
     match arguments:
-        case ["-m", "neuronpipe.protos", *options]:
-            sys.argv = ["neuronpipe.protos", *options]
-            runpy.run_module("neuronpipe.protos", run_name="__main__")
+        case ["-m", "neuronpipe.api.protos", *options]:
+            sys.argv = ["neuronpipe.api.protos", *options]
+            runpy.run_module("neuronpipe.api.protos", run_name="__main__")
         case ["-m", "venv", folder]:
             Path(folder, "bin").mkdir(parents=True, exist_ok=True)
             Path(folder, "bin", "activate").touch()

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.decoders import make_writer, save_decoder
 from tests.encoder_decoders import save_encoder_decoder
 

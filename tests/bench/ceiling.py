@@ -18,8 +18,8 @@ import numpy as np
 
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.inputs.kind import input_kind
-from neuronpipe.runtimes.cpus import available_cpus
+from neuronpipe.stages.neuron_executor.runtimes.cpus import available_cpus
+from neuronpipe.tasks.inputs.kind import input_kind
 
 # Padded tokens of a batch. 0: every text alone.
 BUDGETS = (0, 256, 512, 1024, 2048)

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 
 from demo.processes import ServiceProcess
-from neuronpipe.benchmark.cold_starts import AS_INSTALLED, drop_files
 from neuronpipe.client import Client
 from neuronpipe.core.errors import Unavailable
+from neuronpipe.measure.benchmark.cold_starts import AS_INSTALLED, drop_files
 from tests.bench.systems import NO_CACHE
 
 _EVENTS = ("listening", "model ready", "ready")

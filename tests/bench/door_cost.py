@@ -17,14 +17,14 @@ import grpc
 import psutil
 
 from demo.processes import ServiceProcess
+from neuronpipe.api.oip.v2.open_inference_pb2 import ModelInferRequest
+from neuronpipe.api.tei.v1.tei_pb2 import EmbedRequest
+from neuronpipe.api.tei.v1.tei_pb2_grpc import EmbedStub
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
 from neuronpipe.client import AsyncClient
-from neuronpipe.gateway.doors.choice import MODEL_FIELD
-from neuronpipe.oip.v2.open_inference_pb2 import ModelInferRequest
+from neuronpipe.doors.choice import MODEL_FIELD
 from neuronpipe.rpc.client import open_channel
-from neuronpipe.tei.v1.tei_pb2 import EmbedRequest
-from neuronpipe.tei.v1.tei_pb2_grpc import EmbedStub
 
 _WARM_UP = 200
 

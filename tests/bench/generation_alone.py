@@ -20,8 +20,8 @@ from neuronpipe.core.items import ExecuteItem, ModelKey
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import TensorSets
-from neuronpipe.neuron_executor.devices import running_devices
-from neuronpipe.neuron_executor.settings import EngineSettings
+from neuronpipe.stages.neuron_executor.devices import running_devices
+from neuronpipe.stages.neuron_executor.settings import EngineSettings
 from neuronpipe.tasks.text_generation import complete_options
 from tests.bench.peers.generating import BEAMS
 

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from demo.writer import train_tokenizer
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.bench.generation_alone import BART, LLAMA, VOCABULARY
 from tests.bench.generation_peers import EXPECTED_FILE
 from tests.bench.peers.generating import BEAMS

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import transformers
 
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.repository import read_bundle
-from neuronpipe.inputs.kind import input_kind
-from neuronpipe.neuron_executor.backends import load_backend
-from neuronpipe.neuron_executor.backends.base import BackendRequest, compute
+from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.stages.neuron_executor.backends import load_backend
+from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, compute
+from neuronpipe.tasks.inputs.kind import input_kind
 from tests import jina_bert
 from tests.models import save
 from tests.trained_tokenizers import byte_level_bpe, unigram, word_piece

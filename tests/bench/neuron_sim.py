@@ -23,17 +23,16 @@ import uvloop
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
-from neuronpipe.benchmark.machine import describe_machine
 from neuronpipe.bundles.buckets import parse_bucket
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.buckets import BucketRequest
-from neuronpipe.bundles.compiler.device_times import DEVICE_TIMES
 from neuronpipe.bundles.repository import read_repository
+from neuronpipe.compiler import BucketRequest, CompileRequest, compile_bundle
+from neuronpipe.compiler.device_times import DEVICE_TIMES
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ExecuteItem, ModelKey
 from neuronpipe.core.packed import TensorSets
-from neuronpipe.neuron_executor.settings import EngineSettings
-from neuronpipe.neuron_executor.stage import running_executor
+from neuronpipe.measure.benchmark.machine import describe_machine
+from neuronpipe.stages.neuron_executor.settings import EngineSettings
+from neuronpipe.stages.neuron_executor.stage import running_executor
 from tests.bench.callers import WARM_UP_S
 from tests.bench.closed_loop import ClosedLoop, System
 from tests.bench.systems import NO_CACHE

@@ -27,7 +27,7 @@ import uvloop
 
 from demo.model import find_minilm, is_compiled
 from demo.processes import ServiceProcess
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.bench.callers import WARM_UP_S, percentiles_ms, run_callers
 from tests.bench.peers.environments import CACHE, environment_python
 from tests.bench.peers.running import PeerProcess

@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from demo.processes import ServiceProcess, four_processes
-from neuronpipe.load.figures import LoadResult
-from neuronpipe.load.request import LoadRequest
-from neuronpipe.load.run import run_load
+from neuronpipe.measure.load.figures import LoadResult
+from neuronpipe.measure.load.request import LoadRequest
+from neuronpipe.measure.load.run import run_load
 from tests.bench.measurements import Measurement
 from tests.bench.systems import ALL, FOUR, MODEL, NO_CACHE, find_repository
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from neuronpipe.api.forward.v1 import stages_pb2 as wire
 from neuronpipe.api.v1.tasks_pb2 import (
     Aggregation,
     FeatureExtractionInput,
@@ -35,9 +36,8 @@ from neuronpipe.core.items import ModelKey, PostprocessItem
 from neuronpipe.core.model import ModelSpec, OutputSpec
 from neuronpipe.core.packed import TensorSets, pack_input
 from neuronpipe.core.tensors import Arrays
-from neuronpipe.forward.v1 import stages_pb2 as wire
-from neuronpipe.postprocessor.stage import PostprocessorStage, running_postprocessor
 from neuronpipe.rpc.codecs import PostprocessCodec
+from neuronpipe.stages.postprocessor.stage import PostprocessorStage, running_postprocessor
 
 _SECONDS = 1.0
 _RANDOM = np.random.default_rng(7)

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 
 from neuronpipe.core.names import Attributes, Events, Instrument, Spans, instruments, names_in
-from neuronpipe.telemetry.prometheus import series_names
+from neuronpipe.platform.telemetry.prometheus import series_names
 
 _GROUPS = {"Spans": Spans, "Attributes": Attributes, "Events": Events}
 

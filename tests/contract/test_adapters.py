@@ -17,11 +17,11 @@ import torch
 import transformers
 
 from neuronpipe import cli
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.repository import Bundle
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.errors import SetupError
-from neuronpipe.neuron_executor.backends import load_backend
-from neuronpipe.neuron_executor.backends.base import BackendRequest, compute
+from neuronpipe.stages.neuron_executor.backends import load_backend
+from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, compute
 from tests.models import bert_config, save, tokenizer
 
 # Raised inside peft and transformers; nothing that we call.

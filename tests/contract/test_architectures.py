@@ -15,21 +15,25 @@ import numpy as np
 import pytest
 import torch
 
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest
-from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
-from neuronpipe.bundles.compiler.pipeline import PipelineOptions
-from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS
 from neuronpipe.bundles.repository import Bundle
+from neuronpipe.compiler import (
+    NO_BUCKETS,
+    BucketRequest,
+    CompileRequest,
+    NeuronxOptions,
+    PipelineOptions,
+    compile_bundle,
+)
+from neuronpipe.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.inputs.kind import input_kind
-from neuronpipe.neuron_executor.backends import BACKENDS, load_backend
-from neuronpipe.neuron_executor.backends.base import Backend, BackendError, BackendRequest, compute
-from neuronpipe.neuron_executor.batching.outputs import cut
-from neuronpipe.runtimes.neuron import device_count
+from neuronpipe.stages.neuron_executor.backends import BACKENDS, load_backend
+from neuronpipe.stages.neuron_executor.backends.base import Backend, BackendError, BackendRequest, compute
+from neuronpipe.stages.neuron_executor.batching.outputs import cut
+from neuronpipe.stages.neuron_executor.runtimes.neuron import device_count
 from neuronpipe.tasks import TASKS
+from neuronpipe.tasks.inputs.kind import input_kind
 from tests.architectures import ARCHITECTURES, MAX_TOKENS, TEXT_ARCHITECTURES, make_source
 from tests.conftest import DOUBLES
 from tests.images import IMAGE_TEXT_FAMILIES

@@ -1,4 +1,4 @@
-"""Every back end keeps the contract of neuron_executor/backends/base.py, on every test model."""
+"""Every back end keeps the contract of stages/neuron_executor/backends/base.py, on every test model."""
 
 import asyncio
 import gc
@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from neuronpipe.bundles.compiler import COMPILERS
 from neuronpipe.bundles.repository import Bundle, read_bundle
+from neuronpipe.compiler import COMPILERS
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.inputs.kind import input_kind
-from neuronpipe.neuron_executor.backends import BACKENDS, load_backend
-from neuronpipe.neuron_executor.backends.base import Backend, BackendError, BackendRequest, compute
-from neuronpipe.neuron_executor.batching.outputs import cut
+from neuronpipe.stages.neuron_executor.backends import BACKENDS, load_backend
+from neuronpipe.stages.neuron_executor.backends.base import Backend, BackendError, BackendRequest, compute
+from neuronpipe.stages.neuron_executor.batching.outputs import cut
+from neuronpipe.tasks.inputs.kind import input_kind
 from tests.models import MODELS, NEURONX_MODELS
 
 _CORES = 2

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.tokenizer.text import JsonTokenizer
+from neuronpipe.stages.tokenizer.text import JsonTokenizer
 from tests.oracle.texts import PICKED, generated
 from tests.trained_tokenizers import byte_level_bpe
 

@@ -27,18 +27,15 @@ import torch
 import transformers
 
 from demo.model import find_minilm
-from neuronpipe import cli
-from neuronpipe.bundles import compiler
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.accuracy import Conversion
-from neuronpipe.bundles.compiler.buckets import BucketRequest
-from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
+from neuronpipe import cli, compiler
 from neuronpipe.bundles.manifest import Accuracy
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.bundles.signing import SigningKey, TrustedKeys, create_key
+from neuronpipe.compiler import BucketRequest, CompileRequest, NeuronxOptions, compile_bundle
+from neuronpipe.compiler.conversion import Conversion
 from neuronpipe.core.errors import SetupError
-from neuronpipe.runtimes.openvino import has_bfloat16, openvino
-from neuronpipe.tokenizer.text import JsonTokenizer
+from neuronpipe.stages.neuron_executor.runtimes.openvino import has_bfloat16, openvino
+from neuronpipe.stages.tokenizer.text import JsonTokenizer
 from tests.models import bert_config, save
 
 # Largest absolute difference to PyTorch of outputs up to 15; measured 1e-5, the rest is for other CPUs (see
@@ -599,7 +596,7 @@ def test_hub_that_cannot_be_reached_is_told_with_the_folder_that_is_missing(
         compiled(source=source)
 
 
-@pytest.mark.parametrize("module", ["neuronpipe.bundles.compiler", "neuronpipe.neuron_executor.backends.openvino"])
+@pytest.mark.parametrize("module", ["neuronpipe.compiler", "neuronpipe.stages.neuron_executor.backends.openvino"])
 def test_openvino_sends_no_telemetry(module: str, tmp_path: Path) -> None:
     # Before OpenVINO sends anything it writes an id of the user to ~/intel.
     assert importlib.metadata.version("openvino-telemetry")

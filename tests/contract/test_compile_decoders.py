@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import transformers
 
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle, compile_with_reference, gathered, slots
-from neuronpipe.bundles.compiler.attention_limits import check_kinds, layer_windows
-from neuronpipe.bundles.compiler.tasks import text_generation
+from neuronpipe.compiler import CompileRequest, compile_bundle, compile_with_reference, gathered, slots
+from neuronpipe.compiler.attention_limits import check_kinds, layer_windows
+from neuronpipe.compiler.tasks import text_generation
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.text_generation import GenerationFacts
 from tests.decoders import save_decoder

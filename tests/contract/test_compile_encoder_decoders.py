@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import transformers
 
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.text_generation import GenerationFacts
 from neuronpipe.tasks.text_to_text import TranslationFacts

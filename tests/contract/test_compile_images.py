@@ -12,9 +12,8 @@ import pytest
 from PIL import Image
 
 from neuronpipe.api.v1.tasks_pb2 import ImageClassificationInput, TaskInput
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.buckets import BucketRequest
 from neuronpipe.bundles.repository import Bundle
+from neuronpipe.compiler import BucketRequest, CompileRequest, compile_bundle
 from neuronpipe.core.errors import SetupError
 from tests.contract.inference import infer_all
 from tests.images import image_files, make_image_source

@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.buckets import BucketRequest
-from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
-from neuronpipe.bundles.compiler.positional import Positional
 from neuronpipe.bundles.repository import Bundle
+from neuronpipe.compiler import BucketRequest, CompileRequest, NeuronxOptions, compile_bundle
+from neuronpipe.compiler.positional import Positional
 from neuronpipe.core.errors import SetupError
-from neuronpipe.runtimes import neuron
+from neuronpipe.stages.neuron_executor.runtimes import neuron
 
 pytestmark = pytest.mark.sampled
 

@@ -15,14 +15,14 @@ import yaml
 from cryptography import x509
 
 from neuronpipe import __version__
+from neuronpipe.bulk.jobs.settings import WorkerSettings
 from neuronpipe.core.settings import variable_name
-from neuronpipe.jobs.settings import WorkerSettings
-from neuronpipe.local.settings import AllSettings, PipelineProcessSettings
-from neuronpipe.neuron_executor.settings import NeuronExecutorSettings
-from neuronpipe.postprocessor.settings import PostprocessorSettings
-from neuronpipe.process.settings import ProcessSettings, ServerSettings
-from neuronpipe.tls.files import TlsFiles, watched_tls
-from neuronpipe.tokenizer.settings import TokenizerSettings
+from neuronpipe.platform.process.settings import ProcessSettings, ServerSettings
+from neuronpipe.platform.tls.files import TlsFiles, watched_tls
+from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
+from neuronpipe.stages.neuron_executor.settings import NeuronExecutorSettings
+from neuronpipe.stages.postprocessor.settings import PostprocessorSettings
+from neuronpipe.stages.tokenizer.settings import TokenizerSettings
 
 _ROOT = Path(__file__).parents[2]
 _DOCKER = _ROOT / "docker"

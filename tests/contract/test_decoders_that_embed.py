@@ -23,8 +23,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TextClassificationInput,
     Truncation,
 )
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.detection import read_configuration
+from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler.detection import read_configuration
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.tasks.rerank import RerankFacts
 from tests.architectures import DECODERS, make_source

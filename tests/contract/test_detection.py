@@ -12,8 +12,8 @@ import pytest
 import transformers
 
 from demo.model import find_minilm
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.detection import read_configuration
+from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler.detection import read_configuration
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.zero_shot_classification import ZeroShotFacts

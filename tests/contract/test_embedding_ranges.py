@@ -8,7 +8,7 @@ import numpy as np
 from sentence_transformers.util.quantization import quantize_embeddings
 
 from neuronpipe.api.v1.tasks_pb2 import EmbeddingPrecision, SentenceEmbeddingInput, TaskInput
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.tasks.vectors import EmbeddingFacts
 from tests.architectures import make_source
 from tests.contract.inference import infer_all

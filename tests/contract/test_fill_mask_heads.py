@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
-from neuronpipe.bundles.compiler.tasks import load_module
-from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
+from neuronpipe.compiler.tasks import load_module
+from neuronpipe.compiler.tokenizers import load_tokenizer
 from neuronpipe.core.errors import SetupError
 from tests.models import save
 from tests.trained_tokenizers import byte_level_bpe, unigram, word_piece

@@ -5,9 +5,9 @@ forwarded.
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 
+from neuronpipe.api.forward.v1 import inference_pb2 as forward_inference
+from neuronpipe.api.forward.v1 import stages_pb2 as forward_stages
 from neuronpipe.api.v1 import inference_pb2, stages_pb2
-from neuronpipe.forward.v1 import inference_pb2 as forward_inference
-from neuronpipe.forward.v1 import stages_pb2 as forward_stages
 
 _PAIRS = [
     (name, forwarded, api.message_types_by_name[name])

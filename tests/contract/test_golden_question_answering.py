@@ -8,8 +8,8 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, QuestionAnsweringResult, TaskInput
 from neuronpipe.bundles.repository import read_bundle
+from neuronpipe.stages.tokenizer.text import JsonTokenizer
 from neuronpipe.tasks import question_answering
-from neuronpipe.tokenizer.text import JsonTokenizer
 from tests.contract.golden_question_answering import GOLDEN_FILE, weights_digest
 from tests.contract.inference import infer_all
 

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from transformers.image_utils import load_image
 
-from neuronpipe.bundles.compiler.image_processors import load_image_processor
+from neuronpipe.compiler.image_processors import load_image_processor
 from neuronpipe.core.errors import SetupError
-from neuronpipe.inputs.images import read_pixels
+from neuronpipe.tasks.inputs.images import read_pixels
 from tests.images import image_files, image_processor
 
 pytestmark = [

@@ -16,14 +16,14 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskInput,
     ZeroShotImageClassificationInput,
 )
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.detection import read_configuration
 from neuronpipe.bundles.repository import Bundle
+from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler.detection import read_configuration
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.inputs.kind import input_kind
-from neuronpipe.neuron_executor.backends import load_backend
-from neuronpipe.neuron_executor.backends.base import BackendRequest, compute
+from neuronpipe.stages.neuron_executor.backends import load_backend
+from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, compute
+from neuronpipe.tasks.inputs.kind import input_kind
 from tests.contract.inference import infer_all
 from tests.images import IMAGE_TEXT_FAMILIES, image_files, make_image_encoder_source, make_image_text_source
 

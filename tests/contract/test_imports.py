@@ -19,18 +19,18 @@ _NEEDS = {
     "neuronpipe.cli": set(),
     "neuronpipe.core.errors": set(),
     "neuronpipe.client": _BASE,
-    "neuronpipe.load.run": _BASE,
+    "neuronpipe.measure.load.run": _BASE,
     "neuronpipe.cli.trace": _BASE,
-    "neuronpipe.local.server": _SERVER,
-    "neuronpipe.tokenizer.server": _SERVER | {"tokenizers", "PIL", "jinja2", "markupsafe"},
-    "neuronpipe.neuron_executor.server": _SERVER,
-    "neuronpipe.neuron_executor.backends.fake": _BASE | _PYDANTIC,
-    "neuronpipe.postprocessor.server": _SERVER,
+    "neuronpipe.serve.server": _SERVER,
+    "neuronpipe.stages.tokenizer.server": _SERVER | {"tokenizers", "PIL", "jinja2", "markupsafe"},
+    "neuronpipe.stages.neuron_executor.server": _SERVER,
+    "neuronpipe.stages.neuron_executor.backends.fake": _BASE | _PYDANTIC,
+    "neuronpipe.stages.postprocessor.server": _SERVER,
     "neuronpipe.rpc.health_check": _BASE,
-    "neuronpipe.telemetry.start": _PYDANTIC | _BASE,
-    "neuronpipe.telemetry.spans": _BASE | _OTEL,
-    "neuronpipe.telemetry.otlp_metrics": _BASE | _OTEL,
-    "neuronpipe.telemetry.prometheus": _BASE | _OTEL,
+    "neuronpipe.platform.telemetry.start": _PYDANTIC | _BASE,
+    "neuronpipe.platform.telemetry.spans": _BASE | _OTEL,
+    "neuronpipe.platform.telemetry.otlp_metrics": _BASE | _OTEL,
+    "neuronpipe.platform.telemetry.prometheus": _BASE | _OTEL,
 }
 # What must stay out of serving processes for its size, whether it is installed or not.
 _HEAVY = {
@@ -97,7 +97,9 @@ def test_commands_of_callers_run_where_only_the_client_is_installed(command: str
 def test_a_package_that_a_part_needs_and_lacks_is_noticed() -> None:
     with pytest.raises(AssertionError, match="No module named 'tokenizers'"):
         _python(
-            _PROGRAM.format(module="neuronpipe.tokenizer.server", allowed=_SERVER | {"PIL", "jinja2", "markupsafe"})
+            _PROGRAM.format(
+                module="neuronpipe.stages.tokenizer.server", allowed=_SERVER | {"PIL", "jinja2", "markupsafe"}
+            )
         )
 
 
@@ -107,6 +109,18 @@ def test_a_part_loads_no_library_that_another_needs(module: str) -> None:
     assert loaded & (_HEAVY - _NEEDS[module]) == set()
 
 
-def test_no_part_that_serves_loads_the_compiler() -> None:
-    loaded = set(_python("import sys, neuronpipe.local; print(*sys.modules)").split())
-    assert not [name for name in loaded if name.startswith("neuronpipe.bundles.compiler")]
+_SERVERS = [
+    "neuronpipe.bulk.jobs.server",
+    "neuronpipe.serve.front",
+    "neuronpipe.serve.server",
+    "neuronpipe.stages.neuron_executor.server",
+    "neuronpipe.stages.postprocessor.server",
+    "neuronpipe.stages.tokenizer.server",
+]
+
+
+@pytest.mark.parametrize("module", _SERVERS)
+def test_no_part_that_serves_loads_the_compiler(module: str) -> None:
+    loaded = _python(f"import sys, {module}; print(*sys.modules)").split()
+    assert module in loaded
+    assert [name for name in loaded if name.startswith("neuronpipe.compiler")] == []

@@ -15,21 +15,21 @@ import pytest
 import transformers
 
 from neuronpipe import cli
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.accuracy import reference_outputs
-from neuronpipe.bundles.compiler.calibration import MIN_TEXTS
-from neuronpipe.bundles.compiler.modules import SourceModule
-from neuronpipe.bundles.compiler.samples import calibration_batches, calibration_texts, comparison_batches
-from neuronpipe.bundles.compiler.tasks import load_module
-from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
 from neuronpipe.bundles.repository import Bundle, read_bundle
+from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler.accuracy import reference_outputs
+from neuronpipe.compiler.calibration import MIN_TEXTS
+from neuronpipe.compiler.modules import SourceModule
+from neuronpipe.compiler.samples import calibration_batches, calibration_texts, comparison_batches
+from neuronpipe.compiler.tasks import load_module
+from neuronpipe.compiler.tokenizers import load_tokenizer
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.tensors import Arrays
-from neuronpipe.inputs.kind import input_kind
-from neuronpipe.neuron_executor.backends import load_backend
-from neuronpipe.neuron_executor.backends.base import Backend, BackendRequest, compute
-from neuronpipe.neuron_executor.batching.outputs import cut
-from neuronpipe.runtimes.openvino import engine, openvino
+from neuronpipe.stages.neuron_executor.backends import load_backend
+from neuronpipe.stages.neuron_executor.backends.base import Backend, BackendRequest, compute
+from neuronpipe.stages.neuron_executor.batching.outputs import cut
+from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, openvino
+from neuronpipe.tasks.inputs.kind import input_kind
 from tests.models import MODELS, bert_config, save
 
 pytestmark = pytest.mark.long

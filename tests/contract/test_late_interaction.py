@@ -18,9 +18,9 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from neuronpipe.api.v1.tasks_pb2 import FeatureType, MultiVectorEmbeddingInput, RerankInput, TaskInput, Truncation
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.detection import read_configuration
 from neuronpipe.client.features import to_array
+from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler.detection import read_configuration
 from neuronpipe.core.errors import InvalidInput, SetupError
 from tests.architectures import make_source
 from tests.contract.inference import infer_all

@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
-from neuronpipe.bundles.compiler.architectures import prepare
-from neuronpipe.bundles.compiler.weights import load_weights
+from neuronpipe.compiler.architectures import prepare
+from neuronpipe.compiler.weights import load_weights
 from tests.architectures import TEXT_ARCHITECTURES, make_source
 
 # Of a head that has tokens see all others, and of heads that have not.

@@ -9,8 +9,8 @@ import pytest
 import sentencepiece
 import transformers
 
-from neuronpipe.bundles.compiler.languages import SENTENCES
-from neuronpipe.bundles.compiler.tokenizers import load_tokenizer
+from neuronpipe.compiler.languages import SENTENCES
+from neuronpipe.compiler.tokenizers import load_tokenizer
 from neuronpipe.core.errors import SetupError
 from tests.oracle.texts import PICKED, generated
 from tests.trained_tokenizers import marian

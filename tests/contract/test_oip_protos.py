@@ -46,7 +46,7 @@ for module in sys.argv[1:]:
             rpcs[f"{service.full_name}/{method.name}"] = [*kinds, method.client_streaming, method.server_streaming]
 print(json.dumps([messages, enums, rpcs]))
 """
-_OURS = ("neuronpipe.oip.v2.open_inference_pb2", "neuronpipe.oip.v2.model_config_pb2")
+_OURS = ("neuronpipe.api.oip.v2.open_inference_pb2", "neuronpipe.api.oip.v2.model_config_pb2")
 _THEIRS = ("tritonclient.grpc.service_pb2", "tritonclient.grpc.model_config_pb2")
 # The one field that the Open Inference Protocol has and Triton has not.
 _PROPERTIES = "inference.ModelMetadataResponse"
@@ -87,14 +87,14 @@ def test_every_rpc_is_one_of_tritonclient() -> None:
 
 def test_what_is_refused_is_the_rest_of_tritonclient_s_rpcs() -> None:
     listed = _python(
-        "from neuronpipe.gateway.doors.oip.grpc_door import oip_rpcs\n"
+        "from neuronpipe.doors.oip.grpc_door import oip_rpcs\n"
         "print(*(rpc.path.removeprefix('/') for rpc in oip_rpcs()))"
     )
     assert set(listed.split()) == set(_described(*_THEIRS)[2])
 
 
 @pytest.mark.parametrize(
-    "module", ["neuronpipe.client", "neuronpipe.cli", "neuronpipe.load.run", "neuronpipe.rpc.client"]
+    "module", ["neuronpipe.client", "neuronpipe.cli", "neuronpipe.measure.load.run", "neuronpipe.rpc.client"]
 )
 def test_what_callers_import_leaves_the_names_to_tritonclient(module: str) -> None:
     _python(f"import warnings; warnings.simplefilter('ignore'); import {module}, tritonclient.grpc")

@@ -13,14 +13,13 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest
 from neuronpipe.bundles.repository import Bundle
+from neuronpipe.compiler import NO_BUCKETS, BucketRequest, CompileRequest, compile_bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.tensors import Array
-from neuronpipe.inputs.kind import input_kind
-from neuronpipe.neuron_executor.backends import load_backend
-from neuronpipe.neuron_executor.backends.base import BackendRequest, compute
+from neuronpipe.stages.neuron_executor.backends import load_backend
+from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, compute
+from neuronpipe.tasks.inputs.kind import input_kind
 from tests import jina_bert, nomic_experts
 from tests.architectures import TEXT_ARCHITECTURES, make_source
 from tests.models import save

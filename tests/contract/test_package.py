@@ -11,8 +11,8 @@ import yaml
 from grpc_tools import protoc
 
 import neuronpipe
-from neuronpipe.gateway.doors.native import native_rpcs
-from neuronpipe.protos import PUBLIC
+from neuronpipe.api.protos import PUBLIC
+from neuronpipe.doors.native import native_rpcs
 
 Factory: TypeAlias = pytest.TempPathFactory
 
@@ -22,7 +22,7 @@ _ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     """The folder that the command has written."""
-    subprocess.run([sys.executable, "-m", "neuronpipe.protos", "--out", tmp_path], check=True)
+    subprocess.run([sys.executable, "-m", "neuronpipe.api.protos", "--out", tmp_path], check=True)
     return tmp_path
 
 
@@ -47,10 +47,10 @@ def test_the_written_protos_have_every_public_service(written: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    command = [sys.executable, "-m", "neuronpipe.protos", "--out", str(tmp_path / "file")]
+    command = [sys.executable, "-m", "neuronpipe.api.protos", "--out", str(tmp_path / "file")]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 1
-    assert process.stderr == f"python -m neuronpipe.protos: --out {tmp_path / 'file'}: Not a directory\n"
+    assert process.stderr == f"python -m neuronpipe.api.protos: --out {tmp_path / 'file'}: Not a directory\n"
 
 
 def test_the_citation_is_of_this_version_and_licence() -> None:

@@ -21,7 +21,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TextClassificationInput,
     Truncation,
 )
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.contract.inference import infer_all
 from tests.models import LABELS, bert_config, save
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 import transformers
 
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.pipeline import Pipeline, PipelineOptions
-from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS, load_module
+from neuronpipe.compiler import CompileRequest, PipelineOptions, compile_bundle
+from neuronpipe.compiler.pipeline import Pipeline
+from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.core.errors import SetupError
-from neuronpipe.neuron_executor.backends import part_turns
-from neuronpipe.neuron_executor.backends.base import CoreLost
-from neuronpipe.neuron_executor.backends.part_turns import PartTurns
+from neuronpipe.stages.neuron_executor.backends import part_turns
+from neuronpipe.stages.neuron_executor.backends.base import CoreLost
+from neuronpipe.stages.neuron_executor.backends.part_turns import PartTurns
 from tests.decoders import save_decoder
 from tests.models import save
 from tests.trained_tokenizers import unigram, word_piece

@@ -11,8 +11,8 @@ import pytest
 
 import neuronpipe
 from neuronpipe.core.items import Stages
-from neuronpipe.gateway.doors.native import native_rpcs
-from neuronpipe.gateway.doors.tei import TeiDoor, tei_rpcs
+from neuronpipe.doors.native import native_rpcs
+from neuronpipe.doors.tei import TeiDoor, tei_rpcs
 from neuronpipe.gateway.settings import PipelineSettings
 from tests.door import door_of
 

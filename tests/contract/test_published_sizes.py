@@ -6,9 +6,9 @@ import pytest
 import torch
 import transformers
 
-from neuronpipe.benchmark.models import IMAGE_TOKENS, PUBLISHED_SIZES
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle, random_models
-from neuronpipe.load.texts import builtin_texts
+from neuronpipe.compiler import CompileRequest, compile_bundle, random_models
+from neuronpipe.measure.benchmark.models import IMAGE_TOKENS, PUBLISHED_SIZES
+from neuronpipe.measure.load.texts import builtin_texts
 
 # All parameters of the published checkpoints' bodies, in millions, from their cards and papers.
 _BODIES = {

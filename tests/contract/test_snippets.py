@@ -28,9 +28,9 @@ import yaml
 
 from demo.model import find_minilm
 from demo.processes import ServiceProcess
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.cli.examples import EXAMPLES
 from neuronpipe.cli.task_json import read_task_input
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.architectures import make_source
 from tests.images import image_files
 from tests.pages import ROOT, Fence, all_pages, fences

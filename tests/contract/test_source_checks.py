@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from demo.model import find_minilm
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.errors import SetupError
 from tests.images import make_image_source
 from tests.models import bert_config, save

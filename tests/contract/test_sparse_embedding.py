@@ -12,8 +12,8 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 from neuronpipe.api.v1.tasks_pb2 import SparseEmbeddingInput, TaskInput, Truncation
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.detection import read_configuration
+from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler.detection import read_configuration
 from neuronpipe.core.errors import InvalidInput, SetupError
 from tests.architectures import make_source
 from tests.contract.inference import infer_all

@@ -8,7 +8,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TaskResult
 from neuronpipe.api.v1.tensors_pb2 import DataType, Tensor, TensorSet
-from neuronpipe.bundles.compiler.tasks import SOURCE_TASKS
+from neuronpipe.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.tensors import to_arrays, to_tensor_set
 from neuronpipe.tasks import ANSWERED_TASKS, TASKS
 from neuronpipe.tasks.scores import ScoreFunctionName

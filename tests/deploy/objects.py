@@ -7,12 +7,12 @@ from functools import cached_property
 from typing import Any
 
 from neuronpipe.api.v1 import inference_pb2
+from neuronpipe.bulk.jobs.settings import WorkerSettings
 from neuronpipe.core.settings import Settings, variable_name
-from neuronpipe.jobs.settings import WorkerSettings
-from neuronpipe.local.settings import AllSettings, PipelineProcessSettings
-from neuronpipe.neuron_executor.settings import NeuronExecutorSettings
-from neuronpipe.postprocessor.settings import PostprocessorSettings
-from neuronpipe.tokenizer.settings import TokenizerSettings
+from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
+from neuronpipe.stages.neuron_executor.settings import NeuronExecutorSettings
+from neuronpipe.stages.postprocessor.settings import PostprocessorSettings
+from neuronpipe.stages.tokenizer.settings import TokenizerSettings
 from tests.deploy.combinations import ROOT, Manifest
 
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()

@@ -22,11 +22,11 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from demo.processes import ServiceProcess, four_processes
+from neuronpipe.api.oip.v2 import open_inference_pb2
+from neuronpipe.api.tei.v1 import tei_pb2
 from neuronpipe.api.v1 import inference_pb2, models_pb2, stages_pb2, tensors_pb2, traces_pb2
 from neuronpipe.cli.examples import example_of
 from neuronpipe.cli.task_json import read_task_input
-from neuronpipe.oip.v2 import open_inference_pb2
-from neuronpipe.tei.v1 import tei_pb2
 from tests.fuzz.messages import Agree
 from tests.integration.guarded import until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.processes import ServiceProcess
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.architectures import make_source
 
 _LIMIT_S = 30

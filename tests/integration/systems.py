@@ -23,10 +23,10 @@ from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.calls import Call
 from neuronpipe.core.metrics import Telemetry
+from neuronpipe.doors.native import NativeDoor
 from neuronpipe.gateway.assembly import running_gateway
-from neuronpipe.gateway.doors.native import NativeDoor
-from neuronpipe.local.settings import AllSettings
-from neuronpipe.local.stages import running_stages
+from neuronpipe.serve.settings import AllSettings
+from neuronpipe.serve.stages import running_stages
 from tests.door import Door
 
 

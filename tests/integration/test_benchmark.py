@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from neuronpipe.benchmark.results import read_results
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.measure.benchmark.results import read_results
 from tests.architectures import make_source
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]

@@ -13,8 +13,8 @@ from neuronpipe.cli import main
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey, TokenizeItem
 from neuronpipe.core.packed import pack_input
-from neuronpipe.tokenizer.settings import TokenCacheSettings
-from neuronpipe.tokenizer.stage import running_tokenizer
+from neuronpipe.stages.tokenizer.settings import TokenCacheSettings
+from neuronpipe.stages.tokenizer.stage import running_tokenizer
 from tests.integration.requests import classify
 from tests.redis_server import RedisServer, redis_server
 

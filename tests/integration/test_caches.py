@@ -17,8 +17,8 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import EncodedInput, ModelKey, TokenizeItem
 from neuronpipe.core.packed import pack_input
-from neuronpipe.tokenizer.settings import TokenCacheSettings
-from neuronpipe.tokenizer.stage import TokenizerStage, running_tokenizer
+from neuronpipe.stages.tokenizer.settings import TokenCacheSettings
+from neuronpipe.stages.tokenizer.stage import TokenizerStage, running_tokenizer
 from tests.integration.requests import classify
 from tests.redis_server import RedisServer, redis_server
 

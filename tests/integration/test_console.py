@@ -18,10 +18,10 @@ from PIL import Image
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from demo.processes import four_processes
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.registry import Operation, Signed
 from neuronpipe.bundles.registry_file import change_registry
 from neuronpipe.client import AsyncClient
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.tasks import TASKS
 from tests.architectures import make_source
 from tests.images import make_image_text_source

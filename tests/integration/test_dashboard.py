@@ -14,16 +14,16 @@ from demo.processes import four_processes
 from neuronpipe.client import Client
 from neuronpipe.core.metrics import Meters, Telemetry
 from neuronpipe.core.names import Metrics
-from neuronpipe.neuron_executor.generation.observer import GenerationObserver
-from neuronpipe.neuron_executor.neuron_metrics import record_snapshot
-from neuronpipe.neuron_executor.neuron_monitor import parse_snapshot
-from neuronpipe.telemetry.prometheus import MetricsPort
-from neuronpipe.tls.files import TlsFiles, watched_tls
-from neuronpipe.tls.telemetry import show_tls
+from neuronpipe.platform.telemetry.prometheus import MetricsPort
+from neuronpipe.platform.tls.files import TlsFiles, watched_tls
+from neuronpipe.platform.tls.telemetry import show_tls
+from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
+from neuronpipe.stages.neuron_executor.neuron_metrics import record_snapshot
+from neuronpipe.stages.neuron_executor.neuron_monitor import parse_snapshot
 from tests.certificates import Authority
 from tests.integration.job_system import job_system, text_request, until
 from tests.unit.model_specs import model_spec
-from tests.unit.neuron_executor.fake_monitor import SAMPLE
+from tests.unit.stages.neuron_executor.fake_monitor import SAMPLE
 
 pytestmark = pytest.mark.local_only
 

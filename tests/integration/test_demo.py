@@ -14,7 +14,7 @@ import pytest
 
 from demo.model import is_compiled
 from demo.writer import make_writer, paragraphs
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.models import link_models
 from tests.shared_folder import shared_folder
 

@@ -23,8 +23,8 @@ from demo.processes import ServiceProcess
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction
 from neuronpipe.api.v1.traces_pb2 import GetTraceRequest
 from neuronpipe.api.v1.traces_pb2_grpc import TraceServiceStub
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.client import Client
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.names import Spans
 from tests.models import bert_config, link_models, save
 

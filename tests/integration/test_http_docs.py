@@ -5,7 +5,7 @@ from pathlib import Path
 from google.rpc import code_pb2
 
 from neuronpipe.core.status import CODES as GRPC_CODES
-from neuronpipe.gateway.doors.http.problems import CODES
+from neuronpipe.doors.http.problems import CODES
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
 

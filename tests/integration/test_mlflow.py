@@ -14,9 +14,9 @@ import mlflow
 import pytest
 import yaml
 
-from neuronpipe.bundles.compiler.mlflow import fetch_mlflow_model
 from neuronpipe.bundles.registry_file import read_registry
 from neuronpipe.bundles.repository import read_bundle
+from neuronpipe.compiler.mlflow import fetch_mlflow_model
 from neuronpipe.core.errors import SetupError
 from tests.integration.test_lifecycle import free_port
 from tests.web_server import running_web_server

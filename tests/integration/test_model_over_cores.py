@@ -10,9 +10,8 @@ import torch
 import transformers
 
 from demo.processes import ServiceProcess
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-from neuronpipe.bundles.compiler.pipeline import PipelineOptions
 from neuronpipe.client import AsyncClient
+from neuronpipe.compiler import CompileRequest, PipelineOptions, compile_bundle
 from tests.integration.requests import classify
 from tests.models import for_neuron, save
 from tests.trained_tokenizers import word_piece

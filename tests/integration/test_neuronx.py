@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from demo.processes import ServiceProcess, four_processes
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.errors import InvalidInput, Unavailable
-from neuronpipe.runtimes.neuron import DOUBLES_VARIABLE
+from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
 from tests.decoders import save_decoder
 from tests.integration.requests import answer, classify, embed
 from tests.integration.systems import local_system
 from tests.models import NEURONX_MODELS, for_neuron, link_models, make_repository
-from tests.unit.neuron_executor.fake_monitor import write_monitor
+from tests.unit.stages.neuron_executor.fake_monitor import write_monitor
 
 pytestmark = [pytest.mark.local_only, pytest.mark.long]
 

@@ -17,7 +17,7 @@ from PIL import Image
 from neuronpipe.api.v1.tasks_pb2 import Aggregation, ScoreFunction
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.client import Client
-from neuronpipe.inputs.images import read_pixels
+from neuronpipe.tasks.inputs.images import read_pixels
 from tests.integration.http_server import HttpServer
 from tests.integration.triton_calls import Case
 from tests.models import tokenizer

@@ -11,11 +11,11 @@ import grpc
 import pytest
 
 from demo.processes import ServiceProcess
+from neuronpipe.api.keda.v1 import external_scaler_pb2 as keda
+from neuronpipe.api.keda.v1.external_scaler_pb2_grpc import ExternalScalerStub
 from neuronpipe.api.v1.inference_pb2 import InferResponse
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded, Unavailable
-from neuronpipe.keda.v1 import external_scaler_pb2 as keda
-from neuronpipe.keda.v1.external_scaler_pb2_grpc import ExternalScalerStub
 from tests.integration.requests import classify
 from tests.integration.test_lifecycle import free_port
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
-from neuronpipe.cache.cache import Cache, TimedValue
-from neuronpipe.cache.sealing import ValueCodec
-from neuronpipe.cache.settings import CachePolicy, RedisSettings
+from neuronpipe.platform.cache.cache import Cache, TimedValue
+from neuronpipe.platform.cache.sealing import ValueCodec
+from neuronpipe.platform.cache.settings import CachePolicy, RedisSettings
 from tests.certificates import Authority, replace
 from tests.redis_server import RedisServer, proxy, redis_server
 

@@ -14,12 +14,12 @@ import pytest
 
 from demo.processes import ServiceProcess
 from neuronpipe.bundles.manifest import Manifest
-from neuronpipe.bundles.repository import read_bundle, write_manifest
-from neuronpipe.bundles.signing import SigningKey, TrustedKeys, create_key, sign_bundle
+from neuronpipe.bundles.repository import read_bundle, sign_bundle, write_manifest
+from neuronpipe.bundles.signing import SigningKey, TrustedKeys, create_key
 from neuronpipe.client import Client
 from neuronpipe.core.errors import RefusedBundle, SetupError
-from neuronpipe.neuron_executor.backends import load_backend
-from neuronpipe.neuron_executor.backends.base import BackendRequest
+from neuronpipe.stages.neuron_executor.backends import load_backend
+from neuronpipe.stages.neuron_executor.backends.base import BackendRequest
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

@@ -17,7 +17,7 @@ from neuronpipe import __file__ as neuronpipe_package
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.cli.serve import settings_parser
 from neuronpipe.client import Client
-from neuronpipe.local.settings import AllSettings
+from neuronpipe.serve.settings import AllSettings
 from tests.integration.requests import classify
 
 _UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
@@ -43,7 +43,7 @@ def test_the_units_call_the_service_with_settings_that_it_has() -> None:
     assert proxy["Unit"]["Requires"] == proxy["Unit"]["After"] == "neuronpipe.service"
     assert proxy["Service"]["User"] == service["User"]  # of the socket's folder
     assert _unit("neuronpipe.socket")["Socket"]["Service"] == "neuronpipe-proxy.service"
-    # process/life.py: a second for late callers, ten to unload.
+    # platform/process/life.py: a second for late callers, ten to unload.
     assert float(service["TimeoutStopSec"]) > given.grace_s + 11
     assert 0 < given.max_connection_idle_s < 300
 

@@ -12,8 +12,8 @@ import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
 from demo.processes import four_processes
+from neuronpipe.api.tei.v1 import tei_pb2
 from neuronpipe.client import Client
-from neuronpipe.tei.v1 import tei_pb2
 from tests.integration.http_server import HttpServer
 
 pytestmark = pytest.mark.local_only

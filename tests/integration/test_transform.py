@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from neuronpipe.bulk.transform.far_engine import running_far_engine
+from neuronpipe.bulk.transform.folders import open_folder
+from neuronpipe.bulk.transform.near_engine import NearEngine, find_bundle, running_near_engine
+from neuronpipe.bulk.transform.progress import TooManyErrors
+from neuronpipe.bulk.transform.settings import TransformSettings
 from neuronpipe.core.errors import ModelNotFound, SetupError, Unavailable
-from neuronpipe.transform.far_engine import running_far_engine
-from neuronpipe.transform.folders import open_folder
-from neuronpipe.transform.near_engine import NearEngine, find_bundle, running_near_engine
-from neuronpipe.transform.progress import TooManyErrors
-from neuronpipe.transform.settings import TransformSettings
 from tests.integration.transforming import (
     MODEL,
     Run,

@@ -10,6 +10,8 @@ import grpc
 import pytest
 
 from demo.processes import ServiceProcess
+from neuronpipe.api.keda.v1 import external_scaler_pb2 as keda
+from neuronpipe.api.keda.v1.external_scaler_pb2_grpc import ExternalScalerStub
 from neuronpipe.api.v1.jobs_pb2 import JobPriority, JobState
 from neuronpipe.client import (
     Cancelled,
@@ -18,8 +20,6 @@ from neuronpipe.client import (
     JobNotFound,
     NotConfigured,
 )
-from neuronpipe.keda.v1 import external_scaler_pb2 as keda
-from neuronpipe.keda.v1.external_scaler_pb2_grpc import ExternalScalerStub
 from tests.integration.job_system import JobSystem, job_system, text_request
 from tests.models import link_models
 from tests.redis_server import redis_server

@@ -10,8 +10,8 @@ from typing import Any
 from demo.processes import four_processes
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.client import AsyncClient
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.models import for_neuron
 
 _BATCH_ITEMS = 128

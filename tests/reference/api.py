@@ -17,7 +17,7 @@ from google.protobuf.descriptor_pb2 import (
 )
 from grpc_tools import protoc
 
-from neuronpipe.protos import PUBLIC
+from neuronpipe.api.protos import PUBLIC
 from tests.reference.markdown import NOTE, code, table, text
 
 # Of ours, and of protobuf's own.
@@ -31,7 +31,7 @@ _HEAD = f"""# API reference
 
 {NOTE.format("the comments of `protos/neuronpipe/api/v1`")}
 
-The public API is the protobuf package `neuronpipe.api.v1`. `python -m neuronpipe.protos --out DIR` writes its files
+The public API is the protobuf package `neuronpipe.api.v1`. `python -m neuronpipe.api.protos --out DIR` writes its files
 for clients in other languages. The services that the gateway calls (TokenizerService, NeuronExecutorService,
 PostprocessorService) are internal and not listed. [Error reference](errors.md) has the statuses,
 [Tasks](../tasks.md) an input of each task as JSON.

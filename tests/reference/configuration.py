@@ -8,12 +8,12 @@ from annotated_types import Ge, Gt, Le
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from neuronpipe.acceptance.settings import AcceptSettings
-from neuronpipe.cache.settings import CacheCommandSettings
+from neuronpipe.bulk.transform.settings import TransformSettings
 from neuronpipe.cli.serve import SERVICES, settings_of
 from neuronpipe.core.settings import Settings, variable_name
-from neuronpipe.process.settings import ServerSettings
-from neuronpipe.transform.settings import TransformSettings
+from neuronpipe.measure.acceptance.settings import AcceptSettings
+from neuronpipe.platform.cache.settings import CacheCommandSettings
+from neuronpipe.platform.process.settings import ServerSettings
 from tests.reference.markdown import NOTE, code, table, text
 
 _KIB = 1 << 10

@@ -1,1 +1,1 @@
-"""The public API of the project as services see it: what crosses a process border, generated from protos/."""
+"""What crosses a process border, generated from protos/: our own API (v1), and the protocols of others."""

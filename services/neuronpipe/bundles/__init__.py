@@ -1,1 +1,1 @@
-"""Compiled models on disk: their format, the repository that holds them, and the compiler."""
+"""Compiled models on disk and in a process: their format, signatures, repositories, and the registry of versions."""

@@ -20,9 +20,9 @@ from neuronpipe.bundles.registry_file import REGISTRY_FILE
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
-from neuronpipe.storage.bucket import BucketFolder
-from neuronpipe.storage.objects import StorageError
-from neuronpipe.storage.uris import ObjectUri
+from neuronpipe.platform.storage.bucket import BucketFolder
+from neuronpipe.platform.storage.objects import StorageError
+from neuronpipe.platform.storage.uris import ObjectUri
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.signing import TrustedKeys

@@ -23,7 +23,7 @@ from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log, log_fault, log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
-from neuronpipe.process.settings import ServerSettings
+from neuronpipe.platform.process.settings import ServerSettings
 
 # Between two attempts to load a version: doubled each time, and begun anew when the registry changes.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 60.0

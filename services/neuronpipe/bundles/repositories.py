@@ -8,7 +8,7 @@ from neuronpipe.bundles.registry_file import change_registry, read_registry
 from neuronpipe.bundles.repository import Bundle, read_bundle, read_repository, read_trusted_keys
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
-from neuronpipe.process.settings import is_bucket
+from neuronpipe.platform.process.settings import is_bucket
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.signing import TrustedKeys

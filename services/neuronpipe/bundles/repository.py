@@ -24,7 +24,7 @@ from neuronpipe.core.logs import log
 from neuronpipe.core.model import ModelSpec
 
 if TYPE_CHECKING:
-    from neuronpipe.bundles.signing import TrustedKeys
+    from neuronpipe.bundles.signing import SigningKey, TrustedKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +156,20 @@ def read_bundle(folder: Path, trusted: "TrustedKeys | None" = None, *, is_whole:
             f"{folder}: its manifest is for {bundle.spec.name}/{bundle.spec.version}; the folder was moved or renamed"
         )
     return bundle
+
+
+def sign_bundle(folder: Path, key: "SigningKey") -> Bundle:
+    """Signs the bundle in a folder, in place of the signature that it may have.
+
+    Raises SetupError and RefusedBundle as read_bundle, RefusedBundle for files that are not as the manifest says, and
+    SetupError where the signature cannot be written.
+    """
+    from neuronpipe.bundles.signing import write_signature
+
+    bundle = read_bundle(folder)
+    bundle.files.check()
+    write_signature(folder, key, bundle.digest)
+    return read_bundle(folder, key.trusted())
 
 
 def _read(folder: Path, trusted: "TrustedKeys | None", is_whole: bool = True) -> Bundle:

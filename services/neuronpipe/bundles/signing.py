@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
 
 from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE
-from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.core.files import replace_file
 
@@ -148,18 +147,6 @@ def create_key(key: Path, public_key: Path) -> str:
         except OSError as error:
             raise SetupError(f"{path}: cannot be written: {os.strerror(error.errno or 0)}") from error
     return _id(made.public_key())
-
-
-def sign_bundle(folder: Path, key: SigningKey) -> Bundle:
-    """Signs the bundle in a folder, in place of the signature that it may have.
-
-    Raises SetupError and RefusedBundle as read_bundle, RefusedBundle for files that are not as the manifest says, and
-    SetupError where the signature cannot be written.
-    """
-    bundle = read_bundle(folder)
-    bundle.files.check()
-    write_signature(folder, key, bundle.digest)
-    return read_bundle(folder, key.trusted())
 
 
 def write_signature(folder: Path, key: SigningKey, digest: str = "") -> None:

@@ -15,7 +15,7 @@ from neuronpipe.core.files import replace_file
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.watched import Watched
-from neuronpipe.process.settings import ServerSettings, is_bucket
+from neuronpipe.platform.process.settings import ServerSettings, is_bucket
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.signing import TrustedKeys

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from neuronpipe.cli.ending import ending_on_sigterm
 from neuronpipe.core.errors import SetupError
-from neuronpipe.runtimes.parts import BALANCES
+from neuronpipe.stages.neuron_executor.runtimes.parts import BALANCES
 
 HELP = "compile models, compare and measure them on this machine, and write a report"
 EXTRA = "compile"
@@ -55,9 +55,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Prints the path of the report. Raises SetupError for invalid options; later failures are in the report."""
-    from neuronpipe.acceptance.settings import AcceptSettings
     from neuronpipe.core.settings import read_settings
-    from neuronpipe.runtimes.neuron import runtime_environment
+    from neuronpipe.measure.acceptance.settings import AcceptSettings
+    from neuronpipe.stages.neuron_executor.runtimes.neuron import runtime_environment
 
     if not 0 < options.seconds < float("inf"):
         raise SetupError(f"--seconds {options.seconds}: must be more than 0")
@@ -65,12 +65,10 @@ def run(options: argparse.Namespace) -> None:
         raise SetupError(f"--price-per-hour {options.price_per_hour}: must be 0 or more")
     settings = read_settings(AcceptSettings, {"cores": options.cores})
     environment = runtime_environment(settings.cores, os.environ)
-    from neuronpipe.acceptance.run import AcceptRequest, accept
     from neuronpipe.bundles.buckets import parse_bucket
-    from neuronpipe.bundles.compiler import CompileRequest
-    from neuronpipe.bundles.compiler.buckets import NO_BUCKETS, BucketRequest
-    from neuronpipe.bundles.compiler.pipeline import PipelineOptions
     from neuronpipe.bundles.repository import default_name
+    from neuronpipe.compiler import NO_BUCKETS, BucketRequest, CompileRequest, PipelineOptions
+    from neuronpipe.measure.acceptance.run import AcceptRequest, accept
 
     words = tuple(dict.fromkeys(options.bucket or _SHAPES))
     models = [

@@ -12,9 +12,9 @@ from neuronpipe.cli.table import print_table
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
-    from neuronpipe.benchmark.report import Goal
-    from neuronpipe.benchmark.run import RunRequest
-    from neuronpipe.benchmark.tables import Costs
+    from neuronpipe.measure.benchmark.report import Goal
+    from neuronpipe.measure.benchmark.run import RunRequest
+    from neuronpipe.measure.benchmark.tables import Costs
 
 HELP = "measure models over lengths, batches, dtypes and cores, and report latency, throughput and cost"
 EXTRA = "benchmark"
@@ -120,7 +120,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     report = parser.add_argument_group("report")
     report.add_argument("--out", type=Path, metavar="DIR", help="its folder; a run that was interrupted goes on there")
-    report.add_argument("--prices", type=Path, metavar="FILE", help="your prices, in the form of benchmark/prices.json")
+    report.add_argument(
+        "--prices", type=Path, metavar="FILE", help="your prices, in the form of measure/benchmark/prices.json"
+    )
     report.add_argument(
         "--instance", default="", metavar="TYPE", help="what this machine is (default: as it says itself)"
     )
@@ -144,9 +146,9 @@ def _measure(options: argparse.Namespace) -> None:
     # Asked for before anything is measured: the report needs it.
     import matplotlib as _matplotlib  # noqa: F401
 
-    from neuronpipe.benchmark.advice import advice_rows, advise
-    from neuronpipe.benchmark.report import warnings_of, write_report
-    from neuronpipe.benchmark.run import Run
+    from neuronpipe.measure.benchmark.advice import advice_rows, advise
+    from neuronpipe.measure.benchmark.report import warnings_of, write_report
+    from neuronpipe.measure.benchmark.run import Run
 
     run = Run(request, _say)
     code = 0
@@ -170,11 +172,11 @@ def _measure(options: argparse.Namespace) -> None:
 
 def _request(options: argparse.Namespace) -> "RunRequest":
     """Raises SetupError for options that are out of range."""
-    from neuronpipe.benchmark.matrix import MatrixRequest, make_matrix
-    from neuronpipe.benchmark.measuring import Effort
-    from neuronpipe.benchmark.models import find_models
-    from neuronpipe.benchmark.run import RunRequest
-    from neuronpipe.runtimes.cpus import available_cpus
+    from neuronpipe.measure.benchmark.matrix import MatrixRequest, make_matrix
+    from neuronpipe.measure.benchmark.measuring import Effort
+    from neuronpipe.measure.benchmark.models import find_models
+    from neuronpipe.measure.benchmark.run import RunRequest
+    from neuronpipe.stages.neuron_executor.runtimes.cpus import available_cpus
 
     if options.out is None:
         raise SetupError("--out: is missing; give the folder of the report")
@@ -216,10 +218,10 @@ def _request(options: argparse.Namespace) -> "RunRequest":
 
 
 def _costs(options: argparse.Namespace) -> "Costs":
-    from neuronpipe.benchmark.machine import instance_type
-    from neuronpipe.benchmark.prices import DEFAULT_PRICES, read_prices
-    from neuronpipe.benchmark.tables import Costs
-    from neuronpipe.runtimes.cpus import available_cpus
+    from neuronpipe.measure.benchmark.machine import instance_type
+    from neuronpipe.measure.benchmark.prices import DEFAULT_PRICES, read_prices
+    from neuronpipe.measure.benchmark.tables import Costs
+    from neuronpipe.stages.neuron_executor.runtimes.cpus import available_cpus
 
     prices = read_prices(options.prices or DEFAULT_PRICES)
     own = instance_type()
@@ -230,7 +232,7 @@ def _costs(options: argparse.Namespace) -> "Costs":
 
 
 def _goal(options: argparse.Namespace) -> "Goal | None":
-    from neuronpipe.benchmark.report import Goal
+    from neuronpipe.measure.benchmark.report import Goal
 
     if (options.p95_ms is None) != (options.rate is None):
         raise SetupError("--p95-ms and --rate: give both, or neither")
@@ -244,8 +246,8 @@ def _goal(options: argparse.Namespace) -> "Goal | None":
 
 def _compare(options: argparse.Namespace) -> None:
     """Exit codes: 0 nothing is worse, 1 something is, 2 the runs cannot be compared."""
-    from neuronpipe.benchmark.compare import compare_results, compared_rows, differences
-    from neuronpipe.benchmark.results import read_results
+    from neuronpipe.measure.benchmark.compare import compare_results, compared_rows, differences
+    from neuronpipe.measure.benchmark.results import read_results
 
     if not 0 <= options.threshold < float("inf"):
         raise SetupError(f"--threshold {options.threshold:g}: must be 0 or more")

@@ -85,7 +85,8 @@ def _keygen(options: argparse.Namespace) -> None:
 
 
 def _sign(options: argparse.Namespace) -> None:
-    from neuronpipe.bundles.signing import SigningKey, sign_bundle
+    from neuronpipe.bundles.repository import sign_bundle
+    from neuronpipe.bundles.signing import SigningKey
 
     key = SigningKey.read(options.key, "--key")
     for folder in options.bundles:

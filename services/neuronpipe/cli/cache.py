@@ -16,9 +16,9 @@ from neuronpipe.core.lines import read_lines
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
-    from neuronpipe.cache.remote import Remote
-    from neuronpipe.cache.settings import RedisSettings
-    from neuronpipe.tokenizer.encoder import Encoder
+    from neuronpipe.platform.cache.remote import Remote
+    from neuronpipe.platform.cache.settings import RedisSettings
+    from neuronpipe.stages.tokenizer.encoder import Encoder
 
 HELP = "show, delete or fill the caches in Redis"
 EXTRA = "tokenizer"
@@ -76,9 +76,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Runs one of the commands. Raises Unavailable if Redis does not answer."""
-    from neuronpipe.cache.remote import Remote, RemoteError
-    from neuronpipe.cache.settings import CacheCommandSettings
     from neuronpipe.core.settings import read_settings
+    from neuronpipe.platform.cache.remote import Remote, RemoteError
+    from neuronpipe.platform.cache.settings import CacheCommandSettings
 
     given = {name: value for name, value in vars(options).items() if name.startswith("redis_")}
     settings = read_settings(CacheCommandSettings, given)
@@ -143,7 +143,7 @@ async def _clear(options: argparse.Namespace, remote: "Remote", settings: "Redis
 async def _warm(options: argparse.Namespace, remote: "Remote", settings: "RedisSettings") -> None:
     from neuronpipe.bundles.repository import read_trusted_repository
     from neuronpipe.core.model import ModelTable
-    from neuronpipe.tokenizer.encoder import Encoder
+    from neuronpipe.stages.tokenizer.encoder import Encoder
 
     read = read_trusted_repository(options.repository, options.trusted_keys)
     bundles = ModelTable({bundle.key: bundle for bundle in read})
@@ -165,9 +165,9 @@ async def _warm_batch(
     tenant: str,
     report: "_Report",
 ) -> None:
-    from neuronpipe.cache.cache import name_of
-    from neuronpipe.cache.sealing import seal, unseal
-    from neuronpipe.tokenizer.packing import pack
+    from neuronpipe.platform.cache.cache import name_of
+    from neuronpipe.platform.cache.sealing import seal, unseal
+    from neuronpipe.stages.tokenizer.packing import pack
 
     wanted = {name_of(encoder.kind, encoder.key(input, tenant)): (line, input) for line, input in inputs}
     stored = await remote.get(list(wanted))

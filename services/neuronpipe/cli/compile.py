@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from neuronpipe.cli.ending import ending_on_sigterm
 from neuronpipe.cli.repository import folder
 from neuronpipe.core.errors import SetupError
-from neuronpipe.runtimes.parts import BALANCES
+from neuronpipe.stages.neuron_executor.runtimes.parts import BALANCES
 
 if TYPE_CHECKING:
-    from neuronpipe.bundles.compiler.buckets import BucketRequest
     from neuronpipe.bundles.signing import SigningKey
+    from neuronpipe.compiler import BucketRequest
 
 
 HELP = "compile a Transformers model into a bundle"
@@ -195,9 +195,7 @@ def _compile(options: argparse.Namespace) -> Path:
             read_bundle(present.folder, signing_key.trusted()).files.check()
         return present.folder
 
-    from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-    from neuronpipe.bundles.compiler.neuronx import NeuronxOptions
-    from neuronpipe.bundles.compiler.pipeline import PipelineOptions
+    from neuronpipe.compiler import CompileRequest, NeuronxOptions, PipelineOptions, compile_bundle
 
     request = CompileRequest(
         source=options.source,
@@ -248,7 +246,7 @@ def _signing_key(path: Path | None) -> "SigningKey | None":
 
 
 def _bucket_request(options: argparse.Namespace) -> "BucketRequest":
-    from neuronpipe.bundles.compiler.buckets import BucketRequest
+    from neuronpipe.compiler import BucketRequest
 
     if options.buckets and options.bucket:
         raise SetupError("--buckets auto chooses the buckets; leave out --bucket")

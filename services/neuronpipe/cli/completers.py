@@ -14,8 +14,7 @@ def completed_by(action: argparse.Action, completer: Callable[..., Iterable[str]
 
 def complete_models(parsed_args: argparse.Namespace, **_: object) -> list[str]:
     """The names of a gateway's models, where the command line has its --target and it answers."""
-    from neuronpipe.cli.request import use_key_of
-    from neuronpipe.cli.tls import tls_files
+    from neuronpipe.cli.credentials import tls_files, use_key_of
     from neuronpipe.client import Client
     from neuronpipe.core.errors import NeuronpipeError
 

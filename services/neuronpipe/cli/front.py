@@ -14,8 +14,8 @@ from neuronpipe.cli.serve import run_service
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import start_logging
 from neuronpipe.core.settings import read_settings
-from neuronpipe.local.front import run_front
-from neuronpipe.local.settings import AllSettings
+from neuronpipe.serve.front import run_front
+from neuronpipe.serve.settings import AllSettings
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1

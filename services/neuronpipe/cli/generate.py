@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from neuronpipe.cli.at_file import read_text
 from neuronpipe.cli.completers import complete_at_file, complete_models, completed_by
+from neuronpipe.cli.credentials import tls_files
 from neuronpipe.cli.request import add_target, tasks_of
 from neuronpipe.cli.table import print_table
-from neuronpipe.cli.tls import tls_files
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:

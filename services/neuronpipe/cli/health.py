@@ -2,8 +2,8 @@
 
 import argparse
 
-from neuronpipe.cli.request import add_key, parse_target, parse_timeout_s
-from neuronpipe.cli.tls import add_tls, tls_files
+from neuronpipe.cli.credentials import add_key, add_tls, tls_files
+from neuronpipe.cli.request import parse_target, parse_timeout_s
 
 HELP = "ask a server for its health; exits with 0 if it is serving"
 EXTRA = ""

@@ -5,17 +5,17 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
+from neuronpipe.cli.credentials import tls_files
 from neuronpipe.cli.request import add_request, add_target, parse_timeout_s, read_requests
 from neuronpipe.cli.table import print_table
-from neuronpipe.cli.tls import tls_files
 from neuronpipe.core.errors import JobNotFound, SetupError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from neuronpipe.bulk.jobs.job import Job
+    from neuronpipe.bulk.jobs.store import JobStore
     from neuronpipe.client import Client, JobStatus
-    from neuronpipe.jobs.job import Job
-    from neuronpipe.jobs.store import JobStore
 
 HELP = "submit jobs, list, wait for and cancel them"
 EXTRA = "worker"
@@ -166,7 +166,7 @@ def _list_dead(options: argparse.Namespace) -> None:
 
 
 def _retry_dead(options: argparse.Namespace) -> None:
-    from neuronpipe.jobs.job import id_of
+    from neuronpipe.bulk.jobs.job import id_of
 
     async def retry(store: "JobStore") -> None:
         for name in options.name:
@@ -185,9 +185,9 @@ def _dead_row(job: "Job") -> tuple[str, ...]:
 
 
 def _with_store(options: argparse.Namespace, use: "Callable[[JobStore], Awaitable[None]]") -> None:
+    from neuronpipe.bulk.jobs.settings import JobCommandSettings
+    from neuronpipe.bulk.jobs.store import JobStore
     from neuronpipe.core.settings import read_settings
-    from neuronpipe.jobs.settings import JobCommandSettings
-    from neuronpipe.jobs.store import JobStore
 
     given = {name: value for name, value in vars(options).items() if name.startswith("jobs_redis_")}
     settings = read_settings(JobCommandSettings, given)

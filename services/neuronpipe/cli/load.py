@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from neuronpipe.cli.completers import complete_models, completed_by
-from neuronpipe.cli.request import add_key, parse_target
-from neuronpipe.cli.tls import add_tls, tls_files
+from neuronpipe.cli.credentials import add_key, add_tls, tls_files
+from neuronpipe.cli.request import parse_target
 from neuronpipe.core.errors import SetupError
-from neuronpipe.load import request as limits
-from neuronpipe.load.generation import GenerationLoad
-from neuronpipe.load.lengths import FORMS, Lengths
-from neuronpipe.load.request import PRIORITIES, LoadRequest
+from neuronpipe.measure.load import request as limits
+from neuronpipe.measure.load.generation import GenerationLoad
+from neuronpipe.measure.load.lengths import FORMS, Lengths
+from neuronpipe.measure.load.request import PRIORITIES, LoadRequest
 
 HELP = "send load to a gateway and report latency, throughput and errors"
 EXTRA = ""
@@ -111,8 +111,8 @@ def run(options: argparse.Namespace) -> None:
     )
     _check_json(options.json)
 
-    from neuronpipe.load.report import table
-    from neuronpipe.load.run import run_load
+    from neuronpipe.measure.load.report import table
+    from neuronpipe.measure.load.run import run_load
 
     result = run_load(request, lambda line: print(line, file=sys.stderr, flush=True))
     figures = json.dumps(dataclasses.asdict(result), indent=2, allow_nan=False)

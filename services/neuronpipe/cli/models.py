@@ -4,9 +4,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from neuronpipe.cli.credentials import tls_files
 from neuronpipe.cli.request import add_target, tasks_of
 from neuronpipe.cli.table import print_table
-from neuronpipe.cli.tls import tls_files
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.models_pb2 import Model

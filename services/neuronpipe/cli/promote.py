@@ -6,15 +6,15 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from neuronpipe.cli.credentials import tls_files
 from neuronpipe.cli.ending import ending_on_sigterm
-from neuronpipe.cli.tls import tls_files
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
     import ssl
 
     from neuronpipe.bundles.registry import Operation, Registry, Signed
-    from neuronpipe.promotion.figures import Numbers
+    from neuronpipe.measure.promotion.figures import Numbers
 
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 # Between two looks at the metrics: front processes report once a second.
@@ -60,11 +60,11 @@ def promote(
     signed: "Signed",
 ) -> None:
     """Promotes a version, or exits with 1 where a guard failed. Raises SetupError."""
-    from neuronpipe.promotion.figures import INSTRUMENTS
-    from neuronpipe.promotion.guards import Guard
-    from neuronpipe.promotion.promote import GuardFailed, Plan, Promotion
+    from neuronpipe.measure.promotion.figures import INSTRUMENTS
+    from neuronpipe.measure.promotion.guards import Guard
+    from neuronpipe.measure.promotion.promote import GuardFailed, Plan, Promotion
+    from neuronpipe.platform.telemetry.scrape import scrape
     from neuronpipe.rpc.api_key import key_metadata
-    from neuronpipe.telemetry.scrape import scrape
 
     if options.requests < 1:
         raise SetupError("--requests: must be 1 or more")

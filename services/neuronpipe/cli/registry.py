@@ -185,10 +185,10 @@ def _unload(options: argparse.Namespace) -> None:
 
 
 def _import(options: argparse.Namespace) -> None:
-    from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
-    from neuronpipe.bundles.compiler.mlflow import fetch_mlflow_model
     from neuronpipe.bundles.registry import Signed
     from neuronpipe.bundles.registry_file import change_registry
+    from neuronpipe.compiler import CompileRequest, compile_bundle
+    from neuronpipe.compiler.mlflow import fetch_mlflow_model
 
     name = options.name or re.split("[/@]", options.registered)[0]
     with ending_on_sigterm(), tempfile.TemporaryDirectory(prefix="neuronpipe-") as scratch:

@@ -6,16 +6,16 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from neuronpipe.cli.credentials import add_key, add_tls, tls_files
 from neuronpipe.cli.repository import add_repository, opened
-from neuronpipe.cli.request import add_key, parse_target
-from neuronpipe.cli.tls import add_tls, tls_files
+from neuronpipe.cli.request import parse_target
 from neuronpipe.core.errors import ChangeRefused, SetupError
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.registry_pb2 import ChangeRegistryRequest
     from neuronpipe.bundles.registry import Operation, Registry, Signed
     from neuronpipe.bundles.repositories import Repository
-    from neuronpipe.tls.files import TlsFiles
+    from neuronpipe.platform.tls.files import TlsFiles
 
 ResponseT = TypeVar("ResponseT")
 

@@ -1,14 +1,12 @@
 """The options of commands that call a gateway: its address, and the request."""
 
 import argparse
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.at_file import read_text
 from neuronpipe.cli.completers import complete_models, completed_by
+from neuronpipe.cli.credentials import add_key, add_tls
 from neuronpipe.cli.input_flags import NEEDED, add_input_flags, choose_task, flag, make_inputs, read_fields
-from neuronpipe.cli.tls import add_tls
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.errors import SetupError
 
@@ -20,27 +18,6 @@ if TYPE_CHECKING:
 # A day. Far larger numbers overflow in gRPC and count as a deadline that has passed.
 _MAX_TIMEOUT_S = 86_400
 _LAST_PORT = 65_535
-
-
-def add_key(parser: argparse.ArgumentParser) -> None:
-    """Adds --api-key-file. A key itself is never an option: other users of a machine see its command lines."""
-    parser.add_argument(
-        "--api-key-file",
-        type=Path,
-        metavar="FILE",
-        help="file of the API key or token to call with (default: the variable NEURONPIPE_API_KEY)",
-    )
-
-
-def use_key_of(path: Path) -> None:
-    """Lets the command, and the processes that it starts, call with the key of a file. Raises SetupError."""
-    from neuronpipe.rpc.api_key import VARIABLE
-
-    try:
-        os.environ[VARIABLE] = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        problem = error.strerror if isinstance(error, OSError) else "holds no key"
-        raise SetupError(f"--api-key-file {path}: {problem}") from error
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:

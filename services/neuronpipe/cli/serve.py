@@ -16,8 +16,8 @@ from neuronpipe.core.errors import RefusedBundle, SetupError
 
 if TYPE_CHECKING:
     from neuronpipe.core.metrics import Telemetry
-    from neuronpipe.process.settings import ProcessSettings
-    from neuronpipe.tls.server import ServerTls
+    from neuronpipe.platform.process.settings import ProcessSettings
+    from neuronpipe.platform.tls.server import ServerTls
 
 HELP = "run one service, or all of them in one process"
 EXTRA = "server"
@@ -25,12 +25,12 @@ EXTRA = "server"
 # service → its package (`run` is in server.py), the class of its settings in settings.py, and the extra that installs
 # its dependencies
 SERVICES = {
-    "all": ("neuronpipe.local", "AllSettings", "all"),
-    "gateway": ("neuronpipe.local", "PipelineProcessSettings", "gateway"),
-    "tokenizer": ("neuronpipe.tokenizer", "TokenizerSettings", "tokenizer"),
-    "neuron-executor": ("neuronpipe.neuron_executor", "NeuronExecutorSettings", "executor-openvino"),
-    "postprocessor": ("neuronpipe.postprocessor", "PostprocessorSettings", "postprocessor"),
-    "worker": ("neuronpipe.jobs", "WorkerSettings", "worker"),
+    "all": ("neuronpipe.serve", "AllSettings", "all"),
+    "gateway": ("neuronpipe.serve", "PipelineProcessSettings", "gateway"),
+    "tokenizer": ("neuronpipe.stages.tokenizer", "TokenizerSettings", "tokenizer"),
+    "neuron-executor": ("neuronpipe.stages.neuron_executor", "NeuronExecutorSettings", "executor-openvino"),
+    "postprocessor": ("neuronpipe.stages.postprocessor", "PostprocessorSettings", "postprocessor"),
+    "worker": ("neuronpipe.bulk.jobs", "WorkerSettings", "worker"),
 }
 # The package of a back end, which a bundle may choose, and the extra that installs it.
 _BACKEND_EXTRAS = {"torch": "executor-torch", "torch_neuronx": "executor-neuronx"}
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
     try:
         with _importing():
             from neuronpipe.core.logs import start_logging
-            from neuronpipe.runtimes.neuron import runtime_environment
+            from neuronpipe.stages.neuron_executor.runtimes.neuron import runtime_environment
 
             settings = read_arguments(options.service, options.settings)
             start_logging(options.service)
@@ -90,8 +90,8 @@ def run_service(
     ModuleNotFoundError; another error is logged and ends the process with the exit code 1.
     """
     from neuronpipe.core.logs import log_fault, log_warning
-    from neuronpipe.telemetry.start import running_telemetry
-    from neuronpipe.tls.server import running_server_tls
+    from neuronpipe.platform.telemetry.start import running_telemetry
+    from neuronpipe.platform.tls.server import running_server_tls
 
     # The thread pool of the library `tokenizers` costs a tenth of the throughput (docs/decisions/0002).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
+from neuronpipe.cli.credentials import tls_files
 from neuronpipe.cli.request import add_request, add_target, read_requests
-from neuronpipe.cli.tls import tls_files
 from neuronpipe.core.errors import SetupError
 
 HELP = "send one request and show its trace; the server needs --kept-traces"
@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Prints the waterfall. Raises SetupError, and the request's error once its trace is shown."""
     from neuronpipe.client import Client
-    from neuronpipe.waterfall.sampling import sample
+    from neuronpipe.measure.waterfall.sampling import sample
 
     tls = tls_files(options)
     with Client(options.target, timeout_s=options.timeout_s, tls=tls) as client:

@@ -10,21 +10,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.bundle import add_trusted_keys
+from neuronpipe.cli.credentials import add_key, add_tls, tls_files
 from neuronpipe.cli.ending import ending_on_sigterm
 from neuronpipe.cli.input_flags import NEEDED
 from neuronpipe.cli.repository import folder
-from neuronpipe.cli.request import add_key, parse_target, parse_timeout_s
+from neuronpipe.cli.request import parse_target, parse_timeout_s
 from neuronpipe.cli.serve import event_loop
 from neuronpipe.cli.table import print_table
-from neuronpipe.cli.tls import add_tls, tls_files
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
-    from neuronpipe.transform.progress import Report
-    from neuronpipe.transform.ray_data import RayRequest
-    from neuronpipe.transform.request import ModelFacts, TransformRequest
-    from neuronpipe.transform.run import Plan
+    from neuronpipe.bulk.transform.progress import Report
+    from neuronpipe.bulk.transform.ray_data import RayRequest
+    from neuronpipe.bulk.transform.request import ModelFacts, TransformRequest
+    from neuronpipe.bulk.transform.run import Plan
 
 HELP = "run a model on files of rows, and write files of results"
 EXTRA = "all"
@@ -103,7 +103,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Prints the report. Raises SetupError, SystemExit where too many rows failed, and what ended the run."""
-    from neuronpipe.transform.progress import TooManyErrors, report_rows
+    from neuronpipe.bulk.transform.progress import TooManyErrors, report_rows
 
     try:
         report = _run(options)
@@ -127,8 +127,8 @@ def _run(options: argparse.Namespace) -> "Report":
 
 
 async def _run_far(options: argparse.Namespace, request: "TransformRequest") -> "Report":
-    from neuronpipe.transform.far_engine import running_far_engine
-    from neuronpipe.transform.run import run_plan, run_with
+    from neuronpipe.bulk.transform.far_engine import running_far_engine
+    from neuronpipe.bulk.transform.run import run_plan, run_with
 
     target, tls = options.target, tls_files(options)
     async with running_far_engine(target, options.model, options.version, options.timeout_s, tls) as engine:
@@ -136,11 +136,11 @@ async def _run_far(options: argparse.Namespace, request: "TransformRequest") -> 
 
 
 async def _run_near(options: argparse.Namespace, request: "TransformRequest") -> "Report":
+    from neuronpipe.bulk.transform.near_engine import facts_of, find_bundle, running_near_engine
+    from neuronpipe.bulk.transform.run import run_plan, run_with
+    from neuronpipe.bulk.transform.settings import TransformSettings
     from neuronpipe.core.settings import read_settings
-    from neuronpipe.runtimes.neuron import runtime_environment
-    from neuronpipe.transform.near_engine import facts_of, find_bundle, running_near_engine
-    from neuronpipe.transform.run import run_plan, run_with
-    from neuronpipe.transform.settings import TransformSettings
+    from neuronpipe.stages.neuron_executor.runtimes.neuron import runtime_environment
 
     settings = read_settings(TransformSettings, {"backend": options.backend, "cores": options.cores})
     os.environ.update(runtime_environment(settings.cores, os.environ))
@@ -148,7 +148,7 @@ async def _run_near(options: argparse.Namespace, request: "TransformRequest") ->
     bundle = find_bundle(repository, options.model, options.version, trusted_keys)
     plan = _plan(options, request, facts_of(bundle, settings))
     if options.ray:
-        from neuronpipe.transform.ray_data import ActorWork, run_on_ray
+        from neuronpipe.bulk.transform.ray_data import ActorWork, run_on_ray
 
         ray = _ray_request(options)
         cores = 0 if ray.gpus or ray.neuron_cores else max(1, int(ray.cpus))
@@ -162,7 +162,7 @@ async def _run_near(options: argparse.Namespace, request: "TransformRequest") ->
 
 def _request(options: argparse.Namespace) -> "TransformRequest":
     """The request, without what depends on the model. Raises SetupError."""
-    from neuronpipe.transform.request import TransformRequest
+    from neuronpipe.bulk.transform.request import TransformRequest
 
     for name, least in (("shard_rows", 1), ("max_errors", 0), ("price_per_hour", 0)):
         value = getattr(options, name)
@@ -193,7 +193,7 @@ def _request(options: argparse.Namespace) -> "TransformRequest":
 
 def _plan(options: argparse.Namespace, request: "TransformRequest", model: "ModelFacts") -> "Plan":
     """Raises SetupError."""
-    from neuronpipe.transform.run import make_plan
+    from neuronpipe.bulk.transform.run import make_plan
 
     is_openai = request.input_format == _OPENAI
     task = request.task or ("sentence_embedding" if is_openai else model.tasks[0])
@@ -242,7 +242,7 @@ def _say(line: str) -> None:
 
 def _ray_request(options: argparse.Namespace) -> "RayRequest":
     """Raises SetupError."""
-    from neuronpipe.transform.ray_data import RayRequest
+    from neuronpipe.bulk.transform.ray_data import RayRequest
 
     for name in ("actors", "actor_cpus", "actor_gpus", "actor_neuron_cores"):
         if getattr(options, name) < (name == "actors"):

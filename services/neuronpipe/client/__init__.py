@@ -4,8 +4,8 @@ It needs gRPC, protobuf and NumPy only.
 """
 
 from neuronpipe.client.asynchronous import AsyncClient
-from neuronpipe.client.jobs import AsyncJob, Job, JobStatus
-from neuronpipe.client.synchronous import Client
+from neuronpipe.client.jobs import AsyncJob, JobStatus
+from neuronpipe.client.synchronous import Client, Job
 from neuronpipe.core.errors import (
     AlreadyExists,
     Cancelled,
@@ -24,7 +24,7 @@ from neuronpipe.core.errors import (
     Unavailable,
     WrongTask,
 )
-from neuronpipe.tls.files import TlsFiles
+from neuronpipe.platform.tls.files import TlsFiles
 
 __all__ = [
     "AlreadyExists",

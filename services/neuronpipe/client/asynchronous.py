@@ -29,10 +29,10 @@ from neuronpipe.client.jobs import AsyncJob, JobCalls, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.names import ROUTE_KEY
+from neuronpipe.platform.tls.files import TlsFiles
 from neuronpipe.rpc.api_key import key_metadata
 from neuronpipe.rpc.client import error_of
 from neuronpipe.rpc.connection import Connection
-from neuronpipe.tls.files import TlsFiles
 
 if TYPE_CHECKING:  # what the stubs are of a channel of grpc.aio
     from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceAsyncStub

@@ -1,9 +1,9 @@
-"""Jobs as the clients have them."""
+"""Jobs as the asynchronous client has them."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import grpc
 from google.longrunning import operations_pb2
@@ -15,11 +15,6 @@ from neuronpipe.core.errors import DeadlineExceeded, Unavailable
 from neuronpipe.core.status import from_status
 from neuronpipe.rpc.client import error_of
 from neuronpipe.rpc.connection import Connection
-
-if TYPE_CHECKING:
-    from neuronpipe.client.synchronous import Client
-
-ResultT = TypeVar("ResultT")
 
 # Of one call that waits; then the next one does.
 _WAIT_S = 60.0
@@ -152,31 +147,3 @@ class AsyncJob:
     async def delete(self) -> None:
         """Deletes it and its result; cancels it first where it has not ended."""
         await self._calls.delete(self.name)
-
-
-class Job:
-    """The same of a Client: its methods block."""
-
-    def __init__(self, job: AsyncJob, client: "Client") -> None:
-        self.name = job.name
-        self._job = job
-        self._client = client
-
-    def wait(self, timeout_s: float | None = None) -> Sequence[InferOutcome]:
-        """See AsyncJob.wait."""
-        return self._run(self._job.wait(timeout_s))
-
-    def status(self) -> JobStatus:
-        """See AsyncJob.status."""
-        return self._run(self._job.status())
-
-    def cancel(self) -> None:
-        """See AsyncJob.cancel."""
-        self._run(self._job.cancel())
-
-    def delete(self) -> None:
-        """See AsyncJob.delete."""
-        self._run(self._job.delete())
-
-    def _run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        return self._client._wait(work)

@@ -20,11 +20,11 @@ from neuronpipe.api.v1.models_pb2 import Model
 from neuronpipe.api.v1.tasks_pb2 import Truncation
 from neuronpipe.client.asynchronous import AsyncClient
 from neuronpipe.client.generation import Messages, Options
-from neuronpipe.client.jobs import Job, JobStatus
+from neuronpipe.client.jobs import AsyncJob, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.errors import Cancelled
-from neuronpipe.tls.files import TlsFiles
+from neuronpipe.platform.tls.files import TlsFiles
 
 ResultT = TypeVar("ResultT")
 
@@ -126,7 +126,7 @@ class Client(TaskMethods):
         work_limit_s: int = 0,
         priority: "JobPriority.ValueType" = JobPriority.JOB_PRIORITY_NORMAL,
         notification_url: str = "",
-    ) -> Job:
+    ) -> "Job":
         """See AsyncClient.submit."""
         submitting = self._client.submit(
             requests,
@@ -140,7 +140,7 @@ class Client(TaskMethods):
         )
         return Job(self._wait(submitting), self)
 
-    def job(self, name: str) -> Job:
+    def job(self, name: str) -> "Job":
         """See AsyncClient.job."""
         return Job(self._client.job(name), self)
 
@@ -227,6 +227,34 @@ class Client(TaskMethods):
                 coroutine.close()
                 return None
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+
+class Job:
+    """As AsyncJob, but of a Client: its methods block."""
+
+    def __init__(self, job: AsyncJob, client: Client) -> None:
+        self.name = job.name
+        self._job = job
+        self._client = client
+
+    def wait(self, timeout_s: float | None = None) -> Sequence[InferOutcome]:
+        """See AsyncJob.wait."""
+        return self._run(self._job.wait(timeout_s))
+
+    def status(self) -> JobStatus:
+        """See AsyncJob.status."""
+        return self._run(self._job.status())
+
+    def cancel(self) -> None:
+        """See AsyncJob.cancel."""
+        self._run(self._job.cancel())
+
+    def delete(self) -> None:
+        """See AsyncJob.delete."""
+        self._run(self._job.delete())
+
+    def _run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        return self._client._wait(work)
 
 
 class _Stream(Generic[ResultT]):

@@ -4,13 +4,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import wraps
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
-
-if TYPE_CHECKING:
-    from neuronpipe.client.asynchronous import AsyncClient
 
 P = ParamSpec("P")
 ValueT = TypeVar("ValueT")
@@ -30,6 +27,12 @@ class Caller(Protocol):
     def _call(self, call: TaskCall[ValueT]) -> ValueT: ...
 
 
+class AsyncCaller(Protocol):
+    """A client whose calls are awaited."""
+
+    def _call(self, call: TaskCall[ValueT]) -> Coroutine[Any, Any, ValueT]: ...
+
+
 class TaskMethod(Generic[P, ValueT]):
     """A method that prepares a call. The client of the method then makes the call."""
 
@@ -39,11 +42,11 @@ class TaskMethod(Generic[P, ValueT]):
     @overload
     def __get__(self, client: None, owner: type) -> Callable[Concatenate[Any, P], TaskCall[ValueT]]: ...
     @overload
-    def __get__(self, client: "AsyncClient", owner: type) -> Callable[P, Coroutine[Any, Any, ValueT]]: ...
+    def __get__(self, client: AsyncCaller, owner: type) -> Callable[P, Coroutine[Any, Any, ValueT]]: ...
     @overload
     def __get__(self, client: Caller, owner: type) -> Callable[P, ValueT]: ...
 
-    def __get__(self, client: "AsyncClient | Caller | None", owner: type) -> Callable[..., Any]:
+    def __get__(self, client: AsyncCaller | Caller | None, owner: type) -> Callable[..., Any]:
         """The method of one client. On the class, it is the function itself, for its documentation."""
         if client is None:
             return self._prepare

@@ -28,7 +28,7 @@ def make_bundle(endpoint: Endpoint, repository: Path, report: Callable[[str], No
     if bundle := given_bundle(endpoint):
         return bundle
     try:
-        from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
+        from neuronpipe.compiler import CompileRequest, compile_bundle
     except ModuleNotFoundError as error:
         raise SetupError(
             f"{endpoint.source}: to compile it here, {error.name} is needed: pip install 'neuronpipe[compile]'"

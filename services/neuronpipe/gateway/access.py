@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from neuronpipe.cache.settings import RedisSettings
 from neuronpipe.core.errors import SetupError, Unauthenticated
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.watched import watching
@@ -13,7 +12,8 @@ from neuronpipe.gateway.callers.watched import WatchedFile
 from neuronpipe.gateway.settings import GatewaySettings, PipelineSettings
 from neuronpipe.gateway.tenants.rights import EVERYTHING, Rights, TenantBook, parse_tenants
 from neuronpipe.gateway.tenants.tenants import Tenants
-from neuronpipe.process.door import Credentials
+from neuronpipe.platform.cache.settings import RedisSettings
+from neuronpipe.platform.process.door import Credentials
 
 
 class Access:

@@ -11,7 +11,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import Overloaded
 from neuronpipe.core.items import ModelKey
 from neuronpipe.gateway.load_shedding import DrainRate, LoadShedding
-from neuronpipe.gateway.tenants.tenants import Tenants
+from neuronpipe.gateway.tenants.tenants import Admitted, Tenants
 from neuronpipe.gateway.token_estimate import TokenEstimate
 
 # Bulk requests leave this share of the gate to interactive ones, so that it is seldom necessary to end one that is
@@ -21,21 +21,16 @@ _INTERACTIVE_SHARE = 0.25
 _REFUSAL_LIFE_S = 0.02
 
 
-@dataclass(slots=True, eq=False)
-class Admission:
+@dataclass(slots=True, eq=False, kw_only=True)
+class Admission(Admitted):
     """A request inside the gate, until the block ends whose context manager it is. `held_s`: how much of that time it
     was held, which says nothing of how long answers take.
     """
 
     gate: "Gate"
-    call: Call
     input_bytes: int
-    tokens: int
     is_estimate: bool
-    shed: Callable[[], None]
     began_s: float
-    is_shed: bool = False
-    has_run: bool = False
     held_s: float = 0.0
 
     def __enter__(self) -> Self:
@@ -71,7 +66,7 @@ class Gate:
         self._tokens = 0
         # When the last request came, or left, on time.monotonic().
         self.last_s = -math.inf
-        self._bulk: dict[Admission, None] = {}  # in the order in which they came
+        self._bulk: dict[Admitted, None] = {}  # in the order in which they came
         self._drained = DrainRate()
         self._estimate = TokenEstimate()
         self.shedding = LoadShedding(self._drained)
@@ -116,7 +111,15 @@ class Gate:
         tenant that has more of the gate than its share. The newest go first; `is_shed` is set then.
         """
         tokens = self._estimate.of(input_bytes) if known_tokens is None else known_tokens
-        admission = Admission(self, call, input_bytes, tokens, known_tokens is None, shed, time.monotonic())
+        admission = Admission(
+            gate=self,
+            call=call,
+            input_bytes=input_bytes,
+            tokens=tokens,
+            is_estimate=known_tokens is None,
+            shed=shed,
+            began_s=time.monotonic(),
+        )
         if self.tenants:
             self.tenants.check(call.caller.tenant, tokens)
         self._make_room(admission, 1, tokens)
@@ -174,7 +177,7 @@ class Gate:
             raise self.overloaded(excess)
 
     def _excess(
-        self, more_requests: int, more_tokens: int, *, is_bulk: bool, besides: Collection[Admission] = ()
+        self, more_requests: int, more_tokens: int, *, is_bulk: bool, besides: Collection[Admitted] = ()
     ) -> tuple[int, int] | None:
         """How many requests and tokens would be too much with so many more; None where they fit.
 
@@ -192,12 +195,12 @@ class Gate:
         excess = requests - int(self._limits[0] * share) if more_requests else 0, tokens - int(self._limits[1] * share)
         return (max(0, excess[0]), max(0, excess[1])) if max(excess) > 0 else None
 
-    def _shed(self, admission: Admission) -> None:
+    def _shed(self, admission: Admitted) -> None:
         self._take_out(admission)
         admission.is_shed = True
         admission.shed()
 
-    def _take_out(self, admission: Admission) -> None:
+    def _take_out(self, admission: Admitted) -> None:
         self._bulk.pop(admission, None)
         self._requests -= 1
         self._tokens -= admission.tokens

@@ -11,9 +11,9 @@ from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.gateway.holding import Holding
+from neuronpipe.platform.tls.files import WatchedTls
 from neuronpipe.rpc.endpoints import follow_endpoints
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE
-from neuronpipe.tls.files import WatchedTls
 
 # How long the first requests wait for the gateway's connections; a stage that is there takes milliseconds.
 _CONNECT_LIMIT_S = 1.0

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from neuronpipe import __version__
+from neuronpipe.api.forward.v1 import inference_pb2 as wire
 from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.repository import Bundle
-from neuronpipe.cache.cache import Cache, TimedValue
-from neuronpipe.cache.sealing import ValueCodec
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import Packed
-from neuronpipe.forward.v1 import inference_pb2 as wire
 from neuronpipe.gateway.inference import InferenceRequest, Usage
 from neuronpipe.gateway.settings import ResultCacheSettings
+from neuronpipe.platform.cache.cache import Cache, TimedValue
+from neuronpipe.platform.cache.sealing import ValueCodec
 
 _KEY_BYTES = 16
 _EVERY_MODEL = "*"

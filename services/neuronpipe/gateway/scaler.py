@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 from neuronpipe.gateway.admission import Gate
 from neuronpipe.gateway.settings import GatewaySettings
-from neuronpipe.process.health import HealthBoard
-from neuronpipe.process.in_flight import InFlight
+from neuronpipe.platform.process.health import HealthBoard
+from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.scaler import Load, scaler_handlers, scaler_rpcs
 

@@ -5,13 +5,13 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from neuronpipe.cache.settings import CachePolicy, RedisSettings
 from neuronpipe.core.addresses import is_loopback, unix_path
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
 from neuronpipe.gateway.callers.settings import CallerSettings
 from neuronpipe.gateway.concurrency import parse_limits
-from neuronpipe.process.settings import (
+from neuronpipe.platform.cache.settings import CachePolicy, RedisSettings
+from neuronpipe.platform.process.settings import (
     CALLERS_CONNECTION_AGE_S,
     CALLERS_STREAM_IDLE_S,
     ServerSettings,
@@ -21,7 +21,7 @@ from neuronpipe.process.settings import (
     optional_listen_field,
     stream_idle_field,
 )
-from neuronpipe.tls.files import TlsFiles
+from neuronpipe.platform.tls.files import TlsFiles
 
 # The target of a stage in the gateway's own process.
 NEAR = "local"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
 
+from neuronpipe.api.forward.v1 import stages_pb2 as wire
 from neuronpipe.api.v1.stages_pb2 import Announcement, ItemContext, NeededModels
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.core.callers import ANONYMOUS, Caller
@@ -25,7 +26,6 @@ from neuronpipe.core.items import (
 from neuronpipe.core.packed import Packed, TensorSets
 from neuronpipe.core.streams import AnnouncedModels
 from neuronpipe.core.tracing import SpanContext
-from neuronpipe.forward.v1 import stages_pb2 as wire
 from neuronpipe.tasks import ANSWERED_TASKS
 
 ItemT = TypeVar("ItemT", bound=StageItem)

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 import grpc
 
 from neuronpipe.core.watched import LOOK_EVERY_S
+from neuronpipe.platform.tls.files import TlsFiles, WatchedTls, watched_tls
 from neuronpipe.rpc.client import ServiceConfig, open_channel
-from neuronpipe.tls.files import TlsFiles, WatchedTls, watched_tls
 
 StubsT = TypeVar("StubsT")
 

@@ -13,10 +13,11 @@ from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.callers import enter_caller
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, NotConfigured, Overloaded
 from neuronpipe.core.logs import log
-from neuronpipe.process.door import Guard, Handler
-from neuronpipe.process.health import HealthBoard
-from neuronpipe.process.in_flight import MAX_CALLS, InFlight
-from neuronpipe.process.settings import ProcessSettings
+from neuronpipe.platform.process.door import Guard, Handler
+from neuronpipe.platform.process.health import HealthBoard
+from neuronpipe.platform.process.in_flight import MAX_CALLS, InFlight
+from neuronpipe.platform.process.settings import ProcessSettings
+from neuronpipe.platform.tls.server import ServerTls
 from neuronpipe.rpc.call_end import end_of
 from neuronpipe.rpc.health import HEALTH_SERVICE, WATCH, health_handlers
 from neuronpipe.rpc.peers import check_peer, credentials_of
@@ -24,7 +25,6 @@ from neuronpipe.rpc.rpcs import Rpc, by_path, rpcs_of
 from neuronpipe.rpc.stream_read import StreamRead
 from neuronpipe.rpc.transport import CallEnd, Server, ServerCall, ServerOptions
 from neuronpipe.rpc.transports import make_server
-from neuronpipe.tls.server import ServerTls
 
 # Watches of health, which are never over and need no credentials. Each of our clients has one.
 _MAX_WATCHES = MAX_CALLS // 2
@@ -32,7 +32,7 @@ _REFLECTION_SERVICE = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflecti
 
 
 class GrpcDoor:
-    """Takes gRPC calls at the address of the settings; a Door (process/door.py).
+    """Takes gRPC calls at the address of the settings; a Door (platform/process/door.py).
 
     `port`: 0 where it is not known before the door listens, and for a unix socket.
 

@@ -14,11 +14,11 @@ from neuronpipe.core.items import ModelKey, StageItem
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.status import from_status
 from neuronpipe.core.streams import Outcome, StageResponse
+from neuronpipe.platform.tls.files import LoadedTls, WatchedTls
 from neuronpipe.rpc.codecs import read_models, read_problems, read_unloaded, write_models
 from neuronpipe.rpc.items import LARGE_BYTES, StageRpc
 from neuronpipe.rpc.transport import CallEnd, ClientCall
 from neuronpipe.rpc.transports import make_channel
-from neuronpipe.tls.files import LoadedTls, WatchedTls
 
 # The time between two resolutions of a target, so that new processes get work.
 _RESOLVE_EVERY_S = 5.0

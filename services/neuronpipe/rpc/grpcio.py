@@ -20,14 +20,14 @@ import grpc
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, SetupError
 from neuronpipe.core.names import Metrics
-from neuronpipe.process.in_flight import MAX_CALLS
-from neuronpipe.process.settings import ProcessSettings
+from neuronpipe.platform.process.in_flight import MAX_CALLS
+from neuronpipe.platform.process.settings import ProcessSettings
+from neuronpipe.platform.tls.files import LoadedTls
+from neuronpipe.platform.tls.server import ServerTls
 from neuronpipe.rpc.call_end import end_of
 from neuronpipe.rpc.client import open_channel
 from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions
 from neuronpipe.rpc.unix_sockets import is_listened_on
-from neuronpipe.tls.files import LoadedTls
-from neuronpipe.tls.server import ServerTls
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from neuronpipe.process.door import Handler
-from neuronpipe.process.health import HealthBoard
+from neuronpipe.platform.process.door import Handler
+from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.rpc.rpcs import Context, by_path
 from neuronpipe.rpc.transport import CallEnd
 

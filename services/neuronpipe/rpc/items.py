@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from neuronpipe.api.forward.v1 import stages_pb2 as wire
 from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.core.calls import Call, told_error
 from neuronpipe.core.errors import NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.status import to_status
 from neuronpipe.core.streams import AnnouncedModels
-from neuronpipe.forward.v1 import stages_pb2 as wire
 from neuronpipe.rpc.codecs import (
     Codec,
     ExecuteCodec,

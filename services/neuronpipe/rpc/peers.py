@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.names import ON_BEHALF
-from neuronpipe.process.door import Credentials
+from neuronpipe.platform.process.door import Credentials
 from neuronpipe.rpc.transport import CallEnd, ServerCall
 
 _PERMISSION_DENIED = 7  # google.rpc.Code

@@ -11,7 +11,7 @@ from neuronpipe.core.callers import current_caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.names import ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.tracing import SpanContext
-from neuronpipe.process.door import Handler
+from neuronpipe.platform.process.door import Handler
 from neuronpipe.rpc.transport import ServerCall
 
 Context: TypeAlias = ServerCall

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from neuronpipe.api.keda.v1 import external_scaler_pb2 as keda
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.keda.v1 import external_scaler_pb2 as keda
-from neuronpipe.process.door import Handler
+from neuronpipe.platform.process.door import Handler
 from neuronpipe.rpc.rpcs import Context, Rpc, by_path, rpcs_of
 
 SCALER = keda.DESCRIPTOR.services_by_name["ExternalScaler"]

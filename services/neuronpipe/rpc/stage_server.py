@@ -6,13 +6,13 @@ from typing import TypeAlias
 
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.streams import AnnouncedModels
-from neuronpipe.process.door import Handler
-from neuronpipe.process.life import Life, serve
-from neuronpipe.process.settings import StageSettings
+from neuronpipe.platform.process.door import Handler
+from neuronpipe.platform.process.life import Life, serve
+from neuronpipe.platform.process.settings import StageSettings
+from neuronpipe.platform.tls.server import ServerTls
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.items import StageFunction, StageRpc, stage_method
 from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs
-from neuronpipe.tls.server import ServerTls
 
 # A stage's function, and its models.
 OpenedStage: TypeAlias = tuple[StageFunction, AnnouncedModels]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from neuronpipe.core.errors import NeuronpipeError
-from neuronpipe.process.caller_waits import CallerWaits
+from neuronpipe.platform.process.caller_waits import CallerWaits
 from neuronpipe.rpc.transport import ServerCall
 
 

@@ -14,11 +14,11 @@ from neuronpipe.api.v1.traces_pb2_grpc import TraceServiceStub
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Traces
-from neuronpipe.process.door import Handler
+from neuronpipe.platform.process.door import Handler
+from neuronpipe.platform.tls.files import LoadedTls, WatchedTls
 from neuronpipe.rpc.client import open_channel
 from neuronpipe.rpc.endpoints import resolve
 from neuronpipe.rpc.rpcs import Rpc, by_path, rpcs_of
-from neuronpipe.tls.files import LoadedTls, WatchedTls
 
 _TRACE_SERVICE = traces_pb2.DESCRIPTOR.services_by_name["TraceService"]
 GET_TRACE = f"/{_TRACE_SERVICE.full_name}/GetTrace"

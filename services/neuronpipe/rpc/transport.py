@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from neuronpipe.core.errors import NeuronpipeError
-from neuronpipe.process.in_flight import InFlight
-from neuronpipe.process.settings import ProcessSettings
-from neuronpipe.tls.server import ServerTls
+from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.platform.process.settings import ProcessSettings
+from neuronpipe.platform.tls.server import ServerTls
 
 # Names in lower case. Values of names that end with "-bin" are bytes.
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]

@@ -1,7 +1,7 @@
 """Chooses the transport of gRPC, as the setting says."""
 
+from neuronpipe.platform.tls.files import LoadedTls
 from neuronpipe.rpc.transport import Channel, Server, ServerOptions
-from neuronpipe.tls.files import LoadedTls
 
 
 def make_server(options: ServerOptions) -> Server:

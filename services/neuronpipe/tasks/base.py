@@ -186,7 +186,7 @@ class Task:
     - `decoded_fields`: the fields of the input that decode reads; None for all, if it needs the text. Only these are
       sent to the postprocessor, because texts and images can be large.
     - `complete(input, model, tokens)`: of a task that generates, its options with every field set. Its texts come
-      token by token (neuron_executor/generation/), and decode also gets the model's Detokenizer
+      token by token (stages/neuron_executor/generation/), and decode also gets the model's Detokenizer
       (tasks/generated_text.py). `tokens`: of the encoded input.
     - `facts`: the class of the task's facts about a model. `facts.of(model)` returns them.
     - `annotations`: the arrays that decode reads for each sequence, int32 [n]; n: a number, "tokens" or "any". With

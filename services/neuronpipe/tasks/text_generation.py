@@ -1,7 +1,7 @@
 """Text generation: continues a prompt, or a chat, token by token.
 
 Equal to transformers' `generate` with the same options, whose names they have. The executor chooses the tokens
-(neuron_executor/generation/); here prompts are encoded, options completed, and tokens turned into text.
+(stages/neuron_executor/generation/); here prompts are encoded, options completed, and tokens turned into text.
 """
 
 import math

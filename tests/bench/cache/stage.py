@@ -15,12 +15,12 @@ from pathlib import Path
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput
 from neuronpipe.bundles.repository import Bundle, read_bundle, write_manifest
-from neuronpipe.cache.settings import CachePolicy
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey, TokenizeItem
 from neuronpipe.core.packed import pack_input
-from neuronpipe.tokenizer.settings import TokenCacheSettings
-from neuronpipe.tokenizer.stage import TokenizerStage, running_tokenizer
+from neuronpipe.platform.cache.settings import CachePolicy
+from neuronpipe.stages.tokenizer.settings import TokenCacheSettings
+from neuronpipe.stages.tokenizer.stage import TokenizerStage, running_tokenizer
 from tests.bench.cache.texts import texts
 from tests.bench.systems import MODEL
 

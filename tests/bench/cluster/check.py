@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from demo.processes import ServiceProcess
-from neuronpipe.bundles.compiler import CompileRequest, compile_bundle
 from neuronpipe.bundles.manifest import MANIFEST_FILE
+from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.bench.cluster.executors import Device
 from tests.bench.cluster.scenarios import FIXED, Scenario, run
 from tests.bench.systems import NO_CACHE

@@ -7,7 +7,7 @@ from typing import Any
 from neuronpipe.core.names import instruments
 from neuronpipe.core.settings import variable_name
 from neuronpipe.deploy.kubernetes import NAMESPACE
-from neuronpipe.telemetry.prometheus import series_names
+from neuronpipe.platform.telemetry.prometheus import series_names
 from tests.deploy.combinations import ROOT
 from tests.deploy.objects import CALLED, INFERENCE, SETTINGS, Objects, port_of, selects
 

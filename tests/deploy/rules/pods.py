@@ -22,7 +22,7 @@ from tests.deploy.objects import (
     port_of,
 )
 
-# process/life.py: after the grace period, callers that come late get a second, and unloading ten.
+# platform/process/life.py: after the grace period, callers that come late get a second, and unloading ten.
 _AFTER_GRACE_S = 11.0
 # Kubernetes' default of progressDeadlineSeconds.
 _PROGRESS_S = 600

@@ -16,8 +16,8 @@ from neuronpipe.bundles.bucket import BucketRepository
 from neuronpipe.bundles.bundle_cache import BundleCache, parts_without_artifacts
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import Registry, Signed
-from neuronpipe.bundles.repository import Bundle, read_bundle
-from neuronpipe.bundles.signing import SigningKey, TrustedKeys, create_key, sign_bundle
+from neuronpipe.bundles.repository import Bundle, read_bundle, sign_bundle
+from neuronpipe.bundles.signing import SigningKey, TrustedKeys, create_key
 from neuronpipe.bundles.sources import BucketSource
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.core.items import ModelKey

@@ -11,9 +11,9 @@ import pytest
 from neuronpipe.bundles.live import LiveModels, LiveRepository, running_live_models
 from neuronpipe.bundles.registry import Registry, Signed
 from neuronpipe.bundles.registry_file import REGISTRY_FILE, change_registry
-from neuronpipe.bundles.repository import Bundle, read_bundle
+from neuronpipe.bundles.repository import Bundle, read_bundle, sign_bundle
 from neuronpipe.bundles.served import ModelState, ServedModels
-from neuronpipe.bundles.signing import SigningKey, create_key, sign_bundle
+from neuronpipe.bundles.signing import SigningKey, create_key
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters

@@ -30,12 +30,12 @@ from neuronpipe.cli.request import parse_target
 from neuronpipe.core import logs
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from neuronpipe.core.settings import variable_name
-from neuronpipe.local.settings import AllSettings, PipelineProcessSettings
-from neuronpipe.neuron_executor.settings import NeuronExecutorSettings
-from neuronpipe.postprocessor.settings import PostprocessorSettings
-from neuronpipe.process.settings import ServerSettings
-from neuronpipe.telemetry import start
-from neuronpipe.tokenizer.settings import TokenizerSettings
+from neuronpipe.platform.process.settings import ServerSettings
+from neuronpipe.platform.telemetry import start
+from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
+from neuronpipe.stages.neuron_executor.settings import NeuronExecutorSettings
+from neuronpipe.stages.postprocessor.settings import PostprocessorSettings
+from neuronpipe.stages.tokenizer.settings import TokenizerSettings
 from tests.unit.client.fake_gateway import fake_gateway
 from tests.unit.every_error import EVERY_ERROR
 

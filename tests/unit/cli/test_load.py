@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from neuronpipe import cli
-from neuronpipe.load import run
-from neuronpipe.load.figures import LoadResult
-from neuronpipe.load.request import LoadRequest
-from tests.unit.load.results import result_of, rows
+from neuronpipe.measure.load import run
+from neuronpipe.measure.load.figures import LoadResult
+from neuronpipe.measure.load.request import LoadRequest
+from tests.unit.measure.load.results import result_of, rows
 
 # Nothing listens on the discard port.
 _LOAD = ("load", "--target", "127.0.0.1:9", "--model", "m")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from neuronpipe import cli
+from neuronpipe.bulk.transform import plan
 from neuronpipe.core import logs
-from neuronpipe.transform import plan
 
 
 @pytest.fixture(autouse=True)

@@ -4,14 +4,14 @@ import os
 
 import pytest
 
-from neuronpipe.cache.settings import RedisSettings
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import read_settings, variable_name
-from neuronpipe.local.settings import AllSettings, PipelineProcessSettings
-from neuronpipe.neuron_executor.settings import NeuronExecutorSettings
-from neuronpipe.postprocessor.settings import PostprocessorSettings
-from neuronpipe.process.settings import ServerSettings
-from neuronpipe.tokenizer.settings import TokenizerSettings
+from neuronpipe.platform.cache.settings import RedisSettings
+from neuronpipe.platform.process.settings import ServerSettings
+from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
+from neuronpipe.stages.neuron_executor.settings import NeuronExecutorSettings
+from neuronpipe.stages.postprocessor.settings import PostprocessorSettings
+from neuronpipe.stages.tokenizer.settings import TokenizerSettings
 
 _REPOSITORY = {"repository": "/models"}
 _KINDS: list[type[ServerSettings]] = [

@@ -9,7 +9,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.access import Access
 from neuronpipe.gateway.callers.keys import create_key
 from neuronpipe.gateway.settings import GatewaySettings
-from neuronpipe.process.door import Credentials
+from neuronpipe.platform.process.door import Credentials
 
 _PUBLIC = ("0.0.0.0:50050",)
 _NAME = "spiffe://test/search"

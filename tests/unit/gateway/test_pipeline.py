@@ -59,8 +59,8 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.core.status import from_status
 from neuronpipe.core.tracing import SpanContext
+from neuronpipe.doors.native import NativeDoor
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.doors.native import NativeDoor
 from neuronpipe.gateway.holding import Holding
 from neuronpipe.gateway.load_shedding import LoadShedding
 from neuronpipe.gateway.pipeline import Pipeline

@@ -17,8 +17,8 @@ from neuronpipe.core.items import EncodedInput, Prediction, Stages
 from neuronpipe.core.names import ADMISSION, UNATTRIBUTED, Attributes, Events, Metrics, Spans
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.core.tracing import SpanContext, Tracer, current_span
+from neuronpipe.doors.native import NativeDoor
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.doors.native import NativeDoor
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.request_observer import RequestObserver
 from neuronpipe.gateway.settings import PipelineSettings

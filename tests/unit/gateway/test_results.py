@@ -18,16 +18,16 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TextClassificationResult,
 )
 from neuronpipe.bundles.repository import read_repository
-from neuronpipe.cache.cache import Cache
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, SetupError, Unavailable
 from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Stages, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Attributes, Metrics, Spans
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
+from neuronpipe.doors.native import NativeDoor
 from neuronpipe.gateway.assembly import running_gateway
-from neuronpipe.gateway.doors.native import NativeDoor
 from neuronpipe.gateway.settings import PipelineSettings, ResultCacheSettings
+from neuronpipe.platform.cache.cache import Cache
 from tests.door import Door
 from tests.unit.bundles.written import write_bundle
 from tests.unit.recorded import Recorded

@@ -22,8 +22,8 @@ from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Pr
 from neuronpipe.core.model import ModelRoute
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
+from neuronpipe.doors.native import NativeDoor
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.doors.native import NativeDoor
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.gateway.shadow import MAX_COPIES

@@ -7,7 +7,7 @@ import pytest
 
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.items import ModelKey
-from neuronpipe.gateway.doors.text_stream import Event, side_by_side
+from neuronpipe.doors.text_stream import Event, side_by_side
 from neuronpipe.gateway.inference import GeneratedPart, GenerationStart
 
 

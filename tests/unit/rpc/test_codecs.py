@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from neuronpipe.api.forward.v1 import stages_pb2 as wire
 from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome, Priority
 from neuronpipe.api.v1.tasks_pb2 import (
@@ -20,7 +21,6 @@ from neuronpipe.core.generated import GenerationFigures, NewTokens
 from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, PostprocessItem, Prediction, TokenizeItem
 from neuronpipe.core.packed import TensorSets, pack_input, pack_result
 from neuronpipe.core.tracing import SpanContext
-from neuronpipe.forward.v1 import stages_pb2 as wire
 from neuronpipe.rpc.codecs import ExecuteCodec, PostprocessCodec, TokenizeCodec
 
 _MODEL = ModelKey("m", 3)

@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.platform.tls.files import TlsFiles
+from neuronpipe.platform.tls.server import ServerTls
 from neuronpipe.rpc import connection as rpc_connection
 from neuronpipe.rpc.connection import Connection
 from neuronpipe.rpc.grpcio import peer_names, server_credentials
-from neuronpipe.tls.files import TlsFiles
-from neuronpipe.tls.server import ServerTls
 from tests.certificates import Authority, replace
 from tests.unit.soon import soon
 

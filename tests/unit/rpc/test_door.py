@@ -25,20 +25,20 @@ from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, N
 from neuronpipe.core.status import CODES, from_status
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.gateway.settings import GatewaySettings
-from neuronpipe.local.settings import AllSettings
-from neuronpipe.neuron_executor.settings import NeuronExecutorSettings
-from neuronpipe.postprocessor.settings import PostprocessorSettings
-from neuronpipe.process import in_flight as process_in_flight
-from neuronpipe.process.door import Handler
-from neuronpipe.process.in_flight import InFlight
-from neuronpipe.process.life import Life
+from neuronpipe.platform.process import in_flight as process_in_flight
+from neuronpipe.platform.process.door import Handler
+from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.platform.process.life import Life
 from neuronpipe.rpc import client as rpc_client
 from neuronpipe.rpc import grpcio
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.http2 import connection as http2_connection
 from neuronpipe.rpc.http2 import server as http2_server
 from neuronpipe.rpc.rpcs import Context, Rpc, by_path, call_of, rpcs_of
-from neuronpipe.tokenizer.settings import TokenizerSettings
+from neuronpipe.serve.settings import AllSettings
+from neuronpipe.stages.neuron_executor.settings import NeuronExecutorSettings
+from neuronpipe.stages.postprocessor.settings import PostprocessorSettings
+from neuronpipe.stages.tokenizer.settings import TokenizerSettings
 from tests.unit.every_error import EVERY_ERROR
 
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
@@ -266,7 +266,7 @@ async def test_a_call_before_the_service_is_ready_is_unavailable(caplog: pytest.
 async def test_a_call_beyond_the_limit_of_calls_is_an_overload(
     caplog: pytest.LogCaptureFixture, call: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neuronpipe.process.life.InFlight", partial(InFlight, max_calls=1))
+    monkeypatch.setattr("neuronpipe.platform.process.life.InFlight", partial(InFlight, max_calls=1))
     began, released = asyncio.Event(), asyncio.Event()
     async with _serving(caplog, {**_failing(AssertionError("called")), "Infer": _holding(began, released)}) as system:
         first = asyncio.create_task(_infer(system))

@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
+from neuronpipe.platform.tls.files import TlsFiles, WatchedTls, watched_tls
+from neuronpipe.platform.tls.server import ServerTls
 from neuronpipe.rpc.endpoints import StageStream, follow_endpoints
 from neuronpipe.rpc.grpcio import peer_names, server_credentials
 from neuronpipe.rpc.items import TOKENIZE
-from neuronpipe.tls.files import TlsFiles, WatchedTls, watched_tls
-from neuronpipe.tls.server import ServerTls
 from tests.certificates import Authority, replace
 from tests.unit.soon import soon
 

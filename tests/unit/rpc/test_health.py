@@ -10,8 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from neuronpipe.gateway.settings import GatewaySettings
-from neuronpipe.process.health import HealthBoard
-from neuronpipe.process.in_flight import InFlight
+from neuronpipe.platform.process.health import HealthBoard
+from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.rpc.door import GrpcDoor
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING

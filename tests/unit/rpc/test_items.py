@@ -13,6 +13,8 @@ import grpc
 import numpy as np
 import pytest
 
+from neuronpipe.api.forward.v1 import stages_pb2 as wire
+from neuronpipe.api.forward.v1.stages_pb2 import TokenizeOutcome, TokenizeRequest, TokenizeResponse
 from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.api.v1.tasks_pb2 import TaskResult, TextClassificationResult
 from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, NeuronpipeError, Overloaded, Unavailable
@@ -21,8 +23,6 @@ from neuronpipe.core.packed import NO_TENSORS, TensorSets, pack_result
 from neuronpipe.core.status import from_status, to_status
 from neuronpipe.core.tensors import to_tensor_set
 from neuronpipe.core.tracing import SpanContext
-from neuronpipe.forward.v1 import stages_pb2 as wire
-from neuronpipe.forward.v1.stages_pb2 import TokenizeOutcome, TokenizeRequest, TokenizeResponse
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE, StageRpc, stage_method
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.recorded import Recorded

@@ -15,11 +15,11 @@ from neuronpipe.api.v1 import models_pb2
 from neuronpipe.api.v1.models_pb2 import ListModelsRequest, ListModelsResponse
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
 from neuronpipe.core.errors import SetupError
-from neuronpipe.postprocessor.settings import PostprocessorSettings
-from neuronpipe.process.life import Life
+from neuronpipe.platform.process.life import Life
 from neuronpipe.rpc.client import open_channel
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.rpcs import Context, by_path, rpcs_of
+from neuronpipe.stages.postprocessor.settings import PostprocessorSettings
 
 _SERVICE = models_pb2.DESCRIPTOR.services_by_name["ModelService"]
 

@@ -14,7 +14,7 @@ from neuronpipe.gateway.callers.keys import PREFIX, KeyRecord, find_key, parse_k
 from neuronpipe.gateway.callers.refusal import Refused
 from neuronpipe.gateway.callers.settings import CallerSettings, open_services
 from neuronpipe.gateway.callers.watched import WatchedFile
-from neuronpipe.process.door import Credentials
+from neuronpipe.platform.process.door import Credentials
 
 if TYPE_CHECKING:
     from neuronpipe.gateway.callers.tokens import TokenVerifier
@@ -26,7 +26,7 @@ _LOG_EVERY_S = 1.0
 
 
 class Authenticator:
-    """A Guard (process/door.py) by the files of the settings.
+    """A Guard (platform/process/door.py) by the files of the settings.
 
     `tenant_of`: the tenant of a name in a client certificate; empty for none. `acts_for_others`: whether a tenant may
     call on behalf of others.

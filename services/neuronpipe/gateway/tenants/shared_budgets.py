@@ -10,13 +10,13 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from neuronpipe.cache.remote import Remote, RemoteError
-from neuronpipe.cache.settings import RedisSettings
 from neuronpipe.core.background import run_beside
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.tenants.tenants import Tenant, Tenants
+from neuronpipe.platform.cache.remote import Remote, RemoteError
+from neuronpipe.platform.cache.settings import RedisSettings
 
 _EXCHANGE_EVERY_S = 0.2
 # A gateway counts for so long after it was last heard of.

@@ -4,8 +4,8 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.core.callers import Caller
@@ -20,13 +20,21 @@ from neuronpipe.gateway.tenants.budget import TokenBucket
 from neuronpipe.gateway.tenants.rights import Rights
 from neuronpipe.gateway.tenants.turns import Turn, Turns
 
-if TYPE_CHECKING:
-    from neuronpipe.gateway.admission import Admission
-
 EntryT = TypeVar("EntryT")
 
 # Of a refused caller. A tenant's debt is two minutes' tokens at most.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 120.0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Admitted:
+    """A request inside the gate. `shed`: called where it must end, to make room; `is_shed` is set then."""
+
+    call: Call
+    tokens: int
+    shed: Callable[[], None]
+    is_shed: bool = False
+    has_run: bool = False
 
 
 class Tenant:
@@ -34,7 +42,7 @@ class Tenant:
 
     def __init__(self, name: str, meters: Meters) -> None:
         self.name = name
-        self.inside: dict[Admission, None] = {}  # in the order in which they came
+        self.inside: dict[Admitted, None] = {}  # in the order in which they came
         self.tokens = 0
         self.drained = DrainRate()
         self.bucket: TokenBucket | None = None
@@ -102,17 +110,17 @@ class Tenants:
             limit = f"the limit is {rights.tokens_per_minute} tokens a minute"
             raise self._over_quota(one, "tokens_per_minute", limit, wait_s)
 
-    def enter(self, admission: "Admission") -> None:
+    def enter(self, admission: Admitted) -> None:
         """A request that `check` and the gate have let in."""
         one = self._tenant(admission.call.caller.tenant)
         one.inside[admission] = None
         self._count(one, admission.tokens)
 
-    def correct(self, admission: "Admission", more_tokens: int) -> None:
+    def correct(self, admission: Admitted, more_tokens: int) -> None:
         """A request has so many tokens more than was thought. What it took too much of its budget is a debt."""
         self._count(self._tenant(admission.call.caller.tenant), more_tokens)
 
-    def leave(self, admission: "Admission") -> None:
+    def leave(self, admission: Admitted) -> None:
         """The end of a request. One that never ran costs nothing."""
         one = self._tenant(admission.call.caller.tenant)
         del one.inside[admission]
@@ -128,7 +136,7 @@ class Tenants:
         return [one for one in self._tenants.values() if one.bucket]
 
     @asynccontextmanager
-    async def turn(self, admission: "Admission", model: ModelKey) -> AsyncIterator[Call]:
+    async def turn(self, admission: Admitted, model: ModelKey) -> AsyncIterator[Call]:
         """Waits until the request may run, which it does in the block, with the call that it yields; see Turns."""
         turns = self._turns.get(model) or self._turns.setdefault(model, Turns(self._window_s, self._clock))
         weight = self._rights_of(admission.call.caller.tenant).weight
@@ -144,7 +152,7 @@ class Tenants:
         finally:
             turns.give_back(turn, is_answered=is_answered)
 
-    def furthest_over(self, tenant: str, tokens: int = 1) -> "Admission | None":
+    def furthest_over(self, tenant: str, tokens: int = 1) -> Admitted | None:
         """The newest request of the tenant that has most of the gate for its weight, where the one that asks would
         still have less with so many tokens more; None else.
         """

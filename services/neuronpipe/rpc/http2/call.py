@@ -14,8 +14,8 @@ from ngh2 import NGH2Error
 
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError
-from neuronpipe.process.caller_waits import CallerWaits
-from neuronpipe.process.receiving_budget import Claim, ReceivingBudget
+from neuronpipe.platform.process.caller_waits import CallerWaits
+from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
 from neuronpipe.rpc.call_end import end_of
 from neuronpipe.rpc.http2.stream import INTERNAL, Carrier, Stream
 from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions

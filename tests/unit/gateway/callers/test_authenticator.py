@@ -13,7 +13,7 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.callers.authenticator import Authenticator
 from neuronpipe.gateway.callers.keys import create_key
 from neuronpipe.gateway.callers.settings import CallerSettings, check_exposure
-from neuronpipe.process.door import Credentials
+from neuronpipe.platform.process.door import Credentials
 from tests.unit.gateway.callers.jwks import AUDIENCE, ISSUER, Issuer
 
 

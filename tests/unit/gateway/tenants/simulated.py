@@ -17,7 +17,7 @@ from neuronpipe.core.metrics import Meters
 from neuronpipe.gateway.admission import Gate
 from neuronpipe.gateway.tenants.rights import Rights
 from neuronpipe.gateway.tenants.tenants import Tenants
-from tests.unit.neuron_executor.jumping_time import JumpingLoop
+from tests.unit.stages.neuron_executor.jumping_time import JumpingLoop
 
 _MODEL = ModelKey("m", 1)
 _TOKENS = 10

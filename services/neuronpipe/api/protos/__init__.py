@@ -1,0 +1,52 @@
+"""The .proto files of the public API. `python -m neuronpipe.api.protos --out DIR` writes them for other languages."""
+
+import re
+from pathlib import Path
+
+# With what they import. The files of the stages are internal and not among them.
+PUBLIC = (
+    "google/api/annotations.proto",
+    "google/api/client.proto",
+    "google/api/field_behavior.proto",
+    "google/api/http.proto",
+    "google/api/launch_stage.proto",
+    "google/longrunning/operations.proto",
+    "google/rpc/status.proto",
+    "neuronpipe/api/v1/inference.proto",
+    "neuronpipe/api/v1/jobs.proto",
+    "neuronpipe/api/v1/models.proto",
+    "neuronpipe/api/v1/tasks.proto",
+    "neuronpipe/api/v1/registry.proto",
+    "neuronpipe/api/v1/traces.proto",
+)
+# In a wheel the files are beside this one, in a checkout in its folder protos/.
+_FOLDERS = (Path(__file__).parent, Path(__file__).parents[4] / "protos")
+
+
+def write_protos(out: Path) -> None:
+    """Writes the files below the folder, which is made where it does not exist. Raises OSError."""
+    for name in PUBLIC:
+        file = out / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes((_folder() / name).read_bytes())
+
+
+def field_comments() -> dict[str, str]:
+    """What the files say of each field of their messages, by `Message.field`."""
+    found: dict[str, str] = {}
+    for name in PUBLIC:
+        message, lines = "", []
+        for line in (_folder() / name).read_text(encoding="utf-8").splitlines():
+            if begun := re.match(r"message (\w+)", line):
+                message = begun[1]
+            if comment := re.match(r" *// ?(.*)", line):
+                lines.append(comment[1])
+                continue
+            if field := re.match(r" +(?:repeated |optional )?[\w.]+ (\w+) = \d+;", line):
+                found[f"{message}.{field[1]}"] = " ".join(lines)
+            lines = []
+    return found
+
+
+def _folder() -> Path:
+    return next(folder for folder in _FOLDERS if (folder / PUBLIC[0]).is_file())

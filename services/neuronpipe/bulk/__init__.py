@@ -1,0 +1,1 @@
+"""Bulk work above the gateway: files of rows (transform), and asynchronous jobs."""

@@ -1,0 +1,268 @@
+"""What callers can do with jobs, behind every protocol of the gateway. A tenant sees only its own jobs."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from google.longrunning.operations_pb2 import ListOperationsResponse, Operation
+
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.jobs_pb2 import JobPriority, SubmitInferenceRequest
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
+from neuronpipe.bulk.jobs.job import PRIORITIES, Invocation, Job, NewJob, cancelled, end_of, expired, id_of, new_id
+from neuronpipe.bulk.jobs.post import check_host
+from neuronpipe.bulk.jobs.settings import MAX_TTL_S, MAX_WORK_S, JobSettings
+from neuronpipe.core.background import run_beside
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import AlreadyExists, InvalidInput, JobNotFound, NeuronpipeError, NotConfigured
+from neuronpipe.core.packed import Packed
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.inference import InferenceRequest
+from neuronpipe.gateway.request_checks import check_fields, check_input
+from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.platform.storage.uris import parse_below
+
+if TYPE_CHECKING:
+    from neuronpipe.bulk.jobs.store import JobStore
+
+_MAX_REQUEST_ID = 256
+# Of one input.
+_WORK_LIMIT_S = 900
+_DEFAULT_PAGE, _MAX_PAGE = 100, 1000
+# A waiter looks so often where no message has told it of the end.
+_LOOK_EVERY_S = 5.0
+_PAUSE_S = 1.0
+
+
+class Jobs:
+    """The jobs of a gateway. `max_jobs_of`: a tenant's quota of jobs that wait or run; 0 for none."""
+
+    def __init__(
+        self,
+        store: "JobStore | None",
+        settings: JobSettings,
+        pipeline: PipelineSettings,
+        catalog: Catalog,
+        max_jobs_of: Callable[[str], int],
+    ) -> None:
+        self._given_store = store
+        self._settings = settings
+        self._pipeline = pipeline
+        self._catalog = catalog
+        self._max_jobs_of = max_jobs_of
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+
+    async def submit(self, submitted: SubmitInferenceRequest, call: Call) -> Operation:
+        """Stores a job. Raises NeuronpipeError as jobs.proto says."""
+        self._check(submitted, call.caller.tenant, call)
+        content = submitted.SerializeToString(deterministic=True)
+        if len(content) > self._settings.jobs_max_payload_bytes:
+            limit = f"the limit is {self._settings.jobs_max_payload_bytes} (the gateway's jobs_max_payload_bytes)"
+            raise InvalidInput("requests", f"{len(content)} bytes, {limit}; submit larger jobs as an input_uri")
+        about: dict[str, str | int] = {"inputs": len(submitted.requests), "notify": submitted.notification_url}
+        return await self._submit(submitted, content, about, call)
+
+    async def invoke(self, invocation: Invocation, timing: SubmitInferenceRequest, call: Call) -> Invocation:
+        """Stores a job of SageMaker's clients. `timing`: its id and its limits. Returns it with the objects to which
+        its output goes. Raises NeuronpipeError.
+        """
+        folder = self._settings.sagemaker_folder(call.caller.tenant)
+        if not folder:
+            raise NotConfigured("this gateway has no folder for asynchronous invocations: set jobs_sagemaker_output")
+        self._check_limits(timing)
+        self._check_uri("X-Amzn-SageMaker-InputLocation", invocation.input_uri, call.caller.tenant)
+        self._catalog.spec(invocation.endpoint)
+        key = _key(call.caller.tenant, timing.request_id)
+        invocation = replace(invocation, output_uri=f"{folder}{key}.out", failure_uri=f"{folder}{key}-error.out")
+        written = json.dumps(asdict(invocation))
+        await self._submit(timing, written.encode(), {"inputs": 1, "invocation": written}, call)
+        return invocation
+
+    async def _submit(
+        self, submitted: SubmitInferenceRequest, content: bytes, about: Mapping[str, str | int], call: Call
+    ) -> Operation:
+        """Stores a job, or finds the one with the same id and content."""
+        tenant, id, digest = call.caller.tenant, new_id(), hashlib.sha256(content).hexdigest()
+        fields: dict[str, str | int] = {
+            "request_id": submitted.request_id,
+            "trace": call.trace.traceparent if call.trace else "",
+            "notify": "",
+            "limit": submitted.work_limit_s or _WORK_LIMIT_S,
+        }
+        new = NewJob(
+            id=id,
+            key=_key(tenant, submitted.request_id or id),
+            digest=digest,
+            tenant=tenant,
+            priority=PRIORITIES[submitted.priority],
+            request=content,
+            ttl_s=submitted.time_to_live_s or self._settings.jobs_ttl_s,
+            retention_s=self._settings.jobs_retention_s,
+            fields={**fields, **about},
+        )
+        limits = self._settings.jobs_max_open, self._max_jobs_of(tenant)
+        known, known_digest = await self._store.submit(new, *limits)
+        if known_digest != digest:
+            raise AlreadyExists("request_id: another job has it, with other content")
+        return (await self._find(known, tenant)).operation()
+
+    async def get(self, name: str, call: Call) -> Operation:
+        """A job. Raises JobNotFound."""
+        return (await self._find(id_of(name), call.caller.tenant)).operation()
+
+    async def list_jobs(self, page_size: int, page_token: str, call: Call) -> ListOperationsResponse:
+        """The caller's jobs, the newest first."""
+        count = min(page_size if page_size > 0 else _DEFAULT_PAGE, _MAX_PAGE)
+        if page_token and not (page_token.isalnum() and page_token.isascii()):
+            raise InvalidInput("page_token", "is none that an answer had")
+        found = await self._store.jobs_of(call.caller.tenant, page_token, count)
+        response = ListOperationsResponse(operations=[job.operation() for job in found])
+        if len(found) == count:
+            response.next_page_token = found[-1].id
+        return response
+
+    async def wait(self, name: str, timeout_s: float | None, call: Call) -> Operation:
+        """A job once it has ended, or as it is when the time is over. `timeout_s`: None for as long as the call."""
+        limits = [limit for limit in (timeout_s, call.remaining_s) if limit is not None]
+        id, timer = id_of(name), asyncio.timeout(max(0.0, min(limits)) if limits else None)
+        job = await self._find(id, call.caller.tenant)
+        ended = asyncio.Event()
+        waiting = self._waiting.setdefault(id, set())
+        waiting.add(ended)
+        try:
+            async with timer:
+                while not job.end:
+                    job = await self._find(id, call.caller.tenant)
+                    if not job.end:
+                        await _wait_for(ended, _LOOK_EVERY_S)
+        except TimeoutError:
+            if not timer.expired():
+                raise
+        finally:
+            waiting.discard(ended)
+            if not waiting:
+                self._waiting.pop(id, None)
+        return job.operation()
+
+    async def cancel(self, name: str, call: Call) -> None:
+        """Ends a job that has not ended. Its work stops within seconds. Raises JobNotFound."""
+        job = await self._find(id_of(name), call.caller.tenant)
+        await self._store.end(job.id, "cancelled", end_of(cancelled()))
+
+    async def delete(self, name: str, call: Call) -> None:
+        """Deletes a job and its result; cancels it first where it has not ended. Raises JobNotFound."""
+        await self.cancel(name, call)
+        await self._store.delete(id_of(name))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Tells waiters of ends while the block runs. Raises SetupError for a Redis that would lose jobs."""
+        store = self._given_store
+        if store is None:
+            yield
+            return
+        try:
+            await store.check_if_reached()
+            async with run_beside(self._listen(store)):
+                yield
+        finally:
+            await store.close()
+
+    @property
+    def _store(self) -> "JobStore":
+        if self._given_store is None:
+            raise NotConfigured("this gateway takes no jobs: set jobs_redis_url (see docs/jobs.md)")
+        return self._given_store
+
+    async def _find(self, id: str, tenant: str) -> Job:
+        """A job of a tenant; one whose time is over is ended. Raises JobNotFound."""
+        store = self._store
+        job = await store.get(id) if id else None
+        if job is None or job.tenant != tenant:
+            raise JobNotFound("there is no such job, or no longer")
+        if not job.end and await store.is_over(job):
+            await store.end(id, "expired", end_of(expired()))
+            job = await store.get(id) or job
+        return job
+
+    async def _listen(self, store: "JobStore") -> None:
+        while True:
+            try:
+                async with store.listening("ended") as ended:
+                    async for id in ended:
+                        for event in self._waiting.get(id, ()):
+                            event.set()
+            except NeuronpipeError:
+                await asyncio.sleep(_PAUSE_S)
+
+    def _check(self, submitted: SubmitInferenceRequest, tenant: str, call: Call) -> None:
+        """Raises InvalidInput, ModelNotFound and WrongTask."""
+        self._check_limits(submitted)
+        self._check_content(submitted, tenant, call)
+
+    def _check_limits(self, submitted: SubmitInferenceRequest) -> None:
+        if len(submitted.request_id) > _MAX_REQUEST_ID:
+            raise InvalidInput("request_id", f"{len(submitted.request_id)} characters, the limit is {_MAX_REQUEST_ID}")
+        if submitted.priority not in PRIORITIES:
+            raise InvalidInput("priority", f"{submitted.priority} is none of {', '.join(JobPriority.keys())}")
+        for field, limit in (("time_to_live_s", MAX_TTL_S), ("work_limit_s", MAX_WORK_S)):
+            if getattr(submitted, field) > limit:
+                raise InvalidInput(field, f"{getattr(submitted, field)}, the limit is {limit}")
+
+    def _check_content(self, submitted: SubmitInferenceRequest, tenant: str, call: Call) -> None:
+        if bool(submitted.requests) == bool(submitted.input_uri):
+            raise InvalidInput("requests", "one of requests and input_uri must be given, and not both")
+        count, limit = len(submitted.requests), self._settings.jobs_max_inputs
+        if count > limit:
+            raise InvalidInput("requests", f"{count} inputs, the limit is {limit}; submit more as an input_uri")
+        for field in ("input_uri", "output_uri"):
+            if uri := getattr(submitted, field):
+                self._check_uri(field, uri, tenant)
+        if submitted.notification_url:
+            try:
+                check_host(submitted.notification_url, self._settings.jobs_notification_hosts)
+            except ValueError as error:
+                raise InvalidInput("notification_url", str(error)) from error
+        for number, request in enumerate(submitted.requests):
+            self._check_request(number, request, call)
+
+    def _check_uri(self, field: str, uri: str, tenant: str) -> None:
+        folders = self._settings.job_folders(tenant)
+        if not folders:
+            raise InvalidInput(field, "this gateway has no folders for jobs: set jobs_uris")
+        try:
+            parse_below(uri, folders)
+        except ValueError as error:
+            raise InvalidInput(field, str(error)) from error
+
+    def _check_request(self, number: int, request: InferRequest, call: Call) -> None:
+        """What would fail for certain fails now."""
+        one = InferenceRequest(
+            call.for_request(request.request_id, request.priority),
+            request.model,
+            request.version,
+            Packed(TaskInput, message=request.input),
+            request.cache_control,
+        )
+        try:
+            check_fields(one)
+            check_input(one, self._catalog.spec(request.model, request.version), self._pipeline)
+        except InvalidInput as error:
+            raise InvalidInput(f"requests[{number}].{error.field}", error.problem) from error
+
+
+def _key(tenant: str, request_id: str) -> str:
+    """What two jobs have in common that are the same."""
+    return hashlib.sha256(f"{tenant}\0{request_id}".encode()).hexdigest()
+
+
+async def _wait_for(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return

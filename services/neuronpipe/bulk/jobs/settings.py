@@ -1,0 +1,149 @@
+"""The settings of jobs: at a gateway, and of workers."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.settings import Settings
+from neuronpipe.platform.process.settings import ProcessSettings, listen_field
+from neuronpipe.platform.storage.uris import ObjectUri
+from neuronpipe.platform.tls.files import TlsFiles
+
+MAX_TTL_S = 7 * 86_400
+MAX_WORK_S = 3600
+_TENANT = "{tenant}"
+
+
+class JobStoreSettings(Settings):
+    """The Redis of jobs."""
+
+    jobs_redis_url: str = Field(  # may hold a password
+        "",
+        repr=False,
+        description="Redis for jobs, as redis://HOST:PORT/0, with maxmemory-policy noeviction and appendonly yes, and "
+        "not that of the caches (see docs/jobs.md); empty: none",
+    )
+    jobs_redis_prefix: str = Field(
+        "neuronpipe-jobs",
+        pattern=r"^[^:]{1,64}$",
+        description="prefix of the keys of jobs, without a colon; gateways and workers of a deployment have the same",
+    )
+
+
+class JobSettings(JobStoreSettings):
+    """Jobs, at a gateway."""
+
+    jobs_uris: str = Field(
+        "",
+        description="folders in which jobs may read and write objects, with commas, as s3://BUCKET/jobs/{tenant}/ or "
+        "file:///data/, with {tenant} for the caller's tenant; workers reach them; empty: none",
+    )
+    jobs_max_open: int = Field(
+        100_000, ge=1, description="jobs that wait or run, of all callers; more are refused with RESOURCE_EXHAUSTED"
+    )
+    jobs_max_inputs: int = Field(1000, ge=1, description="maximum number of inputs in a job that is not from a URI")
+    jobs_max_payload_bytes: int = Field(
+        1 << 20, ge=1 << 10, description="largest job in Redis, in bytes; larger ones are submitted as a URI"
+    )
+    jobs_ttl_s: int = Field(
+        21_600, ge=1, le=MAX_TTL_S, description="seconds that a job gets to end, where its caller does not say"
+    )
+    jobs_retention_s: int = Field(
+        86_400, ge=1, le=30 * 86_400, description="seconds for which results are kept after jobs have ended"
+    )
+    jobs_notification_hosts: str = Field(
+        "",
+        description="hosts that may be told of the end of jobs, with commas; *.example.com: all hosts below it; empty: "
+        "none",
+    )
+    jobs_sagemaker_output: str = Field(
+        "",
+        description="folder for the results of SageMaker's InvokeEndpointAsync, one of jobs_uris or below; empty: that "
+        "call is refused",
+    )
+
+    @model_validator(mode="after")
+    def _check_uris(self) -> Self:
+        self.job_folders("tenant")
+        if self.jobs_sagemaker_output:
+            ObjectUri.parse(self.jobs_sagemaker_output.replace(_TENANT, "tenant"))
+        return self
+
+    def job_folders(self, tenant: str) -> list[ObjectUri]:
+        """Where a tenant's jobs may read and write."""
+        given = filter(None, map(str.strip, self.jobs_uris.split(",")))
+        return [ObjectUri.parse(text.replace(_TENANT, tenant)) for text in given]
+
+    def sagemaker_folder(self, tenant: str) -> str:
+        """Where results for SageMaker's clients go, with a slash at its end; empty for nowhere."""
+        folder = self.jobs_sagemaker_output.replace(_TENANT, tenant)
+        return f"{folder.rstrip('/')}/" if folder else ""
+
+
+class JobCommandSettings(JobStoreSettings):
+    """Settings of `neuronpipe job dead`."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_JOB_")
+
+
+class WorkerSettings(JobStoreSettings, ProcessSettings):
+    """Settings of a worker, which runs jobs."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_WORKER_")
+
+    listen: str = listen_field("127.0.0.1:50054")
+    target: str = Field("127.0.0.1:50050", description="gRPC target of the gateway that it calls")
+    http_target: str = Field(
+        "",
+        description="the gateway's HTTP address, as http://HOST:PORT, for jobs of SageMaker's InvokeEndpointAsync; "
+        "empty: these jobs fail",
+    )
+    tls_ca: str = Field(
+        "", description="file of the authorities of the gateway's certificate, in PEM form; empty: no TLS to it"
+    )
+    gateway_tls_certificate: str = Field(
+        "", description="file of the certificate to show the gateway, in PEM form; empty: tls_certificate itself"
+    )
+    gateway_tls_key: str = Field("", description="file of the private key of gateway_tls_certificate; empty: tls_key")
+    max_jobs: int = Field(
+        8, ge=0, le=1024, description="jobs that it runs at once; 0: none, and it only tells KEDA of them"
+    )
+    max_requests_in_flight: int = Field(
+        8,
+        ge=1,
+        le=4096,
+        description="requests that it has at the gateway at once, of all of its jobs; more makes larger batches, and "
+        "longer tails of real-time requests",
+    )
+    lease_s: float = Field(
+        30.0, ge=1, le=3600, description="seconds after which another worker takes the jobs of one that has died"
+    )
+    max_attempts: int = Field(
+        3, ge=1, le=100, description="workers that may die while they have a job; then it is set aside"
+    )
+    max_input_bytes: int = Field(64 << 20, ge=1 << 10, description="largest object that a job may read, in bytes")
+    max_result_bytes: int = Field(
+        4 << 20, ge=1 << 10, description="largest result in Redis, in bytes; outcomes beyond it become errors"
+    )
+    notification_secret: str = Field(
+        "",
+        description="file of the secret that signs notifications, as whsec_ and Base64; read at start; empty: other "
+        "workers send them",
+    )
+    notification_networks: str = Field(
+        "",
+        description="networks inside of which notifications may be sent, with commas, as 10.1.0.0/16; without, only "
+        "public addresses are reached",
+    )
+
+    @property
+    def gateway_tls_files(self) -> TlsFiles | None:
+        """The files of the connection to the gateway, None without TLS. Raises SetupError."""
+        own = TlsFiles(self.gateway_tls_certificate, self.gateway_tls_key, self.tls_ca)
+        if not own.ca:
+            if own.certificate:
+                raise SetupError("--gateway-tls-certificate: needs --tls-ca, the authorities of the gateway")
+            return None
+        return own if own.certificate else TlsFiles(self.tls_certificate, self.tls_key, self.tls_ca)

@@ -1,0 +1,122 @@
+"""Parquet, by pyarrow. Columns have types; a kept column of a Parquet file keeps its own."""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+import pyarrow
+from pyarrow import parquet
+
+from neuronpipe.bulk.transform.formats.base import Column, FileScan, Format, Kind, Place, Record, Row
+from neuronpipe.core.errors import SetupError
+
+# Rows that are read at once, and rows of a row group that is written.
+_READ_ROWS = 1024
+_GROUP_ROWS = 65_536
+
+
+class _Reader:
+    def __init__(self, file: BinaryIO, place: Place, columns: Sequence[str]) -> None:
+        self._file = file
+        self._rows = itertools.islice(_rows(_open(file), place), place.row - place.offset, None)
+
+    def read(self, count: int) -> list[Row]:
+        """See RowReader."""
+        try:
+            return list(itertools.islice(self._rows, count))
+        except (pyarrow.ArrowException, OSError) as error:
+            raise SetupError(f"cannot be read: {error}") from error
+
+    def close(self) -> None:
+        """See RowReader."""
+        self._file.close()
+
+
+class _Writer:
+    def __init__(self, file: BinaryIO, columns: Sequence[Column]) -> None:
+        self._schema = pyarrow.schema([(column.name, _type(column.kind)) for column in columns])
+        self._file = parquet.ParquetWriter(file, self._schema, compression="zstd")
+        self._batches: list[pyarrow.RecordBatch] = []
+        self._rows = 0
+
+    def write(self, records: Sequence[Record]) -> None:
+        """See RowWriter."""
+        arrays = [_array([record[field.name] for record in records], field.type) for field in self._schema]
+        self._batches.append(pyarrow.record_batch(arrays, self._schema))
+        self._rows += len(records)
+        if self._rows >= _GROUP_ROWS:
+            self._write_group()
+
+    def close(self) -> None:
+        """See RowWriter."""
+        try:
+            self._write_group()
+            self._file.close()
+        finally:
+            self._file.is_open = False  # or its __del__ would try again
+
+    def _write_group(self) -> None:
+        if self._batches:
+            self._file.write_table(pyarrow.Table.from_batches(self._batches, self._schema))
+        self._batches, self._rows = [], 0
+
+
+def _open(file: BinaryIO) -> Any:
+    try:
+        return parquet.ParquetFile(file)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise SetupError("is no Parquet file that pyarrow can read") from error
+
+
+def _scan(file: BinaryIO, step: int) -> FileScan:
+    """See Format. A place's offset is the number of the first row of its row group."""
+    metadata = _open(file).metadata
+    groups = [
+        0,
+        *itertools.accumulate(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)),
+    ]
+    places = [Place(row, max(start for start in groups if start <= row)) for row in range(0, metadata.num_rows, step)]
+    return FileScan(metadata.num_rows, places, metadata.schema.to_arrow_schema().names)
+
+
+def _rows(file: Any, place: Place) -> Iterator[Row]:
+    """The rows from the beginning of the place's row group on, as scalars of Arrow, which keep their type."""
+    first = 0
+    for group in range(file.metadata.num_row_groups):
+        if first >= place.offset:
+            for batch in file.iter_batches(_READ_ROWS, row_groups=[group]):
+                names = batch.schema.names
+                yield from (dict(zip(names, row, strict=True)) for row in zip(*batch.columns, strict=True))
+        first += file.metadata.row_group(group).num_rows
+
+
+def _kinds(file: BinaryIO) -> Mapping[str, Kind]:
+    schema = _open(file).schema_arrow
+    return {field.name: field.type for field in schema}
+
+
+def _type(kind: Kind) -> Any:
+    if isinstance(kind, list):
+        return pyarrow.list_(_type(kind[0]))
+    if isinstance(kind, dict):
+        return pyarrow.struct([(name, _type(one)) for name, one in kind.items()])
+    return getattr(pyarrow, kind)() if isinstance(kind, str) else kind
+
+
+def _array(values: list[Any], type: Any) -> Any:
+    if pyarrow.types.is_string(type):
+        values = [_text(value) for value in values]
+    elif pyarrow.types.is_nested(type) or pyarrow.types.is_dictionary(type):  # no arrays are made of such scalars
+        values = [value.as_py() if isinstance(value, pyarrow.Scalar) else value for value in values]
+    return pyarrow.array(values, type)
+
+
+def _text(value: Any) -> Any:
+    """A value of a column of texts: what a row of JSON has that is no text is kept as JSON."""
+    if value is None or isinstance(value, str | pyarrow.Scalar):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+FORMAT = Format(".parquet", _scan, _Reader, _Writer, _kinds)

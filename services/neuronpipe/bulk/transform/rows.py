@@ -1,0 +1,204 @@
+"""Rows to inputs of a task, and results to columns."""
+
+import base64
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
+from neuronpipe.bulk.transform.formats.base import Column, Kind, Record, Row
+from neuronpipe.bulk.transform.request import Answer, Outcome
+from neuronpipe.client.features import to_array
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
+from neuronpipe.doors.vectors import vector
+from neuronpipe.tasks import ANSWERED_TASKS
+
+# Task → the field of its result whose only element becomes the row's columns, unless several are asked for.
+_SINGLE = {"text_classification": "labels", "image_classification": "labels", "question_answering": "answers"}
+_KINDS = {
+    FieldDescriptor.TYPE_STRING: "string",
+    FieldDescriptor.TYPE_DOUBLE: "float64",
+    FieldDescriptor.TYPE_FLOAT: "float32",
+    FieldDescriptor.TYPE_UINT32: "uint32",
+    FieldDescriptor.TYPE_BOOL: "bool_",
+}
+_TYPES: Mapping[int, tuple[tuple[Any, ...], str]] = {
+    FieldDescriptor.TYPE_STRING: ((str,), "a text"),
+    FieldDescriptor.TYPE_BYTES: ((bytes, str), "bytes, or Base64"),
+    FieldDescriptor.TYPE_UINT32: ((int,), "a whole number"),
+    FieldDescriptor.TYPE_BOOL: ((bool,), "true or false"),
+}
+
+_BYTES_OR_TEXT = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+
+
+class RowTask(Protocol):
+    """What a run does with a row."""
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """Those of the results."""
+
+    def inputs(self, row: Row) -> Sequence[TaskInput]:
+        """The row's inputs. Raises InvalidInput."""
+
+    def record(self, row: Row, outcomes: Sequence[Outcome]) -> Record:
+        """The row of results. `outcomes`: of the row's inputs, or the row's own error."""
+
+
+class TaskRows:
+    """One input a row, whose fields are columns. See RowTask."""
+
+    def __init__(
+        self,
+        task: str,
+        template: TaskInput,
+        fields: Mapping[str, str],
+        kept: Sequence[Column],
+        prefix: str,
+        *,
+        cells_are_texts: bool,
+    ) -> None:
+        """`template`: what all inputs share. `fields`: the others' columns. `cells_are_texts`: the format has no types,
+        so that all but texts is JSON in a cell.
+        """
+        self._arguments = (task, template, fields, kept, prefix, cells_are_texts)
+        self._task = task
+        self._template = template
+        part = getattr(template, task)
+        self._fields = [(part.DESCRIPTOR.fields_by_name[field], column) for field, column in fields.items()]
+        self._kept = [column.name for column in kept]
+        self._cells_are_texts = cells_are_texts
+        self._values, kinds = _result_columns(task, part)
+        if "truncation" in part.DESCRIPTOR.fields_by_name and part.truncation > 1:
+            kinds["truncated_tokens"] = "uint32"
+        kinds |= {"error": "string", "error_reason": "string"}
+        self._names = {name: f"{prefix}{name}" for name in kinds}
+        self.columns = [*kept, *(Column(self._names[name], kind) for name, kind in kinds.items())]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """So that workers on other machines can have it."""
+        return _task_rows, self._arguments
+
+    def inputs(self, row: Row) -> Sequence[TaskInput]:
+        """See RowTask."""
+        if isinstance(row, str):
+            raise InvalidInput("row", row)
+        input = TaskInput()
+        input.CopyFrom(self._template)
+        part = getattr(input, self._task)
+        for field, column in self._fields:
+            self._set(part, field, column, row.get(column))
+        return [input]
+
+    def record(self, row: Row, outcomes: Sequence[Outcome]) -> Record:
+        """See RowTask."""
+        kept = {} if isinstance(row, str) else row
+        record: dict[str, Any] = {name: kept.get(name) for name in self._kept}
+        record |= dict.fromkeys(self._names.values())
+        (outcome,) = outcomes
+        if isinstance(outcome, NeuronpipeError):
+            found: Mapping[str, Any] = {"error": outcome.message, "error_reason": outcome.reason}
+        else:
+            found = self._values(outcome.result)
+            if "truncated_tokens" in self._names:
+                found = {**found, "truncated_tokens": outcome.truncated_tokens}
+        return record | {self._names[name]: value for name, value in found.items()}
+
+    def _set(self, part: Any, field: FieldDescriptor, column: str, value: Any) -> None:
+        """Sets a field of an input. Raises InvalidInput."""
+        value = value.as_py() if hasattr(value, "as_py") else value
+        if value is None:
+            raise InvalidInput(f"column {column!r}", "is missing")
+        if self._cells_are_texts and (field.is_repeated or field.type not in _BYTES_OR_TEXT):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                raise InvalidInput(f"column {column!r}", "is no valid JSON") from None
+        if field.is_repeated:
+            if not isinstance(value, list):
+                raise InvalidInput(f"column {column!r}", "must be a list")
+            getattr(part, field.name).extend(_checked(one, field, column) for one in value)
+        else:
+            setattr(part, field.name, _checked(value, field, column))
+
+
+def _task_rows(*arguments: Any) -> TaskRows:
+    return TaskRows(*arguments[:-1], cells_are_texts=arguments[-1])
+
+
+def _checked(value: Any, field: FieldDescriptor, column: str) -> Any:
+    types, words = _TYPES[field.type]
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise InvalidInput(f"column {column!r}", f"must be {words}")
+    if isinstance(value, str) and field.type == FieldDescriptor.TYPE_BYTES:
+        try:
+            return base64.b64decode(value, validate=True)
+        except ValueError:
+            raise InvalidInput(f"column {column!r}", "is no valid Base64") from None
+    if isinstance(value, str) and not value.isascii() and _HALF_PAIR.search(value):
+        raise InvalidInput(f"column {column!r}", "is no valid Unicode: it has half a surrogate pair")
+    if isinstance(value, int) and not 0 <= value < 1 << 32:
+        raise InvalidInput(f"column {column!r}", "must be from 0 to 4294967295")
+    return value
+
+
+def _result_columns(task: str, part: Any) -> tuple[Callable[[TaskResult], Mapping[str, Any]], dict[str, Kind]]:
+    """What reads the columns out of a result, and their kinds. Raises SetupError for a task without columns."""
+    if ANSWERED_TASKS[task].generates:
+        raise SetupError(f"--task {task.replace('_', '-')}: generated texts are not transformed; submit them as a job")
+    if task == "multi_vector_embedding":
+        return lambda result: {"vectors": list(to_array(result.multi_vector_embedding))}, {"vectors": [["float32"]]}
+    if task in ("sentence_embedding", "image_embedding"):
+        return lambda result: {"embedding": vector(getattr(result, task))}, {"embedding": ["float32"]}
+    if task == "feature_extraction":
+        kind: Kind = ["float32"] if part.pooling > 1 else [["float32"]]
+
+        def features(result: TaskResult) -> Mapping[str, Any]:
+            found = to_array(result.feature_extraction)
+            return {"features": found if found.ndim == 1 else list(found)}
+
+        return features, {"features": kind}
+    message: Any = TaskResult.DESCRIPTOR.fields_by_name[task].message_type
+    single = _SINGLE.get(task)
+    if single and part.top_k <= 1 and (part.top_k or task != "image_classification"):
+        names = {"text": "answer"} if task == "question_answering" else {}
+        kinds = _struct(message.fields_by_name[single].message_type)
+
+        def first(result: TaskResult) -> Mapping[str, Any]:
+            found = getattr(getattr(result, task), single)
+            return {names.get(name, name): value for name, value in _plain(found[0]).items()} if found else {}
+
+        return first, {names.get(name, name): kind for name, kind in kinds.items()}
+    return lambda result: _plain(getattr(result, task)), _struct(message)
+
+
+def _struct(message: Any) -> dict[str, Kind]:
+    """The kinds of a message's fields."""
+    return {field.name: _field_kind(field) for field in message.fields}
+
+
+def _field_kind(field: Any) -> Kind:
+    kind: Kind = _struct(field.message_type) if field.message_type else _KINDS[field.type]
+    return [kind] if field.is_repeated else kind
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message as JSON has it, with every field."""
+    return {field.name: _plain_value(getattr(message, field.name), field) for field in message.DESCRIPTOR.fields}
+
+
+def _plain_value(value: Any, field: Any) -> Any:
+    if field.message_type:
+        return [_plain(one) for one in value] if field.is_repeated else _plain(value)
+    return list(value) if field.is_repeated else value
+
+
+def is_failed(outcomes: Sequence[Outcome]) -> bool:
+    """Whether a row failed."""
+    return not all(isinstance(outcome, Answer) for outcome in outcomes)

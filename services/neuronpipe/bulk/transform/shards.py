@@ -1,0 +1,215 @@
+"""Runs shards: rows in, a file of results out, its line in the manifest last."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
+from neuronpipe.bulk.transform.files import naming, open_input, unwritable
+from neuronpipe.bulk.transform.folders import open_folder
+from neuronpipe.bulk.transform.formats import find_format
+from neuronpipe.bulk.transform.formats.base import Row, RowReader
+from neuronpipe.bulk.transform.manifest import DoneShard, Manifest
+from neuronpipe.bulk.transform.plan import Shard
+from neuronpipe.bulk.transform.request import Answer, Engine, Outcome
+from neuronpipe.bulk.transform.rows import RowTask, is_failed
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
+from neuronpipe.gateway.many import answer_in_order
+
+# Of the rows that failed, so many are named.
+NAMED_ERRORS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWork:
+    """What is done with every shard of a run."""
+
+    folder: str
+    input_format: str
+    output_format: str
+    task: RowTask
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """A row that failed. `row`: in its file, from 1 on."""
+
+    file: str
+    row: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Rows that are done."""
+
+    rows: int
+    errors: int
+    named_errors: Sequence[RowError] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Rows that are handed to the engine at once, each with its inputs, or its error."""
+
+    shard: Shard
+    first_row: int
+    rows: Sequence[Row]
+    inputs: Sequence[Sequence[TaskInput] | InvalidInput]
+    is_last: bool
+
+
+_Answered = tuple[_Window, Sequence[Sequence[Outcome]]]
+
+
+async def run_shards(
+    shards: Iterable[Shard], work: ShardWork, engine: Engine, note: Callable[[Progress], None]
+) -> AsyncIterator[DoneShard]:
+    """Runs shards in order, and yields each when it is complete. `note` is told of each window. Raises SetupError, and
+    what ends a run of the engine, or what `note` raises.
+    """
+
+    async def answer(window: _Window) -> _Answered:
+        inputs = [input for of_row in window.inputs if not isinstance(of_row, InvalidInput) for input in of_row]
+        outcomes = iter(await engine.infer(inputs) if inputs else ())
+        return window, [
+            [of_row] if isinstance(of_row, InvalidInput) else [next(outcomes) for _ in of_row]
+            for of_row in window.inputs
+        ]
+
+    results: _Results | None = None
+    windows = _Windows(shards, work, engine.window_rows)
+    try:
+        async with contextlib.aclosing(answer_in_order(windows, answer, engine.windows_in_flight)) as answered:
+            async for window, outcomes in answered:
+                results = results or _Results(window.shard, work)
+                note(await asyncio.to_thread(results.write, window, outcomes))
+                if window.is_last:
+                    yield await asyncio.to_thread(results.complete)
+                    results = None
+    finally:
+        await windows.close()
+        if results:
+            results.discard()
+
+
+class _Results:
+    """The file of results of a shard that is being computed."""
+
+    def __init__(self, shard: Shard, work: ShardWork) -> None:
+        format = find_format(work.output_format)
+        self._shard = shard
+        self._task = work.task
+        self._name = shard.name(format.ending)
+        self._folder = open_folder(work.folder)
+        self._path = f"{work.folder}/{self._name}"
+        self._new = self._folder.create(self._name)
+        with unwritable(self._path):
+            self._writer = format.open_writer(self._new.file, work.task.columns)
+        self._errors = self._tokens = self._truncated = self._padded = 0
+
+    def write(self, window: _Window, outcomes: Sequence[Sequence[Outcome]]) -> Progress:
+        """Adds a window's rows. Raises SetupError."""
+        records = [self._task.record(row, of_row) for row, of_row in zip(window.rows, outcomes, strict=True)]
+        with unwritable(self._path):
+            self._writer.write(records)
+        answers = [one for of_row in outcomes for one in of_row if isinstance(one, Answer)]
+        errors = [
+            RowError(self._shard.file, window.first_row + place + 1, _message(of_row))
+            for place, of_row in enumerate(outcomes)
+            if is_failed(of_row)
+        ]
+        self._errors += len(errors)
+        self._tokens += sum(one.tokens for one in answers)
+        self._padded += sum(one.padded_tokens for one in answers)
+        self._truncated += sum(one.truncated_tokens for one in answers)
+        return Progress(len(window.rows), len(errors), errors[:NAMED_ERRORS])
+
+    def discard(self) -> None:
+        """Deletes what was written."""
+        with contextlib.suppress(Exception):  # whatever a library raises of a disk that is full
+            self._writer.close()
+        self._new.discard()
+
+    def complete(self) -> DoneShard:
+        """Gives the file its name, and lists it. Raises SetupError."""
+        with unwritable(self._path):
+            self._writer.close()
+            size_bytes = self._new.file.tell()
+        self._new.complete()
+        shard = self._shard
+        done = DoneShard(
+            number=shard.number,
+            file=self._name,
+            size_bytes=size_bytes,
+            input=shard.file,
+            first_row=shard.place.row,
+            rows=shard.rows,
+            errors=self._errors,
+            tokens=self._tokens,
+            truncated_tokens=self._truncated,
+            padded_tokens=self._padded,
+        )
+        Manifest(self._folder).add(done)
+        return done
+
+
+def _message(outcomes: Sequence[Outcome]) -> str:
+    return next(one.message for one in outcomes if isinstance(one, NeuronpipeError))
+
+
+class _Windows:
+    """The rows of the shards, which a thread reads."""
+
+    def __init__(self, shards: Iterable[Shard], work: ShardWork, window_rows: int) -> None:
+        self._thread = ThreadPoolExecutor(1, "rows")
+        self._windows = _read_windows(shards, work, window_rows)
+
+    def __aiter__(self) -> AsyncIterator[_Window]:
+        return self
+
+    async def __anext__(self) -> _Window:
+        window = await asyncio.get_running_loop().run_in_executor(self._thread, next, self._windows, None)
+        if window is None:
+            raise StopAsyncIteration
+        return window
+
+    async def close(self) -> None:
+        """Closes the file that is open."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._windows.close)
+        self._thread.shutdown()
+
+
+def _read_windows(shards: Iterable[Shard], work: ShardWork, window_rows: int) -> Generator[_Window, None, None]:
+    """The rows of the shards. A file stays open for the shards that follow each other in it."""
+    format = find_format(work.input_format)
+    reader: RowReader | None = None
+    at: tuple[str, int] = "", 0
+    try:
+        for shard in shards:
+            with naming(shard.file):
+                if reader is None or at != (shard.file, shard.place.row):
+                    if reader:
+                        reader.close()
+                    reader = format.open_reader(open_input(shard.file), shard.place, shard.columns)
+                for first in range(0, shard.rows, window_rows):
+                    count = min(window_rows, shard.rows - first)
+                    rows = reader.read(count)
+                    if len(rows) < count:
+                        raise SetupError("has changed since the run began: it has fewer rows")
+                    is_last = first + window_rows >= shard.rows
+                    inputs = [_inputs(work.task, row) for row in rows]
+                    yield _Window(shard, shard.place.row + first, rows, inputs, is_last)
+            at = shard.file, shard.place.row + shard.rows
+    finally:
+        if reader:
+            reader.close()
+
+
+def _inputs(task: RowTask, row: Row) -> Sequence[TaskInput] | InvalidInput:
+    try:
+        return task.inputs(row)
+    except InvalidInput as error:
+        return error

@@ -1,0 +1,18 @@
+"""Compiles a Transformers model into a bundle. It needs torch and transformers; nothing that serves imports it."""
+
+from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest
+from neuronpipe.compiler.compile import COMPILERS, Compiled, CompileRequest, compile_bundle, compile_with_reference
+from neuronpipe.compiler.conversion import NeuronxOptions
+from neuronpipe.compiler.pipeline import PipelineOptions
+
+__all__ = [
+    "COMPILERS",
+    "NO_BUCKETS",
+    "BucketRequest",
+    "CompileRequest",
+    "Compiled",
+    "NeuronxOptions",
+    "PipelineOptions",
+    "compile_bundle",
+    "compile_with_reference",
+]

@@ -1,0 +1,150 @@
+"""Merges an adapter (LoRA and others of peft) into its base model. The result compiles like any other model."""
+
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
+from neuronpipe.compiler.source import ModelSource, find_source
+from neuronpipe.compiler.source_checks import ADAPTER_CONFIG, check_configuration
+from neuronpipe.core.errors import SetupError
+
+# peft's task types → transformers' class with that head. Source: peft.TaskType; the two others are of models that write
+# text.
+_HEADS = {
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+    "FEATURE_EXTRACTION": "AutoModel",
+}
+_PREFIX = "base_model.model."
+_SHOWN_KEYS = 4
+
+
+def merge_adapter(source: str, revision: str | None, base: str, folder: Path) -> ModelSource:
+    """Writes the merged model into `folder`: the base's files, the adapter's own files, and the merged weights.
+
+    `base` is a folder or an id on the Hub. If it is empty, the adapter's configuration names it. Parameters that
+    neither the base nor the adapter has are left out, so that an untrained head is refused like that of any other
+    model. Raises SetupError.
+    """
+    peft = _import_peft()
+    adapter = find_source(source, revision, is_adapter=True)
+    settings = read_json(adapter.folder / ADAPTER_CONFIG)
+    named = str(settings.get("base_model_name_or_path") or "")
+    if not (base or named):
+        raise SetupError(f"{source}: {ADAPTER_CONFIG} names no base model; name it with --base-model")
+    try:
+        found = find_source(base or named, None if base else settings.get("revision"))
+    except SetupError as error:
+        advice = "" if base else f"; {ADAPTER_CONFIG} names it, --base-model names another place"
+        raise SetupError(f"the base model of {source}: {error}{advice}") from error
+    _copy(found.folder, folder)
+    _copy(adapter.folder, folder)
+    model_folder = transformer_folder(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _write_merged(peft, adapter.folder, settings, transformer_folder(found.folder), model_folder)
+    return ModelSource(adapter.location, folder, adapter.revision, base=found.location)
+
+
+def _import_peft() -> Any:
+    try:
+        import peft
+    except ModuleNotFoundError as error:
+        raise SetupError(
+            f"--merge-adapter needs the package {error.name}, which is not installed: pip install "
+            "'neuronpipe[compile-adapters]'"
+        ) from error
+    return peft
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copies all files except weights and the adapter's own."""
+    ignore = shutil.ignore_patterns(
+        "*.safetensors", "*.bin", "*.safetensors.index.json", "adapter_*", "onnx", "openvino", ".git"
+    )
+    shutil.copytree(source, target, ignore=ignore, dirs_exist_ok=True)
+
+
+def _write_merged(peft: Any, adapter: Path, settings: Mapping[str, Any], base: Path, folder: Path) -> None:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    content = read_json(folder / "config.json")
+    check_configuration(base, read_json(base / "config.json"))
+    auto_class = _class_of(adapter, settings, content)
+    try:
+        trained = peft.utils.load_peft_weights(str(adapter), device="cpu")
+    except Exception as error:  # missing and broken files raise different exceptions
+        raise SetupError(f"{adapter}: the adapter's weights cannot be read; get the files again") from error
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config.num_labels = _count_labels(auto_class, config, trained)
+    try:
+        model, info = auto_class.from_pretrained(
+            base,
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
+        )
+        tokens = len(transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
+        if tokens > model.get_input_embeddings().weight.shape[0]:  # as peft's own AutoPeftModel does
+            model.resize_token_embeddings(tokens)
+        adapted = peft.PeftModel.from_pretrained(model, str(adapter))
+        expected = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    except Exception as error:  # whatever peft raises for modules that the base does not have
+        raise SetupError(
+            f"{adapter}: the adapter does not fit its base model {base}; name the right one with --base-model"
+        ) from error
+    if odd := sorted({*(expected - {*trained}), *({*trained} - expected - {*adapted.state_dict()})}):
+        raise SetupError(
+            f"{adapter}: the adapter does not fit its base model {base}: {', '.join(odd[:_SHOWN_KEYS])} is in one "
+            "only; name the right "
+            "one with --base-model"
+        )
+    if not hasattr(adapted, "merge_and_unload"):
+        raise SetupError(f"{adapter}: an adapter of the kind {settings.get('peft_type')} cannot be merged; LoRA can")
+    merged = adapted.merge_and_unload()
+    mismatched = {key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"]}
+    untrained = (set(info["missing_keys"]) | mismatched) - {name.removeprefix(_PREFIX) for name in trained}
+    merged.save_pretrained(
+        folder, state_dict={name: one for name, one in merged.state_dict().items() if name not in untrained}
+    )
+
+
+def _class_of(adapter: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+    """The class of transformers with which the adapter was trained."""
+    kind = settings.get("task_type")
+    mapped = (settings.get("auto_mapping") or {}).get("base_model_class")
+    name = _HEADS.get(str(kind)) if kind else str(mapped or (config.get("architectures") or ["AutoModel"])[0])
+    if name is None:
+        raise SetupError(
+            f"{adapter}: the adapter is for {kind}, a model that writes text, with which adapters are not merged "
+            "here; merge it with peft (merge_and_unload), save the model and its tokenizer, and compile that folder"
+        )
+    if not hasattr(transformers, name):
+        raise SetupError(
+            f"{adapter}: the adapter is for a model {name}, which transformers {transformers.__version__} does not have"
+        )
+    return getattr(transformers, name)
+
+
+def _count_labels(auto_class: Any, config: Any, trained: Mapping[str, torch.Tensor]) -> int:
+    """The number of labels: the rows of the adapter's own head, or else the base's number.
+
+    The adapter's configuration does not contain it.
+    """
+    with torch.device("meta"):
+        model = auto_class.from_config(config) if auto_class.__name__.startswith("Auto") else auto_class(config)
+    body = f"{model.base_model_prefix}."
+    for name, parameter in model.named_parameters():
+        own = trained.get(_PREFIX + name)
+        if own is not None and not name.startswith(body) and own.shape != parameter.shape:
+            return int(own.shape[0])
+    return int(config.num_labels)

@@ -1,0 +1,399 @@
+"""From the folder of a model to a bundle, step by step."""
+
+import dataclasses
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from neuronpipe.bundles.buckets import Bucket, BucketPlan
+from neuronpipe.bundles.manifest import SCHEMA_VERSION, Accuracy, Artifact, Manifest
+from neuronpipe.bundles.repository import (
+    Bundle,
+    check_writable,
+    choose_version,
+    new_bundle,
+    read_bundle,
+    write_manifest,
+)
+from neuronpipe.compiler import (
+    accuracy,
+    decoder_accuracy,
+    decoders,
+    fake,
+    neuronx,
+    openvino,
+    quantization,
+    sensitivity,
+)
+from neuronpipe.compiler import torch as torch_
+from neuronpipe.compiler.adapters import merge_adapter
+from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
+from neuronpipe.compiler.calibration import built_in_calibration, read_calibration
+from neuronpipe.compiler.conversion import DEFAULT_OPTIONS, ArtifactCompiler, Conversion, NeuronxOptions
+from neuronpipe.compiler.detection import Found, describe, read_configuration
+from neuronpipe.compiler.device_times import DEVICE_TIMES
+from neuronpipe.compiler.embedding_ranges import EMBEDDING_TASKS, with_ranges
+from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
+from neuronpipe.compiler.own_code import KNOWN_FORM, in_known_form
+from neuronpipe.compiler.pipeline import ONE_CORE, PipelineOptions, cut_module
+from neuronpipe.compiler.samples import BUILT_IN, BUILT_IN_IMAGES, calibration_batches, comparison_batches
+from neuronpipe.compiler.source import ModelSource, find_source
+from neuronpipe.compiler.source_checks import check_kind
+from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
+from neuronpipe.compiler.tokenizers import SourceTokenizer, serving_json, token_texts
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.stages.neuron_executor.runtimes.given_texts import GivenText
+from neuronpipe.stages.neuron_executor.runtimes.parts import BALANCES, PIPELINED
+from neuronpipe.tasks import TASKS
+
+if TYPE_CHECKING:
+    from neuronpipe.bundles.signing import SigningKey
+
+Report: TypeAlias = Callable[[str], None]
+
+COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "fake": fake, "neuronx": neuronx, "torch": torch_}
+TOKENIZER_FILE = "tokenizer.json"
+TOKENS_FILE = "tokens.json"
+# Their results have tokens of the vocabulary.
+_TASKS_WITH_TOKENS = ("fill_mask", "sparse_embedding")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRequest:
+    """The model to compile, and how.
+
+    `max_divergence` is the largest absolute difference of an output to PyTorch float32, and `min_agreement` (0 to 1)
+    the smallest agreement (see Accuracy), or None for no limit; int8 keeps as many layers in float32 as the latter
+    needs. `calibration` is a file of texts or a folder of images for int8, or None for samples. `device_times` names a
+    table of device_times.py, for the fake back end to simulate. An empty `task` or `dtype` is found from the model's
+    configuration. With `merge_adapter`, the source is an adapter (LoRA), which is merged into `base_model`, or into the
+    model that it names. With a `signing_key`, the bundle is signed.
+    """
+
+    source: str
+    task: str
+    repository: Path
+    name: str
+    version: int | None = None
+    revision: str | None = None
+    backend: str = "openvino"
+    dtype: str = "float32"
+    max_divergence: float | None = None
+    min_agreement: float | None = None
+    calibration: Path | None = None
+    buckets: BucketRequest = NO_BUCKETS
+    pipeline: PipelineOptions = ONE_CORE
+    neuronx: NeuronxOptions = DEFAULT_OPTIONS
+    device_times: str = ""
+    cache_results: bool = False
+    merge_adapter: bool = False
+    base_model: str = ""
+    signing_key: "SigningKey | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A bundle, and the batches of sample texts of its comparison, with the outputs of PyTorch float32.
+
+    `texts`: in their place, of a model that generates.
+    """
+
+    bundle: Bundle
+    batches: Sequence[Batch]
+    reference: Sequence[Outputs]
+    texts: Sequence[GivenText] = ()
+
+
+def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
+    """Compiles one model and adds it to the repository, completely or not at all.
+
+    Raises SetupError for a model that cannot be compiled.
+    """
+    return compile_with_reference(request, report).bundle
+
+
+def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
+    """See compile_bundle."""
+    with tempfile.TemporaryDirectory(prefix="neuronpipe-") as scratch:
+        try:
+            return _compile(request, report, Path(scratch))
+        except SetupError as error:  # which names the folder of links, if there is one
+            raise SetupError(str(error).replace(f"{scratch}/{KNOWN_FORM}", request.source)) from error
+
+
+def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled:
+    _check(request)
+    _check_calibration(request)
+    calibration = read_calibration(request.calibration) if request.calibration else None
+    step = _numbered_steps(report, 7 if request.dtype.startswith("int8") else 6)
+    version = choose_version(request.repository, request.name, request.version)
+
+    step(f"find {request.source}" + (", and merge it into its base model" if request.merge_adapter else ""))
+    if request.merge_adapter:
+        source = merge_adapter(request.source, request.revision, request.base_model, scratch / "merged")
+        report(f"      merged into {source.base}")
+    else:
+        source = find_source(request.source, request.revision)
+    source = in_known_form(source, scratch)
+    configuration = read_configuration(source.folder)
+    if request.task:
+        configuration.check_task(request.task)
+    found = Found(request.task, "chosen") if request.task else configuration.find_task()
+    if TASKS[found.task].generates:
+        _check_generating(request)
+        request = dataclasses.replace(request, dtype=request.dtype or "float32")
+    dtype = request.dtype or configuration.dtype_of(COMPILERS[request.backend].DTYPES)
+    request = dataclasses.replace(request, task=found.task, dtype=dtype)
+    _check_images(request)
+    _check_calibration(request)
+    check_kind(source.folder, configuration.config, configuration.architecture, request.task)
+
+    step("read the tokenizer, if it has one")
+    tokenizer = SOURCE_TASKS[request.task].load_tokenizer(source.folder)
+
+    step("load the model in PyTorch, float32")
+    module = load_module(source.folder, request.task, tokenizer)
+    if configuration.has_own_code:
+        report(f"      its own code (auto_map) is not run; {module.architecture} of transformers is")
+    report(describe(module, found.reason, dtype, configuration.weights_dtype))
+    buckets = _choose_buckets(request, module, report)
+    if buckets:
+        module = module.within(BucketPlan(buckets))
+    if TASKS[request.task].generates:
+        expected = decoder_accuracy.sample_texts(module)
+        bundle = _compile_decoder(request, source, module, expected, buckets, version, step, report)
+        return Compiled(bundle, (), (), expected)
+    if request.dtype == "int8" and calibration is None:
+        calibration = built_in_calibration(of_images=module.takes_images)
+    compared = calibration.compared if calibration else ()
+    built_in, kind = (BUILT_IN_IMAGES, "images") if module.takes_images else (BUILT_IN, "texts")
+    sample_texts = f"{len(compared)} other {kind} of {request.calibration}" if compared else built_in
+    batches = comparison_batches(module, compared)
+    reference = accuracy.reference_outputs(module, batches)
+    module = with_ranges(module, reference)
+    spec = module.spec(request.name, version, reference[0])
+
+    with new_bundle(request.repository, request.name, version) as folder:
+        step(f"convert for {request.backend}, {request.dtype}")
+        _write_tokenizer(folder, tokenizer, module.fact("mask_token") or "", spec)
+        compiler = COMPILERS[request.backend]
+        pipeline = cut_module(module, batches[0], request.pipeline)
+        if pipeline is not None:
+            report(pipeline.describe())
+        conversion = Conversion(
+            module, source, batches[0], folder, request.dtype, buckets, request.neuronx, request.device_times, pipeline
+        )
+        artifact = compiler.convert(conversion)
+
+        def measure(artifact: Artifact) -> Accuracy | None:
+            return accuracy.measure(compiler, conversion, artifact, batches, reference, sample_texts)
+
+        quantizer = None
+        if calibration is not None and request.dtype == "int8":
+            described, texts = calibration.description, calibration_batches(module, calibration.texts)
+            step(f"quantize to int8, calibrated on {described.texts} {kind} ({described.source})")
+            quantizer = quantization.Quantizer(artifact, folder, texts, described)
+            artifact = quantizer.quantize()
+        elif dtype == "int8-weights":
+            step("quantize the weights to int8")
+            artifact = quantization.compress(artifact, folder)
+
+        step("compare with PyTorch on samples")
+        measured = measure(artifact)
+        if quantizer and request.min_agreement is not None and not accuracy.agrees(measured, request.min_agreement):
+            report(
+                f"      int8 agrees less than --min-agreement {request.min_agreement:g}; find the parts that lose most"
+            )
+            ranked = sensitivity.rank(quantizer, compiler, conversion, texts)
+            artifact, measured = sensitivity.search(quantizer, ranked, measure, request.min_agreement)
+            report(f"      {len(artifact.float_parts)} of {len(ranked)} in float32: {', '.join(artifact.float_parts)}")
+        if measured is not None:
+            report(accuracy.describe(measured, request.dtype, request.task))
+        accuracy.check(measured, request.max_divergence, request.min_agreement)
+
+        step("write the bundle")
+        _complete(folder, request, source, spec, artifact.model_copy(update={"accuracy": measured}))
+    return Compiled(read_bundle(request.repository / request.name / str(version)), batches, reference)
+
+
+def _compile_decoder(
+    request: CompileRequest,
+    source: ModelSource,
+    module: SourceModule,
+    texts: Sequence[GivenText],
+    buckets: tuple[Bucket, ...],
+    version: int,
+    step: Report,
+    report: Report,
+) -> Bundle:
+    """The last steps for a model that generates."""
+    with new_bundle(request.repository, request.name, version) as folder:
+        spec = dataclasses.replace(module, inputs=("input_ids",)).spec(request.name, version, {})
+        _write_tokenizer(folder, module.tokenizer, "", spec)
+        conversion = Conversion(module, source, {}, folder, request.dtype, buckets, request.neuronx)
+        artifact, measured = decoders.compile_decoder(
+            request.backend, conversion, texts, request.min_agreement, step, report
+        )
+        report(accuracy.describe(measured, request.dtype, request.task))
+        accuracy.check(measured, request.max_divergence, request.min_agreement)
+        step("write the bundle")
+        _complete(folder, request, source, spec, artifact.model_copy(update={"accuracy": measured}))
+    return read_bundle(request.repository / request.name / str(version))
+
+
+def _complete(folder: Path, request: CompileRequest, source: ModelSource, spec: ModelSpec, artifact: Artifact) -> None:
+    """Writes the manifest of a bundle whose files are there, and signs it if that is asked for."""
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        model=spec,
+        source=source.describe(),
+        tokenizer_file=TOKENIZER_FILE if (folder / TOKENIZER_FILE).exists() else "",
+        tokens_file=TOKENS_FILE if (folder / TOKENS_FILE).exists() else "",
+        artifacts=(artifact,),
+        cache_results=request.cache_results,
+        files={},
+    )
+    write_manifest(folder, manifest)
+    if request.signing_key:
+        from neuronpipe.bundles.signing import write_signature
+
+        write_signature(folder, request.signing_key)
+
+
+def _check_generating(request: CompileRequest) -> None:
+    if request.backend not in decoders.DTYPES:
+        raise SetupError(f"--backend {request.backend}: does not generate text; {', '.join(decoders.DTYPES)} do")
+    dtypes = decoders.DTYPES[request.backend]
+    if request.dtype and request.dtype not in dtypes:
+        raise SetupError(
+            f"--dtype {request.dtype}: what generates text is compiled for {request.backend} in {', '.join(dtypes)}"
+        )
+    if request.cache_results:
+        raise SetupError("--cache-results: generated texts are not cached")
+    if request.pipeline.cores != 1:
+        raise SetupError("--pipeline-cores: what generates text is computed by one core")
+
+
+def _check_pipeline(request: CompileRequest) -> None:
+    if request.pipeline.cores < 1 or request.pipeline.balance not in BALANCES:
+        raise SetupError(
+            f"--pipeline-cores {request.pipeline.cores} --pipeline-balance {request.pipeline.balance}: 1 core or "
+            f"more, and {' or '.join(BALANCES)}"
+        )
+    if request.pipeline.cores == 1:
+        raise SetupError(f"--pipeline-balance {request.pipeline.balance}: is for --pipeline-cores of 2 or more")
+    if request.backend not in PIPELINED:
+        raise SetupError(
+            f"--pipeline-cores: the back end {request.backend!r} computes a model on one core; "
+            f"{' and '.join(PIPELINED)} have models over several"
+        )
+    if request.dtype.startswith("int8"):
+        raise SetupError(f"--pipeline-cores: not with --dtype {request.dtype}; float32 and bfloat16 can be cut")
+
+
+def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, mask_token: str, spec: ModelSpec) -> None:
+    if tokenizer.json:
+        (folder / TOKENIZER_FILE).write_text(serving_json(tokenizer, mask_token), encoding="utf-8")
+    if spec.task in _TASKS_WITH_TOKENS:
+        tokens = token_texts(tokenizer, spec.vocabulary_size)
+        (folder / TOKENS_FILE).write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
+
+
+def _check_calibration(request: CompileRequest) -> None:
+    """Refuses texts that nothing would be calibrated with, as soon as task and dtype are known."""
+    if request.calibration is None or not request.task or not request.dtype:
+        return
+    if request.dtype != "int8" and request.task not in EMBEDDING_TASKS:
+        raise SetupError(
+            f"--calibration is for --dtype int8; {request.dtype} needs none, except for {', '.join(EMBEDDING_TASKS)}"
+        )
+
+
+def _check(request: CompileRequest) -> None:
+    if request.task and request.task not in SOURCE_TASKS:
+        raise SetupError(f"task {request.task!r} is not known; there are: {', '.join(SOURCE_TASKS)}")
+    if request.backend not in COMPILERS:
+        raise SetupError(f"back end {request.backend!r} is not known; there are: {', '.join(COMPILERS)}")
+    dtypes = COMPILERS[request.backend].DTYPES
+    if request.dtype and request.dtype not in dtypes:
+        raise SetupError(f"dtype {request.dtype!r} is not known for {request.backend}; there are: {', '.join(dtypes)}")
+    _check_buckets(request)
+    if (
+        request.backend != "neuronx"
+        and dataclasses.replace(request.neuronx, cache=DEFAULT_OPTIONS.cache) != DEFAULT_OPTIONS
+    ):
+        raise SetupError(
+            "--target, --optlevel, --model-type, --auto-cast, --attention and --compile-workers are for "
+            "--backend neuronx"
+        )
+    if request.device_times and (request.backend != "fake" or request.device_times not in DEVICE_TIMES):
+        raise SetupError(
+            f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}"
+        )
+    if request.pipeline != ONE_CORE:
+        _check_pipeline(request)
+    if request.base_model and not request.merge_adapter:
+        raise SetupError("--base-model is for --merge-adapter")
+    if request.max_divergence is not None and not request.max_divergence >= 0:  # false for NaN too
+        raise SetupError(f"--max-divergence {request.max_divergence}: must be 0 or more")
+    if request.min_agreement is not None and not 0 < request.min_agreement <= 1:
+        raise SetupError(f"--min-agreement {request.min_agreement}: must be more than 0 and at most 1")
+    if request.version is not None and request.version < 1:
+        raise SetupError(f"version {request.version}: versions are whole numbers from 1 on")
+    check_writable(request.repository, request.name)
+
+
+def _check_images(request: CompileRequest) -> None:
+    reads = TASKS[request.task].reads
+    if reads == "both" and request.backend in ("fake", "neuronx"):
+        raise SetupError(f"--backend {request.backend} takes texts or images; openvino and torch take both together")
+    if reads == "both" and request.dtype == "int8":
+        raise SetupError("--dtype int8 is for models of texts or of images; both together take any other --dtype")
+    if request.calibration and request.calibration.is_dir() != (reads == "images"):
+        wanted = "a folder of images" if reads == "images" else "a file of texts"
+        raise SetupError(f"--calibration {request.calibration}: a model of {reads} is calibrated on {wanted}")
+
+
+def _check_buckets(request: CompileRequest) -> None:
+    use = COMPILERS[request.backend].BUCKETS
+    if use == "required" and not request.buckets.buckets:
+        raise SetupError(
+            f"{request.backend} computes the shapes only that it was compiled for; name them with --bucket "
+            "BATCHxTOKENS, or have them "
+            "chosen with --buckets auto --lengths FILE"
+        )
+    if use == "none" and request.buckets.buckets:
+        raise SetupError(f"{request.backend} computes any shape; leave out --bucket and --buckets")
+    request.buckets.check()
+
+
+def _choose_buckets(request: CompileRequest, module: SourceModule, report: Report) -> tuple[Bucket, ...]:
+    if not request.buckets.buckets:
+        return ()
+    buckets, plan = choose_buckets(request.buckets, module.max_tokens)
+    for bucket in buckets:
+        if module.takes_images and bucket.tokens != module.max_tokens:
+            raise SetupError(
+                f"--bucket {bucket}: an image counts as {module.max_tokens} tokens: write "
+                f"{bucket.batch}x{module.max_tokens}"
+            )
+    if plan is not None:
+        report(plan.describe())
+    return buckets
+
+
+def _numbered_steps(report: Report, count: int) -> Report:
+    began_s = time.monotonic()
+    done = 0
+
+    def step(line: str) -> None:
+        nonlocal done
+        done += 1
+        report(f"[{done}/{count}] {time.monotonic() - began_s:5.1f} s  {line}")
+
+    return step

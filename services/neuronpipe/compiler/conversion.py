@@ -1,0 +1,112 @@
+"""The contract between the compiler and its back ends: what is converted, and how it ran."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from neuronpipe.bundles.buckets import Bucket
+from neuronpipe.bundles.manifest import Artifact
+from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
+from neuronpipe.compiler.pipeline import Pipeline
+from neuronpipe.compiler.source import ModelSource
+from neuronpipe.core.errors import SetupError
+
+# dtype → (the operations that are cast, the type); AWS's published figures for encoders are all in bfloat16.
+CASTS = {"float32": ("none", ""), "bfloat16": ("matmult", "bf16")}
+_ACCUMULATION = "--enable-mixed-precision-accumulation"
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronxOptions:
+    """Options of the compilation for Neuron.
+
+    Every flag is passed, because the compiler's defaults differ between releases. `workers` processes compile at once,
+    each of which needs memory for the model and the compiler. `cache` is where artefacts are kept.
+    """
+
+    target: str = "inf2"
+    model_type: str = "transformer"
+    optlevel: int = 2
+    auto_cast: str = ""
+    attention: str = "eager"
+    workers: int = 1
+    cache: Path = Path("~/.cache/neuronpipe/neuronx")
+
+    def flags(self, dtype: str) -> tuple[str, ...]:
+        """The compiler's flags, all explicit. Raises SetupError if they contradict the dtype."""
+        cast, cast_type = CASTS[dtype]
+        if self.auto_cast and (self.auto_cast == "none") != (cast == "none"):
+            raise SetupError(
+                f"--auto-cast {self.auto_cast}: --dtype {dtype} casts "
+                f"{'nothing' if cast == 'none' else 'to ' + cast_type}"
+            )
+        # On by default since SDK 2.27.
+        flags = [
+            f"--target={self.target}",
+            f"--model-type={self.model_type}",
+            f"--optlevel={self.optlevel}",
+            _ACCUMULATION,
+        ]
+        flags.append(f"--auto-cast={self.auto_cast or cast}")
+        return (*flags, f"--auto-cast-type={cast_type}") if cast_type else tuple(flags)
+
+
+DEFAULT_OPTIONS = NeuronxOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """The parameters of a conversion: the module, a batch for it, the bundle's folder, and the buckets if any."""
+
+    module: SourceModule
+    source: ModelSource
+    example: Batch
+    folder: Path
+    dtype: str
+    buckets: tuple[Bucket, ...]
+    neuronx: NeuronxOptions
+    device_times: str = ""
+    pipeline: Pipeline | None = None
+
+    @property
+    def parts(self) -> int:
+        """The number of parts into which the module is cut."""
+        return len(self.pipeline.firsts) if self.pipeline else 1
+
+    def each_part(self) -> Iterator[tuple[SourceModule, Mapping[str, torch.Tensor]]]:
+        """The parts one by one, each with an example of its inputs; the module if it is not cut."""
+        if self.pipeline is None:
+            yield self.module, {name: torch.from_numpy(self.example[name]) for name in self.module.inputs}
+            return
+        for number in range(self.parts):
+            with self.pipeline.part(number) as part:
+                yield part
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """An artefact's outputs for each batch, and the dtype in which it computed.
+
+    `emulator` names what ran in place of the artefact, if anything did.
+    """
+
+    outputs: Sequence[Outputs]
+    computed_dtype: str
+    emulator: str = ""
+
+
+class ArtifactCompiler(Protocol):
+    """The part of the compiler for one back end (a module)."""
+
+    DTYPES: tuple[str, ...]
+    BUCKETS: str
+    """Whether it compiles for buckets: "none", "optional" or "required"."""
+
+    def convert(self, conversion: Conversion) -> Artifact:
+        """Writes the artefact into the bundle's folder and describes it. Raises SetupError."""
+
+    def run(self, conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran | None:
+        """Runs the artefact on every batch; None if there is nothing to compare."""

@@ -1,0 +1,298 @@
+"""Finds the task of a model in its configuration. Refuses models that cannot be served, with the reason.
+
+These decide, in this order: the modules and the settings that sentence-transformers saved (modules.json and
+config_sentence_transformers.json); the architecture's name, which says what head the model has; and between the tasks
+that its head serves, README.md (pipeline_tag), or else the labels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub.repocard import metadata_load
+from transformers.models.auto import modeling_auto
+
+from neuronpipe.compiler.cross_encoders import entailing, is_cross_encoder, ranking
+from neuronpipe.compiler.decoder_masks import MASKED_DECODERS
+from neuronpipe.compiler.modules import SourceModule
+from neuronpipe.compiler.own_code import OWN_GRAPHS
+from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
+from neuronpipe.compiler.source_checks import check_configuration, reads_of
+from neuronpipe.compiler.tasks import SOURCE_TASKS
+from neuronpipe.core.errors import SetupError
+from neuronpipe.tasks import TASKS
+
+# The end of an architecture's name → the tasks that its head serves, the default task first.
+_HEADS: Mapping[str, tuple[str, ...]] = {
+    "ForSequenceClassification": ("text_classification", "rerank", "zero_shot_classification"),
+    "ForTokenClassification": ("token_classification",),
+    "ForQuestionAnswering": ("question_answering",),
+    "ForMaskedLM": ("fill_mask", "feature_extraction", "sentence_embedding", "sparse_embedding"),
+    "ForPreTraining": ("fill_mask", "feature_extraction", "sentence_embedding", "sparse_embedding"),
+    "ForImageClassification": ("image_classification",),
+    "ForCausalLM": ("text_generation", "feature_extraction", "sentence_embedding", "rerank"),
+    "LMHeadModel": ("text_generation",),
+    "ForConditionalGeneration": ("summarization", "translation"),
+    "MTModel": ("translation",),
+    "Model": ("feature_extraction", "sentence_embedding", "image_embedding", "zero_shot_image_classification"),
+}
+_WRITING_HEADS = ("ForCausalLM", "LMHeadModel")
+_FROM_TEXT_TO_TEXT = ("summarization", "translation")
+# Encoder-decoders whose attention depends on distances. OpenVINO's attention with a cache in blocks leaves that out.
+# Those of the first are shared by all layers, so that they can be a part of the mask.
+WITH_SHARED_BIASES = ("t5", "mt5")
+_WITH_OTHER_BIASES = ("umt5", "longt5", "switch_transformers", "pop2piano", "udop")
+_PIPELINE_TAGS = {
+    "sentence-similarity": "sentence_embedding",
+    "text-ranking": "rerank",
+    "image-feature-extraction": "image_embedding",
+}
+
+_SPARSE = {"SparseEncoder", "SpladePooling", "SparseAutoEncoder", "SparseStaticEmbedding", "splade", "sparse-encoder"}
+_MULTI_VECTOR = {"MultiVectorEncoder", "ColBERT", "HF_ColBERT", "colbert", "pylate", "late-interaction"}
+
+_SHOWN_LABELS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A task, and by what it was found, for a user."""
+
+    task: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The configuration in a model's files.
+
+    `settings` and `modules` are those of sentence-transformers, `card` is the front matter of README.md.
+    """
+
+    folder: Path
+    config: Any
+    architecture: str
+    settings: Mapping[str, Any]
+    modules: tuple[str, ...]
+    card: Mapping[str, Any]
+    weights_dtype: str
+    has_own_code: bool
+
+    def find_task(self) -> Found:
+        """The task for which the model was made. Raises SetupError, which names the kind of model, if there is none."""
+        if self._is_sparse():
+            return Found("sparse_embedding", "modules.json" if self.modules else f"{self.architecture}; README.md")
+        if self._kinds() & _MULTI_VECTOR:
+            return Found("multi_vector_embedding", "modules.json" if self.modules else self.architecture)
+        self._refuse_other_kinds()
+        if "CLIPModel" in self.modules:
+            return Found("zero_shot_image_classification", "modules.json")
+        if self.modules and self.settings.get("model_type") != "CrossEncoder":
+            return Found("sentence_embedding", "modules.json")
+        if not self.architecture:
+            raise SetupError(
+                f"{self.folder}: config.json names no architecture, so its task is not known; choose one with --task"
+            )
+        head = next((head for head in _HEADS if self.architecture.endswith(head)), None)
+        if head is None or not (hasattr(transformers, self.architecture) or self.architecture in OWN_GRAPHS):
+            raise SetupError(
+                f"{self.folder}: {self.architecture} is not a known architecture; known are those that end in "
+                f"{_heads()}"
+            )
+        tag = str(self.card.get("pipeline_tag") or "")
+        tasks = tuple(task for task in _HEADS[head] if self._can(task))
+        said = _PIPELINE_TAGS.get(tag, tag.replace("-", "_"))
+        found = Found(said, f"{self.architecture}; README.md: {tag}") if said in tasks else self._by_labels(tasks)
+        self.check_task(found.task)
+        if found.task not in SOURCE_TASKS:
+            raise SetupError(
+                f"{self.folder}: {self.architecture} is for {found.task}, which is not supported; supported are "
+                f"{_tasks()}"
+            )
+        return found
+
+    def check_task(self, task: str) -> None:
+        """Raises SetupError for a model that writes text with a task of others, and the other way round."""
+        causal, masked = (
+            modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+            modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        )
+        kind, name = self.config.model_type, self.architecture or self.config.model_type
+        if getattr(self.config, "vision_config", None) and self.architecture.endswith("ForConditionalGeneration"):
+            raise SetupError(
+                f"{self.folder}: {name} writes text about images and texts, which is not supported; decoders of texts "
+                f"alone are, which end in {' or '.join(_WRITING_HEADS)}"
+            )
+        writes = self.architecture.endswith(_WRITING_HEADS)
+        if getattr(self.config, "is_encoder_decoder", False) != (task in _FROM_TEXT_TO_TEXT):
+            raise SetupError(
+                f"{self.folder}: {name} cannot have the task {task.replace('_', '-')}: summarization and translation "
+                "are for models with an encoder and a decoder, and the only tasks of these"
+            )
+        if task in _FROM_TEXT_TO_TEXT:
+            return
+        is_decoder = (kind in causal and kind not in masked) or getattr(self.config, "is_decoder", False) or writes
+        if is_decoder and task != "text_generation" and kind not in MASKED_DECODERS:
+            raise SetupError(
+                f"{self.folder}: {name} is a decoder, which writes text; the only task of such decoders is "
+                f"text-generation; vectors and scores are made by those of the kinds {', '.join(MASKED_DECODERS)}"
+            )
+        if task == "text_generation" and not (is_decoder and writes):
+            raise SetupError(
+                f"{self.folder}: {name} does not write text: text-generation is for decoders, which end in "
+                f"{' or '.join(_WRITING_HEADS)}"
+            )
+
+    def dtype_of(self, dtypes: tuple[str, ...]) -> str:
+        """The data type to compile in: that of the weights, if it is one of these."""
+        return self.weights_dtype if self.weights_dtype in dtypes else "float32"
+
+    def _is_sparse(self) -> bool:
+        """Whether it weighs tokens. Raises SetupError for a model that does it in another way than SPLADE."""
+        if not self._kinds() & _SPARSE:
+            return False
+        if not self.modules and not self.architecture.endswith(("ForMaskedLM", "ForPreTraining")):
+            raise SetupError(
+                f"{self.folder}: makes sparse vectors, and {self.architecture} has no head of a masked language model, "
+                "which sparse-embedding needs"
+            )
+        return True
+
+    def _kinds(self) -> set[str]:
+        return {*self.modules, str(self.settings.get("model_type")), self.architecture, *_words(self.card.get("tags"))}
+
+    def _refuse_other_kinds(self) -> None:
+        if (self.folder / "config_setfit.json").is_file():
+            raise SetupError(
+                f"{self.folder}: is a SetFit model, whose classifier (model_head.pkl) is a pickle and not read; "
+                "--task sentence-embedding compiles what makes its vectors"
+            )
+        if self.settings.get("model_type") == "CrossEncoder" and (
+            others := ", ".join(sorted(set(self.modules) - {"Transformer", "LogitScore"}))
+        ):
+            raise SetupError(
+                f"{self.folder}: is a cross-encoder with modules behind its model ({others}), which is not supported"
+            )
+
+    def _can(self, task: str) -> bool:
+        if self.architecture.endswith(_WRITING_HEADS) and task != "text_generation":
+            return self.config.model_type in MASKED_DECODERS
+        reads = reads_of(self.config, self.architecture) or "texts"
+        if TASKS[task].reads != reads:
+            return False
+        facts = {"rerank": ranking, "zero_shot_classification": entailing}
+        try:
+            return task not in facts or bool(facts[task](self.folder, self.config))
+        except SetupError:
+            return False
+
+    def _by_labels(self, tasks: tuple[str, ...]) -> Found:
+        if "rerank" in tasks and is_cross_encoder(self.folder, self.config):
+            kind = "" if self.architecture.endswith(_WRITING_HEADS) else " with one label"
+            return Found("rerank", f"{self.architecture}{kind}, saved as a cross-encoder")
+        if "translation" in tasks and self.config.model_type in ("mbart", "m2m_100"):
+            return Found("translation", f"{self.architecture}, which is made for several languages")
+        if "zero_shot_classification" in tasks:
+            return Found("zero_shot_classification", f"{self.architecture} with a label for entailment")
+        return Found(tasks[0], self.architecture)
+
+
+def read_configuration(folder: Path) -> Configuration:
+    """Reads a model's configuration files.
+
+    Raises SetupError for a model that no task can serve: with an encoder and a decoder, or with code of its own.
+    """
+    own = transformer_folder(folder)
+    content = read_json(own / "config.json")
+    kind = content.get("model_type") if isinstance(content, dict) else None
+    if kind not in transformers.CONFIG_MAPPING:
+        remote = (
+            "; it has code of its own (auto_map), which is not run"
+            if isinstance(content, dict) and content.get("auto_map")
+            else ""
+        )
+        raise SetupError(
+            f"{folder}: config.json has the model type {kind!r}, which transformers {transformers.__version__} does "
+            f"not know{remote}"
+        )
+    check_configuration(folder, content)
+    try:
+        config = transformers.AutoConfig.from_pretrained(own, trust_remote_code=False)
+    except Exception as error:  # each architecture raises other exceptions for a broken configuration
+        raise SetupError(
+            f"{folder}: transformers {transformers.__version__} cannot read its config.json: {error}"
+        ) from error
+    architecture = str((content.get("architectures") or [""])[0])
+    _refuse_encoder_decoders(folder, config, architecture)
+    modules = folder / "modules.json"
+    settings = folder / "config_sentence_transformers.json"
+    return Configuration(
+        folder=folder,
+        config=config,
+        architecture=architecture,
+        settings=read_json(settings) if settings.is_file() else {},
+        modules=tuple(module["type"].rpartition(".")[2] for module in read_json(modules)) if modules.is_file() else (),
+        card=_card(folder),
+        weights_dtype=str(content.get("dtype") or content.get("torch_dtype") or "float32"),
+        has_own_code=bool(content.get("auto_map")),
+    )
+
+
+def describe(module: SourceModule, reason: str, dtype: str, weights_dtype: str) -> str:
+    """A few lines for a user: what was found in the model's files."""
+    also = "".join(f"; also answers {other}" for other in module.tasks[1:])
+    lines = {"task": f"{module.task} ({reason}){also}"}
+    if labels := module.labels:
+        shown = ", ".join(labels[:_SHOWN_LABELS]) + (", …" if len(labels) > _SHOWN_LABELS else "")
+        lines["labels"] = f"{len(labels)}: {shown}"
+    if function := module.fact("score_function"):
+        lines["scores"] = {"none": "the logits as they are"}.get(function, function)
+    if dimensions := module.fact("embedding_dimensions"):
+        lines["vectors"] = f"{dimensions} dimensions"
+    lines |= module.remarks
+    if prompt := module.prompt:
+        lines["prompt"] = repr(prompt)
+    if not module.takes_images:
+        lines["longest input"] = f"{module.max_tokens} tokens"
+    lines["dtype"] = dtype if dtype == weights_dtype else f"{dtype}; the weights are {weights_dtype}"
+    return "\n".join(f"      {name:14}{line}" for name, line in lines.items())
+
+
+def _refuse_encoder_decoders(folder: Path, config: Any, architecture: str) -> None:
+    """Refuses those that write no text about a text."""
+    if not getattr(config, "is_encoder_decoder", False):
+        return
+    kind, name = config.model_type, architecture or config.model_type
+    if kind in _WITH_OTHER_BIASES:
+        raise SetupError(
+            f"{folder}: {name} is not supported: its attention depends on distances (position biases) in another way "
+            "than that of T5"
+        )
+    writing = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    if kind not in writing or architecture != writing[kind]:
+        raise SetupError(
+            f"{folder}: {name} has an encoder and a decoder; of such models those are served that summarize or "
+            "translate texts (BART, mBART, Marian, PEGASUS, T5)"
+        )
+
+
+def _card(folder: Path) -> Mapping[str, Any]:
+    path = folder / "README.md"
+    try:
+        return (metadata_load(path) if path.is_file() else None) or {}
+    except Exception:  # README.md is for people, and may have any content: if it cannot be parsed, it is ignored
+        return {}
+
+
+def _words(value: object) -> set[str]:
+    return {str(word).lower() for word in value} if isinstance(value, list) else set()
+
+
+def _heads() -> str:
+    return ", ".join(_HEADS)
+
+
+def _tasks() -> str:
+    return ", ".join(SOURCE_TASKS)

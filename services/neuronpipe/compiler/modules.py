@@ -1,0 +1,175 @@
+"""A Transformers model as one PyTorch module with named inputs and outputs, and with everything that describes it."""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from neuronpipe.bundles.buckets import BucketPlan
+from neuronpipe.compiler.architectures import positions
+from neuronpipe.compiler.decoder_masks import MASKED_DECODERS, decoder_inputs
+from neuronpipe.compiler.tokenizers import SourceTokenizer
+from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec, TaskFacts
+
+Batch: TypeAlias = Mapping[str, NDArray[Any]]  # int64 [batch, tokens], or uint8 [batch, 3, height, width]
+Outputs: TypeAlias = Mapping[str, NDArray[Any]]
+
+# The order is the same everywhere: nothing would detect that attention_mask and token_type_ids are swapped.
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+# A model of images has the first of these; one of texts and images has both beside its tokens (tasks/inputs/).
+PIXELS, PLACES = "pixels", "places"
+# The limit of a model for which neither configuration nor tokenizer has one.
+_NO_LIMIT_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class SourceModule:
+    """The module in float32 and evaluation mode.
+
+    It takes int64 [batch, tokens] by input name and returns a dict of float32 outputs [batch, *axes].
+    `per_token_outputs`: those whose first axis after the batch is the tokens. `facts`: the facts about the model of
+    each task that it answers. `remarks`: further information for a user.
+    """
+
+    module: torch.nn.Module
+    task: str
+    architecture: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    max_tokens: int
+    config: Any
+    tokenizer: SourceTokenizer
+    per_token_outputs: frozenset[str] = frozenset()
+    labels: tuple[str, ...] = ()
+    image: ImageSpec | None = None
+    facts: Mapping[str, TaskFacts] = field(default_factory=dict)
+    remarks: Mapping[str, str] = field(default_factory=dict)
+    largest_bucket: str = ""
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether its only input is uint8 [batch, 3, height, width]."""
+        return self.image is not None and not self.tokenizer.json
+
+    def free_axes(self, name: str) -> tuple[int, ...]:
+        """The axes of an input with any length: batch and tokens; for images, and places of rows, the batch only."""
+        return (0,) if name in (PIXELS, PLACES) or self.takes_images else (0, 1)
+
+    def shape_of(self, batch: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
+        """The rows and the tokens of a batch."""
+        rows = len(batch[self.inputs[-1]])
+        return rows, self.max_tokens if self.takes_images else batch["input_ids"].shape[1]
+
+    def within(self, plan: BucketPlan) -> "SourceModule":
+        """The module for sequences that fit into one of the buckets, and so do the texts that it writes of sources."""
+        most, facts = plan.largest.tokens, dict(self.facts)
+        if start := self.fact("decoder_start_token_ids"):
+            text_tokens = min(self.fact("max_text_tokens"), most - len(start))
+            facts[self.task] = facts[self.task].model_copy(update={"max_text_tokens": text_tokens})
+        return dataclasses.replace(self, max_tokens=most, largest_bucket=str(plan.largest), facts=facts)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Every task that the model answers, its own first."""
+        return (self.task, *(task for task in self.facts if task != self.task))
+
+    def fact(self, name: str) -> Any:
+        """A fact by its name: of the module's own task, or else of another of its tasks; None if none has it."""
+        known = [self.facts[task] for task in self.tasks]
+        return next((getattr(facts, name) for facts in known if name in type(facts).model_fields), None)
+
+    @property
+    def prompt(self) -> str:
+        """The text that is put before every text."""
+        return self.fact("prompt") or ""
+
+    def spec(self, name: str, version: int, outputs: Mapping[str, NDArray[Any]]) -> ModelSpec:
+        """The description of the model for the manifest. `outputs` are those of a batch."""
+        return ModelSpec(
+            name=name,
+            version=version,
+            task=self.task,
+            also_answers=self.tasks[1:],
+            architecture=self.architecture,
+            inputs=self.inputs,
+            outputs=tuple(self._output(output, array.shape[1:]) for output, array in outputs.items()),
+            max_tokens=self.max_tokens,
+            largest_bucket=self.largest_bucket,
+            vocabulary_size=0 if self.takes_images else getattr(self.config, "vocab_size", 0),
+            pad_token_id=self.tokenizer.pad_token_id,
+            labels=self.labels,
+            image=self.image,
+            facts=self.facts,
+        )
+
+    def _output(self, name: str, shape: tuple[int, ...]) -> OutputSpec:
+        return OutputSpec(name=name, axes=("tokens", *shape[1:]) if name in self.per_token_outputs else shape)
+
+
+class Named(torch.nn.Module):
+    """Calls a model with keyword arguments only, and returns the outputs that a task needs by name."""
+
+    def __init__(self, model: Any, *outputs: str) -> None:
+        super().__init__()
+        self.model = model
+        self.outputs = outputs
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if self.model.config.model_type in MASKED_DECODERS:
+            inputs |= decoder_inputs(self.model, attention_mask)
+        if token_type_ids is not None:
+            inputs["token_type_ids"] = token_type_ids
+        result = self.model(**inputs, return_dict=True)
+        return {name: result[name] for name in self.outputs}
+
+
+def pretrained_model(module: torch.nn.Module) -> Any:
+    """The model of transformers within a module."""
+    return next(part for part in module.modules() if isinstance(part, transformers.PreTrainedModel))
+
+
+def source_module(
+    module: torch.nn.Module,
+    model: Any,
+    task: str,
+    tokenizer: SourceTokenizer,
+    *,
+    outputs: tuple[str, ...],
+    per_token: bool = False,
+    max_tokens: int | None = None,
+    labels: tuple[str, ...] = (),
+    facts: Mapping[str, TaskFacts] | None = None,
+    remarks: Mapping[str, str] | None = None,
+    further_inputs: tuple[str, ...] = (),
+) -> SourceModule:
+    """`module` around `model`, with the data of the model's configuration and tokenizer.
+
+    `per_token`: its outputs have an axis of tokens. `further_inputs`: those of the module that are not the model's.
+    """
+    accepted = inspect.signature(model.forward).parameters
+    return SourceModule(
+        module=module.eval(),
+        task=task,
+        architecture=type(model).__name__,
+        inputs=(*(name for name in _INPUTS if name in accepted and name in tokenizer.input_names), *further_inputs),
+        outputs=outputs,
+        max_tokens=_least(max_tokens, tokenizer.max_tokens, positions(model.config)),
+        config=model.config,
+        tokenizer=tokenizer,
+        per_token_outputs=frozenset(outputs if per_token else ()),
+        labels=labels,
+        facts=facts or {},
+        remarks=remarks or {},
+    )
+
+
+def _least(*limits: int | None) -> int:
+    return min((limit for limit in limits if limit is not None), default=_NO_LIMIT_TOKENS)

@@ -1,0 +1,190 @@
+"""Converts PyTorch to AWS Neuron: one trace for each bucket, made in separate processes and kept in a cache."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from neuronpipe import __version__
+from neuronpipe.bundles.buckets import Bucket, BucketPlan, bucket_inputs, fill_bucket
+from neuronpipe.bundles.manifest import Artifact
+from neuronpipe.compiler import neuronx_processes
+from neuronpipe.compiler.conversion import CASTS, Conversion, Ran
+from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
+from neuronpipe.compiler.neuronx_cache import ArtifactCache
+from neuronpipe.compiler.neuronx_processes import FilledBucket, TraceJob
+from neuronpipe.core.errors import SetupError
+from neuronpipe.stages.neuron_executor.runtimes.neuron import CORES_PER_DEVICE, device_count, sdk_release
+from neuronpipe.stages.neuron_executor.runtimes.parts import part_names
+from neuronpipe.stages.neuron_executor.runtimes.slots import CHUNK_PROPERTY, CHUNK_TOKENS, encoder_file
+from neuronpipe.tasks import TASKS
+
+DTYPES = tuple(CASTS)
+BUCKETS = "required"
+
+_FOLDER = "artifacts/neuronx"
+
+
+def convert(conversion: Conversion) -> Artifact:
+    """See ArtifactCompiler.
+
+    Buckets in the cache are not compiled again, so an interrupted compilation continues.
+    """
+    options = conversion.neuronx
+    if options.workers < 1:
+        raise SetupError(f"--compile-workers {options.workers}: must be 1 or more")
+    flags = options.flags(conversion.dtype)
+    versions = _versions()
+    firsts = list(conversion.pipeline.firsts) if conversion.pipeline else []
+    buckets = BucketPlan(conversion.buckets).buckets
+    # By the names of the traces.
+    stamps = {
+        name: _stamp(conversion, bucket, flags, versions) | ({"part": part, "firsts": firsts} if firsts else {})
+        for bucket in buckets
+        for part, name in enumerate(part_names(str(bucket), conversion.parts))
+    }
+    if conversion.module.config.is_encoder_decoder:
+        stamps |= {encoder_file(bucket): stamps[str(bucket)] | {"part": "encoder"} for bucket in buckets}
+    cache = ArtifactCache(options.cache.expanduser())
+    missing = [name for name, stamp in stamps.items() if cache.find(stamp) is None]
+    if missing:
+        with tempfile.TemporaryDirectory(prefix="neuronx-") as folder:
+            job = TraceJob(
+                source_folder=str(conversion.source.folder),
+                task=conversion.module.task,
+                attention=options.attention,
+                flags=list(flags),
+                firsts=firsts,
+                outputs={},
+            )
+            outputs = {name: Path(folder) / f"{name}.pt" for name in missing}
+            neuronx_processes.trace_all(
+                job, outputs, options.workers, lambda name: cache.add(stamps[name], outputs[name])
+            )
+    (conversion.folder / _FOLDER).mkdir(parents=True)
+    files = []
+    for name, stamp in stamps.items():
+        path = cache.find(stamp)
+        if path is None:
+            raise SetupError(
+                f"{options.cache}: lost the artefact of the bucket {name} again; is the folder being cleaned?"
+            )
+        files += [f"{_FOLDER}/{name}.pt", f"{_FOLDER}/{name}.json"]
+        shutil.copyfile(path, conversion.folder / files[-2])
+        described = stamp | {"inputs": neuronx_processes.read_inputs(path)} if firsts else stamp
+        (conversion.folder / files[-1]).write_text(json.dumps(described, indent=2) + "\n")
+    return Artifact(
+        backend="neuronx",
+        dtype=conversion.dtype,
+        files=tuple(files),
+        properties={"compiler_args": " ".join(flags)}
+        | ({CHUNK_PROPERTY: str(CHUNK_TOKENS)} if TASKS[conversion.module.task].generates else {}),
+        versions=versions,
+        buckets=tuple(buckets),
+        pipeline_cores=conversion.parts,
+    )
+
+
+def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:
+    """See ArtifactCompiler.
+
+    A trace runs on a device only. Without one, PyTorch computes the same buckets.
+    """
+    cores = device_count() * CORES_PER_DEVICE
+    has_device = cores >= artifact.pipeline_cores
+    module, plan = conversion.module, BucketPlan(artifact.buckets)
+    parts = [[*_fill(batch, plan, module)] for batch in batches]
+    flat = [part for of_batch in parts for part in of_batch]
+    computed: Iterator[Outputs] = iter(
+        neuronx_processes.run_all(
+            conversion.folder / _FOLDER, module.inputs, module.outputs, flat, artifact.pipeline_cores
+        )
+        if has_device
+        else _emulate(conversion, flat)
+    )
+    outputs: list[Outputs] = []
+    for of_batch in parts:
+        cut = [
+            {
+                name: array[: part.rows, : part.tokens] if name in module.per_token_outputs else array[: part.rows]
+                for name, array in next(computed).items()
+            }
+            for part in of_batch
+        ]
+        outputs.append({name: np.concatenate([one[name] for one in cut]) for name in module.outputs})
+    at_hand = "the model has more parts than the device cores" if cores else "no Neuron device was at hand"
+    return Ran(outputs, artifact.dtype, "" if has_device else f"PyTorch, as {at_hand}")
+
+
+def _fill(batch: Batch, plan: BucketPlan, module: SourceModule) -> Iterator[FilledBucket]:
+    """A batch in as many buckets as its rows need."""
+    rows, tokens = module.shape_of(batch)
+    size = plan.batches(plan.round_tokens(tokens))[-1]
+    for first in range(0, rows, size):
+        inputs = {name: batch[name][first : first + size] for name in module.inputs}
+        taken = min(size, rows - first)
+        bucket = plan.find(taken, tokens)
+        assert bucket is not None  # noqa: S101 (texts are cut to the longest bucket)
+        yield FilledBucket(bucket, fill_bucket(inputs, bucket, module.tokenizer.pad_token_id), taken, tokens)
+
+
+def _emulate(conversion: Conversion, parts: Sequence[FilledBucket]) -> list[Outputs]:
+    batches = [{name: torch.from_numpy(part.inputs[name]) for name in conversion.module.inputs} for part in parts]
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=conversion.dtype != "float32"):
+        if conversion.pipeline:
+            computed = conversion.pipeline.run(batches)
+        else:
+            computed = [conversion.module.module(**batch) for batch in batches]
+    return [{name: one[name].float().numpy() for name in conversion.module.outputs} for one in computed]
+
+
+def _versions() -> dict[str, str]:
+    try:
+        torch_neuronx, compiler = import_module("torch_neuronx"), import_module("neuronxcc")
+    except ImportError as error:
+        raise SetupError(
+            f"compiling for neuronx needs AWS's package {error.name}; docs/neuron.md says how to install it"
+        ) from error
+    version = str(torch_neuronx.__version__)
+    return {
+        "sdk": sdk_release(version),
+        "torch-neuronx": version,
+        "neuronx-cc": str(compiler.__version__),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _stamp(conversion: Conversion, bucket: Bucket, flags: Sequence[str], versions: Mapping[str, str]) -> dict[str, Any]:
+    """Everything on which an artefact depends. The digest is the key in the cache."""
+    module = conversion.module
+    inputs = bucket_inputs(module.inputs, bucket, module.image)
+    return {
+        "bucket": str(bucket),
+        "inputs": [{"name": name, "shape": shape, "dtype": dtype} for name, (shape, dtype) in inputs.items()],
+        "outputs": list(module.outputs),
+        "chunk_tokens": CHUNK_TOKENS if TASKS[module.task].generates else 0,
+        "task": module.task,
+        "architecture": module.architecture,
+        "attention": conversion.neuronx.attention,
+        "flags": list(flags),
+        "versions": {**versions, "neuronpipe": __version__},
+        "weights_sha256": conversion.source.describe().weights_sha256,
+        "configuration_sha256": _configuration_sha256(conversion.source.folder),
+    }
+
+
+def _configuration_sha256(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.json")):
+        digest.update(f"{path.relative_to(folder)}{os.linesep}".encode() + path.read_bytes())
+    return digest.hexdigest()

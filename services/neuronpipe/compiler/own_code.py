@@ -1,0 +1,210 @@
+"""Reads models that are published with code of their own, which is not run.
+
+The configuration of each known kind is written anew: in the names of transformers, which has the same model under
+another name, or of our own graph of it. All other kinds are refused by their configuration (source_checks.py).
+"""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+import transformers
+
+from neuronpipe.compiler.decoder_masks import MASKED_DECODERS
+from neuronpipe.compiler.jina_bert import FEED_FORWARD_TYPES, JINA_BERTS, register_jina_bert
+from neuronpipe.compiler.nomic_experts import NomicExpertsConfig, NomicExpertsModel, register_nomic_experts
+from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
+from neuronpipe.compiler.source import ModelSource
+from neuronpipe.core.errors import SetupError
+
+# The names of Nomic's own code → those of transformers. Source: configuration_hf_nomic_bert.py.
+_NOMIC_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+# What its code can do, and transformers cannot → the value without it.
+_NOMIC_VALUES: Mapping[str, Any] = {
+    "activation_function": "swiglu",
+    "causal": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "parallel_block": False,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "use_rms_norm": False,
+}
+# Of those with experts (nomic_experts.py).
+_NOMIC_EXPERTS_VALUES: Mapping[str, Any] = {
+    **_NOMIC_VALUES,
+    "activation_function": "gelu",
+    "expert_choice_router": False,
+    "ffn_div": 1,
+    "mlp_fc1_bias": True,
+    "mlp_fc2_bias": True,
+    "moe_normalize_expert_weights": False,
+    "num_shared_experts": 0,
+    "qkv_proj_bias": True,
+}
+_GTE_VALUES: Mapping[str, Any] = {
+    "layer_norm_type": "layer_norm",
+    "logn_attention_clip1": False,
+    "logn_attention_scale": False,
+    "pack_qkv": True,
+    "position_embedding_type": "rope",
+}
+_OWN_CODE = "auto_map"
+# Says of a decoder which tokens see which.
+_DIRECTIONS = ("is_causal", "use_bidirectional_attention")
+# Of gte-Qwen2 and stella_en_1.5B_v5, whose forward has is_causal=False.
+_SEES_ALL_TOKENS = "modeling_qwen.Qwen2Model"
+
+KNOWN_FORM = "known_form"
+# The names of our graphs of models that transformers does not have.
+OWN_GRAPHS = (*JINA_BERTS, NomicExpertsModel.__name__)
+
+
+def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
+    """The model itself, or one of a known kind as the folder KNOWN_FORM in `scratch`, with links to its files.
+
+    Raises SetupError for a value of its configuration that means something that our graph of it does not compute.
+    """
+    register_own_graphs()
+    own = transformer_folder(source.folder)
+    content = read_json(own / "config.json")
+    written = _written_anew(source.folder, own, content) if isinstance(content, dict) else None
+    if written is None:
+        return source
+    folder = scratch / KNOWN_FORM
+    ignored = shutil.ignore_patterns("onnx", "openvino", ".git", ".cache")
+    shutil.copytree(source.folder.resolve(), folder, copy_function=os.symlink, ignore=ignored)
+    config = folder / own.relative_to(source.folder) / "config.json"
+    config.unlink()
+    config.write_text(json.dumps({name: value for name, value in written.items() if name != _OWN_CODE}))
+    return dataclasses.replace(source, folder=folder)
+
+
+def register_own_graphs() -> None:
+    """Has transformers' automatic classes know our graphs. Every process that loads models has to call it."""
+    register_jina_bert()
+    register_nomic_experts()
+
+
+def _written_anew(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    kinds: Mapping[tuple[str, str], Callable[[Path, Path, Mapping[str, Any]], Mapping[str, Any] | None]] = {
+        ("nomic_bert", "NomicBert"): _of_nomic,
+        ("new", "New"): _of_gte,
+        ("gte", "Gte"): _of_gte,
+        ("bert", "JinaBert"): _of_jina,
+        **{(kind, ""): _of_decoder for kind in MASKED_DECODERS},
+    }
+    named = [
+        str(name).rpartition(".")[2]
+        for kind, name in (content.get(_OWN_CODE) or {}).items()
+        if kind.startswith("AutoModel")
+    ]
+    for (kind, prefix), rewrite in kinds.items():
+        if content.get("model_type") == kind and all(name.startswith(prefix) for name in named):
+            return rewrite(folder, own, content)
+    return None
+
+
+def _of_nomic(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Of nomic-embed-text, and of models made of it, as snowflake-arctic-embed-m-long."""
+    if "n_embd" not in content:
+        return None
+    has_experts = bool(content.get("num_experts") and content.get("moe_every_n_layers"))
+    _require(folder, content, _NOMIC_EXPERTS_VALUES if has_experts else _NOMIC_VALUES)
+    named = {_NOMIC_NAMES.get(name, name): value for name, value in content.items()}
+    if content.get("n_inner") is None:
+        named["intermediate_size"] = 4 * content["n_embd"]
+    # Beyond the trained positions its code turns less for longer texts, so that one text depends on others' lengths.
+    if content.get("rotary_scaling_factor"):
+        named["max_position_embeddings"] = content.get("max_trained_positions") or 2048
+    rope = {"rope_type": "default", "rope_theta": content.get("rotary_emb_base", 10_000.0)}
+    if has_experts:
+        _require(folder, content, {"architectures": ["NomicBertModel"]})
+        of_experts = {"model_type": NomicExpertsConfig.model_type, "architectures": [NomicExpertsModel.__name__]}
+        return {**named, **of_experts, "rope_parameters": rope}
+    return {**named, "hidden_act": "silu", "rope_parameters": rope}
+
+
+def _of_gte(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Of GTE and models made of it, as snowflake-arctic-embed-m-v2.0."""
+    if "rope_parameters" in content:
+        return None
+    _require(folder, content, _GTE_VALUES)
+    theta, scaling = float(content.get("rope_theta", 10_000.0)), content.get("rope_scaling") or {}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    if scaling:
+        _require(folder, scaling, {"type": "ntk", "mixed_b": None}, "rope_scaling.")
+        width, factor = content["hidden_size"] // content["num_attention_heads"], float(scaling["factor"])
+        # Source: NTKScalingRotaryEmbedding of its modeling.py: a larger base, and all frequencies divided by a number.
+        rope = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / width)}
+    architectures = [re.sub("^New", "Gte", name) for name in content.get("architectures") or ()]
+    kept = {name: value for name, value in content.items() if name not in ("rope_theta", "rope_scaling")}
+    return {**kept, "model_type": "gte", "architectures": architectures, "rope_parameters": rope}
+
+
+def _of_jina(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Of jina-embeddings-v2 and jina-reranker-v1."""
+    if content.get("position_embedding_type") != "alibi":
+        return None
+    if (kind := content.get("feed_forward_type", "original")) not in FEED_FORWARD_TYPES:
+        raise SetupError(
+            f"{folder}: config.json has feed_forward_type {kind!r}; of Jina's BERT those with "
+            f"{' and '.join(FEED_FORWARD_TYPES)} are supported"
+        )
+    # Of two published kinds of code; the configuration does not say which it is.
+    has_norms = any("layer_norm_q" in name for name in _weight_names(own))
+    return {**content, "model_type": "jina_bert", "has_query_norms": has_norms}
+
+
+def _of_decoder(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Of decoders that make vectors, whose code has the names of transformers' classes and may see other tokens."""
+    code = str((content.get(_OWN_CODE) or {}).get("AutoModel") or "")
+    is_embedder = (folder / "modules.json").is_file() and hasattr(transformers, code.rpartition(".")[2])
+    if not is_embedder or any(name in content for name in _DIRECTIONS):
+        return None
+    if not code.endswith(_SEES_ALL_TOKENS):
+        raise SetupError(
+            f"{folder}: config.json names code of its own (auto_map: {code}), which is not run, and does not say "
+            "whether a token sees those behind it; write is_causal there: false if it does, or else true"
+        )
+    return {**content, "is_causal": False}
+
+
+def _require(folder: Path, content: Mapping[str, Any], values: Mapping[str, Any], within: str = "") -> None:
+    for name, value in values.items():
+        if ((found := content.get(name, value)) or None) != (value or None):
+            raise SetupError(
+                f"{folder}: config.json has {within}{name} {found!r}, which only the model's own code computes, and "
+                f"that is not run; supported is {value!r}"
+            )
+
+
+def _weight_names(folder: Path) -> set[str]:
+    """The names in a model's weight files; none of a damaged one, which is refused when it is loaded."""
+    names: set[str] = set()
+    try:
+        for path in folder.glob("*.safetensors"):
+            with safetensors.safe_open(path, "pt") as file:
+                names.update(file.keys())
+        for path in () if names else folder.glob("pytorch_model*.bin"):
+            names.update(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+    except Exception:  # a damaged file, for which each format raises another exception
+        return names
+    return names

@@ -1,0 +1,338 @@
+"""Cuts a model between layers into parts, each for a core of its own (--pipeline-cores).
+
+A part runs the model's own code. In place of the layers of other parts are stand-ins: the first one gives what the part
+before computed, and the one behind the part's last layer ends the run. So each part has masks and positions as the
+model makes them, and a trace of it has nothing that the part does not need.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from neuronpipe.compiler.modules import Batch, SourceModule
+from neuronpipe.compiler.positional import Positional
+from neuronpipe.core.errors import SetupError
+from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN
+
+# What the parts compute may differ from the model by this share of the largest output.
+_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """`cores`: the number of parts. `balance`: what is to be equal in all, see BALANCES."""
+
+    cores: int = 1
+    balance: str = "time"
+
+
+ONE_CORE = PipelineOptions()
+
+
+def cut_module(source: SourceModule, batch: Batch, options: PipelineOptions) -> "Pipeline | None":
+    """A model in the parts that are asked for; None for one part. Raises SetupError where it cannot be cut."""
+    if options.cores == 1:
+        return None
+    return Pipeline(source, {name: torch.from_numpy(batch[name]) for name in source.inputs}).cut(options)
+
+
+class Pipeline:
+    """A model that is cut into parts. `firsts`: the first layer of each."""
+
+    def __init__(self, source: SourceModule, example: Mapping[str, torch.Tensor], firsts: Sequence[int] = (0,)) -> None:
+        """Runs the model on a batch. Raises SetupError for one without layers that run one after the other."""
+        self.source = source
+        self.firsts = tuple(firsts)
+        self._layers = next((one for one in _lists(source.module) if _run_in_order(source, one, example)), None)
+        if self._layers is None:
+            raise SetupError(
+                f"--pipeline-cores: {source.architecture} has no two layers of its own that run one after the other; "
+                "compile it for one core"
+            )
+        self._own = list(self._layers)
+        self._example = dict(example)
+        self._read_run()
+
+    @property
+    def layers(self) -> int:
+        """The number of layers."""
+        return len(self._own)
+
+    def cut(self, options: PipelineOptions) -> "Pipeline":
+        """The model in parts of about the same time, or memory. Raises SetupError where that cannot be."""
+        if options.cores > self.layers:
+            raise SetupError(
+                f"--pipeline-cores {options.cores}: {self.source.architecture} has {self.layers} layers, and a part "
+                "needs one"
+            )
+        costs = [_weights(layer, options.balance) for layer in self._own]
+        outside = [sum(_weights(one, options.balance) for one in modules) for modules in (self._before, self._after)]
+        costs[0] += outside[0]
+        costs[-1] += outside[1]
+        firsts = _balanced(costs, options.cores)
+        cut = Pipeline(self.source, self._example, firsts)
+        cut._check()
+        return cut
+
+    @contextlib.contextmanager
+    def part(
+        self, number: int, *, has_fixed_shapes: bool = False
+    ) -> Iterator[tuple[SourceModule, dict[str, torch.Tensor]]]:
+        """One part, and an example of its inputs. The model itself must not be used meanwhile.
+
+        `has_fixed_shapes`: the part is for inputs of the example's shapes, so that it needs none for its shape.
+        """
+        first, last = self.firsts[number], [*self.firsts, self.layers][number + 1]
+        start = _Start(self._own[0]) if first else None
+        stand_ins = [_HandedOn(layer) for layer in self._own]
+        ends = [_End(self._own[last])] if last < self.layers else []
+        kept = [*([start] if start else []), *stand_ins[1:first], *self._own[first:last], *ends]
+        kept += [torch.nn.Identity() for _ in self._own[len(kept) :]]
+        outputs = (HIDDEN,) if ends else self.source.outputs
+        example = self._example | ({HIDDEN: self._hidden[first]} if start else {})
+        with contextlib.ExitStack() as stack, torch.no_grad():
+            stack.callback(self._put, self._own)
+            self._put(kept)
+            part = _Part(self.source.module, start, {})
+            inside = {id(one) for layer in self._own[first:last] for one in layer.modules()}
+            _drop_unread(part, example, inside, stack)
+            needed = _needed(part, example, outputs, "aten::size" if has_fixed_shapes else "")
+            absent = {name: tensor for name, tensor in self._example.items() if name not in needed}
+            part = _Part(self.source.module, start, absent).eval()
+            of_part = dataclasses.replace(self.source, module=part, inputs=tuple(needed), outputs=outputs)
+            yield of_part, {name: example[name] for name in needed}
+
+    def describe(self) -> str:
+        """A line for a user."""
+        ranges = itertools.pairwise([*self.firsts, self.layers])
+        return f"      {len(self.firsts)} parts: layers " + ", ".join(f"{one}-{end - 1}" for one, end in ranges)
+
+    def run(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+        """What the parts compute of each batch, one after the other."""
+        values = [dict(batch) for batch in batches]
+        for number in range(len(self.firsts)):
+            with self.part(number) as (part, _):
+                for one in values:
+                    one |= part.module(**{name: one[name] for name in part.inputs})
+        return [{name: one[name] for name in self.source.outputs} for one in values]
+
+    def _check(self) -> None:
+        with torch.no_grad():
+            expected = self.source.module(**self._example)
+            refusal = SetupError(
+                f"--pipeline-cores: parts of {self.source.architecture} do not compute what it does, as more than a "
+                "layer's vectors passes from one layer to the next; compile it for one core"
+            )
+            try:
+                (found,) = self.run([self._example])
+            except MemoryError:
+                raise
+            except Exception as error:  # whatever the model's code raises
+                raise refusal from error
+        if not all(_is_close(found[name], tensor) for name, tensor in expected.items()):
+            raise refusal
+
+    def _put(self, layers: Sequence[torch.nn.Module]) -> None:
+        for number, layer in enumerate(layers):
+            self._layers[number] = layer  # type: ignore[index]
+
+    def _read_run(self) -> None:
+        """What each layer gets, and which modules with weights run before the layers, and which behind them."""
+        self._hidden: list[torch.Tensor] = []
+        self._before: list[torch.nn.Module] = []
+        self._after: list[torch.nn.Module] = []
+        inside = {id(one) for layer in self._own for one in layer.modules()}
+
+        def enter(module: Any, args: Any, kwargs: Any) -> None:
+            if id(module) not in inside:
+                (self._after if self._hidden else self._before).append(module)
+            elif any(module is layer for layer in self._own):
+                self._hidden.append(_first_of(args, kwargs).clone())
+
+        watched = [*self._own, *(one for one in _with_weights(self.source.module) if id(one) not in inside)]
+        with contextlib.ExitStack() as stack, torch.no_grad():
+            for module in watched:
+                stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            self.source.module(**self._example)
+
+
+class _Part(torch.nn.Module):
+    """Takes the inputs of a part by name. `absent`: those of the model that do not matter to it."""
+
+    def __init__(self, module: torch.nn.Module, start: "_Start | None", absent: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.module = module
+        self._start, self._absent = (start,), dict(absent)
+
+    def forward(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        if start := self._start[0]:
+            start.hidden = (inputs.pop(HIDDEN),)
+        try:
+            outputs: dict[str, torch.Tensor] = self.module(**inputs, **self._absent)
+        except _Ended as ended:
+            return {HIDDEN: ended.hidden}
+        return outputs
+
+
+class _Ended(Exception):
+    """A part is complete."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
+class _HandedOn(torch.nn.Module):
+    """Stands for a layer, without its weights: what it gets is what it gives. Models ask layers for their kind."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self._layer = (layer,)  # not as a module of this one
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_layer"][0], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._like(_first_of(args, kwargs))
+
+    def _like(self, hidden: torch.Tensor) -> Any:
+        return (hidden,) if getattr(self._layer[0], _GIVES_TUPLE, False) else hidden
+
+
+class _Start(_HandedOn):
+    """Gives what the part before has computed."""
+
+    hidden: tuple[torch.Tensor, ...] = ()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._like(self.hidden[0])
+
+
+class _End(_HandedOn):
+    """Ends the run of a part."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise _Ended(_first_of(args, kwargs))
+
+
+class _Unread(torch.nn.Module):
+    """Stands for weights that a part does not need. What it gives must not matter, so that it is NaN."""
+
+    def __init__(self, width: int | None) -> None:
+        super().__init__()
+        self._width = width
+
+    def forward(self, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        shape = value.shape if self._width is None else (*value.shape, self._width)
+        return torch.full(shape, torch.nan)
+
+
+# Set on layers that return a tuple.
+_GIVES_TUPLE = "_neuronpipe_gives_tuple"
+
+
+def _lists(module: torch.nn.Module) -> list[torch.nn.ModuleList]:
+    """The lists of modules, that with the most weights first."""
+    lists = [one for one in module.modules() if isinstance(one, torch.nn.ModuleList) and len(one) > 1]
+    return sorted(lists, key=lambda one: -_weights(one, "memory"))
+
+
+def _run_in_order(source: SourceModule, layers: torch.nn.ModuleList, example: Mapping[str, torch.Tensor]) -> bool:
+    """Whether each of them runs once, one after the other. Notes which give tuples."""
+    calls: list[int] = []
+
+    def note(layer: torch.nn.Module, args: Any, output: Any, number: int) -> None:
+        calls.append(number)
+        object.__setattr__(layer, _GIVES_TUPLE, isinstance(output, tuple))
+
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        for number, layer in enumerate(layers):
+            hook = layer.register_forward_hook(lambda one, args, output, number=number: note(one, args, output, number))
+            stack.callback(hook.remove)
+        source.module(**example)
+    return calls == list(range(len(layers)))
+
+
+def _with_weights(module: torch.nn.Module) -> list[torch.nn.Module]:
+    return [one for one in module.modules() if next(one.parameters(recurse=False), None) is not None]
+
+
+def _drop_unread(
+    part: _Part, example: Mapping[str, torch.Tensor], inside: set[int], stack: contextlib.ExitStack
+) -> None:
+    """Takes out weights without which the part computes the same: embeddings, and heads. `stack` puts them back."""
+    expected = part(**example)
+    owners = [(parent, name, child) for parent in part.modules() for name, child in parent.named_children()]
+    for parent, name, child in owners:
+        if id(child) in inside or next(child.children(), None) or next(child.parameters(), None) is None:
+            continue
+        setattr(parent, name, _Unread(child.embedding_dim if isinstance(child, torch.nn.Embedding) else None))
+        try:
+            found = part(**example)
+            is_same = all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+        except Exception:  # the model's code misses it, in whatever way
+            is_same = False
+        if is_same:
+            stack.callback(setattr, parent, name, child)
+        else:
+            setattr(parent, name, child)
+
+
+def _needed(part: _Part, example: Mapping[str, torch.Tensor], outputs: Sequence[str], but_for: str) -> list[str]:
+    """The inputs on which the outputs depend, in order. `but_for`: an operation that does not count."""
+    positional = Positional(part, tuple(example), outputs).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Python values that the tracer treats as constant
+        traced = torch.jit.trace(positional, tuple(example.values()), check_trace=False, strict=False)
+    graph = traced.inlined_graph
+    torch._C._jit_pass_dce(graph)
+    _, *values = graph.inputs()
+    used = [any(use.user.kind() != but_for for use in value.uses()) for value in values]
+    return [name for name, is_used in zip(example, used, strict=True) if is_used]
+
+
+def _weights(module: torch.nn.Module, balance: str) -> int:
+    """How long a module takes, by the number of weights that it multiplies; or how many it has."""
+    is_table = isinstance(module, torch.nn.Embedding)
+    own = 0 if balance == "time" and is_table else sum(one.numel() for one in module.parameters(recurse=False))
+    return own + sum(_weights(child, balance) for child in module.children())
+
+
+def _balanced(costs: Sequence[int], parts: int) -> tuple[int, ...]:
+    """The first of each of so many groups of neighbours, whose largest sum is the least, and the others about equal."""
+    sums = [0, *itertools.accumulate(costs)]
+
+    @cache
+    def best(first: int, left: int) -> tuple[int, int, tuple[int, ...]]:
+        """The largest sum, the sum of the squares, and the firsts."""
+        if left == 1:
+            own = sums[-1] - sums[first]
+            return own, own**2, (first,)
+        found = []
+        for cut in range(first + 1, len(costs) - left + 2):
+            own, (largest, squares, firsts) = sums[cut] - sums[first], best(cut, left - 1)
+            found.append((max(own, largest), own**2 + squares, (first, *firsts)))
+        return min(found)
+
+    return best(0, parts)[2]
+
+
+def _first_of(args: Any, kwargs: Any) -> torch.Tensor:
+    """What a layer gets from the one before it."""
+    hidden: torch.Tensor = args[0] if args else kwargs["hidden_states"]
+    return hidden
+
+
+def _is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    limit = _TOLERANCE * max(1.0, float(expected.abs().max()))
+    return bool(torch.allclose(found, expected, rtol=0, atol=limit))

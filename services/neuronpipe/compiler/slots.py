@@ -1,0 +1,356 @@
+"""The step of a decoder as one graph of fixed shapes that keeps its cache in slots.
+
+Its other half is stages/neuron_executor/runtimes/slots.py.
+All new tokens, one of each slot and a part of one prompt, go through the layers as one row, so that the weights are
+read once. Attention is where they part: each token of a slot sees that slot, those of the prompt see theirs. With an
+encoder, they also see what a source was read to, which a graph of its own computes.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import embedding
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from neuronpipe.bundles.buckets import Bucket
+from neuronpipe.compiler.attention_limits import layer_windows
+from neuronpipe.compiler.encoder_decoders import read
+from neuronpipe.compiler.modules import SourceModule, pretrained_model
+from neuronpipe.compiler.position_biases import attending_by, biases_by_distance
+from neuronpipe.compiler.stateful import arrays_of, shapes_of
+from neuronpipe.core.errors import SetupError
+from neuronpipe.stages.neuron_executor.runtimes.decoder import TOP_TOKENS, Scores
+from neuronpipe.stages.neuron_executor.runtimes.slots import CHUNK_TOKENS, SlotModel
+
+_ATTENTION = "neuronpipe-slots"
+
+
+class SlotStep(torch.nn.Module):
+    """A decoder as a function of new tokens, and of what is in its slots, `states`: keys and values in turns.
+
+    With an encoder, those of the source in each slot are behind those of texts. Inputs: see SlotGraph. Outputs: logits,
+    [slots + 1, vocabulary], the best tokens and their logits, [slots + 1, tops], and what is in the slots from then on,
+    as `states`.
+    """
+
+    def __init__(self, model: Any, slots: int, slot_tokens: int, chunk_tokens: int) -> None:
+        """Raises SetupError for a model whose attention is not a function of its own."""
+        super().__init__()
+        self.model = model
+        self.slots, self.slot_tokens, self.chunk_tokens = slots, slot_tokens, chunk_tokens
+        self.has_encoder = bool(model.config.is_encoder_decoder)
+        token_ids, of_sources = torch.tensor([[0, 0]]), None
+        with torch.inference_mode():
+            if self.has_encoder:
+                both = read(model, token_ids)[1]
+                of_texts, of_sources = both.self_attention_cache, both.cross_attention_cache
+            else:
+                of_texts = DynamicCache()
+                model(input_ids=token_ids, past_key_values=of_texts, use_cache=True)
+        # Those of sources are a state for each slot, so that reading one writes no others.
+        shapes = [(slots, *shape) for shape in self._shapes(of_texts)]
+        self._text_states = len(shapes)
+        if of_sources:
+            shapes += slots * [(1, *shape) for shape in self._shapes(of_sources)]
+        self.states = torch.nn.ParameterList(
+            torch.nn.Parameter(torch.zeros(shape), requires_grad=False) for shape in shapes
+        )
+        self.register_buffer("by_distance", biases_by_distance(model))
+        layers = len(of_texts.layers)
+        self.windows = (0,) * layers if self.has_encoder else layer_windows(model.config)
+        model.set_attn_implementation(_ATTENTION)
+
+    def _shapes(self, cache: Cache) -> list[tuple[int, ...]]:
+        """Of the keys and values of a slot, in turns."""
+        return [(heads, self.slot_tokens, width) for heads, *widths in shapes_of(cache) for width in widths]
+
+    def example(self) -> tuple[torch.Tensor, ...]:
+        """Inputs to trace it with."""
+        inputs = (
+            torch.zeros(1, self.slots + self.chunk_tokens, dtype=torch.int64),
+            torch.zeros(self.slots, dtype=torch.int64),
+            torch.tensor([0, 0, 1]),
+            torch.arange(self.slots),
+        )
+        return (*inputs, torch.tensor([[0, 1]] * (self.slots + 1))) if self.has_encoder else inputs
+
+    def aliases(self) -> dict[torch.Tensor, int]:
+        """Which output each state becomes."""
+        return {state: len(Scores._fields) + number for number, state in enumerate(self.states)}
+
+    @property
+    def texts(self) -> Sequence[torch.Tensor]:
+        """The states of texts, [slots, heads, tokens, width]."""
+        return list(self.states)[: self._text_states]
+
+    def sources(self) -> list[list[torch.Tensor]]:
+        """The states of the source in each slot, [1, heads, tokens, width]; no list without an encoder."""
+        states = list(self.states)[self._text_states :]
+        count = len(states) // self.slots
+        return [states[first : first + count] for first in range(0, len(states), count or 1)]
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        past: torch.Tensor,
+        chunk: torch.Tensor,
+        copied: torch.Tensor,
+        read: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        step = _Step(self, past, chunk, copied, read)
+
+        def choose(module: torch.nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+            return (args[0].index_select(1, step.scored),)
+
+        handle = self.model.get_output_embeddings().register_forward_pre_hook(choose)
+        running = _running.set(step)
+        try:
+            with attending_by(self.model, _attention):
+                result = self._computed(token_ids, step.positions)
+        finally:
+            _running.reset(running)
+            handle.remove()
+        seen = len(step.added) + self.slots * step.seen_sources
+        if seen != len(self.states):
+            raise SetupError(
+                f"{type(self.model).__name__} has attention of its own, and cannot be compiled for slots of fixed "
+                "shapes"
+            )
+        logits = result["logits"][0].float()
+        top_logits, top_ids = logits.topk(min(TOP_TOKENS, logits.shape[1]))
+        scores = (logits, top_ids.int(), top_logits, (logits - top_logits[:, :1]).exp().sum(1).log())
+        return *scores, *step.added, *(state for one in self.sources() for state in one)
+
+    def _computed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> Any:
+        if not self.has_encoder:
+            return self.model(input_ids=token_ids, position_ids=positions, use_cache=False, return_dict=True)
+        placed = getattr(self.model.get_decoder(), "embed_positions", None)
+        if placed is not None:  # it has no positions of its own choice, nor as many as there are rows
+
+            def place(*args: Any, **further: Any) -> torch.Tensor:
+                return torch.nn.functional.embedding(positions + getattr(placed, "offset", 0), placed.weight)
+
+            placed.forward = place
+        try:
+            # A source of one token, which nothing looks at.
+            nothing = torch.zeros(1, 1, self.model.config.hidden_size, dtype=self.model.dtype)
+            return self.model(
+                encoder_outputs=BaseModelOutput(last_hidden_state=nothing),
+                decoder_input_ids=token_ids,
+                use_cache=False,
+                return_dict=True,
+            )
+        finally:
+            if placed is not None:
+                del placed.forward
+
+
+class SourceEncoder(torch.nn.Module):
+    """The first `count`, [1], of a source's tokens, [1, tokens], to cross keys and values in turns.
+
+    [2 * layers, heads, tokens, width], zero behind the source.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, token_ids: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        is_source = torch.arange(token_ids.shape[1]) < count
+        mask = torch.where(is_source, 0.0, torch.finfo(torch.float32).min)[None, None, None].to(self.model.dtype)
+        _, cache = read(self.model, token_ids, mask)
+        arrays = torch.cat(list(arrays_of(cache.cross_attention_cache)))
+        return torch.where(is_source[None, None, :, None], arrays, 0.0)
+
+
+def source_encoder(module: SourceModule, attention: str) -> SourceEncoder:
+    """The graph that reads sources, with one of transformers' own attentions."""
+    model = pretrained_model(module.module)
+    model.set_attn_implementation(attention)
+    encoder = SourceEncoder(model)
+    encoder.eval()
+    return encoder
+
+
+def slot_step(module: SourceModule, bucket: Bucket) -> SlotStep:
+    """The step of a model for a bucket: as many slots as it has rows, each of as many tokens as it has columns."""
+    step = SlotStep(pretrained_model(module.module), bucket.batch, bucket.tokens, CHUNK_TOKENS)
+    step.eval()
+    return step
+
+
+def emulated(module: SourceModule, bucket: Bucket, dtype: str) -> SlotModel:
+    """The model as it will run, computed by PyTorch."""
+    copied = dataclasses.replace(module, module=copy.deepcopy(module.module))  # it gets another attention
+    step = slot_step(copied, bucket)
+    encoder = source_encoder(module, "eager") if step.has_encoder else None
+    return SlotModel(_PyTorchGraph(step, encoder, dtype), bucket.batch, bucket.tokens, CHUNK_TOKENS)
+
+
+class _PyTorchGraph:
+    """See SlotGraph."""
+
+    def __init__(self, step: SlotStep, encoder: SourceEncoder | None, dtype: str) -> None:
+        self._step, self._encoder = step, encoder
+        self._cast = dtype == "bfloat16"
+
+    def execute(self, *inputs: NDArray[np.int64]) -> Scores:
+        """See SlotGraph."""
+        outputs = self._run(self._step, *map(torch.from_numpy, inputs))
+        scores, states = outputs[: len(Scores._fields)], outputs[len(Scores._fields) :]
+        for state, new in zip(self._step.states, states, strict=True):
+            state.copy_(new)
+        return Scores._make(score.numpy() for score in scores)
+
+    def read(self, token_ids: NDArray[np.int64], count: int, slot: int) -> None:
+        """See SlotGraph."""
+        computed = self._run(self._encoder, torch.from_numpy(token_ids), torch.tensor([count]))
+        for state, new in zip(self._step.sources()[slot], computed, strict=True):
+            state[0] = new
+
+    def _run(self, module: Any, *inputs: torch.Tensor) -> Any:
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._cast):
+            return module(*inputs)
+
+
+class _Step:
+    """Where the tokens of one step are, and what is in the slots after it: `added`. See SlotGraph for the others."""
+
+    def __init__(
+        self, of: SlotStep, past: torch.Tensor, chunk: torch.Tensor, copied: torch.Tensor, read: torch.Tensor | None
+    ) -> None:
+        slot, before, count = (chunk[index : index + 1] for index in range(3))
+        places = torch.arange(of.slot_tokens)
+        self.slots, self._texts, self._sources, self._slot, self._copied = (
+            of.slots,
+            of.texts,
+            of.sources(),
+            slot,
+            copied,
+        )
+        in_chunk = before + torch.arange(of.chunk_tokens)
+        # Unused tokens have positions, too, which have to be some that the model knows.
+        self.positions = torch.cat([past, in_chunk])[None].clamp(0, of.slot_tokens - 1)
+        self.scored = torch.cat([torch.arange(of.slots), of.slots + (count - 1).clamp(min=0)])
+        self._gets_chunk = (torch.arange(of.slots) == slot) & (count > 0)
+        kept = torch.where(self._gets_chunk, before, torch.where(past < 0, of.slot_tokens, past))
+        new = torch.where(self._gets_chunk, count, (past >= 0).long())
+        behind = places[None] - kept[:, None]  # [slots, tokens]
+        self._is_kept, self._is_new = ((one[:, None, :, None]) for one in (behind < 0, behind < new[:, None]))
+        self._of_chunk = (places - before).clamp(0, of.chunk_tokens - 1)
+        self._windows = of.windows
+        self._since = past.clamp(min=0)[:, None] - places  # [slots, tokens]
+        self._since_by_chunk = in_chunk[:, None] - places  # [chunk, tokens]
+        self._biases = self._chunk_biases = None
+        if of.by_distance is not None:
+            most = len(of.by_distance) - 1
+            by_place = [
+                embedding((at[:, None] - places).clamp(0, most), of.by_distance).permute(0, 2, 1)
+                for at in (past, in_chunk)
+            ]  # [slots or chunk, heads, tokens]
+            self._biases, self._chunk_biases = by_place[0][:, :, None], by_place[1].transpose(0, 1)[:, None]
+        self.added: list[torch.Tensor] = []
+        self.seen_sources = 0
+        if read is not None:
+            self._read_slots = read[:, 0]
+            self._seen_of_source = (places[None] < read[:, 1:])[:, None, None]  # [slots + 1, 1, 1, tokens]
+
+    def write(self, new: torch.Tensor) -> torch.Tensor:
+        """The next state with the keys or values of the new tokens, [1, heads, slots + chunk, width]."""
+        old = self._texts[len(self.added)].index_select(0, self._copied)
+        singles = new[0, :, : self.slots].transpose(0, 1)[:, :, None]
+        chunk = new[:, :, self.slots :].index_select(2, self._of_chunk)
+        added = torch.where(self._gets_chunk[:, None, None, None], chunk, singles)
+        # Zeros behind: what is masked has a weight of zero, which does not help against the NaN of a text before.
+        after = torch.where(self._is_kept, old, torch.where(self._is_new, added, 0.0).to(old.dtype))
+        self.added.append(after)
+        return after
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float, softcap: float | None
+    ) -> torch.Tensor:
+        """What each new token sees of the texts: [1, slots + chunk, heads, width].
+
+        `query`: [1, heads, slots + chunk, width]. Heads of queries share those of keys.
+        """
+        own_keys, own_values = (one.index_select(0, self._slot) for one in (keys, values))
+        window = self._windows[len(self.added) // 2 - 1]
+        seen, seen_by_chunk = (
+            (since >= 0) & (since < window) if window else since >= 0 for since in (self._since, self._since_by_chunk)
+        )
+        of_slots = _Seen(keys, values, seen[:, None, None], self._biases)
+        of_chunk = _Seen(own_keys, own_values, seen_by_chunk, self._chunk_biases)
+        return self._attended(query, of_slots, of_chunk, scaling, softcap)
+
+    def attend_to_source(self, query: torch.Tensor, scaling: float) -> torch.Tensor:
+        """What each new token sees of its source, as `attend`."""
+        keys, values = (
+            torch.cat([of_slot[index] for of_slot in self._sources]).index_select(0, self._read_slots)
+            for index in (self.seen_sources, self.seen_sources + 1)
+        )
+        self.seen_sources += 2
+        of_slots = _Seen(keys[:-1], values[:-1], self._seen_of_source[:-1])
+        of_chunk = _Seen(keys[-1:], values[-1:], self._seen_of_source[-1])
+        return self._attended(query, of_slots, of_chunk, scaling, None)
+
+    def _attended(
+        self, query: torch.Tensor, of_slots: "_Seen", of_chunk: "_Seen", scaling: float, softcap: float | None
+    ) -> torch.Tensor:
+        def weigh(of: torch.Tensor, seen: _Seen) -> torch.Tensor:
+            scores = (of @ seen.keys.transpose(-1, -2)).float() * scaling
+            if softcap is not None:
+                scores = torch.tanh(scores / softcap) * softcap
+            if seen.biases is not None:
+                scores = scores + seen.biases
+            weights = torch.where(seen.mask, scores, torch.finfo(scores.dtype).min).softmax(-1)
+            return weights.to(seen.values.dtype) @ seen.values
+
+        grouped = query[0].unflatten(0, (of_slots.keys.shape[1], -1))  # [groups, heads of a group, new, width]
+        singles = grouped[:, :, : self.slots].permute(2, 0, 1, 3)
+        single = weigh(singles, of_slots).flatten(1, 2)
+        own = _Seen(of_chunk.keys[0][:, None], of_chunk.values[0][:, None], of_chunk.mask, of_chunk.biases)
+        chunk = weigh(grouped[:, :, self.slots :], own).flatten(0, 1)
+        return torch.cat([single, chunk.transpose(0, 1)])[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Keys and values, [rows, groups, tokens, width], which of them are seen, and what is added to their scores."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    mask: torch.Tensor
+    biases: torch.Tensor | None = None
+
+
+_running: ContextVar[_Step] = ContextVar("running")
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **further: Any,
+) -> tuple[torch.Tensor, None]:
+    """See transformers.AttentionInterface."""
+    step = _running.get()
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if key.shape[2] != query.shape[2]:  # of a source
+        return step.attend_to_source(query, scaling), None
+    return step.attend(query, step.write(key), step.write(value), scaling, softcap), None
+
+
+AttentionInterface.register(_ATTENTION, _attention)

@@ -1,0 +1,41 @@
+"""The contract of a task in the compiler: how its model is loaded, its sample inputs, and its agreement."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
+from neuronpipe.compiler.tokenizers import SourceTokenizer, encode_batch, load_tokenizer
+
+Measured: TypeAlias = NDArray[Any]  # one number or truth value for each text
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTask:
+    """A task. `load` makes the module of a model's folder, and raises SetupError for a model that cannot have the task.
+
+    - `encode(module, texts)` → a batch of sample inputs, int64 [batch, tokens] by input name.
+    - `measure(outputs, reference, batch)` → the agreement of each text's outputs with the original's, 0 to 1, or None
+      for a model without an agreement.
+    - `combine(measured)` → one number for all texts.
+    - `meaning`: the meaning of that number, for a user.
+
+    If the task is one of images, images take the place of texts.
+    """
+
+    load: Callable[[Path, SourceTokenizer], SourceModule]
+    encode: Callable[[SourceModule, Sequence[str]], Batch]
+    measure: Callable[[Outputs, Outputs, Batch], Measured | None]
+    combine: Callable[[Measured], Any]
+    meaning: str
+    load_tokenizer: Callable[[Path], SourceTokenizer] = load_tokenizer
+
+
+def encode_texts(module: SourceModule, texts: Sequence[str], before: Sequence[str] | None = None) -> Batch:
+    """The texts as inputs of the model, each after its text of `before` if there are any."""
+    encoded = encode_batch(module.tokenizer, [module.prompt + text for text in texts], module.max_tokens, before)
+    return {name: np.asarray(encoded[name], np.int64) for name in module.tokenizer.input_names if name in encoded}

@@ -1,0 +1,156 @@
+"""Reads a model's tokenizer as tokenizer.json, also for models with the files of a slow tokenizer only."""
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from neuronpipe.compiler import marian_tokenizer
+from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
+from neuronpipe.core.errors import SetupError
+
+# transformers writes 1e30 if a tokenizer has no limit.
+_NO_LIMIT = 1_000_000
+# Of gte-Qwen2 and stella_en_1.5B_v5, whose code ends texts as add_eos_token says; their tokenizer.json does not.
+_ENDS_TEXTS = "tokenization_qwen.Qwen2Tokenizer"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTokenizer:
+    """The tokenizer as transformers has it, and as tokenizer.json. `max_tokens` is None if it sets no limit."""
+
+    transformers_tokenizer: Any
+    json: str
+    input_names: tuple[str, ...]
+    max_tokens: int | None
+    pad_token_id: int
+    cls_token_id: int | None
+
+
+# The tokenizer of a model without texts.
+NO_TOKENIZER = SourceTokenizer(None, "", (), None, 0, None)
+
+
+def load_tokenizer(folder: Path) -> SourceTokenizer:
+    """Reads the tokenizer and converts it if necessary. Raises SetupError if it cannot become a tokenizer.json."""
+    folder = transformer_folder(folder)
+    try:
+        with warnings.catch_warnings():
+            # MarianTokenizer recommends sacremoses, and does not use it.
+            warnings.filterwarnings("ignore", ".*sacremoses", UserWarning)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
+    except Exception as error:  # converters of other formats may raise anything
+        raise SetupError(
+            f"{folder}: transformers {transformers.__version__} cannot load its tokenizer: "
+            f"{_why_not_loaded(folder, error)}"
+        ) from error
+    if isinstance(tokenizer, transformers.MarianTokenizer):
+        tokenizer = marian_tokenizer.converted(tokenizer)
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise SetupError(
+            f"{folder}: {type(tokenizer).__name__} is written in Python only and has no form as tokenizer.json"
+        )
+    # From a folder without tokenizer files, transformers 5 makes a tokenizer with special tokens only.
+    learned = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
+    if not any(character.isalnum() for token in learned for character in token):
+        raise SetupError(f"{folder}: its tokenizer has no vocabulary: the files of the tokenizer are missing")
+    _end_texts(folder, tokenizer)
+    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+    # The file may contain a maximum length. Only the tokenizer stage sets limits.
+    content["truncation"] = content["padding"] = None
+    limit = tokenizer.model_max_length
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:  # many decoders have no padding
+        tokenizer.pad_token = tokenizer.eos_token
+    return SourceTokenizer(
+        transformers_tokenizer=tokenizer,
+        json=json.dumps(content, ensure_ascii=False),
+        input_names=tuple(tokenizer.model_input_names),
+        max_tokens=int(limit) if limit and limit < _NO_LIMIT else None,
+        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+        cls_token_id=tokenizer.cls_token_id,
+    )
+
+
+def _end_texts(folder: Path, tokenizer: Any) -> None:
+    settings, backend = _settings(folder), tokenizer.backend_tokenizer
+    if _ENDS_TEXTS not in _own_code(settings) or not settings.get("add_eos_token"):
+        return
+    name, end = tokenizer.eos_token, tokenizer.eos_token_id
+    first, second = (
+        [{"Sequence": {"id": letter, "type_id": kind}}, {"SpecialToken": {"id": name, "type_id": kind}}]
+        for kind, letter in enumerate("AB")
+    )
+    content = json.loads(backend.to_str()) | {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": first,
+            "pair": [*first, *second],
+            "special_tokens": {name: {"id": name, "ids": [end], "tokens": [name]}},
+        }
+    }
+    tokenizer._tokenizer = type(backend).from_str(json.dumps(content))
+
+
+def _settings(folder: Path) -> Mapping[str, Any]:
+    path = folder / "tokenizer_config.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def _own_code(settings: Mapping[str, Any]) -> Sequence[str | None]:
+    named = settings.get("auto_map") or {}
+    return (named.get("AutoTokenizer") or []) if isinstance(named, dict) else named
+
+
+def _why_not_loaded(folder: Path, error: Exception) -> str:
+    if _own_code(_settings(folder)):
+        return (
+            "it has code of its own (auto_map in tokenizer_config.json), which is not run; get a model whose tokenizer "
+            "transformers has"
+        )
+    return str(error)
+
+
+def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
+    """The tokenizer.json to serve: special tokens in texts are text, except the mask of a fill-mask model.
+
+    The tokenizer stage leaves special tokens in texts alone. The mask is found because it is not special in this file.
+    SentencePiece's Unigram model has the special tokens among its pieces, too, with the best score of all, and would
+    find "</s>" in a text. So these pieces get a prefix with NUL, which no text contains. (Google's SentencePiece never
+    finds its control symbols in texts; transformers does, even with split_special_tokens.)
+    """
+    content = json.loads(tokenizer.json)
+    allowed = {mask_token} if mask_token else set()
+    special = {token["content"] for token in content["added_tokens"] if token["special"]} - allowed
+    if content["model"].get("type") == "Unigram":
+        pieces = content["model"]["vocab"]
+        hidden = special & {piece for piece, _ in pieces}
+        content["model"]["vocab"] = [["\0" + piece if piece in hidden else piece, score] for piece, score in pieces]
+        # A token that the model lacks would get a new number, after all others.
+        content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in hidden]
+    for token in content["added_tokens"]:
+        token["special"] = token["special"] and token["content"] not in allowed
+    return json.dumps(content, ensure_ascii=False)
+
+
+def token_texts(tokenizer: SourceTokenizer, count: int) -> list[str]:
+    """The first `count` tokens of the vocabulary as text, each alone, as transformers decodes them."""
+    texts: list[str] = tokenizer.transformers_tokenizer.batch_decode([[token_id] for token_id in range(count)])
+    return texts
+
+
+def encode_batch(
+    tokenizer: SourceTokenizer, texts: Sequence[str], max_tokens: int, questions: Sequence[str] | None = None
+) -> Mapping[str, Any]:
+    """The texts, or questions with the texts as contexts, as one padded batch of transformers.
+
+    The arrays are int64 [batch, tokens].
+    """
+    pairs = (list(texts),) if questions is None else (list(questions), list(texts))
+    encoded: Mapping[str, Any] = tokenizer.transformers_tokenizer(
+        *pairs, padding="longest", truncation=True, max_length=max_tokens, return_tensors="np", padding_side="right"
+    )
+    return encoded

@@ -1,0 +1,67 @@
+"""Converts PyTorch to an exported program: graph and weights in one file.
+
+It runs without transformers and without the Hub.
+"""
+
+import copy
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+
+from neuronpipe.bundles.manifest import Artifact
+from neuronpipe.compiler.conversion import Conversion, Ran
+from neuronpipe.compiler.modules import Batch, Outputs
+from neuronpipe.core.errors import SetupError
+
+_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = tuple(_TORCH_DTYPES)
+BUCKETS = "none"
+
+_MODEL_FILE = "artifacts/torch/model.pt2"
+
+
+def _to_float(module: torch.nn.Module, args: Any, outputs: Any) -> dict[str, torch.Tensor]:
+    """A forward hook: converts outputs to float32, whatever the data type of the model."""
+    return {name: tensor.float() for name, tensor in outputs.items()}
+
+
+def convert(conversion: Conversion) -> Artifact:
+    """See ArtifactCompiler.
+
+    Batch and length stay dynamic. Attention is scaled_dot_product_attention, which each device implements differently.
+    """
+    module = conversion.module
+    converted = copy.deepcopy(module.module).to(_TORCH_DTYPES[conversion.dtype]).eval()
+    converted.register_forward_hook(_to_float)
+    example = {name: torch.from_numpy(conversion.example[name]) for name in module.inputs}
+    free = {name: dict.fromkeys(module.free_axes(name), torch.export.Dim.DYNAMIC) for name in module.inputs}
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            program = torch.export.export(converted, (), kwargs=example, dynamic_shapes=free, strict=False)
+        except Exception as error:  # operations whose shape depends on values may raise anything
+            raise SetupError(f"torch {torch.__version__} cannot export {module.architecture}") from error
+        path = conversion.folder / _MODEL_FILE
+        path.parent.mkdir(parents=True)
+        torch.export.save(program, path)
+    return Artifact(
+        backend="torch",
+        dtype=conversion.dtype,
+        files=(_MODEL_FILE,),
+        versions={"torch": torch.__version__, "transformers": transformers.__version__},
+    )
+
+
+def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:
+    """See ArtifactCompiler."""
+    outputs: list[Outputs] = []
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")
+        program = torch.export.load(conversion.folder / _MODEL_FILE).module()
+        for batch in batches:
+            result = program(**{name: torch.from_numpy(batch[name]) for name in conversion.module.inputs})
+            outputs.append({name: tensor.numpy() for name, tensor in result.items()})
+    return Ran(outputs, artifact.dtype)

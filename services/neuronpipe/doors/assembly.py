@@ -1,0 +1,104 @@
+"""A gateway's doors, and what each of them answers with."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.doors.choice import ModelChoice
+from neuronpipe.doors.http.exchange import Route
+from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.native import INFERENCE_SERVICE, NativeDoor, native_rpcs
+from neuronpipe.doors.oip.control import model_control
+from neuronpipe.doors.oip.grpc_door import OIP_SERVICE, OipDoor, oip_rpcs
+from neuronpipe.doors.oip.service import TensorService
+from neuronpipe.doors.tei import SERVICES, TeiDoor, tei_rpcs
+from neuronpipe.gateway.assembly import Gateway
+from neuronpipe.gateway.settings import GatewaySettings, HttpSettings
+from neuronpipe.gateway.tenants.tenants import Tenants
+from neuronpipe.platform.process.door import Door, Guard, Handler
+from neuronpipe.platform.process.health import HealthBoard
+from neuronpipe.platform.process.settings import ServerSettings
+from neuronpipe.platform.tls.files import WatchedTls
+from neuronpipe.platform.tls.server import ServerTls
+from neuronpipe.rpc.door import GrpcDoor
+from neuronpipe.rpc.rpcs import Rpc
+from neuronpipe.rpc.trace_service import GET_TRACE, trace_handlers, trace_rpcs
+
+# The gRPC services that make sense only while all stages can be reached.
+INFERENCE_SERVICES = [service.full_name for service in (INFERENCE_SERVICE, OIP_SERVICE, *SERVICES.values())]
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What a package above the gateway has its doors take besides: its handlers have the same keys.
+
+    `routes`: asked for where there is an HTTP door.
+    """
+
+    rpcs: Sequence[Rpc] = ()
+    routes: Callable[[], Sequence[Route]] = tuple
+
+
+def gateway_doors(
+    server: ServerSettings,
+    http: HttpSettings,
+    telemetry: Telemetry,
+    tls: ServerTls | None = None,
+    guard: Guard | None = None,
+    *,
+    addition: Addition = Addition(),
+    shares_port: bool = False,
+) -> list[Door]:
+    """gRPC, and HTTP where it has an address; what is not asked for is not even imported. `shares_port`: other
+    processes listen on the same ports.
+    """
+    rpcs = [*native_rpcs(), *oip_rpcs(), *tei_rpcs(), *trace_rpcs(telemetry.traces), *addition.rpcs]
+    doors: list[Door] = [GrpcDoor(server, rpcs, tls, guard, shares_port=shares_port)]
+    if http.http_listen:
+        from neuronpipe.doors.http.console.pages import CONSOLE_ROUTES
+        from neuronpipe.doors.http.door import HttpDoor
+        from neuronpipe.doors.http.handlers import ROUTES
+
+        routes = (*ROUTES, *addition.routes(), *(CONSOLE_ROUTES if http.has_console else ()))
+        health = INFERENCE_SERVICE.full_name
+        doors.append(HttpDoor(http.http_listen, routes, health, server, tls, guard, shares_port=shares_port))
+    return doors
+
+
+def gateway_handlers(
+    gateway: Gateway,
+    settings: GatewaySettings,
+    tenants: Tenants | None,
+    telemetry: Telemetry,
+    doors: Sequence[Door],
+    health: HealthBoard,
+    targets: Sequence[str] = (),
+    stage_tls: WatchedTls | None = None,
+) -> dict[str, Handler]:
+    """The handlers of all of its doors, which listen. `targets`: stages in other processes, which keep traces, too.
+
+    Raises SetupError for a default model that is not served.
+    """
+    inference, models = Inference(gateway.pipeline, settings), ModelChoice(gateway.catalog, settings.default_models)
+    tensors = TensorService(
+        gateway,
+        settings,
+        telemetry.meters,
+        lambda: bool(health.is_serving(INFERENCE_SERVICE.full_name)),
+        model_control(settings, tenants, gateway.catalog.router),
+    )
+    handlers: dict[str, Handler] = {
+        **NativeDoor(gateway.pipeline, gateway.catalog, settings).handlers(),
+        **OipDoor(tensors, settings.max_stream_in_flight).handlers(),
+        **TeiDoor(inference, models, gateway.catalog, settings).handlers(),
+        **trace_handlers(telemetry.traces, targets, stage_tls),
+    }
+    if settings.http_listen:
+        from neuronpipe.doors.http.handlers import http_handlers
+
+        handlers |= http_handlers(inference, models, tensors, gateway, settings, telemetry)
+        if settings.has_console:
+            from neuronpipe.doors.http.console.pages import console_handlers
+
+            handlers |= console_handlers(gateway.catalog, telemetry.meters, doors[0].port, handlers.get(GET_TRACE))
+    return handlers

@@ -1,0 +1,292 @@
+"""HTTP as ASGI has it: finds the route, reads the body within limits, calls the handler, writes its answer or error."""
+
+import asyncio
+import gzip
+import math
+import re
+import time
+import zlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import replace
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from neuronpipe.core.callers import current_caller, enter_caller
+from neuronpipe.core.calls import Call, internal_error
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.core.names import ON_BEHALF, ROUTE_KEY, TRACEPARENT, TRACESTATE
+from neuronpipe.core.tracing import SpanContext, new_request_id
+from neuronpipe.doors.choice import PRIORITY_FIELD, read_priority
+from neuronpipe.doors.http.bodies import read_body, write_body
+from neuronpipe.doors.http.caller import Caller, Receive, too_large
+from neuronpipe.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.problems import PROBLEM_DETAILS, ErrorForm, Problem, Refused, problem_of
+from neuronpipe.platform.process.door import Credentials, Guard
+from neuronpipe.platform.process.in_flight import InFlight
+
+TIMEOUT_HEADER = b"x-request-timeout-ms"
+REQUEST_ID_HEADER = b"x-request-id"
+# Smaller answers cost more to compress than to send.
+_GZIP_FROM_BYTES = 64 << 10
+_GZIP_LEVEL = 1
+_COMPRESSED = (b"gzip", b"deflate")
+# Of zlib's wbits: reads both, by what their first bytes say.
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+# Of the body of a request that is refused unread: as much arrives with the headers anyway. A larger one costs its
+# connection.
+_DISCARDED_BYTES = 64 << 10
+_TIMEOUT_DIGITS = 9
+_PRIORITY = PRIORITY_FIELD.encode()
+_ROUTE_KEY = ROUTE_KEY.encode()
+_CREDENTIALS = (b"authorization", ON_BEHALF.encode())
+_TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
+
+Send = Callable[[dict[str, Any]], Any]
+Headers = dict[bytes, bytes]
+
+
+class Router:
+    """Routes by path and method."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._fixed: dict[str, dict[str, Route]] = {}
+        self._templates: dict[re.Pattern[str], dict[str, Route]] = {}
+        for route in routes:
+            if "{" in route.path:
+                optional = re.sub(r"\{/(\w+)\}", r"(?:/(?P<\1>[^/]+))?", route.path)
+                pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", optional))
+                self._templates.setdefault(pattern, {})[route.method] = route
+            else:
+                self._fixed.setdefault(route.path, {})[route.method] = route
+
+    def find(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
+        """The route, and the names in its path. Raises Refused."""
+        methods, names = self._fixed.get(path), {}
+        if methods is None:
+            for pattern, found in self._templates.items():
+                if match := pattern.fullmatch(path):
+                    methods, names = found, match.groupdict()
+                    break
+        if methods is None:
+            raise Refused(404, "not_found", "no such path; /openapi.json lists all of them")
+        route = methods.get("GET" if method == "HEAD" else method)
+        if route is None:
+            allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
+            raise Refused(405, "method_not_allowed", f"this path takes {allowed}", (b"allow", allowed.encode()))
+        return route, names
+
+
+class App:
+    """The application that a server of HTTP calls for every request."""
+
+    def __init__(
+        self, routes: Sequence[Route], in_flight: InFlight, max_body_bytes: int, guard: Guard | None = None
+    ) -> None:
+        self.handlers: Mapping[str, HttpHandler] = {}
+        self.is_draining = False
+        self._streaming: set[asyncio.Task[Any]] = set()
+        self._router = Router(routes)
+        checked = [route for route in routes if route.takes and not route.is_raw]
+        self._readers: dict[str, TypeAdapter[Any]] = {route.key: TypeAdapter(route.takes) for route in checked}
+        self._in_flight = in_flight
+        self._max_body_bytes = max_body_bytes
+        self._guard = guard
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """ASGI's entry."""
+        headers: Headers = dict(scope["headers"])
+        request_id = _request_id(headers)
+        caller = Caller(receive, f"{scope['client']}")
+        error_form: ErrorForm = PROBLEM_DETAILS
+        with ExitStack() as streaming:  # what a stream holds until its end
+            try:
+                route, names = self._router.find(scope["method"], scope["path"])
+                error_form = route.error_form
+                response = await self._answer(route, names, headers, request_id, scope, caller, streaming)
+                if scope["method"] == "HEAD":
+                    response = replace(response, stream=None)
+            except asyncio.CancelledError:
+                if caller.has_left:
+                    return
+                response = _error_response(problem_of(self._in_flight.stopping()), error_form)
+            except (NeuronpipeError, Refused) as error:
+                response = _error_response(problem_of(error), error_form)
+            except Exception as fault:
+                response = _error_response(problem_of(internal_error(fault, Call(request_id))), error_form)
+            finally:
+                caller.forget()
+            await self._send(response, request_id, headers, caller, send)
+
+    def drain(self) -> None:
+        """Ends streams that have no end, and asks callers to connect elsewhere."""
+        self.is_draining = True
+        for task in self._streaming:
+            task.cancel()
+
+    async def _answer(
+        self,
+        route: Route,
+        names: Mapping[str, str],
+        headers: Headers,
+        request_id: str,
+        scope: Mapping[str, Any],
+        caller: Caller,
+        streaming: ExitStack,
+    ) -> HttpResponse:
+        if self._guard and route.service not in self._guard.open_services:
+            authorization, on_behalf = (headers.get(name, b"").decode("latin-1") for name in _CREDENTIALS)
+            enter_caller(self._guard.identify(Credentials(authorization, on_behalf=on_behalf)))
+        handler = self.handlers.get(route.key)
+        if handler is None:
+            raise self._in_flight.starting()
+        query = scope["query_string"].decode("latin-1")
+        if not route.is_counted:
+            return await handler(HttpRequest(Call(request_id), names, query, headers, "", b""))
+        with ExitStack() as counted:
+            counted.enter_context(self._in_flight)
+            call = _call(headers, request_id)
+            media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
+            body: Any = b""
+            if route.method == "POST":
+                self._in_flight.check_room(call.remaining_s)
+                data = await self._read(route, headers, media_type, caller)
+                body = data if route.is_raw else read_body(self._readers[route.key], data)
+            caller.watch()
+            response = await handler(HttpRequest(call, names, query, headers, media_type, body))
+            if response.stream:
+                streaming.enter_context(counted.pop_all())
+            return response
+
+    async def _read(self, route: Route, headers: Headers, media_type: str, caller: Caller) -> bytes:
+        """The body of a request.
+
+        Raises Refused for a body that is not accepted, and NeuronpipeError for one that takes too long, or too much
+        memory.
+        """
+        if media_type not in (JSON, "", *route.takes_media):
+            raise Refused(
+                415, "unsupported_media_type", f"content-type: must be {' or '.join((JSON, *route.takes_media))}"
+            )
+        encoding = headers.get(b"content-encoding", b"identity").lower()
+        if encoding not in (b"identity", *_COMPRESSED):
+            raise Refused(415, "unsupported_media_type", "content-encoding: must be gzip or deflate")
+        limit = self._max_body_bytes
+        if int(headers.get(b"content-length", b"0")) > limit:
+            raise too_large(limit)
+        refusals: list[NeuronpipeError] = []
+        timer = asyncio.timeout(None)
+
+        def refuse(error: NeuronpipeError) -> None:
+            refusals.append(error)
+            timer.reschedule(asyncio.get_running_loop().time())
+
+        async def read() -> bytes:
+            body = await caller.read(limit)
+            return await asyncio.to_thread(_decompress, body, limit) if encoding in _COMPRESSED else body
+
+        try:
+            async with timer:
+                return await self._in_flight.receive(caller.connection, read, refuse)
+        except TimeoutError:
+            raise refusals[0] from None
+
+    async def _send(
+        self, response: HttpResponse, request_id: str, headers: Headers, caller: Caller, send: Send
+    ) -> None:
+        body = response.body
+        fields = [
+            (b"content-type", response.media_type.encode()),
+            (REQUEST_ID_HEADER, request_id.encode()),
+            *response.headers,
+        ]
+        if response.is_compressible and len(body) >= _GZIP_FROM_BYTES:
+            fields.append((b"vary", b"accept-encoding"))
+            if b"gzip" in headers.get(b"accept-encoding", b""):
+                body = await asyncio.to_thread(gzip.compress, body, _GZIP_LEVEL)
+                fields.append((b"content-encoding", b"gzip"))
+        if self.is_draining or (not caller.has_sent_all and _body_bytes(headers) > _DISCARDED_BYTES):
+            fields.append((b"connection", b"close"))
+        if response.stream:
+            await send({"type": "http.response.start", "status": response.status, "headers": fields})
+            await self._send_parts(response.stream, caller, send, is_endless=response.is_endless)
+            return
+        fields.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": response.status, "headers": fields})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _send_parts(
+        self, parts: AsyncGenerator[bytes, None], caller: Caller, send: Send, *, is_endless: bool
+    ) -> None:
+        task = asyncio.current_task()
+        assert task  # noqa: S101
+        if is_endless:
+            self._streaming.add(task)
+        caller.watch()
+        try:
+            async with aclosing(parts):
+                while not (is_endless and self.is_draining):
+                    await send({"type": "http.response.body", "body": await anext(parts), "more_body": True})
+        except StopAsyncIteration:
+            pass
+        except asyncio.CancelledError:
+            if caller.has_left:
+                return
+            if not is_endless:  # without its end, the connection breaks off, so that nobody takes it for the whole
+                raise
+        finally:
+            self._streaming.discard(task)
+            caller.forget()
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _decompress(data: bytes, max_bytes: int) -> bytes:
+    """A body that came compressed. Raises InvalidInput, and Refused for one that is larger than it may be."""
+    reader = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        body = reader.decompress(data, max_bytes + 1)
+    except zlib.error:
+        raise InvalidInput("body", "is not compressed as content-encoding says") from None
+    if len(body) > max_bytes:
+        raise too_large(max_bytes)
+    if not reader.eof or reader.unused_data:
+        raise InvalidInput("body", "its compressed data ends too early or too late")
+    return body
+
+
+def _request_id(headers: Headers) -> str:
+    """The caller's, or a new one."""
+    given = headers.get(REQUEST_ID_HEADER, b"").decode("latin-1")
+    return given if given and given.isascii() and given.isprintable() else new_request_id()
+
+
+def _call(headers: Headers, request_id: str) -> Call:
+    """The caller, the deadline, the priority and the trace context of a request. Raises InvalidInput."""
+    deadline_s = None
+    if timeout := headers.get(TIMEOUT_HEADER):
+        if not timeout.isdigit() or len(timeout) > _TIMEOUT_DIGITS:
+            raise InvalidInput(
+                TIMEOUT_HEADER.decode(), f"must be a whole number of milliseconds, of at most {_TIMEOUT_DIGITS} digits"
+            )
+        deadline_s = time.monotonic() + int(timeout) / 1000
+    trace = None
+    if traceparent := headers.get(_TRACEPARENT):
+        trace = SpanContext.parse(traceparent.decode("latin-1"), headers.get(_TRACESTATE, b"").decode("latin-1"))
+    priority = read_priority(headers.get(_PRIORITY, b"").decode("latin-1"))
+    route_key = headers.get(_ROUTE_KEY, b"").decode("latin-1")
+    return Call(request_id, deadline_s, priority, trace, current_caller(), route_key=route_key)
+
+
+def _body_bytes(headers: Headers) -> float:
+    """The size of the body; infinite if the headers do not give it."""
+    return math.inf if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
+
+
+def _error_response(problem: Problem, form: ErrorForm) -> HttpResponse:
+    headers = list(problem.headers)
+    if problem.retry_after_s is not None:
+        # Whole seconds, as HTTP has it; OpenAI's clients know the finer one.
+        headers.append((b"retry-after", str(max(1, math.ceil(problem.retry_after_s))).encode()))
+        headers.append((b"retry-after-ms", str(max(1, round(problem.retry_after_s * 1000))).encode()))
+    return HttpResponse(write_body(form.write(problem)), form.media_type, headers, problem.codes.status)

@@ -1,0 +1,300 @@
+"""The server behind the HTTP door. The one file that knows uvicorn, which parses HTTP with httptools."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import socket
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.logs import log
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.names import Metrics
+from neuronpipe.doors.http.app import App
+from neuronpipe.doors.http.exchange import HEALTH_ROUTES, LIVE, HttpRequest, HttpResponse, Route
+from neuronpipe.platform.process.door import Guard, Handler
+from neuronpipe.platform.process.health import HealthBoard
+from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.platform.process.settings import ServerSettings
+from neuronpipe.platform.tls.server import ServerTls
+
+# Days, where connections may be idle for ever.
+_FOR_EVER_S = 7 * 86_400
+_BACKLOG = 2048
+# How long a connection whose request was refused takes what the caller is still sending.
+_LINGER_S = 5.0
+
+
+class HttpDoor:
+    """Takes HTTP/1.1 at an address; a Door (platform/process/door.py).
+
+    `service`: whose health it shows. `port`: known once it listens. `settings`: limits of bodies, connections and
+    callers. `tls`: for HTTPS.
+    """
+
+    port: int
+
+    def __init__(
+        self,
+        listen: str,
+        routes: Sequence[Route],
+        service: str,
+        settings: ServerSettings,
+        tls: ServerTls | None = None,
+        guard: Guard | None = None,
+        *,
+        shares_port: bool = False,
+    ) -> None:
+        self._listen = listen
+        self._tls = tls
+        self._guard = guard
+        self._shares_port = shares_port
+        self._routes = routes
+        self._service = service
+        self._settings = settings
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def services(self) -> Collection[str]:
+        """The service whose health it shows."""
+        return (self._service,)
+
+    async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
+        """Takes connections, and refuses requests until it is open. Raises SetupError."""
+        self._health = health
+        self._app = App(self._routes, in_flight, self._settings.max_message_bytes, self._guard)
+        self._app.handlers = self._health_handlers()
+        listener = _bind(self._listen, self._shares_port)
+        self.port = listener.getsockname()[1]
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what callers do wrong is told them
+        config = uvicorn.Config(
+            self._app,
+            http=partial(_Connection, self._settings, in_flight.meters),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=math.ceil(self._settings.max_connection_idle_s) or _FOR_EVER_S,
+            backlog=_BACKLOG,
+        )
+        config.load()
+        config.ssl = self._tls.context if self._tls else None
+        self._server = _Server(config, self._settings.max_handshake_s)
+        open_connections = self._server.server_state.connections
+        in_flight.meters.gauge(Metrics.CONNECTIONS, lambda: len(open_connections), "http")
+        self._serving = asyncio.create_task(self._server.serve([listener]))
+        log("listening for HTTP", address=f"{self._listen.rpartition(':')[0]}:{self.port}")
+
+    def open(self, handlers: Mapping[str, Handler]) -> None:
+        """Answers requests from now on."""
+        self._app.handlers = {**handlers, **self._health_handlers()}
+
+    def ask_to_leave(self) -> bool:
+        """Ends connections with their answers."""
+        self._app.is_draining = True
+        return True
+
+    def drain(self) -> None:
+        """Ends streams, and asks callers to connect elsewhere."""
+        self._app.drain()
+
+    async def stop(self, grace_s: float) -> None:
+        """uvicorn's own: closes idle connections, waits for answers to leave, and then cancels what is left."""
+        if self._serving:
+            self._server.config.timeout_graceful_shutdown = grace_s  # type: ignore[assignment]
+            self._server.should_exit = True
+            await self._serving
+
+    def _health_handlers(self) -> dict[str, Handler]:
+        async def tell(request: HttpRequest) -> HttpResponse:
+            is_serving = all(self._health.is_serving(service) for service in ("", self._service))
+            return HttpResponse(b"", "text/plain", status=200 if is_serving else 503)
+
+        async def live(request: HttpRequest) -> HttpResponse:
+            return HttpResponse(b"", "text/plain")
+
+        return {route.key: live if route is LIVE else tell for route in HEALTH_ROUTES}
+
+
+class _Connection(HttpToolsProtocol):
+    """Ends a connection that is one too many, whose next head does not arrive within its limits, whose caller does not
+    read, or that is old: uvicorn has no such limits.
+    """
+
+    def __init__(self, limits: ServerSettings, meters: Meters, **fields: Any) -> None:
+        super().__init__(**fields)
+        self._limits = limits
+        self._meters = meters
+        self._unread: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._has_rest = False  # whether the caller is still sending its request
+        super().connection_made(_LingeringTransport(transport, lambda: self._has_rest))  # type: ignore[arg-type]
+        self._is_in_head = True
+        self._head_bytes = 0
+        self._made_s = self.loop.time()
+        if len(self.connections) > self._limits.max_connections:
+            self._abort("max_connections")
+        else:
+            self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timer()
+        if self._unread:
+            self._unread.cancel()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self._limits.max_send_s, self._abort, "max_send_s")
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread:
+            self._unread.cancel()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():  # or it would be open until the caller has read its answer
+            self._abort("max_connection_idle_s")
+        elif not self.transport.is_closing():
+            self._count("max_connection_idle_s")
+            super().timeout_keep_alive_handler()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head, self._head_bytes = True, 0
+        self._has_rest = True
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
+        max_age_s = self._limits.max_connection_age_s
+        if max_age_s and self.loop.time() - self._made_s >= max_age_s:
+            self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._has_rest = False
+
+    def send_400_response(self, msg: str) -> None:
+        cycle = self.cycle
+        if cycle and not cycle.response_complete:
+            if self.pipeline or cycle.response_started or not cycle.more_body:
+                self.transport.abort()  # what would be sent now would be taken for the answer of that request
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._has_rest = True
+        super().send_400_response(msg)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._is_in_head:  # more of it is to come
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.max_header_bytes:
+                self._end("max_header_bytes")
+            elif self._timer is None:
+                self._start_timer()
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(self._limits.max_handshake_s, self._end, "max_handshake_s")
+
+    def _stop_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    def _count(self, limit: str) -> None:
+        self._meters.counter(Metrics.CONNECTIONS_ENDED, "http", limit).add()
+
+    def _abort(self, limit: str) -> None:
+        self._count(limit)
+        self.transport.abort()
+
+    def _end(self, limit: str) -> None:
+        self._count(limit)
+        if not self.transport.is_closing():
+            self.send_400_response("The request's head is too large, or did not arrive in time.")
+
+
+class _LingeringTransport:
+    """A transport that takes the rest of a request before it closes: a connection that is closed with bytes unread is
+    reset, and the caller can lose its answer (RFC 9112, section 9.6). Like nginx's `lingering_close`.
+    """
+
+    def __init__(self, transport: asyncio.Transport, has_rest: Callable[[], bool]) -> None:
+        self._transport = transport
+        self._has_rest = has_rest
+        self._is_lingering = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self._is_lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self.is_closing() or not self._has_rest():
+            self._transport.close()
+            return
+        self._is_lingering = True
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._transport.resume_reading()
+        asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, max_handshake_s: float) -> None:
+        super().__init__(config)
+        self._max_handshake_s = max_handshake_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens. uvicorn's own has no limit for the handshake of TLS."""
+
+        def make_connection() -> asyncio.Protocol:
+            protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self.server_state, app_state={}
+            )
+            return protocol
+
+        limit_s = self._max_handshake_s if self.config.ssl else None
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                make_connection, sock=one, ssl=self.config.ssl, backlog=_BACKLOG, ssl_handshake_timeout=limit_s
+            )
+            for one in sockets or ()
+        ]
+        self.started = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leaves them to platform/process/life.py."""
+        yield
+
+
+def _bind(listen: str, shares_port: bool) -> socket.socket:
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG, reuse_port=shares_port)
+    except OSError as error:
+        raise SetupError(f"cannot listen on {listen} for HTTP: {os.strerror(error.errno or 0)}") from error
+    listener.setblocking(False)
+    return listener

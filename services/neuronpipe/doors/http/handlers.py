@@ -1,0 +1,65 @@
+"""All protocols of the HTTP door."""
+
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.doors.choice import ModelChoice
+from neuronpipe.doors.http import (
+    huggingface,
+    metrics,
+    native,
+    oip,
+    openai,
+    openai_text,
+    rerank,
+    sagemaker,
+    tei,
+    tei_tokens,
+    tgi,
+)
+from neuronpipe.doors.http.exchange import HEALTH_ROUTES, HttpHandler, Route
+from neuronpipe.doors.http.openapi import OPENAPI, openapi_handlers
+from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.oip.service import TensorService
+from neuronpipe.gateway.assembly import Gateway
+from neuronpipe.gateway.settings import PipelineSettings
+
+DESCRIBED: tuple[Route, ...] = (
+    *HEALTH_ROUTES,
+    *native.ROUTES,
+    *openai.ROUTES,
+    *openai_text.ROUTES,
+    *rerank.ROUTES,
+    *tei.ROUTES,
+    *tei_tokens.ROUTES,
+    *tgi.ROUTES,
+    *huggingface.ROUTES,
+    *sagemaker.ROUTES,
+    *oip.ROUTES,
+    *metrics.ROUTES,
+)
+ROUTES = (*DESCRIBED, OPENAPI)
+
+
+def http_handlers(
+    inference: Inference,
+    models: ModelChoice,
+    tensors: TensorService,
+    gateway: Gateway,
+    pipeline: PipelineSettings,
+    telemetry: Telemetry,
+) -> dict[str, HttpHandler]:
+    """The handlers of all routes, by their keys."""
+    catalog = gateway.catalog
+    return {
+        **native.native_handlers(gateway.pipeline),
+        **openai.openai_handlers(inference, catalog),
+        **openai_text.openai_text_handlers(inference),
+        **rerank.rerank_handlers(inference, models),
+        **tei.tei_handlers(inference, models, catalog, pipeline),
+        **tei_tokens.tei_token_handlers(inference, models),
+        **tgi.tgi_handlers(inference, models, catalog),
+        **huggingface.huggingface_handlers(inference, models, catalog),
+        **sagemaker.sagemaker_handlers(inference, models, catalog, gateway.pipeline),
+        **oip.oip_handlers(tensors),
+        **metrics.metrics_handlers(telemetry.write_metrics),
+        **openapi_handlers(DESCRIBED),
+    }

@@ -1,0 +1,139 @@
+"""Hugging Face's inference API for every task."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from neuronpipe.core.errors import InvalidInput, WrongTask
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.doors.choice import ModelChoice
+from neuronpipe.doors.http.bodies import check_body, read_json, write_body
+from neuronpipe.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.generated_tokens import answer_tokens
+from neuronpipe.doors.http.huggingface_bodies import AnyBody, TextGeneration
+from neuronpipe.doors.http.huggingface_tasks import CONVERTERS
+from neuronpipe.doors.http.problems import TEI_ERROR
+from neuronpipe.doors.inference import Inference
+from neuronpipe.gateway.catalog import Catalog
+
+# Hugging Face's words for tasks, the first one's in the order in which a model is asked for them.
+_TASKS: dict[str, Sequence[str]] = {
+    "feature-extraction": ("sentence_embedding", "feature_extraction", "sparse_embedding", "multi_vector_embedding"),
+    "sentence-similarity": ("sentence_similarity",),
+    "text-classification": ("text_classification",),
+    "sentiment-analysis": ("text_classification",),
+    "token-classification": ("token_classification",),
+    "ner": ("token_classification",),
+    "question-answering": ("question_answering",),
+    "fill-mask": ("fill_mask",),
+    "zero-shot-classification": ("zero_shot_classification",),
+    "image-classification": ("image_classification",),
+    "image-feature-extraction": ("image_embedding",),
+    "zero-shot-image-classification": ("zero_shot_image_classification",),
+    "text-ranking": ("rerank",),
+    "text-generation": ("text_generation",),
+    "summarization": ("summarization",),
+    "translation": ("translation",),
+}
+# A field of `inputs` that only one task has.
+_TELLING_INPUTS = {"source_sentence": "sentence_similarity", "question": "question_answering", "query": "rerank"}
+IMAGES = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
+
+
+def post(path: str, summary: str, media: Sequence[str], **fields: Any) -> Route:
+    """A route that takes what a model's task takes."""
+    return Route("POST", path, summary, AnyBody, Any, TEI_ERROR, is_raw=True, takes_media=media, **fields)
+
+
+MODEL_PARAMETER = {"model": "the model, where several have a task"}
+MODEL = post("/models/{name}", "Hugging Face: what the model is for", IMAGES)
+MODEL_TASK = post("/models/{name}/pipeline/{task}", "Hugging Face: one of the model's tasks", IMAGES)
+TASK_MODEL = post("/pipeline/{task}/{name}", "Hugging Face: one of the model's tasks", IMAGES)
+ROOT = post("/", "Hugging Face: an endpoint of one model", IMAGES, query=MODEL_PARAMETER)
+ROUTES = (MODEL, MODEL_TASK, TASK_MODEL, ROOT)
+
+
+def huggingface_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> dict[str, HttpHandler]:
+    """The handlers, by route."""
+
+    async def answer(request: HttpRequest, spec: ModelSpec, task: str = "") -> HttpResponse:
+        value = read_request(request)
+        if (task or spec.task) == "text_generation" and isinstance(value, dict) and value.get("stream"):
+            body: TextGeneration = check_body(CONVERTERS["text_generation"].takes, value)
+            if not isinstance(body.inputs, str):
+                raise InvalidInput("inputs", "a stream takes one text")
+            return await answer_tokens(inference, request, spec, body, body.inputs)
+        return HttpResponse(write_body(await answer_body(inference, request, spec, value, task)))
+
+    async def model(request: HttpRequest) -> HttpResponse:
+        return await answer(request, catalog.spec(*request.model(request.names["name"])))
+
+    async def task(request: HttpRequest) -> HttpResponse:
+        spec = catalog.spec(*request.model(request.names["name"]))
+        return await answer(request, spec, _task(spec, request.names["task"]))
+
+    async def root(request: HttpRequest) -> HttpResponse:
+        return await answer(request, catalog.spec(*models.choose(request.model())))
+
+    return {MODEL.key: model, MODEL_TASK.key: task, TASK_MODEL.key: task, ROOT.key: root}
+
+
+def read_request(request: HttpRequest) -> Any:
+    """The body as a value; that of an image holds its bytes."""
+    if request.media_type in IMAGES or (not request.media_type and not request.body.lstrip().startswith(b"{")):
+        return {"inputs": request.body}
+    return read_json(request.body)
+
+
+async def answer_body(inference: Inference, request: HttpRequest, model: ModelSpec, value: Any, task: str = "") -> Any:
+    """The answer of a model to a body: that of one input, or a list of those of many."""
+    found = task or _task_of(model, value)
+    if found not in CONVERTERS:
+        word = found.replace("_", "-")
+        raise WrongTask(f"model {model.name!r} is for {word}, which has no form of Hugging Face here; use gRPC")
+    converter = CONVERTERS[found]
+    image = value.get("inputs") if isinstance(value, dict) else None
+    if isinstance(image, bytes):
+        if model.image is None:
+            raise InvalidInput("content-type", f"must be {JSON}; model {model.name!r} takes no images")
+        value = {"inputs": ""}
+    body = check_body(converter.takes, value)
+    inputs = image if isinstance(image, bytes) else body.inputs
+    is_list = isinstance(inputs, list)
+    several = inputs if is_list else [inputs]
+    names = {**converter.fields, **converter.option_fields(body)}
+
+    def fields(index: int) -> dict[str, str]:
+        return {ours: theirs.replace("…", f"[{index}]" if is_list else "") for ours, theirs in names.items()}
+
+    results = await inference.each(
+        request.call,
+        request.model(model.name),
+        [converter.read(input, body, model) for input in several],
+        "inputs",
+        fields,
+    )
+    answers = [converter.write(one.result.message, input, body) for one, input in zip(results, several, strict=True)]
+    return answers if is_list or converter.is_nested else answers[0]
+
+
+def _task(model: ModelSpec, word: str) -> str:
+    """The model's task that Hugging Face calls so. Raises WrongTask."""
+    for task in _TASKS.get(word, ()):
+        if task in model.tasks:
+            return task
+    words = [theirs for theirs, ours in _TASKS.items() if any(task in model.tasks for task in ours)]
+    raise WrongTask(f"model {model.name!r} does not have the task of the path; it has: {', '.join(words)}")
+
+
+def _task_of(model: ModelSpec, value: Any) -> str:
+    """The model's own task, unless the body is one of another that it has."""
+    inputs = value.get("inputs") if isinstance(value, dict) else None
+    first = inputs[0] if isinstance(inputs, list) and inputs else inputs
+    if isinstance(first, dict):
+        for name, task in _TELLING_INPUTS.items():
+            if name in first and task in model.tasks:
+                return task
+    parameters = value.get("parameters") if isinstance(value, dict) else None
+    if isinstance(parameters, dict) and "candidate_labels" in parameters and "zero_shot_classification" in model.tasks:
+        return "zero_shot_classification"
+    return model.task

@@ -1,0 +1,258 @@
+"""The bodies of Hugging Face's inference API, by task: as huggingface_hub's InferenceClient sends them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, WithJsonSchema
+
+from neuronpipe.doors.http.bodies import (
+    Body,
+    Count,
+    Direction,
+    Many,
+    StrictBody,
+    TokenIds,
+    Unsupported,
+    Whole,
+    only,
+)
+
+Seed = Annotated[int, Field(ge=0, le=(1 << 64) - 1)]
+
+
+def _refuse_length(value: Any) -> None:
+    if value is not None:
+        raise ValueError("is not supported, since it counts the prompt; use max_new_tokens or min_new_tokens")
+
+
+_PromptAndText = Annotated[Any, AfterValidator(_refuse_length), WithJsonSchema({"type": "null"})]
+
+
+class Pair(Body):
+    text: str
+    text_pair: str
+
+
+class LabelParameters(Body):
+    top_k: Count | None = None
+    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
+    truncation: bool | None = None
+
+
+class TextClassification(Body):
+    inputs: str | Pair | Many[str | Pair]
+    parameters: LabelParameters = LabelParameters()
+
+
+class ImageClassification(Body):
+    inputs: Annotated[str, Field(description="a JPEG, PNG or WebP file in Base64; or the file itself as the body")]
+    parameters: LabelParameters = LabelParameters()
+
+
+class ImageFeatures(Body):
+    inputs: Annotated[str, Field(description="a JPEG, PNG or WebP file in Base64; or the file itself as the body")]
+
+
+class ZeroShotImageParameters(Body):
+    candidate_labels: Many[str]
+    hypothesis_template: str | None = None
+
+
+class ZeroShotImageClassification(Body):
+    inputs: Annotated[str, Field(description="a JPEG, PNG or WebP file in Base64")]
+    parameters: ZeroShotImageParameters
+
+
+class ZeroShotParameters(Body):
+    candidate_labels: Many[str] | str
+    multi_label: bool = False
+    hypothesis_template: str | None = None
+
+
+class ZeroShotClassification(Body):
+    inputs: str | Many[str]
+    parameters: ZeroShotParameters
+
+
+class TokenParameters(Body):
+    aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = "simple"
+    ignore_labels: Many[str] | None = None
+    stride: Count | None = None
+
+
+class TokenClassification(Body):
+    inputs: str | Many[str]
+    parameters: TokenParameters = TokenParameters()
+
+
+class FillMaskParameters(Body):
+    top_k: Count | None = None
+    targets: Many[str] | None = None
+
+
+class FillMask(Body):
+    inputs: str | Many[str]
+    parameters: FillMaskParameters = FillMaskParameters()
+
+
+class Question(Body):
+    question: str
+    context: str
+
+
+class AnswerParameters(Body):
+    top_k: Count | None = None
+    max_answer_len: Count | None = None
+    doc_stride: Count | None = None
+    handle_impossible_answer: bool = False
+    align_to_words: Literal[True] | None = Field(None, description="answers are whole words")
+    max_seq_len: Unsupported = None
+    max_question_len: Unsupported = None
+
+
+class QuestionAnswering(Body):
+    inputs: Question | Many[Question]
+    parameters: AnswerParameters = AnswerParameters()
+
+
+class Features(Body):
+    """Its parameters are beside the inputs, as in InferenceClient."""
+
+    inputs: str | Many[str]
+    normalize: bool | None = Field(
+        None, description="of models of sentence embeddings: whether vectors have length one; default: yes"
+    )
+    dimensions: Count | None = None
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    prompt_name: str | None = Field(None, description="of models of sentence embeddings: one of their prompts")
+    encoding_format: Literal["float"] | None = None
+
+
+class Sentences(Body):
+    source_sentence: str
+    sentences: Many[str]
+
+
+class SentenceSimilarity(Body):
+    inputs: Sentences
+
+
+class Query(Body):
+    query: str
+    texts: Many[str]
+
+
+class RankParameters(Body):
+    top_k: Count | None = None
+    function_to_apply: Literal["sigmoid", "none"] | None = None
+    truncation: bool | None = None
+
+
+class TextRanking(Body):
+    inputs: Query
+    parameters: RankParameters = RankParameters()
+
+
+class WritingOptions(StrictBody):
+    """Those of transformers' `generate`, and what pipelines have beside them."""
+
+    max_new_tokens: Count | None = None
+    min_new_tokens: Whole | None = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: Whole | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: Seed | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: Whole | None = None
+    bad_words_ids: Many[TokenIds] | None = None
+    forced_bos_token_id: Whole | None = None
+    forced_eos_token_id: Whole | None = None
+    num_beams: Count | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    num_return_sequences: Count | None = None
+    stop_strings: str | Many[str] | None = None
+    stop_token_ids: Many[Whole] | None = Field(None, description="tokens that end the text, besides the model's own")
+    truncation: bool | Literal["do_not_truncate", "longest_first", "only_first"] | None = None
+    clean_up_tokenization_spaces: Annotated[Any, only(False)] = None
+    use_cache: bool | None = Field(None, description="changes nothing")
+    # What leaves a text as it is.
+    epsilon_cutoff: Annotated[Any, only(0)] = None
+    eta_cutoff: Annotated[Any, only(0)] = None
+    num_beam_groups: Annotated[Any, only(1)] = None
+    penalty_alpha: Annotated[Any, only(0)] = None
+    typical_p: Annotated[Any, only(1)] = None
+
+
+class GenerateParameters(WritingOptions):
+    """TGI's, too. Without any of those of sampling, the most probable tokens are taken."""
+
+    return_full_text: bool | None = Field(None, description="the prompt before the text; default: no")
+    stop: Many[str] | None = None
+    stop_sequences: Many[str] | None = None
+    details: bool | None = None
+    max_length: _PromptAndText = None
+    min_length: _PromptAndText = None
+    adapter_id: Unsupported = None
+    best_of: Annotated[Any, only(1)] = None
+    decoder_input_details: Annotated[Any, only(False)] = None
+    frequency_penalty: Annotated[Any, only(0)] = None
+    grammar: Unsupported = None
+    top_n_tokens: Annotated[Any, only(0)] = None
+    truncate: Unsupported = None
+    watermark: Annotated[Any, only(False)] = None
+
+
+class TextGeneration(Body):
+    inputs: str | Many[str]
+    parameters: GenerateParameters = GenerateParameters()
+    stream: bool | None = Field(None, description="one text as server-sent events, an event for each token")
+
+
+class SummaryOptions(WritingOptions):
+    """`max_length` and `min_length` count the token that the text follows."""
+
+    max_length: Annotated[int, Field(ge=2, lt=1 << 32)] | None = None
+    min_length: Whole | None = None
+
+
+class SummaryParameters(SummaryOptions):
+    """Options stand here, as of the pipelines, or in `generate_parameters`, as of InferenceClient."""
+
+    generate_parameters: SummaryOptions = SummaryOptions()
+
+
+class Summarization(Body):
+    inputs: str | Many[str]
+    parameters: SummaryParameters = SummaryParameters()
+
+
+class TranslationParameters(SummaryParameters):
+    src_lang: str | None = None
+    tgt_lang: str | None = None
+
+
+class Translation(Body):
+    inputs: str | Many[str]
+    parameters: TranslationParameters = TranslationParameters()
+
+
+# Any of the bodies. The type for a model depends on its task.
+AnyBody = (
+    TextClassification
+    | ImageClassification
+    | ImageFeatures
+    | ZeroShotImageClassification
+    | ZeroShotClassification
+    | TokenClassification
+    | FillMask
+    | QuestionAnswering
+    | Features
+    | SentenceSimilarity
+    | TextRanking
+    | TextGeneration
+    | Summarization
+    | Translation
+)

@@ -1,0 +1,166 @@
+"""Hugging Face's JSON of generated texts: transformers' parameters as our options, and texts as TGI writes them."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from neuronpipe.api.v1.tasks_pb2 import (
+    FinishReason,
+    GeneratedText,
+    GenerationOptions,
+    SummarizationInput,
+    TaskInput,
+    TextGenerationInput,
+    TokenSequence,
+    TranslationInput,
+    Truncation,
+)
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.doors.http.huggingface_bodies import (
+    GenerateParameters,
+    Summarization,
+    Translation,
+    WritingOptions,
+)
+from neuronpipe.doors.inference import truncation_of
+from neuronpipe.tasks.text_generation import EARLY_STOPPING, GenerationFacts
+
+
+class Prompted(Protocol):
+    """A body of Hugging Face's or TGI's."""
+
+    @property
+    def parameters(self) -> GenerateParameters:
+        """How to continue its text."""
+
+
+_DRAWING = ("temperature", "top_k", "top_p", "min_p")
+_SAMPLING = (*_DRAWING, "seed")
+# Those that requests give by the same names.
+_OPTIONS = tuple(name for name in WritingOptions.model_fields if name in GenerationOptions.DESCRIPTOR.fields_by_name)
+# By what transformers calls them of a model with a decoder only, and with the token that the text follows.
+_LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
+TEXT_FIELDS = {
+    "prompt": "inputs…",
+    "truncation": "parameters.truncation",
+    **{f"options.{name}": f"parameters.{name}" for name in _OPTIONS},
+    "options.stop_strings": "parameters.stop",
+    "options.top_logprobs": "parameters.details",
+}
+_REASONS = {
+    FinishReason.FINISH_REASON_END: "eos_token",
+    FinishReason.FINISH_REASON_STOP_STRING: "stop_sequence",
+    FinishReason.FINISH_REASON_LENGTH: "length",
+}
+
+
+def _options(given: Mapping[str, Any]) -> GenerationOptions:
+    """Options by transformers' names."""
+    options = {name: value for name, value in given.items() if name in _OPTIONS}
+    if isinstance(stops := options.get("stop_strings"), str):
+        options["stop_strings"] = [stops]
+    if "bad_words_ids" in options:
+        options["bad_words_ids"] = [TokenSequence(token_ids=word) for word in options["bad_words_ids"]]
+    if "early_stopping" in options:
+        options["early_stopping"] = EARLY_STOPPING[options["early_stopping"]]
+    return GenerationOptions(**options)
+
+
+def _cuts(given: WritingOptions) -> "Truncation.ValueType":
+    return truncation_of(given.truncation not in (None, False, "do_not_truncate"), None)
+
+
+def read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
+    """The input of a text that is to be continued."""
+    given = body.parameters
+    fields = given.model_dump(exclude_none=True)
+    is_drawn = _is_drawn(given)
+    if given.do_sample is not None or is_drawn:
+        fields["do_sample"] = is_drawn
+    # A model of another task is refused later, by all doors alike.
+    model_draws = model.task == "text_generation" and GenerationFacts.of(model).do_sample
+    is_left_to_model = given.do_sample is None and (model_draws or (given.num_beams or 1) > 1)
+    if not (is_drawn or is_left_to_model):
+        fields = {name: value for name, value in fields.items() if name not in _SAMPLING}
+    options = _options(fields)
+    if given.details:
+        options.top_logprobs = 0
+    options.stop_strings.extend([*(given.stop or ()), *(given.stop_sequences or ())])
+    return TaskInput(text_generation=TextGenerationInput(prompt=input, options=options, truncation=_cuts(given)))
+
+
+def read_one_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
+    """The input of a request whose answer has one text. Raises InvalidInput."""
+    if (body.parameters.num_return_sequences or 1) > 1:
+        raise InvalidInput("parameters.num_return_sequences", "must be 1, since the answer has one text")
+    return read_prompt(input, body, model)
+
+
+def _is_drawn(given: GenerateParameters) -> bool:
+    """Whether the parameters say that tokens are drawn. A seed alone does not."""
+    has_limits = (given.num_beams or 1) == 1 and any(getattr(given, name) is not None for name in _DRAWING)
+    return has_limits if given.do_sample is None else given.do_sample
+
+
+def _read_text(input: str, body: Summarization | Translation) -> dict[str, Any]:
+    """The fields of a text that another is to be written about. Raises InvalidInput."""
+    given = body.parameters
+    beside = given.model_dump(exclude_none=True, exclude={"generate_parameters"})
+    fields = given.generate_parameters.model_dump(exclude_none=True)
+    for name in sorted(beside.keys() & fields.keys()):
+        raise InvalidInput(f"parameters.{name}", "is in generate_parameters, too")
+    fields |= beside
+    for ours, theirs in _LENGTHS.items():
+        if ours in fields and theirs in fields:
+            raise InvalidInput(f"{_place(theirs, body)}.{theirs}", f"cannot be combined with {ours}")
+        if theirs in fields:
+            fields[ours] = max(0, fields[theirs] - 1)
+    cuts = _cuts(given if given.truncation is not None else given.generate_parameters)
+    return {"text": input, "options": _options(fields), "truncation": cuts}
+
+
+def _place(name: str, body: Summarization | Translation) -> str:
+    is_within = getattr(body.parameters.generate_parameters, name) is not None
+    return "parameters.generate_parameters" if is_within else "parameters"
+
+
+def writing_fields(body: Summarization | Translation) -> dict[str, str]:
+    """A request's names of options."""
+    names = {f"options.{name}": f"{_place(name, body)}.{name}" for name in _OPTIONS}
+    for ours, theirs in _LENGTHS.items():
+        if getattr(body.parameters, theirs) or getattr(body.parameters.generate_parameters, theirs):
+            names[f"options.{ours}"] = f"{_place(theirs, body)}.{theirs} - 1"
+    return names
+
+
+def read_summary(input: str, body: Summarization, model: ModelSpec) -> TaskInput:
+    """The input of a text to summarize. Raises InvalidInput."""
+    return TaskInput(summarization=SummarizationInput(**_read_text(input, body)))
+
+
+def read_translation(input: str, body: Translation, model: ModelSpec) -> TaskInput:
+    """The input of a text to translate. Raises InvalidInput."""
+    given = body.parameters
+    fields = _read_text(input, body)
+    fields |= {"source_language": given.src_lang or "", "target_language": given.tgt_lang or ""}
+    return TaskInput(translation=TranslationInput(**fields))
+
+
+def write_text(text: GeneratedText, prompt: str, body: Prompted) -> dict[str, Any]:
+    """A generated text, and with `details` why it ended."""
+    answer: dict[str, Any] = {"generated_text": prompt + text.text if body.parameters.return_full_text else text.text}
+    if body.parameters.details:
+        tokens = [
+            {"id": one.token_id, "text": one.text, "logprob": one.logprob, "special": False} for one in text.logprobs
+        ]
+        answer["details"] = text_details(text, body) | {"prefill": [], "tokens": tokens}
+    return answer
+
+
+def text_details(text: GeneratedText, body: Prompted) -> dict[str, Any]:
+    """Why a text ended, and how many tokens it has."""
+    return {
+        "finish_reason": _REASONS[text.finish_reason],
+        "generated_tokens": len(text.token_ids),
+        "seed": body.parameters.seed if _is_drawn(body.parameters) else None,
+    }

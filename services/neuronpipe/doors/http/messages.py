@@ -1,0 +1,105 @@
+"""Bodies in the JSON of our own protobuf messages: their types, made of the messages and of the comments in the protos.
+
+https://protobuf.dev/programming-guides/json/. Names may be snake_case or lowerCamelCase; null is refused.
+"""
+
+import binascii
+from base64 import b64decode
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
+
+from neuronpipe.api.protos import field_comments
+from neuronpipe.doors.http.bodies import Body, Many
+
+_MAX_UINT64 = (1 << 64) - 1
+
+
+class MessageBody(Body):
+    """A message. Fields that it does not have are refused, as gRPC's tools do. `one_of`: of these, one at most."""
+
+    model_config = ConfigDict(extra="forbid")
+    one_of: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="after")
+    def _check_one_of(self) -> Self:
+        given = sorted(self.model_fields_set & self.one_of)
+        if len(given) > 1:
+            raise ValueError(f"has {' and '.join(given)}, takes one of them")
+        return self
+
+    def arguments(self) -> dict[str, Any]:
+        """What makes the message: arguments of its class."""
+        return self.model_dump(exclude_unset=True)
+
+
+def _decode(value: object) -> bytes:
+    try:
+        return b64decode(str(value), validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("is no Base64") from None
+
+
+def _read_uint64(value: object) -> int:
+    if not isinstance(value, str) or not (value.isascii() and value.isdigit()):
+        raise ValueError("must be a string of digits")
+    if len(value) > len(str(_MAX_UINT64)) or int(value) > _MAX_UINT64:
+        raise ValueError(f"must be at most {_MAX_UINT64}")
+    return int(value)
+
+
+_KINDS: Mapping[int, Any] = {
+    FieldDescriptor.TYPE_STRING: str,
+    FieldDescriptor.TYPE_BOOL: bool,
+    FieldDescriptor.TYPE_BYTES: Annotated[
+        bytes, BeforeValidator(_decode), WithJsonSchema({"type": "string", "contentEncoding": "base64"})
+    ],
+    FieldDescriptor.TYPE_UINT32: Annotated[int, Field(ge=0, lt=1 << 32)],
+    # Beyond what a number in JSON can be.
+    FieldDescriptor.TYPE_UINT64: Annotated[
+        int, BeforeValidator(_read_uint64), WithJsonSchema({"type": "string", "pattern": r"^\d+$"})
+    ],
+    FieldDescriptor.TYPE_FLOAT: float,
+    FieldDescriptor.TYPE_DOUBLE: float,
+}
+
+
+@lru_cache
+def message_body(message: Descriptor) -> type[MessageBody]:
+    """The type of a message's JSON."""
+    comments = field_comments()
+    fields: dict[str, Any] = {}
+    for field in message.fields:
+        names = AliasChoices(field.name, field.json_name)
+        text = comments[f"{message.name}.{field.name}"]
+        fields[field.name] = (
+            _kind(field),
+            Field(default_factory=lambda: None, validation_alias=names, description=text),
+        )
+    body = create_model(message.name, __base__=MessageBody, **fields)
+    # An optional field is in a oneof of its own.
+    several = (one_of for one_of in message.oneofs if len(one_of.fields) > 1)
+    body.one_of = frozenset(field.name for one_of in several for field in one_of.fields)
+    return body
+
+
+def _kind(field: FieldDescriptor) -> Any:
+    one: Any
+    if field.message_type:
+        one = message_body(field.message_type)
+    elif field.enum_type:
+        one = Literal[tuple(value.name for value in field.enum_type.values)]
+    else:
+        one = _KINDS[field.type]
+    return Many[one] if field.is_repeated else one

@@ -1,0 +1,122 @@
+"""neuronpipe.api.v1 in JSON: an InferRequest, and the InferResponse with its timings and usage, or the messages of
+Generate as events.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import asdict
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+
+from neuronpipe.api.v1.inference_pb2 import (
+    GenerateChunk,
+    GenerateResponse,
+    GenerateStart,
+    InferRequest,
+    InferResponse,
+    StageTimings,
+    Usage,
+)
+from neuronpipe.api.v1.tasks_pb2 import TaskResult
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.names import Spans
+from neuronpipe.core.packed import pack_input
+from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.events import event_response
+from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.messages import message_body
+from neuronpipe.doors.http.problems import PROBLEM_DETAILS
+from neuronpipe.doors.text_stream import Event, begun, text_stream
+from neuronpipe.doors.vectors import vector
+from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, InferenceResult
+from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.tasks import TASKS
+
+INFER = Route(
+    "POST",
+    "/v1/infer",
+    "neuronpipe: one input of any task, with timings and usage",
+    message_body(InferRequest.DESCRIPTOR),
+    message_body(InferResponse.DESCRIPTOR),
+)
+GENERATE = Route(
+    "POST",
+    "/v1/generate",
+    "neuronpipe: a generated text as events: its start, its parts, and the response of /v1/infer",
+    message_body(InferRequest.DESCRIPTOR),
+    message_body(GenerateResponse.DESCRIPTOR),
+)
+ROUTES = (INFER, GENERATE)
+_WRITTEN = tuple(name for name, task in TASKS.items() if task.generates)
+
+
+def native_handlers(pipeline: Pipeline) -> dict[str, HttpHandler]:
+    """The handlers, by route."""
+
+    async def infer(request: HttpRequest) -> HttpResponse:
+        asked = to_inference_request(request.call, InferRequest(**request.body.arguments()))
+        return HttpResponse(write_body(_response(await pipeline.infer(asked, Spans.HTTP_REQUEST))))
+
+    async def generate(request: HttpRequest) -> HttpResponse:
+        asked = to_inference_request(request.call, InferRequest(**request.body.arguments()))
+        if asked.input.message.WhichOneof("task") not in _WRITTEN:
+            raise InvalidInput("input", f"must be of a task that generates: {', '.join(_WRITTEN)}")
+        events = await begun(text_stream(pipeline, asked, Spans.HTTP_REQUEST))
+        return event_response(_values(events, asked.call.request_id), PROBLEM_DETAILS)
+
+    return {INFER.key: infer, GENERATE.key: generate}
+
+
+def to_inference_request(call: Call, message: InferRequest) -> InferenceRequest:
+    """What a message asks for."""
+    call = call.for_request(message.request_id or call.request_id, message.priority)
+    return InferenceRequest(call, message.model, message.version, pack_input(message.input), message.cache_control)
+
+
+async def _values(events: AsyncGenerator[Event, None], request_id: str) -> AsyncGenerator[dict[str, object], None]:
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, InferenceResult):
+                yield {"response": _response(event)}
+            elif isinstance(event, GeneratedPart):
+                chunk = GenerateChunk(
+                    sequence=event.sequence, text=event.text, token_ids=event.token_ids, logprobs=event.logprobs
+                )
+                yield {"chunk": _written(chunk)}
+            else:
+                name, version = event.model
+                start = GenerateStart(
+                    model=name, version=str(version), request_id=request_id, prompt_tokens=event.prompt_tokens
+                )
+                yield {"start": _written(start)}
+
+
+def response_message(result: InferenceResult, answer: TaskResult | None) -> InferResponse:
+    """The response with an answer, its timings and its usage."""
+    return InferResponse(
+        model=result.model.name,
+        version=str(result.model.version),
+        request_id=result.request_id,
+        result=answer,
+        timings=StageTimings(**asdict(result.timings)),
+        usage=Usage(**asdict(result.usage)),
+    )
+
+
+def _response(result: InferenceResult) -> dict[str, object]:
+    """What `neuronpipe infer` prints."""
+    answer = result.result.message
+    is_vector = answer.HasField("sentence_embedding")
+    written = _written(response_message(result, None if is_vector else answer))
+    if is_vector:  # json_format takes a hundred times as long for its numbers
+        written["result"] = {"sentence_embedding": {"embedding": vector(answer.sentence_embedding)}}
+    return written
+
+
+def _written(message: Message) -> dict[str, object]:
+    written: dict[str, object] = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return written

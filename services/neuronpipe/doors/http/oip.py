@@ -1,0 +1,265 @@
+"""The Open Inference Protocol over HTTP, in JSON and with the extension for binary tensors."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field, TypeAdapter
+
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.names import Spans
+from neuronpipe.doors.http.bodies import Body, Many, check_body, read_json, write_body
+from neuronpipe.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.problems import OIP_ERROR, Refused
+from neuronpipe.doors.oip.service import (
+    NO_SHARED_MEMORY,
+    SETTINGS_OF_LOGS,
+    SETTINGS_OF_TRACES,
+    RowSpans,
+    TensorRequest,
+    TensorResponse,
+    TensorService,
+)
+from neuronpipe.doors.oip.tensors import BYTES, MAX_TENSORS, GivenTensor
+
+HEADER_LENGTH = b"inference-header-content-length"
+_BINARY = "application/octet-stream"
+_SPANS = RowSpans(Spans.HTTP_REQUEST, Spans.HTTP_BATCH, Spans.HTTP_REQUEST)
+# Parameters of tensors.
+_DATA_SIZE, _IS_BINARY, _ARE_BINARY = "binary_data_size", "binary_data", "binary_data_output"
+_UNSUPPORTED = ("shared_memory_region", "classification")
+
+_Parameters = Annotated[Mapping[str, bool | int | float | str], Field(max_length=MAX_TENSORS)]
+_NO_PARAMETERS: _Parameters = {}
+
+
+class Input(Body):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: _Parameters = _NO_PARAMETERS
+    data: list[Any] | None = None
+
+
+class Output(Body):
+    name: str
+    parameters: _Parameters = _NO_PARAMETERS
+
+
+class Infer(Body):
+    id: str = ""
+    parameters: _Parameters = _NO_PARAMETERS
+    inputs: Annotated[Many[Input], Field(max_length=MAX_TENSORS)]
+    outputs: Annotated[Many[Output], Field(max_length=MAX_TENSORS)] | None = None
+
+
+class GivenOutput(Body):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: _Parameters = _NO_PARAMETERS
+    data: list[Any] | None = None
+
+
+class Inferred(Body):
+    model_name: str
+    model_version: str
+    id: str = ""
+    outputs: list[GivenOutput]
+
+
+class Index(Body):
+    ready: bool = False
+
+
+class Control(Body):
+    parameters: _Parameters = _NO_PARAMETERS
+
+
+_INFER, _INDEX, _CONTROL = TypeAdapter(Infer), TypeAdapter(Index), TypeAdapter(Control)
+# NAME/raw is two segments.
+_MODEL = "/v2/models/{model}{/form}"
+_VERSIONED = _MODEL + "/versions/{version}"
+
+
+def _of_model(method: str, end: str, summary: str, gives: Any = dict[str, Any], **fields: Any) -> tuple[Route, Route]:
+    """The routes with and without a version."""
+    one, other = (
+        Route(method, path + end, f"OIP: {summary}", gives=gives, error_form=OIP_ERROR, **fields)
+        for path in (_MODEL, _VERSIONED)
+    )
+    return one, other
+
+
+def _get(path: str, summary: str, gives: Any = dict[str, Any]) -> Route:
+    return Route("GET", path, f"OIP: {summary}", gives=gives, error_form=OIP_ERROR)
+
+
+SERVER = _get("/v2", "the server")
+STATISTICS = _get("/v2/models/stats", "statistics of all models")
+READY = _of_model("GET", "/ready", "200 while the model can be run", None)
+CONFIG = _of_model("GET", "/config", "the model in Triton's words")
+MODEL_STATISTICS = _of_model("GET", "/stats", "statistics of the model")
+INFER = _of_model("POST", "/infer", "run rows", Inferred, takes=Infer, is_raw=True, takes_media=(_BINARY,))
+METADATA = _of_model("GET", "", "the model's inputs and outputs")
+INDEX = Route("POST", "/v2/repository/index", "OIP: the models", None, list[Any], OIP_ERROR, is_raw=True)
+LOAD, UNLOAD = (
+    Route("POST", f"/v2/repository/models/{{model}}{{/form}}/{verb}", f"OIP: {told}", error_form=OIP_ERROR, is_raw=True)
+    for verb, told in (("load", "serve the model"), ("unload", "serve the model no more"))
+)
+# What Triton has besides, and why we have not.
+_MISSING = {
+    "GET /v2/systemsharedmemory/status": NO_SHARED_MEMORY,
+    "GET /v2/cudasharedmemory/status": NO_SHARED_MEMORY,
+    "GET /v2/trace/setting": SETTINGS_OF_TRACES,
+    "GET /v2/logging": SETTINGS_OF_LOGS,
+}
+_MISSING_ROUTES = [
+    Route(method, path, "OIP: not served", error_form=OIP_ERROR, is_raw=True)
+    for method, path in (key.split() for key in _MISSING)
+]
+ROUTES = (
+    SERVER, STATISTICS, *READY, *CONFIG, *MODEL_STATISTICS, *INFER, *METADATA, INDEX, LOAD, UNLOAD, *_MISSING_ROUTES,
+)  # fmt: skip
+
+
+def oip_handlers(service: TensorService) -> dict[str, HttpHandler]:
+    """The handlers, by route."""
+
+    async def server(request: HttpRequest) -> HttpResponse:
+        return _json(service.server_metadata())
+
+    async def statistics(request: HttpRequest) -> HttpResponse:
+        return _json(service.statistics("", ""))
+
+    async def index(request: HttpRequest) -> HttpResponse:
+        asked = check_body(_INDEX, read_json(request.body or b"{}"))
+        return _json(service.index(only_ready=asked.ready))
+
+    async def load(request: HttpRequest) -> HttpResponse:
+        asked = check_body(_CONTROL, read_json(request.body or b"{}"))
+        await service.load(_model(request)[0], asked.parameters, request.call)
+        return HttpResponse(b"")
+
+    async def unload(request: HttpRequest) -> HttpResponse:
+        await service.unload(_model(request)[0], request.call)
+        return HttpResponse(b"")
+
+    async def ready(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"", "text/plain", status=200 if service.is_model_ready(*_model(request)) else 503)
+
+    async def config(request: HttpRequest) -> HttpResponse:
+        return _json(service.model_config(*_model(request)))
+
+    async def model_statistics(request: HttpRequest) -> HttpResponse:
+        return _json(service.statistics(*_model(request)))
+
+    async def metadata(request: HttpRequest) -> HttpResponse:
+        return _json(service.model_metadata(*_model(request)))
+
+    async def infer(request: HttpRequest) -> HttpResponse:
+        body, inputs = _read(request)
+        outputs = [one.name for one in body.outputs or ()]
+        asked = TensorRequest(*_model(request), body.id, body.parameters, inputs, outputs)
+        return _answer(body, await service.infer(asked, request.call, _SPANS))
+
+    handlers: dict[str, HttpHandler] = {
+        SERVER.key: server,
+        STATISTICS.key: statistics,
+        INDEX.key: index,
+        LOAD.key: load,
+        UNLOAD.key: unload,
+    }
+    for routes, handler in (
+        (READY, ready),
+        (CONFIG, config),
+        (MODEL_STATISTICS, model_statistics),
+        (INFER, infer),
+        (METADATA, metadata),
+    ):
+        handlers |= {route.key: handler for route in routes}
+    return handlers | {key: _refuse(reason) for key, reason in _MISSING.items()}
+
+
+def _refuse(reason: str) -> HttpHandler:
+    async def refuse(request: HttpRequest) -> HttpResponse:
+        raise Refused(501, "not_implemented", f"not served: {reason}")
+
+    return refuse
+
+
+def _model(request: HttpRequest) -> tuple[str, str]:
+    """The name and the version in a path."""
+    names = request.names
+    return f"{names['model']}/{names['form']}" if names.get("form") else names["model"], names.get("version") or ""
+
+
+def _json(value: Any) -> HttpResponse:
+    return HttpResponse(write_body(value))
+
+
+def _read(request: HttpRequest) -> tuple[Infer, list[GivenTensor]]:
+    """The body's JSON, checked, and the tensors. Raises InvalidInput."""
+    data: bytes = request.body
+    length = request.headers.get(HEADER_LENGTH)
+    if length is None and request.media_type == _BINARY:
+        raise InvalidInput(HEADER_LENGTH.decode(), "is missing: how many bytes of the body are JSON")
+    if length is not None and not (length.isdigit() and len(length) < 20 and int(length) <= len(data)):
+        raise InvalidInput(HEADER_LENGTH.decode(), f"must be a number of bytes, at most {len(data)} as in the body")
+    end = len(data) if length is None else int(length)
+    body: Infer = check_body(_INFER, read_json(data[:end]))
+    inputs = []
+    for place, one in enumerate(body.inputs):
+        field = f"inputs[{place}]"
+        size = one.parameters.get(_DATA_SIZE)
+        if any(name in one.parameters for name in _UNSUPPORTED):
+            raise InvalidInput(f"{field}.parameters", "shared memory is not supported")
+        if size is None:
+            if one.data is None:
+                raise InvalidInput(field, f"has neither data nor parameters.{_DATA_SIZE}")
+            inputs.append(GivenTensor(one.name, one.datatype, tuple(one.shape), values=_values(field, one)))
+            continue
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(data) - end:
+            left = len(data) - end
+            raise InvalidInput(f"{field}.parameters.{_DATA_SIZE}", f"must be a number of bytes, {left} are left")
+        if one.data is not None:
+            raise InvalidInput(field, f"has both data and parameters.{_DATA_SIZE}")
+        inputs.append(GivenTensor(one.name, one.datatype, tuple(one.shape), data[end : end + size]))
+        end += size
+    if end != len(data):
+        raise InvalidInput("body", f"{len(data) - end} bytes more than its inputs take")
+    if any(name in one.parameters for one in body.outputs or () for name in _UNSUPPORTED):
+        raise InvalidInput("outputs", f"{' and '.join(_UNSUPPORTED)} are not supported")
+    return body, inputs
+
+
+def _values(field: str, one: Input) -> list[Any]:
+    """The elements in JSON. Bytes that are no text come in Base64."""
+    values = one.data or []
+    if one.datatype != BYTES or one.parameters.get("content_type") != "base64":
+        return values
+    try:
+        return [base64.b64decode(value, validate=True) for value in values]
+    except (TypeError, ValueError, binascii.Error):
+        raise InvalidInput(f"{field}.data", "is no list of texts in Base64") from None
+
+
+def _answer(body: Infer, response: TensorResponse) -> HttpResponse:
+    wishes = {one.name: one.parameters.get(_IS_BINARY) for one in body.outputs or ()}
+    outputs, tensors = [], []
+    for tensor in response.outputs:
+        output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        wish = wishes.get(tensor.name)
+        if wish if wish is not None else body.parameters.get(_ARE_BINARY):
+            tensors.append(tensor.raw())
+            output["parameters"] = {_DATA_SIZE: len(tensors[-1])}
+        else:
+            output["data"] = np.ravel(tensor.values) if tensor.datatype != BYTES else tensor.values
+        outputs.append(output)
+    answer = {"model_name": response.model, "model_version": response.version, "outputs": outputs}
+    head = write_body(answer | {"id": response.request_id} if response.request_id else answer)
+    if not tensors:
+        return HttpResponse(head, JSON)
+    return HttpResponse(b"".join((head, *tensors)), _BINARY, [(HEADER_LENGTH, b"%d" % len(head))])

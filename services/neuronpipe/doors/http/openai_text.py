@@ -1,0 +1,286 @@
+"""OpenAI's chat completions and completions, whole and as events."""
+
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from neuronpipe.api.v1.tasks_pb2 import (
+    ChatMessage,
+    FinishReason,
+    GeneratedText,
+    GenerationOptions,
+    TaskInput,
+    TextGenerationInput,
+    TokenLogprob,
+    TopLogprob,
+)
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.events import event_response
+from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.openai_text_bodies import (
+    ChatCompletion,
+    ChatRequest,
+    Completion,
+    CompletionOptions,
+    CompletionRequest,
+    SaidMessage,
+)
+from neuronpipe.doors.http.problems import OPENAI_ERROR
+from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.text_stream import Event
+from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, Usage
+from neuronpipe.tasks.text_generation import EARLY_STOPPING
+
+# Of completions, as OpenAI has it.
+_MAX_TOKENS = 16
+_SEEDS = 1 << 64
+# Fields of the same name and meaning.
+_SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "num_beams", "length_penalty")
+_DRAWN = ("temperature", "top_k", "top_p", "min_p", "seed")
+_FIELDS = {
+    "options.min_new_tokens": "min_tokens",
+    "options.stop_strings": "stop",
+    "options.num_return_sequences": "n",
+    **{f"options.{name}": name for name in (*_SAME, "early_stopping", "stop_token_ids")},
+}
+_REASONS = {FinishReason.FINISH_REASON_LENGTH: "length"}
+
+
+CHAT = Route(
+    "POST",
+    "/v1/chat/completions",
+    "OpenAI: the next message of a chat; with `stream` as events, each a chunk in JSON, the last one [DONE]",
+    ChatRequest,
+    ChatCompletion,
+    OPENAI_ERROR,
+)
+COMPLETIONS = Route(
+    "POST",
+    "/v1/completions",
+    "OpenAI: continues texts; with `stream` as events, each a chunk in JSON, the last one [DONE]",
+    CompletionRequest,
+    Completion,
+    OPENAI_ERROR,
+)
+ROUTES = (CHAT, COMPLETIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How one of the two writes its answers.
+
+    `whole`: a text in a choice. `part`: a part of it in a choice of a chunk. `logprobs`: those of tokens in a choice,
+    before which there are so many characters. `begin`: the first choice of a stream.
+    """
+
+    id: str
+    whole_object: str
+    part_object: str
+    whole: Callable[[str], dict[str, Any]]
+    part: Callable[[str], dict[str, Any]]
+    logprobs: Callable[[Sequence[TokenLogprob], int], dict[str, Any]]
+    begin: Mapping[str, Any] | None = None
+
+
+def _chat_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    def written(one: TokenLogprob | TopLogprob) -> dict[str, Any]:
+        return {"token": one.text, "logprob": one.logprob, "bytes": list(one.text.encode())}
+
+    content = [written(one) | {"top_logprobs": [written(top) for top in one.top]} for one in logprobs]
+    return {"content": content, "refusal": None}
+
+
+def _completion_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    ends = [*accumulate((len(one.text) for one in logprobs), initial=offset)]
+    return {
+        "tokens": [one.text for one in logprobs],
+        "token_logprobs": [one.logprob for one in logprobs],
+        "top_logprobs": [{top.text: top.logprob for top in one.top} for one in logprobs],
+        "text_offset": ends[:-1],
+    }
+
+
+_CHAT = _Form(
+    "chatcmpl",
+    "chat.completion",
+    "chat.completion.chunk",
+    lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    lambda text: {"delta": {"content": text} if text else {}},
+    _chat_logprobs,
+    {"delta": {"role": "assistant", "content": ""}},
+)
+_COMPLETION = _Form(
+    "cmpl",
+    "text_completion",
+    "text_completion",
+    lambda text: {"text": text},
+    lambda text: {"text": text},
+    _completion_logprobs,
+)
+
+
+def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
+    """The handlers, by route."""
+
+    async def answer(request: HttpRequest, form: _Form, inputs: list[TextGenerationInput], name: str) -> HttpResponse:
+        body: CompletionOptions = request.body
+        tasks, names = [TaskInput(text_generation=one) for one in inputs], _fields(body)
+        head = {"id": f"{form.id}-{request.call.request_id}", "created": int(time.time()), "model": body.model}
+        asked = (
+            request.call,
+            request.model(body.model),
+            tasks,
+            name,
+            lambda index: names | {name: f"{name}[{index}]"} if tasks[1:] else names,
+        )
+        begins = [one.prompt if _echoes(body) else "" for one in inputs]
+        if body.stream:
+            return event_response(
+                _chunks(await inference.stream_each(*asked), form, head, body, begins), OPENAI_ERROR, "[DONE]"
+            )
+        results = await inference.each(*asked)
+        texts = [
+            (begin, text)
+            for begin, one in zip(begins, results, strict=True)
+            for text in one.result.message.text_generation.sequences
+        ]
+        choices = [
+            _choice(index, form.whole(begin + one.text), _reason(one), one.logprobs and form.logprobs(one.logprobs, 0))
+            for index, (begin, one) in enumerate(texts)
+        ]
+        usage = _usage([one.usage for one in results])
+        return HttpResponse(write_body(head | {"object": form.whole_object, "choices": choices, "usage": usage}))
+
+    async def chat(request: HttpRequest) -> HttpResponse:
+        body: ChatRequest = request.body
+        if body.top_logprobs is not None and not body.logprobs:
+            raise InvalidInput("top_logprobs", "has an effect only with logprobs")
+        top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        options = _options(body, body.max_completion_tokens or body.max_tokens, top_logprobs)
+        messages = [ChatMessage(role=one.role, content=_content(one)) for one in body.messages]
+        input = TextGenerationInput(messages=messages, options=options)
+        return await answer(request, _CHAT, [input], "messages")
+
+    async def completions(request: HttpRequest) -> HttpResponse:
+        body: CompletionRequest = request.body
+        if body.best_of not in (None, body.n or 1):
+            raise InvalidInput(
+                "best_of", f"{body.best_of}, must be n, {body.n or 1}: no more texts are made than asked"
+            )
+        if body.echo and body.logprobs is not None:
+            raise InvalidInput("echo", "cannot be combined with logprobs: those of the prompt are not computed")
+        options = _options(body, body.max_tokens or _MAX_TOKENS, body.logprobs)
+        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        inputs = [TextGenerationInput(prompt=prompt, options=options) for prompt in prompts]
+        return await answer(request, _COMPLETION, inputs, "prompt")
+
+    return {CHAT.key: chat, COMPLETIONS.key: completions}
+
+
+def _echoes(body: CompletionOptions) -> bool:
+    return isinstance(body, CompletionRequest) and bool(body.echo)
+
+
+async def _chunks(
+    events: AsyncGenerator[tuple[int, Event], None],
+    form: _Form,
+    head: dict[str, Any],
+    body: CompletionOptions,
+    begins: Sequence[str],
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The chunks of a stream; events with the place of their input. `begins`: what each input's texts begin with.
+
+    As in vLLM, the first text of the input in a place is the choice of index place * n.
+    """
+    has_usage, texts = body.stream_options is not None and body.stream_options.include_usage, body.n or 1
+    head |= {"object": form.part_object} | ({"usage": None} if has_usage else {})
+    offsets: Counter[int] = Counter()
+    used: list[Usage] = []
+    async with aclosing(events):
+        for index in range(texts * len(begins)):
+            if begin := form.begin or (form.part(begins[index // texts]) if begins[index // texts] else None):
+                yield head | {"choices": [_choice(index, begin, None)]}
+        async for place, event in events:
+            if isinstance(event, GeneratedPart) and (event.text or event.logprobs):
+                index = place * texts + event.sequence
+                offset = offsets[index]
+                offsets[index] += sum(len(one.text) for one in event.logprobs)
+                logprobs = form.logprobs(event.logprobs, offset) if event.logprobs else None
+                yield head | {"choices": [_choice(index, form.part(event.text), None, logprobs)]}
+            elif isinstance(event, InferenceResult):
+                used.append(event.usage)
+                for number, text in enumerate(event.result.message.text_generation.sequences):
+                    yield head | {"choices": [_choice(place * texts + number, form.part(""), _reason(text))]}
+        if has_usage:
+            yield head | {"choices": [], "usage": _usage(used)}
+
+
+def _choice(index: int, text: Mapping[str, Any], reason: str | None, logprobs: Any = None) -> dict[str, Any]:
+    return {"index": index, **text, "logprobs": logprobs or None, "finish_reason": reason}
+
+
+def _reason(text: GeneratedText) -> str:
+    return _REASONS.get(text.finish_reason, "stop")
+
+
+def _usage(used: list[Usage]) -> dict[str, Any]:
+    prompt, completion = sum(one.tokens for one in used), sum(one.generated_tokens for one in used)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in used)},
+    }
+
+
+def _content(message: SaidMessage) -> str:
+    content = message.content or ""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _fields(body: CompletionOptions) -> dict[str, str]:
+    """A request's names of fields."""
+    most, best = "max_tokens", "logprobs"
+    if isinstance(body, ChatRequest):
+        most = "max_completion_tokens" if body.max_completion_tokens else most
+        best = "top_logprobs" if body.top_logprobs else best
+    return _FIELDS | {"options.max_new_tokens": most, "options.top_logprobs": best}
+
+
+def _options(body: CompletionOptions, max_tokens: int | None, top_logprobs: int | None) -> GenerationOptions:
+    """The options. Tokens are drawn where something says how; a temperature of 0 says that they are not.
+
+    Raises InvalidInput.
+    """
+    given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    drawn = [name for name in _DRAWN if name in given]
+    texts, beams = body.n or 1, body.num_beams or 1
+    if body.temperature == 0:
+        if texts > 1 and beams == 1:
+            raise InvalidInput("n", "must be 1 with a temperature of 0, which gives the same text each time")
+        given = {"do_sample": False} | {name: value for name, value in given.items() if name not in drawn}
+    elif drawn and beams > 1:
+        raise InvalidInput(drawn[0], "cannot be combined with num_beams, which draws nothing")
+    elif drawn or (texts > 1 and beams == 1):
+        given["do_sample"] = True
+    if "seed" in given:
+        given["seed"] %= _SEEDS
+    if given.get("top_k") == -1:
+        given["top_k"] = 0
+    if body.early_stopping is not None:
+        given["early_stopping"] = EARLY_STOPPING[body.early_stopping]
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop
+    return GenerationOptions(
+        **given,
+        max_new_tokens=max_tokens,
+        min_new_tokens=body.min_tokens,
+        num_return_sequences=body.n,
+        top_logprobs=top_logprobs,
+        stop_strings=stops or (),
+        stop_token_ids=body.stop_token_ids or (),
+    )

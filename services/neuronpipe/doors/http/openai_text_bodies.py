@@ -1,0 +1,160 @@
+"""The bodies of OpenAI's chat completions and completions."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from neuronpipe.doors.http.bodies import Body, Count, Many, Unsupported, Whole, only
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class SaidMessage(Body):
+    role: str
+    content: Annotated[str | Many[TextPart] | None, Field(description="a text, or parts of it")] = None
+    tool_calls: Annotated[Any, only([])] = None
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+
+
+class CompletionOptions(Body):
+    """What both have. Of the fields after `stream_options`, OpenAI has none; they are vLLM's.
+
+    `user`, `metadata`, `store` and other fields that do not change the text are ignored.
+    """
+
+    model: str
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | Many[str] | None = None
+    n: Annotated[Count | None, Field(description="so many texts, drawn at random")] = None
+    frequency_penalty: Annotated[Any, only(0)] = None
+    presence_penalty: Annotated[Any, only(0)] = None
+    logit_bias: Annotated[Any, only({})] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    min_tokens: Whole | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 32, description="0 and -1: all")] | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: Many[Whole] | None = None
+    num_beams: Count | None = Field(None, description="ours: as in transformers, with the next two")
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    # What vLLM has, and we have not.
+    use_beam_search: Annotated[Any, only(False)] = None
+    ignore_eos: Annotated[Any, only(False)] = None
+    skip_special_tokens: Annotated[Any, only(True)] = None
+    include_stop_str_in_output: Annotated[Any, only(False)] = None
+    allowed_token_ids: Annotated[Any, only([])] = None
+    bad_words: Annotated[Any, only([])] = None
+    logits_processors: Annotated[Any, only([])] = None
+    prompt_logprobs: Unsupported = None
+    truncate_prompt_tokens: Unsupported = None
+    return_token_ids: Annotated[Any, only(False)] = None
+    return_tokens_as_token_ids: Annotated[Any, only(False)] = None
+    structured_outputs: Unsupported = None
+    guided_json: Unsupported = None
+    guided_regex: Unsupported = None
+    guided_choice: Unsupported = None
+    guided_grammar: Unsupported = None
+    response_format: Annotated[Any, only({"type": "text"})] = None
+
+
+class ChatRequest(CompletionOptions):
+    messages: Annotated[Many[SaidMessage], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Whole | None = None
+    tools: Annotated[Any, only([])] = None
+    tool_choice: Annotated[Any, only("none", "auto")] = None
+    functions: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    audio: Unsupported = None
+    web_search_options: Unsupported = None
+    reasoning_effort: Annotated[Any, only("none")] = None
+    verbosity: Annotated[Any, only("medium")] = None
+    # vLLM's.
+    echo: Annotated[Any, only(False)] = None
+    add_generation_prompt: Annotated[Any, only(True)] = None
+    continue_final_message: Annotated[Any, only(False)] = None
+    add_special_tokens: Annotated[Any, only(False)] = None
+    documents: Annotated[Any, only([])] = None
+    chat_template: Unsupported = None
+    chat_template_kwargs: Annotated[Any, only({})] = None
+
+
+def _refuse_ids(prompt: Any) -> Any:
+    if isinstance(prompt, list) and any(isinstance(one, int | list) for one in prompt):
+        raise ValueError("is token ids, which are not supported; send a text or texts")
+    return prompt
+
+
+class CompletionRequest(CompletionOptions):
+    prompt: Annotated[
+        str | Many[str],
+        BeforeValidator(_refuse_ids),
+        Field(description="a text; or several, of which each gets a choice"),
+    ]
+    logprobs: Whole | None = None
+    echo: Annotated[bool | None, Field(description="the prompt before the text")] = None
+    best_of: Count | None = Field(None, description="as many as n")
+    suffix: Annotated[Any, only("")] = None
+    add_special_tokens: Annotated[Any, only(True)] = None
+
+
+class Answered(Body):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(Body):
+    index: int
+    message: Answered
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"]
+
+
+class CompletionChoice(Body):
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"]
+
+
+class CachedTokens(Body):
+    cached_tokens: int
+
+
+class TextUsage(Body):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class ChatCompletion(Body):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: TextUsage
+
+
+class Completion(Body):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: TextUsage

@@ -1,0 +1,92 @@
+"""The document at /openapi.json, made of the routes."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from neuronpipe import __version__
+from neuronpipe.core.names import ROUTE_KEY
+from neuronpipe.doors.choice import MODEL_FIELD, PRIORITY_FIELD, VERSION_FIELD
+from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
+
+OPENAPI = Route("GET", "/openapi.json", "this document", gives=dict[str, Any], service="reflection")
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_MILLISECONDS = {"type": "integer", "minimum": 0, "maximum": 999_999_999}
+_HEADERS: dict[str, tuple[dict[str, Any], str]] = {
+    "x-request-timeout-ms": (_MILLISECONDS, "the deadline: milliseconds from now"),
+    "x-request-id": (_TEXT, "an id for the server's log; one is made where it is missing"),
+    "traceparent": (_TEXT, "W3C trace context"),
+    MODEL_FIELD: (_TEXT, "the model, where neither path, body nor query name one"),
+    VERSION_FIELD: (_TEXT, "the model's version, a number or an alias; default: as the model's route says"),
+    ROUTE_KEY: (_TEXT, "requests with the same key get the same version; default: each by its id"),
+    PRIORITY_FIELD: ({"enum": ["interactive", "bulk"]}, "bulk is for work that may wait; default: interactive"),
+}
+
+
+def openapi_handlers(routes: Iterable[Route]) -> dict[str, HttpHandler]:
+    """The handler, by route; the document is made once."""
+    document = write_body(openapi((*routes, OPENAPI)))
+
+    async def openapi_json(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(document)
+
+    return {OPENAPI.key: openapi_json}
+
+
+def openapi(routes: Iterable[Route]) -> dict[str, Any]:
+    """OpenAPI 3.1 of the routes, with the schemas of pydantic's types."""
+    routes = list(routes)
+    bodies = [(route.key, side) for route in routes for side in ("takes", "gives") if getattr(route, side) is not None]
+    by_key = {route.key: route for route in routes}
+    kinds = [(body, "validation", TypeAdapter(getattr(by_key[body[0]], body[1]))) for body in bodies]
+    schemas, shared = TypeAdapter.json_schemas(kinds, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    paths: dict[str, Any] = {}
+    for route in routes:
+        takes, gives = (schemas.get(((route.key, side), "validation")) for side in ("takes", "gives"))
+        paths.setdefault(route.shown_path, {})[route.method.lower()] = _operation(route, takes, gives)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "neuronpipe", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": shared.get("$defs", {})},
+    }
+
+
+def _operation(route: Route, takes: Any, gives: Any) -> dict[str, Any]:
+    parameters = [
+        _parameter(name, "path", _TEXT, "", is_required=True) for name in re.findall(r"\{(\w+)\}", route.path)
+    ]
+    parameters += [_parameter(name, "query", _TEXT, text) for name, text in route.query.items()]
+    if route.is_counted:
+        parameters += [_parameter(name, "header", schema, text) for name, (schema, text) in _HEADERS.items()]
+    operation: dict[str, Any] = {
+        "operationId": re.sub(r"\W+", "_", route.key.lower()).strip("_"),
+        "summary": route.summary,
+        "parameters": parameters,
+        "responses": {
+            "200": {
+                "description": "the answer",
+                **({"content": {JSON: {"schema": gives}}} if gives is not None else {}),
+            }
+        },
+    }
+    if takes is not None:
+        content = {JSON: {"schema": takes}} | {media: {} for media in route.takes_media}
+        operation["requestBody"] = {"required": True, "content": content}
+    error = route.error_form
+    content = {error.media_type: {"schema": dict(error.schema)}}
+    operation["responses"]["default"] = {
+        "description": "an error; docs/http.md lists the status codes",
+        "content": content,
+    }
+    return operation
+
+
+def _parameter(
+    name: str, place: str, schema: dict[str, Any], text: str, *, is_required: bool = False
+) -> dict[str, Any]:
+    return {"name": name, "in": place, "required": is_required, "description": text, "schema": schema}

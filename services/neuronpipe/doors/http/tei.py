@@ -1,0 +1,275 @@
+"""The HTTP API of text-embeddings-inference.
+
+It serves one model; here a body's `model`, or ?model=, names one of several.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from neuronpipe import __version__
+from neuronpipe.api.v1.models_pb2 import GetModelRequest
+from neuronpipe.api.v1.tasks_pb2 import (
+    FeatureExtractionInput,
+    ScoreFunction,
+    SentenceSimilarityInput,
+    SparseEmbeddingInput,
+    TaskInput,
+    TextClassificationInput,
+)
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.doors.choice import ModelChoice
+from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, TokenIds, Unsupported, write_body
+from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.problems import TEI_ERROR
+from neuronpipe.doors.inference import Inference, truncation_of
+from neuronpipe.doors.vectors import embedding_input, listed, token_vectors, vector
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.inference import InferenceResult
+from neuronpipe.gateway.settings import PipelineSettings
+
+Texts = Annotated[str | Many[str], Field(description="a text, or several")]
+_TEXTS_OR_PAIRS = "a text; a pair [text, text]; or several, each [text] or [text, text]"
+
+
+class _TeiBody(Body):
+    """What all have. Without `truncate` a text that is too long is an error."""
+
+    model: str | None = None
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+
+
+class Embed(_TeiBody):
+    inputs: Annotated[
+        str | Many[str] | TokenIds | Many[TokenIds],
+        Field(description="a text, or several; or in place of each the ids of the model's own tokenizer"),
+    ]
+    normalize: bool = True
+    dimensions: Count | None = None
+    prompt_name: str | None = Field(None, description="one of the model's prompts, in place of its default")
+
+
+class EmbedSparse(_TeiBody):
+    inputs: Texts
+    prompt_name: str | None = Field(None, description="one of the model's prompts, in place of its default")
+
+
+class SparseValue(Body):
+    """A token of the vocabulary and its weight."""
+
+    index: int
+    value: float
+
+
+class EmbedAll(_TeiBody):
+    inputs: Texts
+    prompt_name: Unsupported = None
+
+
+class Predict(_TeiBody):
+    inputs: Annotated[str | Many[str] | Many[Many[str]], Field(description=_TEXTS_OR_PAIRS)]
+    raw_scores: bool = False
+    prompt_name: Unsupported = None
+
+
+class SimilarityInputs(Body):
+    source_sentence: str
+    sentences: Many[str]
+
+
+class SimilarityParameters(Body):
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    prompt_name: Unsupported = None
+
+
+class Similarity(Body):
+    model: str | None = None
+    inputs: SimilarityInputs
+    parameters: SimilarityParameters = SimilarityParameters()
+
+
+class Prediction(Body):
+    score: float
+    label: str
+
+
+class Info(Body):
+    model_id: str
+    model_sha: str
+    model_dtype: str
+    model_type: dict[str, Any]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_client_batch_size: int
+    auto_truncate: Literal[False]
+    version: str
+
+
+_MODEL_PARAMETER = {"model": "the model, where the body names none and several have the task"}
+
+
+def _post(path: str, summary: str, takes: Any, gives: Any) -> Route:
+    return Route("POST", path, f"TEI: {summary}", takes, gives, TEI_ERROR, query=_MODEL_PARAMETER)
+
+
+EMBED = _post("/embed", "a vector for each text", Embed, list[list[float]])
+EMBED_ALL = _post("/embed_all", "a vector for each token of each text", EmbedAll, list[list[list[float]]])
+PREDICT = _post("/predict", "labels with scores, best first", Predict, list[Prediction] | list[list[Prediction]])
+SIMILARITY = _post("/similarity", "cosines of a sentence and others", Similarity, list[float])
+INFO = Route("GET", "/info", "TEI: the model and the limits", gives=Info, error_form=TEI_ERROR, query=_MODEL_PARAMETER)
+EMBED_SPARSE = _post("/embed_sparse", "a sparse vector for each text", EmbedSparse, list[list[SparseValue]])
+ROUTES = (EMBED, EMBED_ALL, EMBED_SPARSE, PREDICT, SIMILARITY, INFO)
+
+
+def tei_handlers(
+    inference: Inference, models: ModelChoice, catalog: Catalog, settings: PipelineSettings
+) -> dict[str, HttpHandler]:
+    """The handlers, by route."""
+
+    async def each(request: HttpRequest, task: str, inputs: list[TaskInput], is_list: bool) -> list[InferenceResult]:
+        model = models.choose(request.model(request.body.model), task)
+        return await inference.each(request.call, model, inputs, "inputs", lambda index: _fields(index, is_list))
+
+    async def embed(request: HttpRequest) -> HttpResponse:
+        body: Embed = request.body
+        texts, is_list = listed(body.inputs)
+        options = {
+            "skip_normalize": not body.normalize,
+            "dimensions": body.dimensions or 0,
+            "prompt_name": body.prompt_name or "",
+            "truncation": truncation_of(body.truncate, body.truncation_direction),
+        }
+        inputs = [embedding_input(text, **options) for text in texts]
+        results = await each(request, "sentence_embedding", inputs, is_list)
+        return _answer([vector(one.result.message.sentence_embedding) for one in results], results)
+
+    async def embed_all(request: HttpRequest) -> HttpResponse:
+        body: EmbedAll = request.body
+        truncation = truncation_of(body.truncate, body.truncation_direction)
+        inputs = [
+            TaskInput(feature_extraction=FeatureExtractionInput(text=text, truncation=truncation))
+            for text in _listed(body.inputs)
+        ]
+        results = await each(request, "feature_extraction", inputs, isinstance(body.inputs, list))
+        return _answer([token_vectors(one.result.message.feature_extraction) for one in results], results)
+
+    async def predict(request: HttpRequest) -> HttpResponse:
+        body: Predict = request.body
+        model = models.choose(request.model(body.model), "text_classification")
+        # A list of texts is one pair.
+        is_list = isinstance(body.inputs, list) and not all(isinstance(one, str) for one in body.inputs)
+        several: list[Any] = body.inputs if is_list else [_listed(body.inputs)]  # type: ignore[assignment, arg-type]
+        function = ScoreFunction.SCORE_FUNCTION_NONE if body.raw_scores else ScoreFunction.SCORE_FUNCTION_UNSPECIFIED
+        inputs = [
+            TextClassificationInput(
+                **_pair(one, f"inputs[{index}]" if is_list else "inputs"),
+                top_k=len(catalog.spec(*model).labels),
+                function=function,
+                truncation=truncation_of(body.truncate, body.truncation_direction),
+            )
+            for index, one in enumerate(several)
+        ]
+        results = await inference.each(
+            request.call,
+            model,
+            [TaskInput(text_classification=one) for one in inputs],
+            "inputs",
+            lambda index: _fields(index, is_list),
+        )
+        predictions = [
+            [{"score": label.score, "label": label.label} for label in one.result.message.text_classification.labels]
+            for one in results
+        ]
+        return _answer(predictions if is_list else predictions[0], results)
+
+    async def similarity(request: HttpRequest) -> HttpResponse:
+        body: Similarity = request.body
+        model = models.choose(request.model(body.model), "sentence_similarity")
+        input = SentenceSimilarityInput(
+            source=body.inputs.source_sentence,
+            texts=body.inputs.sentences,
+            truncation=truncation_of(body.parameters.truncate, body.parameters.truncation_direction),
+        )
+        fields = {"source": "inputs.source_sentence", "texts": "inputs.sentences"}
+        result = await inference.one(request.call, model, TaskInput(sentence_similarity=input), fields)
+        return _answer(list(result.result.message.sentence_similarity.scores), [result])
+
+    async def info(request: HttpRequest) -> HttpResponse:
+        chosen = models.choose(request.model())
+        model = catalog.get_model(GetModelRequest(**chosen._asdict())).model
+        labels = {str(index): label for index, label in enumerate(model.labels)}
+        classes = {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}
+        kinds: dict[str, dict[str, Any]] = {
+            "sentence_embedding": {"embedding": {}},
+            "text_classification": {"classifier": classes},
+            "rerank": {"reranker": classes},
+        }
+        answer = {
+            "model_id": model.name,
+            "model_sha": model.digest,
+            "model_dtype": model.dtype,
+            "model_type": kinds.get(model.task, {model.task: {}}),
+            "max_concurrent_requests": settings.max_requests_in_flight,
+            "max_input_length": model.max_tokens,
+            "max_batch_tokens": settings.max_tokens_in_flight,
+            "max_client_batch_size": settings.max_batch_items,
+            "auto_truncate": False,
+            "version": __version__,
+        }
+        return HttpResponse(write_body(answer))
+
+    async def embed_sparse(request: HttpRequest) -> HttpResponse:
+        body: EmbedSparse = request.body
+        truncation = truncation_of(body.truncate, body.truncation_direction)
+        inputs = [
+            TaskInput(
+                sparse_embedding=SparseEmbeddingInput(
+                    text=text, prompt_name=body.prompt_name or "", truncation=truncation
+                )
+            )
+            for text in _listed(body.inputs)
+        ]
+        results = await each(request, "sparse_embedding", inputs, isinstance(body.inputs, list))
+        answers = [one.result.message.sparse_embedding.weights for one in results]
+        vectors = [[{"index": one.token_id, "value": one.weight} for one in weights] for weights in answers]
+        return _answer(vectors, results)
+
+    return {
+        EMBED.key: embed,
+        EMBED_ALL.key: embed_all,
+        EMBED_SPARSE.key: embed_sparse,
+        PREDICT.key: predict,
+        SIMILARITY.key: similarity,
+        INFO.key: info,
+    }
+
+
+def _listed(inputs: str | list[str]) -> list[str]:
+    return [inputs] if isinstance(inputs, str) else inputs
+
+
+def _pair(texts: list[str], path: str) -> dict[str, str]:
+    if len(texts) not in (1, 2):
+        raise InvalidInput(path, f"{len(texts)} texts, must be one or a pair")
+    return dict(zip(("text", "text_pair"), texts, strict=False))
+
+
+def _fields(index: int, is_list: bool) -> dict[str, str]:
+    place = f"inputs[{index}]" if is_list else "inputs"
+    return dict.fromkeys(("text", "text_pair", "token_ids"), place)
+
+
+def _answer(value: Any, results: list[InferenceResult]) -> HttpResponse:
+    """With TEI's headers: tokens, and times in milliseconds, of several inputs those of the slowest."""
+    slowest = max(results, key=lambda one: one.timings.total_ns).timings
+    headers = {
+        b"x-compute-tokens": sum(one.usage.tokens for one in results),
+        b"x-total-time": slowest.total_ns // 1_000_000,
+        b"x-tokenization-time": slowest.preprocess_ns // 1_000_000,
+        b"x-queue-time": slowest.predict_queue_ns // 1_000_000,
+        b"x-inference-time": slowest.predict_compute_ns // 1_000_000,
+    }
+    return HttpResponse(write_body(value), headers=[(name, b"%d" % number) for name, number in headers.items()])

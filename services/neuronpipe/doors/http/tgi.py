@@ -1,0 +1,65 @@
+"""The HTTP API of text-generation-inference: /generate and /generate_stream.
+
+Its /v1/chat/completions is OpenAI's, and its / is Hugging Face's.
+"""
+
+from typing import Any
+
+from neuronpipe.doors.choice import ModelChoice
+from neuronpipe.doors.http.bodies import Body, write_body
+from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.generated_tokens import answer_tokens
+from neuronpipe.doors.http.huggingface_bodies import GenerateParameters
+from neuronpipe.doors.http.huggingface_texts import TEXT_FIELDS, read_one_prompt, write_text
+from neuronpipe.doors.http.problems import TGI_ERROR
+from neuronpipe.doors.inference import Inference
+from neuronpipe.gateway.catalog import Catalog
+
+_FIELDS = {ours: theirs.replace("…", "") for ours, theirs in TEXT_FIELDS.items()}
+_MODEL_PARAMETER = {"model": "the model, where the body names none and several generate text"}
+
+
+class Generate(Body):
+    model: str | None = None
+    inputs: str
+    parameters: GenerateParameters = GenerateParameters()
+
+
+class Generated(Body):
+    generated_text: str
+    details: dict[str, Any] | None = None
+
+
+class GeneratedToken(Body):
+    index: int
+    token: dict[str, Any]
+    generated_text: str | None
+    details: dict[str, Any] | None
+
+
+def _post(path: str, summary: str, gives: Any) -> Route:
+    return Route("POST", path, f"TGI: {summary}", Generate, gives, TGI_ERROR, query=_MODEL_PARAMETER)
+
+
+GENERATE = _post("/generate", "continues a text", Generated)
+GENERATE_STREAM = _post("/generate_stream", "the same as events, one for each token", GeneratedToken)
+ROUTES = (GENERATE, GENERATE_STREAM)
+
+
+def tgi_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> dict[str, HttpHandler]:
+    """The handlers, by route."""
+
+    async def generate(request: HttpRequest) -> HttpResponse:
+        body: Generate = request.body
+        model = models.choose(request.model(body.model), "text_generation")
+        input = read_one_prompt(body.inputs, body, catalog.spec(*model))
+        result = await inference.one(request.call, model, input, _FIELDS)
+        text = result.result.message.text_generation.sequences[0]
+        return HttpResponse(write_body(write_text(text, body.inputs, body)))
+
+    async def generate_stream(request: HttpRequest) -> HttpResponse:
+        body: Generate = request.body
+        spec = catalog.spec(*models.choose(request.model(body.model), "text_generation"))
+        return await answer_tokens(inference, request, spec, body, body.inputs)
+
+    return {GENERATE.key: generate, GENERATE_STREAM.key: generate_stream}

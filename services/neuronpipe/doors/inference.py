@@ -1,0 +1,119 @@
+"""Calls the pipeline for the protocols: with one input, or with many of which all must succeed."""
+
+import re
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, nullcontext
+from functools import partial
+
+from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.names import Name, Spans
+from neuronpipe.core.packed import pack_input
+from neuronpipe.doors.choice import ModelName
+from neuronpipe.doors.text_stream import Event, begun, side_by_side, text_stream
+from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
+from neuronpipe.gateway.many import infer_together
+from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.settings import PipelineSettings
+
+# A protocol's words for the fields of a TaskInput, which errors name.
+Fields = Mapping[str, str]
+
+
+class Inference:
+    """Runs inputs through the pipeline."""
+
+    def __init__(self, pipeline: Pipeline, settings: PipelineSettings) -> None:
+        self.max_inputs = settings.max_batch_items
+        self._pipeline = pipeline
+        self._max_bytes = settings.max_batch_response_bytes
+
+    async def one(
+        self, call: Call, model: ModelName, input: TaskInput, fields: Fields, span: Name = Spans.HTTP_REQUEST
+    ) -> InferenceResult:
+        """One result, of a request with a span of this name. Raises NeuronpipeError, in the protocol's words."""
+        with _in_words(fields):
+            return await self._pipeline.infer(InferenceRequest(call, *model, pack_input(input)), span)
+
+    async def stream(
+        self, call: Call, model: ModelName, input: TaskInput, fields: Fields
+    ) -> AsyncGenerator[Event, None]:
+        """A text as it comes, and its result. The caller closes it.
+
+        Returns when there is a part. Raises NeuronpipeError, in the protocol's words, as the generator does.
+        """
+        return await begun(self._told(call, model, input, fields))
+
+    async def stream_each(
+        self, call: Call, model: ModelName, inputs: Sequence[TaskInput], name: str, fields: Callable[[int], Fields]
+    ) -> AsyncGenerator[tuple[int, Event], None]:
+        """The texts of many inputs as they come, side by side, each event with the place of its input; else as `stream`
+        and `each`.
+        """
+        self._check_count(inputs, name)
+        return await begun(self._side_by_side(call, model, inputs, fields))
+
+    async def _side_by_side(
+        self, call: Call, model: ModelName, inputs: Sequence[TaskInput], fields: Callable[[int], Fields]
+    ) -> AsyncGenerator[tuple[int, Event], None]:
+        together = self._pipeline.observe_together(call, Spans.HTTP_BATCH) if inputs[1:] else nullcontext(call)
+        with together as shared:
+            streams = [self._told(shared, model, input, fields(place)) for place, input in enumerate(inputs)]
+            async with aclosing(side_by_side(streams)) as events:
+                async for event in events:
+                    yield event
+
+    async def _told(
+        self, call: Call, model: ModelName, input: TaskInput, fields: Fields
+    ) -> AsyncGenerator[Event, None]:
+        """A text as it comes, with errors in the protocol's words."""
+        request = InferenceRequest(call, *model, pack_input(input))
+        with _in_words(fields):
+            async with aclosing(text_stream(self._pipeline, request)) as events:
+                async for event in events:
+                    yield event
+
+    async def each(
+        self, call: Call, model: ModelName, inputs: Sequence[TaskInput], name: str, fields: Callable[[int], Fields]
+    ) -> list[InferenceResult]:
+        """The results of many inputs, which are called `name` and have `fields` by their place.
+
+        The first error ends all of them.
+        """
+        self._check_count(inputs, name)
+        if len(inputs) == 1:
+            return [await self.one(call, model, inputs[0], fields(0))]
+        runs = [partial(self.one, model=model, input=input, fields=fields(i)) for i, input in enumerate(inputs)]
+        results = await infer_together(self._pipeline, call, runs, Spans.HTTP_BATCH)
+        if sum(one.result.size_bytes for one in results) > self._max_bytes:
+            problem = (
+                f"the results are too large for one response, the limit is {self._max_bytes} bytes; send fewer at once"
+            )
+            raise InvalidInput(name, problem)
+        return results
+
+    def _check_count(self, inputs: Sequence[TaskInput], name: str) -> None:
+        if not 1 <= len(inputs) <= self.max_inputs:
+            raise InvalidInput(
+                name, f"{len(inputs)} inputs, must be from 1 to {self.max_inputs} (the gateway's max_batch_items)"
+            )
+
+
+@contextmanager
+def _in_words(fields: Fields) -> Iterator[None]:
+    """Errors name fields as the protocol does."""
+    try:
+        yield
+    except InvalidInput as error:
+        name = fields.get(error.field) or re.sub(r"[a-z_]+", lambda word: fields.get(word[0], word[0]), error.field)
+        # Of options with a word of their own, so that no other word is taken for one.
+        problem = re.sub(r"\b[a-z]+(_[a-z]+)+\b", lambda word: fields.get(f"options.{word[0]}", word[0]), error.problem)
+        raise InvalidInput(name, problem) from error
+
+
+def truncation_of(truncate: bool | None, direction: str | None) -> "Truncation.ValueType":
+    """Hugging Face's two words in ours. Without them a text that is too long is an error."""
+    if not truncate:
+        return Truncation.TRUNCATION_ERROR
+    return Truncation.TRUNCATION_LEFT if direction and direction.lower() == "left" else Truncation.TRUNCATION_RIGHT

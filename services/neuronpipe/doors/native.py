@@ -1,0 +1,176 @@
+"""neuronpipe.api.v1 over gRPC: InferenceService and ModelService.
+
+Inputs and results stay bytes where no stage of this process parses or makes them.
+"""
+
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from contextlib import aclosing
+from operator import attrgetter
+
+from neuronpipe.api.forward.v1 import inference_pb2 as wire
+from neuronpipe.api.v1 import inference_pb2, models_pb2
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.core.packed import Packed
+from neuronpipe.core.status import to_status
+from neuronpipe.core.tracing import new_request_id
+from neuronpipe.doors.text_stream import Event, text_stream
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.inference import (
+    GeneratedPart,
+    GenerationStart,
+    InferenceOutcome,
+    InferenceRequest,
+    InferenceResult,
+    StageTimings,
+    Usage,
+)
+from neuronpipe.gateway.many import infer_batch, infer_stream
+from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.platform.process.door import Handler
+from neuronpipe.rpc.rpcs import Rpc, by_path, call_of, rpcs_of
+
+INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+_FIELDS = {kind: [(name, attrgetter(name)) for name in kind.__slots__] for kind in (Usage, StageTimings)}
+MODEL_SERVICE = models_pb2.DESCRIPTOR.services_by_name["ModelService"]
+
+
+def native_rpcs() -> list[Rpc]:
+    """The rpcs of both services."""
+    return [*rpcs_of(INFERENCE_SERVICE, wire.DESCRIPTOR, is_work=True), *rpcs_of(MODEL_SERVICE)]
+
+
+class NativeDoor:
+    """Converts messages to calls of the pipeline and back. `call`: the context of the rpc."""
+
+    def __init__(self, pipeline: Pipeline, catalog: Catalog, settings: PipelineSettings) -> None:
+        self._pipeline = pipeline
+        self._catalog = catalog
+        self._settings = settings
+
+    def handlers(self) -> dict[str, Handler]:
+        """The handlers of both services, by path."""
+
+        def on(answer: Handler) -> Handler:
+            return lambda message, context: answer(message, call_of(context))
+
+        return {
+            **by_path(
+                INFERENCE_SERVICE,
+                Infer=on(self.infer),
+                InferBatch=on(self.infer_batch),
+                InferStream=on(self.infer_stream),
+                Generate=on(self.generate),
+            ),
+            **by_path(MODEL_SERVICE, ListModels=on(self.list_models), GetModel=on(self.get_model)),
+        }
+
+    async def infer(self, message: wire.InferRequest, call: Call) -> wire.InferResponse:
+        """Infer."""
+        response = wire.InferResponse()
+        _write_result(await self._pipeline.infer(_read_request(message, call)), response)
+        return response
+
+    async def infer_batch(self, message: wire.InferBatchRequest, call: Call) -> wire.InferBatchResponse:
+        """InferBatch. Results beyond the limit of a response become errors of their own."""
+        count, limit = len(message.requests), self._settings.max_batch_items
+        if not 1 <= count <= limit:
+            raise InvalidInput("requests", f"{count} requests, a batch takes 1 to {limit}")
+        outcomes = await infer_batch(
+            self._pipeline, call, lambda shared: [_read_request(one, shared) for one in message.requests]
+        )
+        return _batch_response(outcomes, self._settings.max_batch_response_bytes)
+
+    async def infer_stream(
+        self, messages: AsyncIterable[wire.InferStreamRequest], call: Call
+    ) -> AsyncIterator[wire.InferStreamResponse]:
+        """InferStream."""
+        requests = (_read_request(message.request, call, is_id_required=True) async for message in messages)
+        async for request_id, outcome in infer_stream(self._pipeline, requests, self._settings.max_stream_in_flight):
+            response = wire.InferStreamResponse(request_id=request_id)
+            _write_outcome(outcome, response.outcome)
+            yield response
+
+    async def generate(self, message: wire.InferRequest, call: Call) -> AsyncIterator[wire.GenerateResponse]:
+        """Generate."""
+        request = _read_request(message, call)
+        async with aclosing(text_stream(self._pipeline, request)) as events:
+            async for event in events:
+                response = wire.GenerateResponse()
+                _write_event(event, request.call.request_id, response)
+                yield response
+
+    async def list_models(self, message: models_pb2.ListModelsRequest, call: Call) -> models_pb2.ListModelsResponse:
+        """ListModels."""
+        return self._catalog.list_models()
+
+    async def get_model(self, message: models_pb2.GetModelRequest, call: Call) -> models_pb2.GetModelResponse:
+        """GetModel."""
+        return self._catalog.get_model(message)
+
+
+def _read_request(message: wire.InferRequest, call: Call, *, is_id_required: bool = False) -> InferenceRequest:
+    request_id = message.request_id or ("" if is_id_required else new_request_id())
+    return InferenceRequest(
+        call.for_request(request_id, message.priority),
+        message.model,
+        message.version,
+        Packed(TaskInput, data=message.input),
+        message.cache_control,
+    )
+
+
+def _write_event(event: Event, request_id: str, response: wire.GenerateResponse) -> None:
+    if isinstance(event, GenerationStart):
+        start = response.start
+        start.model, start.version = event.model.name, str(event.model.version)
+        start.request_id, start.prompt_tokens = request_id, event.prompt_tokens
+    elif isinstance(event, GeneratedPart):
+        response.chunk.text, response.chunk.sequence = event.text, event.sequence
+        response.chunk.token_ids.extend(event.token_ids)
+        response.chunk.logprobs.extend(event.logprobs)
+    else:
+        _write_result(event, response.response)
+
+
+def _write_result(result: InferenceResult, response: wire.InferResponse) -> None:
+    """Writes in place: a message that is passed to another's constructor would be serialized and parsed again."""
+    response.model, response.version = result.model.name, str(result.model.version)
+    response.request_id = result.request_id
+    response.result = result.result.data
+    _write_fields(result.usage, response.usage)
+    _write_fields(result.timings, response.timings)
+
+
+def _write_fields(value: Usage | StageTimings, message: object) -> None:
+    """The message has the names of the value. Zero is what a field is without being set."""
+    for name, get in _FIELDS[type(value)]:
+        if number := get(value):
+            setattr(message, name, number)
+
+
+def _write_outcome(outcome: InferenceOutcome, message: wire.InferOutcome) -> None:
+    if isinstance(outcome, NeuronpipeError):
+        message.error.CopyFrom(to_status(outcome))
+    else:
+        _write_result(outcome, message.response)
+
+
+def _batch_response(outcomes: Iterable[InferenceOutcome], limit: int) -> wire.InferBatchResponse:
+    """The outcomes; those that would make the response larger than `limit` bytes become errors."""
+    response, size_bytes = wire.InferBatchResponse(), 0
+    for outcome in outcomes:
+        message = response.outcomes.add()
+        _write_outcome(outcome, message)
+        outcome_bytes = message.ByteSize()
+        if size_bytes + outcome_bytes <= limit:
+            size_bytes += outcome_bytes
+        else:
+            problem = (
+                f"the results are too large for one response, the limit is {limit} bytes; send fewer at once, "
+                "or over a stream"
+            )
+            _write_outcome(InvalidInput("requests", problem), message)
+    return response

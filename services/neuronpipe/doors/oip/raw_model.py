@@ -1,0 +1,108 @@
+"""A model itself, for callers who tokenize: token ids or pixels in, the outputs of its graph out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.items import EncodedInput
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.packed import TensorSets, pack_input
+from neuronpipe.core.tensors import Array
+from neuronpipe.doors.oip.model import Parameter, RowInput, row_field
+from neuronpipe.doors.oip.tensors import Tensor, TensorSpec
+from neuronpipe.gateway.inference import InferenceResult, RawResult
+
+_IDS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
+_OPTIONAL = (_MASK, _TYPES)
+# Most models have these two. An id that a model has no vector for could end the whole batch.
+_MAX_TYPE = 1
+_MAX_INT32 = (1 << 31) - 1
+
+
+class RawModel:
+    """See TensorModel. A row of tokens ends where its mask does; outputs beyond are zero."""
+
+    parameters: Mapping[str, str] = {}
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        if spec.image:
+            self.inputs = [TensorSpec(name, "UINT8", (3, *spec.image.size)) for name in spec.inputs]
+        else:
+            self.inputs = [TensorSpec(name, "INT64", (-1,), name in _OPTIONAL, also=("INT32",)) for name in spec.inputs]
+        self.outputs = [
+            TensorSpec(one.name, "FP32", tuple(-1 if axis == "tokens" else axis for axis in one.axes))
+            for one in spec.outputs
+        ]
+
+    def read_rows(
+        self, tensors: Mapping[str, Tensor], rows: int, parameters: Mapping[str, Parameter]
+    ) -> list[RowInput]:
+        """See TensorModel."""
+        arrays = {name: one.values for name, one in tensors.items()}
+        if self._spec.image:
+            sequences = [{name: array[row] for name, array in arrays.items()} for row in range(rows)]
+        else:
+            sequences = self._sequences(arrays, rows)
+        empty = pack_input(TaskInput())
+        return [(empty, EncodedInput(TensorSets(arrays=[one]), tokens=self._spec.tokens_of(one))) for one in sequences]
+
+    def write(
+        self,
+        results: Sequence[InferenceResult],
+        wanted: Sequence[TensorSpec],
+        tensors: Mapping[str, Tensor],
+        max_bytes: int,
+    ) -> list[Tensor]:
+        """See TensorModel."""
+        outputs = [one.result.outputs.arrays[0] for one in results if isinstance(one.result, RawResult)]
+        tokens = 0 if self._spec.image else tensors[_IDS].shape[1]
+        for spec in wanted:
+            spec.check_size(_shape(spec, len(outputs), tokens), max_bytes)
+        return [_stacked(spec, [one[spec.name] for one in outputs], tokens) for spec in wanted]
+
+    def _sequences(self, arrays: Mapping[str, Array], rows: int) -> list[dict[str, Array]]:
+        """Each row's arrays, int32 [tokens], without what its mask leaves out. Raises InvalidInput."""
+        width = arrays[_IDS].shape[1]
+        for name, array in arrays.items():
+            if array.shape[1] != width:
+                raise InvalidInput(name, f"{array.shape[1]} tokens in a row, {_IDS} has {width}")
+            highest = _MAX_TYPE if name == _TYPES else _MAX_INT32
+            if array.size and (array.min() < 0 or array.max() > highest):
+                raise InvalidInput(name, f"values from {array.min()} to {array.max()}, must be from 0 to {highest}")
+        lengths = _lengths(arrays[_MASK], rows) if _MASK in arrays else [width] * rows
+        # Without types that are all zero, as the tokenizer leaves them out: equal sequences are then equal.
+        taken = {
+            name: array.astype(np.int32)
+            for name, array in arrays.items()
+            if name != _MASK and (name != _TYPES or array.any())
+        }
+        return [{name: array[row, :length] for name, array in taken.items()} for row, length in enumerate(lengths)]
+
+
+def _lengths(mask: Array, rows: int) -> list[int]:
+    """The tokens of each row. Raises InvalidInput for a mask that is not ones and then zeros."""
+    lengths = mask.sum(axis=1)
+    for row, wrong in enumerate((mask != (np.arange(mask.shape[1]) < lengths[:, None])).any(axis=1)):
+        if wrong:
+            raise InvalidInput(row_field(_MASK, row, rows), "must be ones and then zeros: padding is on the right")
+    counted: list[int] = lengths.tolist()
+    return counted
+
+
+def _shape(spec: TensorSpec, rows: int, tokens: int) -> tuple[int, ...]:
+    return rows, *(tokens if dim == -1 else dim for dim in spec.dims)
+
+
+def _stacked(spec: TensorSpec, arrays: Sequence[Any], tokens: int) -> Tensor:
+    shape = _shape(spec, len(arrays), tokens)
+    if all(one.shape == shape[1:] for one in arrays):
+        values = np.stack(arrays)
+    else:
+        values = np.zeros(shape, np.float32)
+        for row, one in enumerate(arrays):
+            values[row, : len(one)] = one
+    return Tensor(spec.name, spec.datatype, shape, values)

@@ -1,0 +1,292 @@
+"""What the protocol is over gRPC and HTTP alike. Answers are the messages of oip/v2 as JSON, tensors apart."""
+
+import re
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from neuronpipe import __version__
+from neuronpipe.api.v1.models_pb2 import Model, VersionState
+from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskResult
+from neuronpipe.bundles.served import ServedModel
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import InvalidInput, ModelNotFound, NotConfigured
+from neuronpipe.core.items import ModelKey
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.model import ModelTable
+from neuronpipe.core.names import Name, Spans
+from neuronpipe.core.packed import pack_result
+from neuronpipe.core.tracing import new_request_id
+from neuronpipe.doors.oip.control import ModelControl
+from neuronpipe.doors.oip.model import Parameter, RowInput
+from neuronpipe.doors.oip.models import PLATFORM, NamedModel, named_models
+from neuronpipe.doors.oip.options import Options, read_options
+from neuronpipe.doors.oip.statistics import statistics_of
+from neuronpipe.doors.oip.task_model import STREAM
+from neuronpipe.doors.oip.tensors import GivenTensor, Tensor
+from neuronpipe.doors.text_stream import text_stream
+from neuronpipe.gateway.assembly import Gateway
+from neuronpipe.gateway.inference import (
+    GeneratedPart,
+    GenerationStart,
+    InferenceRequest,
+    InferenceResult,
+    StageTimings,
+    Usage,
+)
+from neuronpipe.gateway.many import infer_together
+from neuronpipe.gateway.models import GatewayModel
+from neuronpipe.gateway.settings import PipelineSettings
+
+# The protocol's names of what is here.
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
+
+# That of loading and unloading, where it is on.
+_CONTROL = "model_repository"
+_FIXED_MODELS = (
+    "models are loaded as the registry of the repository says: use `neuronpipe registry`, or start the gateway with "
+    "--model-control"
+)
+# Why Triton's other methods are not here.
+NO_SHARED_MEMORY = "there is no shared memory: send tensors in the request"
+SETTINGS_OF_TRACES = "traces are set up by the server's options"
+SETTINGS_OF_LOGS = "logs are set up by the server's options"
+
+# The others are READY: a model that is loaded on demand takes requests.
+_STATES = {
+    VersionState.VERSION_STATE_LOADING: "LOADING",
+    VersionState.VERSION_STATE_DRAINING: "UNLOADING",
+    VersionState.VERSION_STATE_FAILED: "UNAVAILABLE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRequest:
+    """Rows for one model; `outputs`: the names of those that are wanted, all for none."""
+
+    model: str
+    version: str
+    request_id: str
+    parameters: Mapping[str, Parameter]
+    inputs: list[GivenTensor]
+    outputs: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorResponse:
+    """The outputs of all rows. `is_last`: no other response to the request follows."""
+
+    model: str
+    version: str
+    request_id: str
+    outputs: list[Tensor]
+    is_last: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpans:
+    """The names of spans: of a request with one row, of one with many, and of each of these."""
+
+    one: Name
+    many: Name
+    row: Name = Spans.REQUEST
+
+
+class TensorService:
+    """Answers questions about models, and runs them. Raises NeuronpipeError."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        settings: PipelineSettings,
+        meters: Meters,
+        is_ready: Callable[[], bool],
+        control: ModelControl | None = None,
+    ) -> None:
+        """`control`: None where callers may not load models."""
+        self.is_ready = is_ready
+        self._pipeline = gateway.pipeline
+        self._settings = settings
+        self._meters = meters
+        self._catalog = gateway.catalog
+        self._control = control
+        # By what a caller may use, as long as that stays.
+        self._tables: WeakKeyDictionary[ModelTable[ServedModel[GatewayModel]], ModelTable[NamedModel]]
+        self._tables = WeakKeyDictionary()
+
+    @property
+    def _models(self) -> ModelTable[NamedModel]:
+        served = self._catalog.served
+        if served not in self._tables:
+            self._tables[served] = named_models(served)
+        return self._tables[served]
+
+    def server_metadata(self) -> dict[str, Any]:
+        """ServerMetadataResponse."""
+        extensions = [*EXTENSIONS, _CONTROL] if self._control else list(EXTENSIONS)
+        return {"name": PLATFORM, "version": __version__, "extensions": extensions}
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Whether requests for a model make sense now. Raises ModelNotFound for one that could not be loaded either."""
+        index = {(one["name"], one["version"]): one["state"] for one in self.index()}
+        try:
+            version = self._models.find(name, version).version
+        except ModelNotFound:
+            if not any(name == known and version in ("", number) for known, number in index):
+                raise
+        return self.is_ready() and index.get((name, version)) == "READY"
+
+    def model_metadata(self, name: str, version: str) -> dict[str, Any]:
+        """ModelMetadataResponse."""
+        model = self._models.find(name, version)
+        return model.metadata([one.version for one in self._models if one.name == model.name])
+
+    def model_config(self, name: str, version: str) -> dict[str, Any]:
+        """ModelConfig."""
+        return self._models.find(name, version).config(self._settings.max_batch_items)
+
+    def statistics(self, name: str, version: str) -> dict[str, Any]:
+        """ModelStatisticsResponse: of one model; or of all that are served, under their own names."""
+        models = (
+            [self._models.find(name, version)] if name else [one for one in self._models if one.name == one.spec.name]
+        )
+        counted = [
+            {"name": one.name, "version": one.version}
+            | statistics_of(self._meters, ModelKey(one.spec.name, one.spec.version))
+            for one in models
+        ]
+        return {"model_stats": counted}
+
+    def index(self, *, only_ready: bool = False) -> list[dict[str, Any]]:
+        """The models of RepositoryIndexResponse: those that are served, being loaded, or unloaded."""
+        states = {(one.name, one.version): _state_of(one) for one in self._catalog.list_models().models}
+        rows = {(one.name, one.version): states[one.spec.name, one.version] for one in self._models}
+        unloaded = {(key.name, str(key.version)): ("UNAVAILABLE", "unloaded") for key in self._catalog.unloaded}
+        return [
+            {"name": name, "version": version, "state": state, "reason": reason}
+            for (name, version), (state, reason) in sorted((unloaded | states | rows).items())
+            if state == "READY" or not only_ready
+        ]
+
+    async def load(self, name: str, parameters: Mapping[str, Any], call: Call) -> None:
+        """RepositoryModelLoad."""
+        if parameters:
+            raise InvalidInput("parameters", "there are none: bundles are served as they were compiled")
+        await self._controlled.load(name, call.remaining_s)
+
+    async def unload(self, name: str, call: Call) -> None:
+        """RepositoryModelUnload."""
+        await self._controlled.unload(name, call.remaining_s)
+
+    @property
+    def _controlled(self) -> ModelControl:
+        if self._control is None:
+            raise NotConfigured(_FIXED_MODELS)
+        return self._control
+
+    async def infer(self, request: TensorRequest, call: Call, spans: RowSpans) -> TensorResponse:
+        """Runs all rows of a request; the first that fails ends the others."""
+        model = self._find(request, call)
+        wanted = model.wanted(request.outputs)
+        options = read_options(request.parameters, model.model.parameters)
+        tensors, rows = model.read(request.inputs, self._settings.max_batch_items)
+        inputs = model.model.read_rows(tensors, rows, options.of_task)
+        own = options.call_for(call, request.request_id)
+        if rows == 1:
+            results = [await self._infer_row(own, model, options, inputs[0], spans.one)]
+        else:
+            runs = [
+                partial(
+                    self._infer_row, model=model, options=options, input=one, span=spans.row, row=row, inputs=tensors
+                )
+                for row, one in enumerate(inputs)
+            ]
+            results = await infer_together(self._pipeline, own, runs, spans.many)
+            self._check_size(results)
+        outputs = model.model.write(results, wanted, tensors, self._settings.max_batch_response_bytes)
+        return TensorResponse(model.name, model.version, request.request_id, outputs)
+
+    async def stream(self, request: TensorRequest, call: Call, spans: RowSpans) -> AsyncGenerator[TensorResponse, None]:
+        """What `infer` returns; with the parameter `stream`, the parts of a text as they come, and then its end."""
+        model = self._find(request, call)
+        if STREAM not in model.model.parameters or request.parameters.get(STREAM) is not True:
+            yield await self.infer(request, call, spans)
+            return
+        wanted = model.wanted(request.outputs)
+        given = {name: value for name, value in request.parameters.items() if name != STREAM}
+        options = read_options(given, model.model.parameters)
+        tensors, rows = model.read(request.inputs, self._settings.max_batch_items)
+        if rows != 1:
+            raise InvalidInput("inputs", f"{rows} rows, a stream of a text takes one")
+        if given.get("num_return_sequences", 1) != 1:
+            raise InvalidInput("num_return_sequences", "must be 1 with stream, whose parts are those of one text")
+        ((packed, _),) = model.model.read_rows(tensors, rows, options.of_task)
+        own = options.call_for(call, request.request_id)
+        asked = InferenceRequest(own, model.spec.name, model.version, packed, options.cache_control)
+        async with aclosing(text_stream(self._pipeline, asked, spans.one)) as events:
+            async for event in events:
+                if isinstance(event, GenerationStart):
+                    continue
+                is_last = isinstance(event, InferenceResult)
+                outputs = model.model.write(
+                    [_part(event, own, model)], wanted, tensors, self._settings.max_batch_response_bytes
+                )
+                yield TensorResponse(model.name, model.version, request.request_id, outputs, is_last)
+
+    def _find(self, request: TensorRequest, call: Call) -> NamedModel:
+        """The model of a request; of several versions the one that its key chooses."""
+        key = call.route_key or request.request_id or call.request_id or new_request_id()
+        return self._models.find(request.model, request.version, key)
+
+    async def _infer_row(
+        self,
+        call: Call,
+        model: NamedModel,
+        options: Options,
+        input: RowInput,
+        span: Name,
+        row: int = 0,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> InferenceResult:
+        """One row's result. `inputs`: in a request of several rows, whose errors name the row."""
+        packed, encoded = input
+        request = InferenceRequest(call, model.spec.name, model.version, packed, options.cache_control, encoded)
+        try:
+            return await self._pipeline.infer(request, span)
+        except InvalidInput as error:
+            name = "id" if error.field == "request_id" else error.field
+            if inputs:
+                name = re.sub(r"\w+", lambda word: f"{word[0]}[{row}]" if word[0] in inputs else word[0], name)
+            raise InvalidInput(name, error.problem) from error
+
+    def _check_size(self, results: list[InferenceResult]) -> None:
+        limit = self._settings.max_batch_response_bytes
+        if sum(one.result.size_bytes for one in results) > limit:
+            problem = (
+                f"the results are too large for one response, the limit is {limit} bytes (the gateway's "
+                "max_batch_response_bytes); send fewer rows at once"
+            )
+            raise InvalidInput("inputs", problem)
+
+
+def _part(event: GeneratedPart | InferenceResult, call: Call, model: NamedModel) -> InferenceResult:
+    """A part of a text as a result, or its end without the text that was in the parts."""
+    if isinstance(event, GeneratedPart):
+        text = GeneratedText(text=event.text, token_ids=event.token_ids, logprobs=event.logprobs)
+    else:
+        last = getattr(event.result.message, model.spec.task).sequences[0]
+        score = last.score if last.HasField("score") else None
+        text = GeneratedText(finish_reason=last.finish_reason, score=score)
+    result = TaskResult()
+    getattr(result, model.spec.task).sequences.append(text)
+    key = ModelKey(model.spec.name, model.spec.version)
+    return InferenceResult(call.request_id, key, pack_result(result), Usage(), StageTimings(0))
+
+
+def _state_of(model: Model) -> tuple[str, str]:
+    """The state in the protocol's words, and the reason for it."""
+    state = _STATES.get(model.state, "READY")
+    return state, model.problem if state == "UNAVAILABLE" else ""

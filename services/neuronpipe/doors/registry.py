@@ -1,0 +1,130 @@
+"""neuronpipe.api.v1.RegistryService over gRPC: the registry of the gateway's repository, for its callers.
+
+It writes the same file as `neuronpipe registry`, which every process follows. Callers with tenants need a right.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from neuronpipe.api.v1 import registry_pb2 as messages
+from neuronpipe.bundles.registry import Operation, Registry, Routing, Shadow, Signed
+from neuronpipe.bundles.repositories import Repository, approve_version, open_repository, reject_version
+from neuronpipe.core.callers import Caller, current_caller
+from neuronpipe.core.errors import InvalidInput, ModelNotFound, SetupError
+from neuronpipe.core.items import ModelKey
+from neuronpipe.gateway.registry_access import check_may_change, may_see, registry_of
+from neuronpipe.gateway.settings import GatewaySettings
+from neuronpipe.gateway.tenants.tenants import Tenants
+from neuronpipe.platform.process.door import Handler
+from neuronpipe.rpc.rpcs import Context, Rpc, by_path, rpcs_of
+
+REGISTRY_SERVICE = messages.DESCRIPTOR.services_by_name["RegistryService"]
+_MAX_TEXT = 1000
+
+
+def registry_rpcs(settings: GatewaySettings) -> list[Rpc]:
+    """The rpcs of the service; none where it is off."""
+    return rpcs_of(REGISTRY_SERVICE) if settings.registry_service else []
+
+
+def registry_handlers(settings: GatewaySettings, tenants: Tenants | None) -> dict[str, Handler]:
+    """The handlers of the service, by path; none where it is off."""
+    if not settings.registry_service:
+        return {}
+    repository = open_repository(settings.repository, settings.repository_endpoint)
+    return RegistryDoor(repository, settings.trusted_keys, tenants).handlers()
+
+
+class RegistryDoor:
+    """Answers for one repository. `tenants`: None where everybody may change it who may call at all."""
+
+    def __init__(self, repository: Repository, trusted_keys: Path | None, tenants: Tenants | None) -> None:
+        self._repository = repository
+        self._trusted_keys = trusted_keys
+        self._tenants = tenants
+
+    def handlers(self) -> dict[str, Handler]:
+        """The handlers, by path."""
+        return by_path(REGISTRY_SERVICE, GetRegistry=self.get_registry, ChangeRegistry=self.change_registry)
+
+    async def get_registry(
+        self, request: messages.GetRegistryRequest, context: Context
+    ) -> messages.GetRegistryResponse:
+        """GetRegistry."""
+        caller = current_caller()
+        registry = await registry_of(self._repository.read_registry)
+        if request.model and (
+            request.model not in registry.models or not may_see(self._tenants, caller, request.model)
+        ):
+            raise ModelNotFound(f"model {request.model!r} is not registered")
+        seen = self._part(registry, caller, request.model)
+        return messages.GetRegistryResponse(registry_json=seen.model_dump_json())
+
+    async def change_registry(
+        self, request: messages.ChangeRegistryRequest, context: Context
+    ) -> messages.ChangeRegistryResponse:
+        """ChangeRegistry."""
+        caller = current_caller()
+        check_may_change(self._tenants, caller, request.model)
+        for field in ("note", "author", "action"):
+            if len(getattr(request, field)) > _MAX_TEXT:
+                raise InvalidInput(field, f"has {len(getattr(request, field))} characters, the limit is {_MAX_TEXT}")
+        registry = await registry_of(lambda: self._change(request, _signed(request, caller)))
+        seen = self._part(registry, caller, request.model)
+        return messages.ChangeRegistryResponse(registry_json=seen.model_dump_json())
+
+    def _change(self, request: messages.ChangeRegistryRequest, signed: Signed) -> Registry:
+        change, name = request.WhichOneof("change"), request.model
+        if change == "approve":
+            operation = approve_version(self._repository, ModelKey(name, request.approve), self._trusted_keys, signed)
+        elif change == "reject":
+            operation = reject_version(self._repository, ModelKey(name, request.reject), signed)
+        elif change:
+            operation = _operation(request, signed)
+        else:
+            raise InvalidInput("change", "is missing")
+
+        def at_revision(registry: Registry) -> Registry:
+            if request.if_revision and request.if_revision != registry.revision:
+                raise SetupError(f"the registry has the revision {registry.revision}, not {request.if_revision}")
+            return operation(registry)
+
+        return self._repository.change_registry(at_revision, signed)
+
+    def _part(self, registry: Registry, caller: Caller, model: str) -> Registry:
+        """What the caller may see of a registry, or what it asked for of that."""
+        seen = [name for name in registry.models if may_see(self._tenants, caller, name)]
+        wanted = {name for name in seen if name == (model or name)}
+        return registry.model_copy(
+            update={
+                "models": {name: one for name, one in registry.models.items() if name in wanted},
+                "history": [change for change in registry.history if change.model in wanted],
+            }
+        )
+
+
+def _operation(request: messages.ChangeRegistryRequest, signed: Signed) -> Operation:
+    """The change of a model's routing."""
+    name = request.model
+    if request.HasField("alias"):
+        return lambda registry: registry.alias(name, request.alias.alias, request.alias.version or None, signed)
+    if request.HasField("roll_back"):
+        return lambda registry: registry.roll_back(name, request.roll_back or None, signed)
+    asked = request.routing
+    if len({one.target for one in asked.route}) < len(asked.route):
+        raise InvalidInput("routing.route", "names a target twice")
+    # As it is checked where it is set: here a message's fields only change their form.
+    routing = Routing.model_construct(
+        aliases={one.alias: one.version for one in asked.aliases},
+        route={one.target: one.share for one in asked.route},
+        shadow=Shadow.model_construct(target=asked.shadow.target, percent=asked.shadow.percent)
+        if asked.HasField("shadow")
+        else None,
+        is_unloaded=asked.is_unloaded,
+    )
+    return lambda registry: registry.set_routing(name, routing, request.action or "routing", signed)
+
+
+def _signed(request: messages.ChangeRegistryRequest, caller: Caller) -> Signed:
+    who = ": ".join(filter(None, (caller.tenant, request.author)))
+    return replace(Signed(note=request.note), author=who or "anonymous")

@@ -1,0 +1,251 @@
+"""The process that measures one bundle on one back end.
+
+Started by run.py as: python -m neuronpipe.measure.acceptance.measure FOLDER
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neuronpipe.bundles.buckets import Bucket, parse_bucket
+from neuronpipe.bundles.repository import Bundle, read_bundle
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.measure.acceptance import generation
+from neuronpipe.measure.acceptance.handover import (
+    FOUND_FILE,
+    REQUEST_FILE,
+    MeasureRequest,
+    error_text,
+    output_file,
+    read_arrays,
+    write_arrays,
+)
+from neuronpipe.stages.neuron_executor.backends import ONE_IN_FLIGHT, load_backend, load_decoder
+from neuronpipe.stages.neuron_executor.backends.base import Backend, BackendError, BackendRequest, compute
+from neuronpipe.stages.neuron_executor.neuron_monitor import NeuronMonitor, running_monitor
+from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderModel
+from neuronpipe.stages.neuron_executor.runtimes.given_texts import GivenText
+from neuronpipe.tasks import TASKS
+
+_IN_FLIGHT = (1, 2)
+_WARM_UP_RUNS = 10
+# The most for the key-value cache of a model that generates.
+_CACHE_BYTES = 1 << 33
+
+
+class _Findings:
+    """The findings so far, written to a file after every step: a crash of this process loses nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.values: dict[str, Any] = {"errors": {}}
+        self._path = path
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Records an error of the block under the name."""
+        print(name, flush=True)
+        try:
+            yield
+        except SetupError as error:
+            self.values["errors"][name] = str(error)
+        except Exception as error:  # in an acceptance test, every error is a finding
+            self.values["errors"][name] = error_text(error)
+        self._path.write_text(json.dumps(self.values))
+
+
+def measure(folder: Path) -> None:
+    """Loads, compares and measures as the folder requests. Errors are provoked last."""
+    request, found = MeasureRequest(**json.loads((folder / REQUEST_FILE).read_text())), _Findings(folder / FOUND_FILE)
+    bundle = read_bundle(Path(request.bundle))
+    if TASKS[bundle.spec.task].generates:
+        asyncio.run(_measure_generation(bundle, request, found, folder))
+        return
+    loaded = list[tuple[Backend, ModelSpec]]()
+    with found.step("load"):
+        loaded.append(_load(bundle, request, found))
+    for backend, spec in loaded:
+        try:
+            asyncio.run(_measure(backend, spec, request, found, folder))
+        finally:
+            backend.close()
+
+
+def _load(bundle: Bundle, request: MeasureRequest, found: _Findings) -> tuple[Backend, ModelSpec]:
+    began_s = time.monotonic()
+    with _backend_request(bundle, request) as load:
+        backend = load_backend(request.backend, load)
+    found.values |= {"load_s": round(time.monotonic() - began_s, 1), "cores": backend.cores}
+    return backend, bundle.spec
+
+
+@contextlib.contextmanager
+def _backend_request(bundle: Bundle, request: MeasureRequest) -> Iterator[BackendRequest]:
+    artifact = bundle.artifact(request.backend)
+    with bundle.artifact_files(artifact) as files:
+        yield BackendRequest(
+            bundle.spec,
+            files,
+            artifact.properties,
+            cores=request.cores,
+            threads=0,
+            pipeline_cores=artifact.pipeline_cores,
+            in_flight=1 if request.backend in ONE_IN_FLIGHT else max(_IN_FLIGHT),
+            buckets=artifact.buckets,
+            versions=artifact.versions,
+        )
+
+
+async def _measure_generation(bundle: Bundle, request: MeasureRequest, found: _Findings, folder: Path) -> None:
+    texts = [_given_text(read_arrays(folder / f"in-{number}.npz")) for number in range(request.batches)]
+    shapes, loaded = list(map(parse_bucket, request.shapes)), list[DecoderModel]()
+    with found.step("load"):
+        began_s = time.monotonic()
+        # A source has as much room as a text.
+        tokens = max(max(shape.batch + 1, len(texts)) * shape.tokens for shape in shapes)
+        with _backend_request(bundle, request) as load:
+            loaded.append(load_decoder(request.backend, load, max_tokens=tokens, max_bytes=_CACHE_BYTES))
+        found.values |= {"load_s": round(time.monotonic() - began_s, 1), "cores": 1, "figures": []}
+    async with running_monitor() as monitor:
+        for model in loaded:
+            with found.step("compare"):
+                found.values["parity"] = generation.parity(model, texts)
+            for shape in shapes:
+                with found.step(f"{shape}"):
+                    _check_length(shape, bundle.spec)
+                    source, vocabulary = texts[0].source, bundle.spec.vocabulary_size
+                    for count in generation.counts(model, shape, source):
+                        figures = generation.throughput(model, shape, count, source, vocabulary, request.seconds)
+                        found.values["figures"].append({"shape": str(shape), "in_flight": count, **figures})
+        _note_memory(monitor, found)
+
+
+def _given_text(arrays: Mapping[str, Any]) -> GivenText:
+    return GivenText(arrays["prompt"].tolist(), arrays["source"].tolist(), arrays["tokens"], arrays["logits"])
+
+
+async def _measure(backend: Backend, spec: ModelSpec, request: MeasureRequest, found: _Findings, folder: Path) -> None:
+    with found.step("compare"):
+        for core in range(backend.cores):
+            for number in range(request.batches):
+                outputs = await _compute(backend, core, read_arrays(folder / f"in-{number}.npz"), spec)
+                write_arrays(folder / output_file(core, number), outputs)
+    found.values["figures"] = []
+    async with running_monitor() as monitor:
+        for shape in map(parse_bucket, request.shapes):
+            for in_flight in [count for count in _IN_FLIGHT if count <= backend.in_flight]:
+                with found.step(f"{shape}, {in_flight} in flight"):
+                    _check_length(shape, spec)
+                    figures = await _throughput(backend, _full_batch(shape, spec), in_flight, request.seconds)
+                    found.values["figures"].append({"shape": str(shape), "in_flight": in_flight, **figures})
+        _note_memory(monitor, found)
+    if not backend.buckets:
+        return
+    with found.step("provoke errors"):
+        found.values["refusals"] = {}
+        largest = backend.buckets.largest
+        larger = Bucket(batch=largest.batch + 1, tokens=largest.tokens + (0 if spec.image else 1))
+        found.values["refusals"]["a shape that was not compiled, of us"] = await _error(
+            backend, _full_batch(larger, spec)
+        )
+        texts: Callable[[], dict[str, str]] | None = getattr(backend, "error_texts", None)
+        if texts:
+            found.values["refusals"] |= await asyncio.to_thread(texts)
+
+
+def _check_length(shape: Bucket, spec: ModelSpec) -> None:
+    if shape.tokens > spec.max_tokens:
+        raise SetupError(f"{shape.tokens} tokens, the model takes {spec.token_limit}")
+
+
+def _note_memory(monitor: NeuronMonitor | None, found: _Findings) -> None:
+    with found.step("memory"):
+        snapshot = monitor.snapshot if monitor else None
+        found.values["device_memory_bytes"] = snapshot.device_memory_bytes if snapshot else None
+        found.values["host_memory_bytes"] = _resident_bytes()
+
+
+async def _compute(backend: Backend, core: int, batch: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
+    """The outputs of a batch of any shape up to the model's limit, in as many calls as its rows need."""
+    leading = batch[spec.inputs[0]]
+    rows, tokens = len(leading), leading.shape[1] if leading.ndim == 2 else spec.image_tokens
+    room = backend.round_tokens(tokens)
+    size = backend.buckets.batches(room)[-1] if backend.buckets else rows
+    parts = []
+    for first in range(0, rows, size):
+        inputs = {
+            name: np.pad(
+                batch[name][first : first + size],
+                ((0, 0), (0, room - tokens), *((0, 0),) * (leading.ndim - 2)),
+                constant_values=spec.pad_token_id if name == "input_ids" else 0,
+            )
+            for name in spec.inputs
+        }
+        parts.append(await compute(backend, core, inputs))
+    outputs = {output.name: np.concatenate([part[output.name] for part in parts]) for output in spec.outputs}
+    return {
+        output.name: outputs[output.name][:, :tokens] if output.axes[:1] == ("tokens",) else outputs[output.name]
+        for output in spec.outputs
+    }
+
+
+def _full_batch(shape: Bucket, spec: ModelSpec) -> dict[str, Any]:
+    """A batch without padding; of images, which are black."""
+    if spec.image and "input_ids" not in spec.inputs:
+        return {name: np.zeros((shape.batch, 3, *spec.image.size), np.uint8) for name in spec.inputs}
+    rows = {
+        "input_ids": np.arange(shape.tokens, dtype=np.int64) % spec.vocabulary_size,
+        "attention_mask": np.ones(shape.tokens, np.int64),
+        "token_type_ids": np.zeros(shape.tokens, np.int64),
+    }
+    return {name: np.tile(rows[name], (shape.batch, 1)) for name in spec.inputs}
+
+
+async def _error(backend: Backend, batch: Mapping[str, Any]) -> str:
+    try:
+        await compute(backend, 0, batch)
+    except BackendError as error:
+        return error_text(error)
+    return "NOT REFUSED"
+
+
+async def _throughput(backend: Backend, batch: Mapping[str, Any], in_flight: int, seconds: float) -> dict[str, float]:
+    """Runs full batches on every core for a time, with a number of batches in flight. Latency is that of a batch."""
+    latencies = list[float]()
+
+    async def call(core: int, end_s: float) -> None:
+        is_first = True
+        while is_first or time.monotonic() < end_s:
+            began_s = time.monotonic()
+            await compute(backend, core, batch)
+            latencies.append(time.monotonic() - began_s)
+            is_first = False
+
+    for core in range(backend.cores):
+        for _ in range(_WARM_UP_RUNS):
+            await compute(backend, core, batch)
+    began_s = time.monotonic()
+    await asyncio.gather(*(call(core, began_s + seconds) for core in range(backend.cores) for _ in range(in_flight)))
+    took_s = time.monotonic() - began_s
+    p50, p95, p99 = (round(1000 * float(value), 3) for value in np.percentile(latencies, (50, 95, 99)))
+    rate = len(next(iter(batch.values()))) * len(latencies) / took_s
+    return {"throughput_per_s": round(rate, 1), "p50_ms": p50, "p95_ms": p95, "p99_ms": p99}
+
+
+def _resident_bytes() -> int | None:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
+
+
+if __name__ == "__main__":
+    measure(Path(sys.argv[1]))

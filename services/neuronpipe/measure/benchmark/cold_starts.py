@@ -1,0 +1,121 @@
+"""Cold starts: `serve all` from nothing to its first answer, then single requests over loopback.
+
+What serverless platforms bill is the time of a request, and of the first one also the start.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
+from neuronpipe.api.v1.tasks_pb2 import TaskInput, TokenizationInput
+from neuronpipe.bundles.repository import Bundle, read_repository
+from neuronpipe.client import AsyncClient
+from neuronpipe.core.errors import NeuronpipeError, Unavailable
+from neuronpipe.measure.benchmark.inputs import texts_of_length
+from neuronpipe.measure.benchmark.results import ColdStart
+from neuronpipe.measure.benchmark.service_process import ServiceProcess
+from neuronpipe.measure.load.inputs import make_input
+
+_NO_CACHE = ("--token-cache-bytes", "0")
+# pip compiles packages to byte code as it installs them; the sources of a checkout are compiled at the first start,
+# which does not count.
+AS_INSTALLED = {"PYTHONDONTWRITEBYTECODE": ""}
+_POLL_S = 0.005
+_TEXTS = 4
+
+
+async def measure_cold_starts(
+    name: str, folder: Path, backend: str, length: int, starts: int, requests: int
+) -> ColdStart:
+    """A bundle's service is started a few times, with its files forgotten by the kernel before; the last one answers
+    the requests. `length`: tokens of a request; as they come for images.
+    """
+    (bundle,) = read_repository(folder)
+    found: list[float] = []
+    warm: list[tuple[float, float]] = []
+    memory = 0
+    try:
+        for number in range(-1, starts):
+            drop_files(folder)
+            with _serving(folder, backend) as process:
+                async with AsyncClient(process.wait_until_ready().target, retries=False) as client:
+                    first = _request(bundle, "A fine day.")
+                    await _first_answer(client, first)
+                    if number >= 0:
+                        found.append((time.monotonic() - process.began_s) * 1e3)
+                    if number == starts - 1:
+                        warm = await _warm(client, bundle, length, requests)
+                memory = max(memory, psutil.Process(process.pid).memory_info().rss)
+    except (NeuronpipeError, RuntimeError) as error:
+        return ColdStart(model=name, task=bundle.spec.task, length=length, reason=str(error).splitlines()[0])
+    return ColdStart(
+        model=name,
+        task=bundle.spec.task,
+        length=length,
+        size_bytes=_size_bytes(folder),
+        memory_bytes=memory,
+        starts_ms=found,
+        model_ms=[model for model, _ in warm],
+        overhead_ms=[overhead for _, overhead in warm],
+    )
+
+
+def drop_files(folder: Path) -> None:
+    """Lets the kernel forget the content of the files. What processes have mapped stays."""
+    os.sync()
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+@contextmanager
+def _serving(folder: Path, backend: str) -> Iterator[ServiceProcess]:
+    options = ("--repository", str(folder), "--backend", backend, *_NO_CACHE)
+    with ServiceProcess("all", *options, environment=AS_INSTALLED) as process:
+        yield process
+
+
+async def _first_answer(client: AsyncClient, request: InferRequest) -> None:
+    while True:
+        try:
+            await client.infer(request)
+        except Unavailable:
+            time.sleep(_POLL_S)  # noqa: ASYNC251 (nothing else runs)
+        else:
+            return
+
+
+async def _warm(client: AsyncClient, bundle: Bundle, length: int, requests: int) -> list[tuple[float, float]]:
+    """The model's part and the rest of each request, in ms."""
+
+    async def count_tokens(text: str) -> int:
+        input = TaskInput(tokenization=TokenizationInput(text=text))
+        answer = await client.infer(InferRequest(model=bundle.spec.name, input=input))
+        return len(answer.result.tokenization.tokens)
+
+    texts = await texts_of_length(count_tokens, 0 if bundle.spec.image else length, _TEXTS)
+    prepared = [_request(bundle, text) for text in texts]
+    for request in prepared:
+        await client.infer(request)
+    found = []
+    for number in range(requests):
+        began_s = time.perf_counter()
+        answer: InferResponse = await client.infer(prepared[number % len(prepared)])
+        latency_ms = (time.perf_counter() - began_s) * 1e3
+        model_ms = answer.timings.predict_compute_ns / 1e6
+        found.append((model_ms, latency_ms - model_ms))
+    return found
+
+
+def _request(bundle: Bundle, text: str) -> InferRequest:
+    return InferRequest(model=bundle.spec.name, input=make_input(bundle.spec.task, text))

@@ -1,0 +1,233 @@
+"""Runs a matrix: each variant in a process of its own, the results written after each cell."""
+
+import asyncio
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.measure.benchmark.cold_starts import measure_cold_starts
+from neuronpipe.measure.benchmark.estimate import Estimate, minutes_text, operations_per_s
+from neuronpipe.measure.benchmark.machine import CpuWatch, describe_machine
+from neuronpipe.measure.benchmark.matrix import Cell, Matrix, Variant
+from neuronpipe.measure.benchmark.measuring import Effort
+from neuronpipe.measure.benchmark.models import BenchmarkModel
+from neuronpipe.measure.benchmark.prepare import find_bundle, prepare_bundle
+from neuronpipe.measure.benchmark.results import (
+    RESULTS_FILE,
+    CellResult,
+    ColdStart,
+    Results,
+    cell_result,
+    read_results,
+    write_results,
+)
+from neuronpipe.measure.benchmark.worker import CannotMeasure, VariantProcess
+from neuronpipe.stages.neuron_executor.runtimes.cpus import available_cpus
+
+# Of the load that is there before, for each CPU; more is a warning.
+_QUIET = 0.25
+# What must be the same for cells of two runs to stand in one report.
+_SAME = ("neuronpipe", "CPU", "CPU family, model, stepping", "CPUs to use", "libraries")
+_COLD_REQUESTS = 50
+_COLD_START_S = 12.0
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """A run. `minutes`: it is not begun if it would take longer. `cold_starts`: starts of each model; 0 for none.
+
+    `is_fresh`: cells that the folder has from before are measured again.
+    """
+
+    matrix: Matrix
+    effort: Effort
+    folder: Path
+    cache: Path
+    minutes: float
+    command: str
+    cold_starts: int = 3
+    base_length: int = 128
+    is_fresh: bool = False
+
+
+class Run:
+    """One run; `results` grow while it runs, and are in the folder after each cell."""
+
+    def __init__(self, request: RunRequest, tell: Tell) -> None:
+        """Reads what an interrupted run has left. Raises SetupError where that cannot be gone on with."""
+        self._request, self._tell = request, tell
+        self._effort: dict[str, float] = dataclasses.asdict(request.effort)
+        self.results = Results(
+            command=request.command,
+            machine=describe_machine(),
+            effort=self._effort,
+            models={model.name: _described(model) for model in request.matrix.models},
+            base_length=request.base_length,
+        )
+        if not request.is_fresh and (request.folder / RESULTS_FILE).is_file():
+            self._take_over(read_results(request.folder))
+        self.results.planned = len(request.matrix.cells)
+        done = {one.cell for one in self.results.cells}
+        self._left = [cell for cell in request.matrix.cells if cell not in done]
+        self._cold_left = self._cold_models()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is left to measure."""
+        return bool(self._left or self._cold_left)
+
+    def run(self) -> Results:
+        """Measures what is left. Raises SetupError for a matrix that takes longer than the minutes that it may."""
+        if not self.has_work:
+            return self.results
+        estimate = Estimate(self._request.matrix, self._request.effort, operations_per_s())
+        self._check_load()
+        self._check_time(estimate)
+        began_s, minutes_before = time.monotonic(), self.results.minutes
+        try:
+            for variant, cells in Matrix(self._request.matrix.models, tuple(self._left)).variants.items():
+                self._run_variant(variant, cells, estimate)
+            for model in self._cold_left:
+                self._run_cold(model)
+        finally:
+            self.results.minutes = minutes_before + (time.monotonic() - began_s) / 60
+            write_results(self.results, self._request.folder)
+        return self.results
+
+    def _take_over(self, before: Results) -> None:
+        for name in _SAME:
+            if before.machine.get(name) != self.results.machine[name]:
+                raise SetupError(
+                    f"--out {self._request.folder}: has a run with {name} {before.machine.get(name)!r}, this one has "
+                    f"{self.results.machine[name]!r}; give --fresh, or another folder"
+                )
+        if before.effort != self._effort:
+            raise SetupError(
+                f"--out {self._request.folder}: has a run that measured cells for another time or precision; give "
+                "--fresh, or another folder"
+            )
+        wanted = set(self._request.matrix.cells)
+        self.results.cells = [one for one in before.cells if one.cell in wanted]
+        names = self.results.models
+        self.results.cold_starts = [one for one in before.cold_starts if one.model in names]
+        self.results.minutes, self.results.machine = before.minutes, before.machine
+        if self.results.cells:
+            self._tell(f"{len(self.results.cells)} cells are there from before")
+
+    def _cold_models(self) -> list[BenchmarkModel]:
+        done = {one.model for one in self.results.cold_starts}
+        wanted = self._request.matrix.models if self._request.cold_starts else ()
+        return [model for model in wanted if model.name not in done]
+
+    def _missing(self, cells: Sequence[Cell]) -> list[BenchmarkModel]:
+        """Models to compile, once for each back end and dtype."""
+        pairs = dict.fromkeys((one.variant.model, one.variant.backend, one.variant.dtype) for one in cells)
+        found = [(self._request.matrix.model(name), backend, dtype) for name, backend, dtype in pairs]
+        return [one[0] for one in found if not self._find_bundle(*one)]
+
+    def _find_bundle(self, model: BenchmarkModel, backend: str, dtype: str) -> Path | None:
+        buckets = self._request.matrix.buckets(model.name, backend, dtype)
+        return find_bundle(model, backend, dtype, self._request.cache, buckets)
+
+    def _left_s(self, estimate: Estimate, cells: Sequence[Cell]) -> float:
+        cold_s = _COLD_START_S * (self._request.cold_starts + 1) * len(self._cold_left)
+        return estimate.left_s(cells, self._missing(cells)) + cold_s
+
+    def _check_time(self, estimate: Estimate) -> None:
+        left_s, missing = self._left_s(estimate, self._left), len(self._missing(self._left))
+        text = (
+            f"{len(self._left)} cells of {len(self._request.matrix.models)} models, {missing} to compile: about "
+            f"{minutes_text(left_s)}"
+        )
+        if left_s > self._request.minutes * 60:
+            raise SetupError(
+                f"{text}, which is more than --minutes {self._request.minutes:g}; give fewer --model, --lengths, "
+                "--batches or --dtypes, a smaller --cell-seconds, --quick, or more --minutes"
+            )
+        self._tell(text)
+
+    def _check_load(self) -> None:
+        load, cpus = os.getloadavg()[0], available_cpus()
+        if load > _QUIET * cpus:
+            self._tell(
+                f"WARNING: the machine is busy: load {load:.1f} on {cpus} CPUs; figures will be worse than on a "
+                "quiet one"
+            )
+
+    def _run_variant(self, variant: Variant, cells: Sequence[Cell], estimate: Estimate) -> None:
+        request = self._request
+        model, backend, dtype = request.matrix.model(variant.model), variant.backend, variant.dtype
+        buckets = request.matrix.buckets(model.name, backend, dtype)
+        try:
+            folder = prepare_bundle(model, backend, dtype, request.cache, buckets, self._tell)
+            while cells:
+                cells = self._measure(folder, variant, cells, estimate)
+        except CannotMeasure as error:
+            for cell in cells:
+                self._note(CellResult(cell=cell, reason=str(error)), estimate)
+
+    def _measure(self, folder: Path, variant: Variant, cells: Sequence[Cell], estimate: Estimate) -> Sequence[Cell]:
+        """Measures cells in one process. Returns those that are left where one of them ended it.
+
+        Raises CannotMeasure if the process does not load the model.
+        """
+        with VariantProcess.started(folder, variant, cells, self._request.effort) as process:
+            for number, cell in enumerate(cells):
+                began_s, watch = time.monotonic(), CpuWatch()
+                try:
+                    samples = process.measure(cell)
+                except CannotMeasure as error:
+                    self._note(CellResult(cell=cell, reason=str(error)), estimate)
+                    if not process.is_running:
+                        return cells[number + 1 :]
+                    continue
+                steal, others = watch.shares()
+                estimate.note(cell, time.monotonic() - began_s)
+                self._note(cell_result(cell, samples, steal=steal, others=others), estimate)
+        return ()
+
+    def _note(self, one: CellResult, estimate: Estimate) -> None:
+        self.results.cells.append(one)
+        self._left.remove(one.cell)
+        write_results(self.results, self._request.folder)
+        if one.reason:
+            found = f"not measured: {one.reason}"
+        else:
+            interval = one.p95_interval
+            found = (
+                f"p95 {interval.value:.4g} ms ± {interval.relative_width:.0%}, {one.throughput_per_s:.4g}/s, "
+                f"{len(one.latency_ms)} calls"
+            )
+        left = minutes_text(self._left_s(estimate, self._left))
+        done = len(self.results.cells)
+        self._tell(f"{done}/{self.results.planned} {one.cell.name}: {found}; {left} left")
+
+    def _run_cold(self, model: BenchmarkModel) -> None:
+        request = self._request
+        variant = next(cell.variant for cell in request.matrix.cells if cell.variant.model == model.name)
+        self._tell(f"{model.name}: {request.cold_starts} cold starts")
+        folder = self._find_bundle(model, variant.backend, variant.dtype)
+        if folder:
+            found = asyncio.run(
+                measure_cold_starts(
+                    model.name, folder, variant.backend, request.base_length, request.cold_starts, _COLD_REQUESTS
+                )
+            )
+        else:
+            found = ColdStart(model=model.name, task=model.task, length=0, reason="the model was not compiled")
+        self.results.cold_starts.append(found)
+        write_results(self.results, request.folder)
+
+
+def _described(model: BenchmarkModel) -> dict[str, object]:
+    return {
+        "task": model.task,
+        "parameters": model.parameters,
+        "weights": "random" if model.is_random else model.source or model.bundle,
+    }

@@ -1,0 +1,320 @@
+"""The tables of a report, ours beside the published ones, in the same columns."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuronpipe.measure.benchmark.matrix import LATENCY, Variant
+from neuronpipe.measure.benchmark.prices import ON_DEMAND, SPOT, Instance, Prices, cost_per_million, dollars
+from neuronpipe.measure.benchmark.published import Published, published_tables
+from neuronpipe.measure.benchmark.results import CellResult, ColdStart, Results
+
+# Of the published g4dn.xlarge with batch 1 and with its best: throughput, and cost per million.
+_G4DN = {True: (149.0, 0.98), False: (422.0, 0.35)}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table with a title; `note` says what it is, and whose. `is_published`: of others."""
+
+    title: str
+    note: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    is_published: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a report's costs are of: the types of instances that are like this machine, or the one that was named.
+
+    `machine`: what rows call the machine that was measured.
+    """
+
+    prices: Prices
+    instances: Sequence[Instance]
+    machine: str = "this machine"
+
+    @property
+    def first(self) -> Instance:
+        """The one of tables with one column of cost."""
+        return self.instances[0] if self.instances else Instance(self.machine, 0, {})
+
+    @property
+    def source(self) -> str:
+        """Whose price the tables with one column of cost have, for their notes."""
+        return f"Costs are at the on-demand price of {self.first.name}, of {self.prices.date}."
+
+
+def comparison_tables(results: Results, costs: Costs) -> Iterator[Table]:
+    """Each of ours before the one that it compares with."""
+    published = published_tables()
+    for name, make in (
+        ("core_grouping", _core_grouping),
+        ("two_machines", _two_variants),
+        ("lengths", _lengths),
+        ("serverless", _serverless),
+        ("best_throughput", _best_throughput),
+        ("single_latency", _single_latency),
+    ):
+        theirs = published[name]
+        yield make(results, costs, theirs)
+        note = f"Published, not measured here: {theirs.source}."
+        yield Table(f"Published: {theirs.title}", note, theirs.columns, theirs.rows, is_published=True)
+
+
+def cells_table(results: Results) -> Table:
+    """Every cell, with the split of its mean latency."""
+    rows = []
+    for one in results.measured:
+        interval = one.p95_interval
+        rows.append(
+            (
+                *_named(one),
+                number(one.percentile_ms(50)),
+                f"{number(interval.value)} ({number(interval.low)} to {number(interval.high)})",
+                number(one.percentile_ms(99)),
+                number(one.throughput_per_s),
+                number(one.tokens_per_s),
+                number(one.preprocess_ms),
+                number(one.predict_ms),
+                number(one.postprocess_ms),
+                str(len(one.latency_ms)),
+            )
+        )
+    return Table(
+        "All cells",
+        "Latency of a batch through pre-process, prediction and post-process in ms, the 95th percentile with its "
+        "bootstrap interval of 95 %; then inputs and tokens a second, the three parts of the mean latency in ms, and "
+        "how many batches were measured.",
+        (
+            *("Model", "Back end", "dtype", "Cores", "Mode", "Batch", "Length", "p50", "p95", "p99"),
+            *("Inputs/s", "Tokens/s", "Pre-process", "Prediction", "Post-process", "Calls"),
+        ),
+        rows,
+    )
+
+
+def missing_table(results: Results) -> Table:
+    """The cells without figures."""
+    rows = [(*_named(one), one.reason) for one in results.cells if one.reason]
+    columns = ("Model", "Back end", "dtype", "Cores", "Mode", "Batch", "Length", "Why")
+    return Table("Not measured", "Cells that the model or the back end did not take.", columns, rows)
+
+
+def costs_table(results: Results, costs: Costs) -> Table:
+    """A row for each model: its best cell, and what a million inputs cost with it."""
+    rows = []
+    for model in results.models:
+        if found := [one for one in results.at_base_length if one.cell.variant.model == model]:
+            best = max(found, key=lambda one: one.throughput_per_s)
+            for instance in costs.instances or [costs.first]:
+                of_kinds = (
+                    dollars(cost_per_million(instance.per_hour.get(kind), best.throughput_per_s))
+                    for kind in (ON_DEMAND, SPOT)
+                )
+                head = (model, str(best.cell.batch), best.cell.variant.dtype, number(best.throughput_per_s))
+                rows.append((*head, instance.name, *of_kinds))
+    return Table(
+        "Cost per million inferences",
+        f"The throughput of the best cell of {results.base_length} tokens, measured on this machine, at the price of "
+        "instances with as many CPUs. A price is that of its instance, the throughput that of this machine: name yours "
+        "with "
+        f"--instance. Prices of {costs.prices.date}: {costs.prices.note}",
+        ("Model", "Batch", "dtype", "Inputs/s", "Instance", "On-demand per 1M", "Spot per 1M"),
+        rows,
+    )
+
+
+def _core_grouping(results: Results, costs: Costs, theirs: Published) -> Table:
+    price = costs.first.per_hour.get(ON_DEMAND)
+    most = max((one.cell.variant.cores for one in results.measured), default=1)
+    rows = []
+    for one in results.at_base_length:
+        cell = one.cell
+        if cell.mode == LATENCY and cell.variant.cores > 1:
+            continue
+        throughput, cost = one.throughput_per_s, cost_per_million(price, one.throughput_per_s)
+        reference, reference_cost = _G4DN[cell.batch == 1]
+        rows.append(
+            (
+                f"{costs.machine}: {cell.variant.model}, {cell.variant.dtype}",
+                str(cell.batch),
+                "one model on all CPUs" if cell.variant.cores == 1 else "data parallel",
+                f"1/{cell.variant.cores} of the CPUs" if cell.variant.cores > 1 else "all CPUs" if most > 1 else "1",
+                number(throughput),
+                f"{one.percentile_ms(95) / 1e3:.4f}",
+                dollars(cost),
+                number(throughput / reference) if _is_bert(cell.variant) else "",
+                f"{cost / reference_cost:.0%}" if cost is not None and _is_bert(cell.variant) else "",
+            )
+        )
+    return Table(
+        "Core grouping: replicas on parts of the CPUs, or one model on all",
+        f"Measured here, length {results.base_length}. Ratios are to the published g4dn.xlarge with batch 1, "
+        f"for larger batches with batch 64, and only of bert-base. {costs.source}",
+        theirs.columns,
+        rows,
+    )
+
+
+def _two_variants(results: Results, costs: Costs, theirs: Published) -> Table:
+    """Two variants of each model side by side: the first, and each of its others with equal shapes."""
+    price = costs.first.per_hour.get(ON_DEMAND)
+    rows = []
+    for one in results.measured:
+        base = one.cell
+        if base.variant != _first_variant(results, base.variant.model):
+            continue
+        for other in results.measured:
+            cell = other.cell
+            if cell.variant == base.variant or cell.variant.model != base.variant.model:
+                continue
+            if (cell.batch, cell.length, cell.mode) != (base.batch, base.length, base.mode):
+                continue
+            rows.append(
+                (
+                    f"{base.variant.model}: A {_short(base.variant)}, B {_short(cell.variant)}",
+                    str(base.batch),
+                    str(base.length or "image"),
+                    number(one.mean_ms),
+                    number(other.mean_ms),
+                    f"{one.mean_ms / other.mean_ms:.2f}",
+                    number(one.throughput_per_s),
+                    number(other.throughput_per_s),
+                    *(_per_inference(price, each) for each in (one, other)),
+                )
+            )
+    columns = [name.replace("Inf1", "A").replace("Inf2", "B") for name in theirs.columns]
+    return Table(
+        "Two variants side by side",
+        "Measured here: the mean latency of two dtypes or back ends. For two machines, run on each and use `neuronpipe "
+        f"benchmark compare`. {costs.source}",
+        columns,
+        rows,
+    )
+
+
+def _lengths(results: Results, costs: Costs, theirs: Published) -> Table:
+    lengths = sorted({one.cell.length for one in results.measured if one.cell.length})
+    rows = []
+    for variant in dict.fromkeys(one.cell.variant for one in results.measured):
+        found: Mapping[int, CellResult] = {
+            one.cell.length: one
+            for one in results.measured
+            if one.cell.variant == variant and one.cell.batch == 1 and one.cell.mode == LATENCY
+        }
+        if found:
+            cells = [number(found[length].percentile_ms(95)) if length in found else "" for length in lengths]
+            image = number(found[0].percentile_ms(95)) if 0 in found else ""
+            rows.append((variant.model, _short(variant), *cells, image))
+    return Table(
+        "Latency by length, batch 1: p95 in ms",
+        "Measured here, with pre-process, prediction and post-process.",
+        ("Model", "Variant", *map(str, lengths), "image"),
+        rows,
+    )
+
+
+def _serverless(results: Results, costs: Costs, theirs: Published) -> Table:
+    rows = []
+    for one in results.cold_starts:
+        if one.reason:
+            rows.append((one.model, one.task.replace("_", " "), f"not measured: {one.reason}", *[""] * 6))
+            continue
+        memory = next((size for size in sorted(costs.prices.per_second) if size * 2**20 >= one.memory_bytes), 0)
+        price = costs.prices.per_second.get(memory)
+        total_ms = float(np.mean(one.model_ms) + np.mean(one.overhead_ms))
+        start_ms = float(np.median(one.starts_ms))
+        rows.append(
+            (
+                one.model,
+                one.task.replace("_", " "),
+                _size(one.size_bytes),
+                f"{memory} MB" if memory else f"{one.memory_bytes / 2**20:.0f} MB: too much",
+                _mean_and_p99(one.model_ms),
+                _mean_and_p99(one.overhead_ms),
+                _cold(one),
+                dollars(None if price is None else price * total_ms / 1e3 * 1e6),
+                dollars(None if price is None else price * start_ms / 1e3 * 1e6),
+            )
+        )
+    return Table(
+        "Serverless: cold starts, and single requests over loopback",
+        f"Measured here with `serve all`: {results.base_length} tokens or one image; memory is the smallest size that "
+        f"holds the process. Cost of a million requests by {costs.prices.serverless}'s price a second, of "
+        f"{costs.prices.date}; the last column if each of them were a cold start, from files not in memory to the "
+        "first answer. A platform's own overhead is not in it.",
+        (*theirs.columns, "Cold start median (min to max)", "Cost per 1M", "Cost per 1M cold starts"),
+        rows,
+    )
+
+
+def _best_throughput(results: Results, costs: Costs, theirs: Published) -> Table:
+    rows = []
+    for model in results.models:
+        if found := [one for one in results.at_base_length if one.cell.variant.model == model]:
+            best = max(found, key=lambda one: one.throughput_per_s)
+            rows.append((f"{model}, {_short(best.cell.variant)}", str(best.cell.batch), number(best.throughput_per_s)))
+    return Table(
+        "Throughput with the best batch", f"Measured here, length {results.base_length}.", theirs.columns, rows
+    )
+
+
+def _single_latency(results: Results, costs: Costs, theirs: Published) -> Table:
+    rows = [
+        (
+            f"{one.cell.variant.model}, {_short(one.cell.variant)}",
+            number(one.percentile_ms(50)),
+            number(one.percentile_ms(99)),
+        )
+        for one in results.at_base_length
+        if one.cell.batch == 1 and one.cell.mode == LATENCY
+    ]
+    return Table("Latency with batch 1", f"Measured here, length {results.base_length}.", theirs.columns, rows)
+
+
+def number(value: float) -> str:
+    """Three digits, without an exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+
+
+def _is_bert(variant: Variant) -> bool:
+    return variant.model == "bert-base-uncased"
+
+
+def _first_variant(results: Results, model: str) -> Variant:
+    return next(one.cell.variant for one in results.measured if one.cell.variant.model == model)
+
+
+def _short(variant: Variant) -> str:
+    return f"{variant.backend} {variant.dtype}, {variant.cores} core{'s' if variant.cores > 1 else ''}"
+
+
+def _named(one: CellResult) -> tuple[str, ...]:
+    cell = one.cell
+    variant = cell.variant
+    head = (variant.model, variant.backend, variant.dtype, str(variant.cores), cell.mode)
+    return (*head, str(cell.batch), str(cell.length or "image"))
+
+
+def _per_inference(price: float | None, one: CellResult) -> str:
+    return "price missing" if price is None else f"${price / 3600 / one.throughput_per_s:.7f}"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
+
+
+def _mean_and_p99(values_ms: Sequence[float]) -> str:
+    return f"{number(float(np.mean(values_ms)))} / {number(float(np.percentile(values_ms, 99)))} ms"
+
+
+def _cold(one: ColdStart) -> str:
+    median, low, high = (
+        float(value) / 1e3 for value in (np.median(one.starts_ms), min(one.starts_ms), max(one.starts_ms))
+    )
+    return f"{median:.2f} s ({low:.2f} to {high:.2f})"

@@ -1,0 +1,161 @@
+"""The interface of a cache: a value is found in memory, found in Redis, or computed.
+
+Concurrent callers share one computation (single-flight).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Literal
+
+from neuronpipe.api.v1.inference_pb2 import CacheOutcome
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Unavailable
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.names import Metrics
+from neuronpipe.platform.cache.economics import LookupEconomics
+from neuronpipe.platform.cache.memory import MemoryCache
+from neuronpipe.platform.cache.sealing import ValueCodec, ValueT
+from neuronpipe.platform.cache.settings import CachePolicy, RedisSettings
+
+if TYPE_CHECKING:
+    from neuronpipe.platform.cache.lookups import Lookups
+
+# Looking them up in the enumeration takes microseconds.
+_HIT_MEMORY, _HIT_REDIS, _MISS, _BYPASS = (
+    CacheOutcome.CACHE_OUTCOME_HIT_MEMORY,
+    CacheOutcome.CACHE_OUTCOME_HIT_REDIS,
+    CacheOutcome.CACHE_OUTCOME_MISS,
+    CacheOutcome.CACHE_OUTCOME_BYPASS,
+)
+
+Kind = Literal["tokens", "pixels", "results"]
+
+
+@dataclass(frozen=True, slots=True)
+class TimedValue(Generic[ValueT]):
+    """A value, how long it took to compute, and for how much of that time it blocked the event loop, in seconds."""
+
+    value: ValueT
+    seconds: float
+    blocked_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome(Generic[ValueT]):
+    """The outcome of a computation that others wait for: a value, an error that holds for them too, or neither."""
+
+    value: ValueT | None = None
+    error: NeuronpipeError | None = None
+
+
+def name_of(kind: Kind, key: bytes) -> bytes:
+    """A key's name in Redis, without the prefix."""
+    return kind.encode() + b":" + key
+
+
+class Cache(Generic[ValueT]):
+    """Values in memory and, where a URL is set, in Redis. Create and close it in the same running event loop.
+
+    All callers get the same object, so a value must be immutable, and never None.
+    """
+
+    def __init__(
+        self, kind: Kind, memory_bytes: int, redis: RedisSettings, policy: CachePolicy, codec: ValueCodec[ValueT]
+    ) -> None:
+        self._kind: Kind = kind
+        self._memory: MemoryCache[ValueT] = MemoryCache(memory_bytes, codec.size_bytes)
+        self._computing: dict[tuple[bytes, bool], asyncio.Future[_Outcome[ValueT]]] = {}
+        self._worth = LookupEconomics()
+        self._lookups = _lookups(redis, policy, self._worth, codec) if redis.redis_url and policy != "never" else None
+
+    def report(self, meters: Meters) -> None:
+        """Adds the memory in use and the state of Redis to the metrics."""
+        meters.gauge(Metrics.CACHE_BYTES, lambda: self._memory.size_bytes, self._kind)
+        if lookups := self._lookups:
+            meters.gauge(Metrics.CACHE_REDIS, lambda: not lookups.is_away, self._kind)
+
+    async def get(
+        self,
+        key: bytes,
+        size: int,
+        compute: Callable[[], Awaitable[TimedValue[ValueT]]],
+        *,
+        refresh: bool = False,
+        is_bulk: bool = False,
+    ) -> tuple[ValueT, "CacheOutcome.ValueType"]:
+        """The value of a key, and where it came from. It is computed if it is not cached.
+
+        `size` is a measure of the input that the time to compute grows with. `refresh` always computes, and replaces
+        the cached value. Interactive and bulk requests do not wait for each other's computations, because bulk work may
+        be delayed.
+
+        Raises what `compute` raises. Callers who wait for the same value get the error too if it holds for them:
+        invalid input, or a stage that is unavailable. After any other error, such as this caller's deadline, they
+        compute the value themselves.
+        """
+        key = name_of(self._kind, key)
+        while not refresh:
+            if (value := self._memory.get(key)) is not None:
+                return value, _HIT_MEMORY
+            if (computing := self._computing.get((key, is_bulk))) is None:
+                break
+            # Shielded: a caller who leaves must not cancel the computation for the others.
+            outcome = await asyncio.shield(computing)
+            if outcome.error:
+                raise outcome.error
+            if outcome.value is not None:
+                return outcome.value, _HIT_MEMORY
+        return await self._find_or_compute((key, is_bulk), size, compute, refresh=refresh)
+
+    async def _find_or_compute(
+        self,
+        flight: tuple[bytes, bool],
+        size: int,
+        compute: Callable[[], Awaitable[TimedValue[ValueT]]],
+        *,
+        refresh: bool,
+    ) -> tuple[ValueT, "CacheOutcome.ValueType"]:
+        key = flight[0]
+        computing: asyncio.Future[_Outcome[ValueT]] = asyncio.get_running_loop().create_future()
+        # Replaces an older computation, whose value is then not kept.
+        self._computing[flight] = computing
+        known: _Outcome[ValueT] = _Outcome()
+        try:
+            value, outcome, was_asked = None, _MISS, False
+            if self._lookups and not refresh:
+                value, was_asked = await self._lookups.find(key, size)
+                outcome = _HIT_REDIS if value is not None else _MISS if was_asked else _BYPASS
+            if value is None:
+                timed = await compute()
+                value = timed.value
+                self._worth.computed(size, timed.seconds, timed.blocked_s)
+                if self._lookups and self._computing.get(flight) is computing:
+                    self._lookups.store(key, value, is_wanted=was_asked or refresh)
+            if self._computing.get(flight) is computing:
+                self._memory.put(key, value)
+            known = _Outcome(value)
+            return value, outcome
+        except (InvalidInput, Unavailable) as error:
+            known = _Outcome(error=error)
+            raise
+        finally:
+            if self._computing.get(flight) is computing:
+                del self._computing[flight]
+            computing.set_result(known)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._lookups:
+            await self._lookups.close()
+
+
+def _lookups(
+    settings: RedisSettings, policy: CachePolicy, worth: LookupEconomics, codec: ValueCodec[ValueT]
+) -> "Lookups[ValueT]":
+    # Imported here, since redis-py takes 0.1 s to import and most processes do not need it.
+    from neuronpipe.platform.cache.lookups import Lookups
+    from neuronpipe.platform.cache.remote import Remote
+
+    timeout_s, connections = settings.redis_timeout_ms / 1000, settings.redis_connections
+    remote = Remote(settings.redis_url, prefix=settings.redis_prefix, timeout_s=timeout_s, connections=connections)
+    return Lookups(remote, policy, worth, codec, ttl_s=settings.redis_ttl_s, connections=connections)

@@ -1,0 +1,273 @@
+"""Look-ups in Redis for a cache: batched, only where they save time, and not at all while Redis fails."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from neuronpipe.core.logs import log, log_fault, log_warning
+from neuronpipe.platform.cache.breaker import Breaker
+from neuronpipe.platform.cache.economics import LookupEconomics
+from neuronpipe.platform.cache.remote import Remote, RemoteError
+from neuronpipe.platform.cache.sealing import ValueCodec, ValueT, unseal
+from neuronpipe.platform.cache.settings import CachePolicy
+from neuronpipe.platform.cache.unstored import Unstored
+
+# Values in one MGET, and in one pipeline of SETs.
+_MAX_VALUES = 256
+# How often, and how many times, a look-up is measured while the cache is used, and how many missing keys the larger
+# measurement asks for.
+_MEASURE_EVERY_S, _MEASUREMENTS, _MEASURED_VALUES = 2.0, 3, 32
+# No request waits for a probe, which may have to connect.
+_PROBE_LIMIT_S = 1.0
+# One key in so many is looked up in the background even where it does not pay, so that the hit rate stays known. The
+# choice depends on the key alone, so that all processes look up and store the same ones.
+_SAMPLED_ONE_IN = 64
+_SAMPLE_EVERY_S = 0.02
+# Pause after Redis refused to store. It is full or read-only, and can still be read.
+_NO_STORING_S = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Wanted(Generic[ValueT]):
+    key: bytes
+    size: int
+    # The value, or None; whether Redis was asked.
+    answer: "asyncio.Future[tuple[ValueT | None, bool]]"
+
+
+class Lookups(Generic[ValueT]):
+    """One process's use of Redis for one cache. Create and close it in the same running event loop."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        policy: CachePolicy,
+        worth: LookupEconomics,
+        codec: ValueCodec[ValueT],
+        *,
+        ttl_s: int,
+        connections: int,
+    ) -> None:
+        self._remote = remote
+        self._codec = codec
+        self._policy = policy
+        self._worth = worth
+        self._ttl_s = ttl_s
+        # One connection stores, one measures, one samples.
+        self._max_asking = connections - 3
+        self._asking = 0
+        self._is_sampling = self._is_closed = False
+        self._unanswered: set[_Wanted[ValueT]] = set()
+        self.breaker = Breaker()
+        self._wanted: list[_Wanted[ValueT]] = []
+        self._unstored = Unstored(codec)
+        self._store_again_s = 0.0
+        self._sample_again_s = 0.0
+        self._is_storing = False
+        self._is_used, self._has_failed = asyncio.Event(), asyncio.Event()
+        self._is_reported = self._is_reached = self._is_fault_logged = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._start(self._watch())
+
+    @property
+    def is_away(self) -> bool:
+        """Whether Redis was asked and does not answer."""
+        return self._is_reported and not self.breaker.is_closed
+
+    async def find(self, key: bytes, size: int) -> tuple[ValueT | None, bool]:
+        """The value of a key, if Redis has it, and whether Redis was asked.
+
+        All keys of one pass of the event loop are looked up together.
+        """
+        self._is_used.set()
+        if not self.breaker.is_closed or self._is_closed:
+            return None, False
+        loop = asyncio.get_running_loop()
+        wanted = _Wanted(key, size, loop.create_future())
+        if not self._wanted:
+            loop.call_soon(self._ask)
+        self._wanted.append(wanted)
+        self._unanswered.add(wanted)
+        return await wanted.answer
+
+    def store(self, key: bytes, value: ValueT, *, is_wanted: bool) -> None:
+        """Stores a value soon, in the background, if it is wanted or if its key is one of the sampled ones."""
+        self._is_used.set()
+        if (
+            not self.breaker.is_closed
+            or self._is_closed
+            or time.monotonic() < self._store_again_s
+            or not (is_wanted or _is_sample(key))
+        ):
+            return
+        self._unstored.add(key, value)
+        if not self._is_storing:
+            self._is_storing = True
+            self._start(self._store())
+
+    async def close(self) -> None:
+        """Cancels what is in flight, releases the waiting callers, and closes the connections."""
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for wanted in list(self._unanswered):
+            self._answer(wanted, None, was_asked=False)
+        with contextlib.suppress(Exception):  # the connection is broken already
+            await self._remote.close()
+
+    def _ask(self) -> None:
+        wanted, self._wanted = self._wanted[:_MAX_VALUES], self._wanted[_MAX_VALUES:]
+        if self._wanted:
+            asyncio.get_running_loop().call_soon(self._ask)
+        chosen = self._choose(wanted)
+        if chosen:
+            self._asking += 1
+            self._start(self._look_up(chosen))
+        are_chosen = set(chosen)
+        others = [one for one in wanted if one not in are_chosen]
+        for one in others:
+            self._answer(one, None, was_asked=False)
+        self._sample(others)
+
+    def _choose(self, wanted: list[_Wanted[ValueT]]) -> list[_Wanted[ValueT]]:
+        if self._is_closed or not self.breaker.is_closed or self._asking >= self._max_asking:
+            return []
+        if self._policy == "always":
+            return wanted
+        choices = self._worth.choose([one.size for one in wanted])
+        return [one for one, is_chosen in zip(wanted, choices, strict=True) if is_chosen]
+
+    async def _look_up(self, wanted: list[_Wanted[ValueT]]) -> None:
+        values: list[ValueT | None] = [None] * len(wanted)
+        try:
+            values = await self._get(wanted)
+        except RemoteError as error:
+            self._fail(error)
+        finally:
+            self._asking -= 1
+            for one, value in zip(wanted, values, strict=True):
+                self._answer(one, value, was_asked=True)
+
+    def _answer(self, wanted: _Wanted[ValueT], value: ValueT | None, *, was_asked: bool) -> None:
+        self._unanswered.discard(wanted)
+        if not wanted.answer.done():  # else the caller has left
+            wanted.answer.set_result((value, was_asked))
+
+    def _sample(self, others: list[_Wanted[ValueT]]) -> None:
+        now_s = time.monotonic()
+        if (
+            self._policy != "auto"
+            or self._is_sampling
+            or now_s < self._sample_again_s
+            or not self.breaker.is_closed
+            or self._is_closed
+        ):
+            return
+        sample = [one for one in others if _is_sample(one.key) and self._worth.could_save(one.size)]
+        if sample:
+            self._sample_again_s = now_s + _SAMPLE_EVERY_S
+            self._is_sampling = True
+            self._start(self._look_up_in_background(sample))
+
+    async def _look_up_in_background(self, sample: list[_Wanted[ValueT]]) -> None:
+        try:
+            await self._get(sample, is_timed=False)
+        except RemoteError as error:
+            self._fail(error)
+        finally:
+            self._is_sampling = False
+
+    async def _get(self, wanted: list[_Wanted[ValueT]], *, is_timed: bool = True) -> list[ValueT | None]:
+        values = (
+            await self._timed_get([one.key for one in wanted])
+            if is_timed
+            else await self._remote.get([one.key for one in wanted])
+        )
+        sealed = [None if value is None else unseal(one.key, value) for one, value in zip(wanted, values, strict=True)]
+        for one, payload in zip(wanted, sealed, strict=True):
+            self._worth.found(one.size, is_hit=payload is not None)
+        return [None if payload is None else self._codec.unpack(payload) for payload in sealed]
+
+    async def _timed_get(self, keys: list[bytes]) -> list[bytes | None]:
+        began_s, blocked_s = time.perf_counter(), self._worth.blocked_s
+        values = await self._remote.get(keys)
+        # Time in which the event loop computed meanwhile is not part of the look-up.
+        self._worth.looked_up(len(keys), time.perf_counter() - began_s - (self._worth.blocked_s - blocked_s))
+        return values
+
+    async def _store(self) -> None:
+        try:
+            while self._unstored:
+                refused = await self._remote.put(self._unstored.next_sealed(_MAX_VALUES), self._ttl_s)
+                if refused:
+                    if self._store_again_s == 0.0:
+                        log_warning("Redis refuses to store: it is full, or read-only", values=refused)
+                    self._store_again_s = time.monotonic() + _NO_STORING_S
+                    self._unstored.clear()
+                elif self._store_again_s:
+                    self._store_again_s = 0.0
+                    log("Redis stores again")
+        except RemoteError as error:
+            self._fail(error)
+        finally:
+            self._is_storing = False
+
+    async def _watch(self) -> None:
+        """Measures look-ups while the cache is used, and so detects when Redis is back."""
+        while True:
+            await asyncio.sleep(self.breaker.pause_s)
+            await self._is_used.wait()
+            self._is_used.clear()
+            try:
+                await self._measure()
+            except RemoteError as error:
+                self._fail(error)
+                continue
+            except Exception as fault:  # a bug; without this task Redis would never be used again
+                if not self._is_fault_logged:
+                    self._is_fault_logged = True
+                    log_fault("measuring Redis failed; it is tried again", fault)
+                self._fail(RemoteError(type(fault).__name__))
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_MEASURE_EVERY_S):
+                    await self._has_failed.wait()
+            self._has_failed.clear()
+
+    async def _measure(self) -> None:
+        if not self.breaker.is_closed:
+            await self._remote.get([b"-"], limit_s=_PROBE_LIMIT_S)
+            await self._remote.get([b"-%d" % index for index in range(_MEASURED_VALUES)])
+            self.breaker.close()
+            if not self._is_reached:
+                self._is_reached = True
+                log("Redis reached")
+        for _ in range(_MEASUREMENTS):
+            await self._timed_get([b"-"])
+            await self._timed_get([b"-%d" % index for index in range(_MEASURED_VALUES)])
+
+    def _fail(self, error: RemoteError) -> None:
+        # One log line for a loss, however often Redis comes and goes before it is stable again.
+        if self.breaker.open() or not self._is_reported:
+            self._is_reported, self._is_reached = True, False
+            log_warning("no answer from Redis; requests go on without it", reason=str(error))
+        self._has_failed.set()
+        self._unstored.clear()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()):  # a bug, which costs a look-up and fails no request
+            log_fault("the cache failed", fault)
+
+
+def _is_sample(key: bytes) -> bool:
+    return key[-1] % _SAMPLED_ONE_IN == 0

@@ -1,0 +1,228 @@
+"""Counts and limits the calls in flight in one process, over all of its doors, and refuses calls while it drains."""
+
+import asyncio
+import heapq
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded, Unavailable
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.names import Metrics
+from neuronpipe.platform.process.caller_waits import CallerWaits
+from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
+
+# Last resort behind the gateway's admission control and the executor's queues: calls in one process, of all services.
+MAX_CALLS = 4096
+# The limit for reads that have just begun. Further messages stay unread, and flow control holds them back. Otherwise
+# each could deliver a message of any size before the event loop checks again.
+_MAX_NEW_READS = 8
+# A message that has not arrived after the first time is large, or its sender is slow. From then on it claims a part of
+# the budget. The claim doubles with the time, up to the largest message after the second time. So a small message that
+# arrives slowly claims little.
+_QUICK_S = 0.005
+_FULL_CLAIM_S = 0.64
+# Of all calls, those that may wait for their callers in one way, so that the others find room.
+_MAX_WAITS = MAX_CALLS // 2
+# While draining, this time without a new call means that callers know that the process stops.
+_QUIET_S = 0.1
+
+T = TypeVar("T")
+
+
+class _Reading(Claim):
+    """A message while it is received."""
+
+    __slots__ = ("is_new", "taken_s")
+
+    def __init__(self, connection: str, refuse: Callable[[NeuronpipeError], None]) -> None:
+        super().__init__(connection, refuse)
+        self.is_new = True
+        # As of the last check. Time by which the event loop was late does not count.
+        self.taken_s = 0.0
+
+
+class InFlight:
+    """Counts calls (as a context manager), and the messages that are being received.
+
+    So a process can wait for its calls to end.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        max_message_bytes: int,
+        max_receiving_bytes: int,
+        max_calls: int = MAX_CALLS,
+        *,
+        max_receive_s: float = 60.0,
+        meters: Meters | None = None,
+    ) -> None:
+        self.count = 0
+        self.meters = meters or Meters()
+        self._max_receive_s = max_receive_s
+        self._arrivals = self.caller_waits("max_receive_s", max_receive_s)
+        # Called before a call's message is read, with the seconds left until its deadline; raises Overloaded.
+        self.check_room: Callable[[float | None], None] = lambda remaining_s: None
+        self._service = service
+        self._max_calls = max_calls
+        self._max_message_bytes = max_message_bytes
+        self.budget = ReceivingBudget(max_message_bytes, max_receiving_bytes)
+        self._new_reads = 0
+        self._waiting_reads: deque[asyncio.Future[None]] = deque()
+        # Messages that are being received, by the time of their next check. Those that have ended stay until then.
+        self._due: list[tuple[float, int, _Reading]] = []
+        self._numbers = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._look_at_s = math.inf
+        self._is_draining = False
+        self._came = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._idle_since_s = time.monotonic()
+
+    def __enter__(self) -> None:
+        """Counts a call until the block ends. Raises Unavailable while the process drains, Overloaded at the limit."""
+        self._came += 1
+        if self._is_draining:
+            raise self.stopping()
+        if self.count >= self._max_calls:
+            raise Overloaded(
+                f"{self.count} calls in flight, the {self._service} service takes {self._max_calls}", retry_after_s=1
+            )
+        self.count += 1
+        self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if not self.count:
+            self._idle.set()
+            self._idle_since_s = time.monotonic()
+
+    def caller_waits(self, setting: str, limit_s: float) -> CallerWaits:
+        """What waits for callers in one way, which the setting of this name limits."""
+        return CallerWaits(limit_s, _MAX_WAITS, self.meters.counter(Metrics.CALLS_ENDED, setting))
+
+    async def receive(
+        self, connection: str, read: Callable[[], Awaitable[T]], refuse: Callable[[NeuronpipeError], None]
+    ) -> T:
+        """Reads the message of a call.
+
+        If it takes long and the budget has no room for it, `refuse` is called, which must end the read.
+        """
+
+        def end(is_late: bool) -> None:
+            refuse(self.waited(is_late, f"the message took longer than {self._max_receive_s:g} s, the limit"))
+
+        await self._begin_read()
+        reading = _Reading(connection, refuse)
+        self._look_at(reading, time.monotonic() + _QUICK_S)
+        arrival = self._arrivals.begin(end)
+        try:
+            return await read()
+        finally:
+            self._arrivals.done(arrival)
+            self.budget.end(reading)
+            if reading.is_new:
+                self._end_new_read()
+
+    async def _begin_read(self) -> None:
+        """Waits until a read may begin.
+
+        asyncio.Semaphore would search all waiting reads when one leaves: under overload, these are thousands.
+        """
+        if self._new_reads < _MAX_NEW_READS:
+            self._new_reads += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting_reads.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self._end_new_read()
+            raise
+
+    def _end_new_read(self) -> None:
+        while self._waiting_reads:
+            turn = self._waiting_reads.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._new_reads -= 1
+
+    def _look_at(self, reading: "_Reading", at_s: float) -> None:
+        heapq.heappush(self._due, (at_s, next(self._numbers), reading))
+        if at_s < self._look_at_s:
+            self._set_timer(at_s)
+
+    def _set_timer(self, at_s: float) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._look_at_s = at_s
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - time.monotonic()), self._look)
+
+    def _look(self) -> None:
+        """Lets messages that have not arrived yet claim their part of the budget.
+
+        One timer serves all of them, because hardly any message takes long enough.
+        """
+        self._timer, self._look_at_s = None, math.inf
+        now_s = time.monotonic()
+        while self._due and (self._due[0][0] <= now_s or self._due[0][2].has_ended):
+            reading = heapq.heappop(self._due)[2]
+            if not reading.has_ended:
+                self._claim(reading, now_s)
+        if self._due and self._due[0][0] < self._look_at_s:
+            self._set_timer(self._due[0][0])
+
+    def _claim(self, reading: "_Reading", now_s: float) -> None:
+        """Claims the memory for a message that has not arrived yet, which may be refused for that."""
+        if reading.is_new:
+            reading.is_new = False
+            self._end_new_read()
+        reading.taken_s = 2 * reading.taken_s or _QUICK_S
+        self._look_at(reading, now_s + reading.taken_s)
+        self.budget.grow(reading, int(self._max_message_bytes * min(1.0, reading.taken_s / _FULL_CLAIM_S)))
+
+    def drain(self) -> None:
+        """Refuses new calls from now on."""
+        self._is_draining = True
+
+    async def wait_until_idle(self, limit_s: float) -> None:
+        """Returns once no call is in flight, and after `limit_s` in any case."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return
+
+    async def wait_until_unused(self, idle_s: float) -> None:
+        """Returns once no call has been in flight for so many seconds."""
+        while self.count or (left_s := self._idle_since_s + idle_s - time.monotonic()) > 0:
+            await (self._idle.wait() if self.count else asyncio.sleep(left_s))
+
+    async def wait_until_quiet(self, limit_s: float) -> None:
+        """Returns once no new call has come for a moment, and after `limit_s` in any case."""
+        end_s = time.monotonic() + limit_s
+        came = -1
+        while came != self._came and (left_s := end_s - time.monotonic()) > 0:
+            came = self._came
+            await asyncio.sleep(min(_QUIET_S, left_s))
+
+    def waited(self, is_late: bool, late: str) -> NeuronpipeError:
+        """The error of a call that waited for its caller for too long, as `late` says, or while too many others did."""
+        if is_late:
+            return DeadlineExceeded(late)
+        return Overloaded(f"{_MAX_WAITS} calls wait for their callers, the limit", retry_after_s=1)
+
+    def stopping(self) -> Unavailable:
+        """The error of calls, and of reads from streams, while the process drains."""
+        return Unavailable(f"the {self._service} service is stopping")
+
+    def starting(self) -> Unavailable:
+        """The error of calls while the process loads."""
+        return Unavailable(f"the {self._service} service is starting")

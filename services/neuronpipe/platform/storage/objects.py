@@ -1,0 +1,134 @@
+"""Reads and writes objects. S3 by obstore, files by Python. No other file imports obstore.
+
+Credentials and endpoints of S3 are AWS's variables (AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL, …), or those of
+the machine, the container or the pod that it runs in.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neuronpipe.core.files import replace_file
+from neuronpipe.platform.storage.uris import ObjectUri
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+
+class StorageError(Exception):
+    """An object cannot be read or written. `is_lasting`: trying again would not help."""
+
+    def __init__(self, problem: str, *, is_lasting: bool) -> None:
+        super().__init__(problem)
+        self.is_lasting = is_lasting
+
+
+class Storage:
+    """Objects of all schemes. Its methods block; they may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, S3Store] = {}
+
+    def read(self, uri: ObjectUri, max_bytes: int) -> bytes:
+        """The content of an object. Raises StorageError, also for one of more than `max_bytes`."""
+        data = self._read_bucket(uri, max_bytes) if uri.bucket else _read_file(Path(uri.path), max_bytes)
+        if len(data) > max_bytes:
+            raise _too_large(max_bytes)
+        return data
+
+    def write(self, uri: ObjectUri, data: bytes) -> None:
+        """Replaces an object: others see the old content or the whole new one. Raises StorageError."""
+        if uri.bucket:
+            self._write_bucket(uri, data)
+        else:
+            _write_file(Path(uri.path), data)
+
+    def _read_bucket(self, uri: ObjectUri, max_bytes: int) -> bytes:
+        with bucket_failures():
+            found = self._bucket(uri.bucket).get(uri.path)
+            if found.meta["size"] > max_bytes:
+                raise _too_large(max_bytes)
+            return bytes(found.bytes())
+
+    def _write_bucket(self, uri: ObjectUri, data: bytes) -> None:
+        with bucket_failures():
+            self._bucket(uri.bucket).put(uri.path, data)
+
+    def _bucket(self, name: str) -> "S3Store":
+        if name not in self._buckets:
+            self._buckets[name] = open_bucket(name)
+        return self._buckets[name]
+
+
+def open_bucket(name: str, endpoint: str = "", retries: int = 10) -> "S3Store":
+    """A bucket of S3. `endpoint`: URL of the object store; empty: as AWS's variables say. `retries`: of a request."""
+    from obstore.store import S3Store
+
+    return S3Store.from_url(
+        f"s3://{name}",
+        config={"endpoint": endpoint} if endpoint else {},
+        # Given options take the place of those of AWS's variables, so none is given where none is needed.
+        client_options={"allow_http": True} if endpoint.startswith("http://") else None,
+        retry_config={"max_retries": retries, "retry_timeout": timedelta(minutes=3)},
+    )
+
+
+def is_not_modified(error: StorageError) -> bool:
+    """Whether a read was refused because the object has the given ETag."""
+    from obstore.exceptions import NotModifiedError
+
+    return isinstance(error.__cause__, NotModifiedError)
+
+
+def is_other_writer(error: StorageError) -> bool:
+    """Whether a write was refused because the object is not as it was expected to be."""
+    from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
+
+    return isinstance(error.__cause__, AlreadyExistsError | NotFoundError | PreconditionError)
+
+
+@contextmanager
+def bucket_failures() -> Iterator[None]:
+    """Raises StorageError for what obstore raises in the block."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        raise _failed(error) from error
+
+
+def _read_file(path: Path, max_bytes: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(max_bytes + 1)
+    except OSError as error:
+        raise _failed(error) from error
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, data)
+    except OSError as error:
+        raise _failed(error) from error
+
+
+def _failed(error: Exception) -> StorageError:
+    """Without the words of others, which may hold more than callers should see."""
+    if isinstance(error, FileNotFoundError):
+        return StorageError("is not there", is_lasting=True)
+    if isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError):
+        return StorageError("cannot be used: it is no file, or access is denied", is_lasting=True)
+    if isinstance(error, OSError) and error.strerror:
+        return StorageError(f"cannot be used: {error.strerror}", is_lasting=False)
+    kind = type(error).__name__
+    if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        return StorageError("access is denied", is_lasting=True)
+    return StorageError(f"the object store does not answer as it should ({kind})", is_lasting=False)
+
+
+def _too_large(max_bytes: int) -> StorageError:
+    return StorageError(f"is larger than {max_bytes} bytes, the limit", is_lasting=True)

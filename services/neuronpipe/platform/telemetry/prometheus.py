@@ -1,0 +1,155 @@
+"""Serves metrics on a port, in Prometheus' text format or in OpenMetrics (with exemplars), as the scraper asks."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.metrics import Family, Histogram, Meters
+from neuronpipe.core.names import Instrument
+from neuronpipe.platform.tls.server import ServerTls
+
+# For the handshake and the request.
+_CONNECTION_LIMIT_S = 30
+
+
+def prometheus_name(instrument: Instrument) -> str:
+    """A metric's Prometheus name by OpenTelemetry's rules. On the page, counters also end in `_total`."""
+    return instrument.name.replace(".", "_") + ("_seconds" if instrument.unit == "s" else "")
+
+
+def series_names(instrument: Instrument) -> list[str]:
+    """The names of a metric's series on the page."""
+    suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_count", "_sum"]}
+    return [prometheus_name(instrument) + suffix for suffix in suffixes[instrument.kind]]
+
+
+class MeterCollector(Collector):
+    """Collects the metrics for a scrape."""
+
+    def __init__(self, meters: Meters) -> None:
+        self._meters = meters
+
+    def collect(self) -> Iterable[Metric]:
+        return map(_metric, self._meters.families())
+
+
+class MetricsPort:
+    """An HTTP server for Prometheus, in a thread."""
+
+    def __init__(
+        self,
+        listen: str,
+        meters: Meters,
+        tls: ServerTls | None = None,
+        may_read: Callable[[str], bool] = lambda authorization: True,
+    ) -> None:
+        """`may_read`: whether a scraper may that shows this `authorization`. Raises SetupError for an address that
+        cannot be listened on.
+        """
+        host, _, port = listen.rpartition(":")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        kind = type("_Port", (_Server,), {"address_family": family, "tls": tls})
+        self._server: WSGIServer
+        try:
+            app = _guarded(make_wsgi_app(_registry(meters)), may_read)
+            self._server = make_server(host.strip("[]"), int(port), app, kind, _Scrape)
+        except OSError as error:
+            raise SetupError(f"cannot listen on {listen} for metrics: {error.strerror}") from error
+        self.address = f"{host}:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def write_page(meters: Meters, accept: str) -> tuple[bytes, str]:
+    """The page that the port shows to a scraper who accepts this, and its media type."""
+    encode, media_type = choose_encoder(accept)
+    return encode(_registry(meters)), media_type
+
+
+def _registry(meters: Meters) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(MeterCollector(meters))
+    return registry
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, so that a handshake holds up nobody else's."""
+
+    daemon_threads = True
+    tls: ServerTls | None = None
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """The next connection; its first read shakes hands."""
+        connection, address = super().get_request()
+        if self.tls:
+            connection = self.tls.context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, address
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Connections fail for reasons of their callers, such as a certificate that they do not trust."""
+
+
+class _Scrape(WSGIRequestHandler):
+    timeout = _CONNECTION_LIMIT_S
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """No line for a request."""
+
+
+def _guarded(app: Any, may_read: Callable[[str], bool]) -> Any:
+    """The WSGI application for those who may read."""
+
+    def answer(environment: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if may_read(environment.get("HTTP_AUTHORIZATION", "")):
+            found: Iterable[bytes] = app(environment, start_response)
+            return found
+        start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer")])
+        return []
+
+    return answer
+
+
+def _metric(family: Family) -> Metric:
+    instrument = family.instrument
+    name, text = prometheus_name(instrument), instrument.text
+    labels = [label.replace(".", "_") for label in instrument.labels]
+    if instrument.kind == "histogram":
+        page = HistogramMetricFamily(name, text, labels=labels)
+        for values, series in family.series.items():
+            assert isinstance(series, Histogram)  # noqa: S101
+            page.add_metric(values, list(_buckets(series, family.divisor)), series.total / family.divisor)
+        return page
+    kind = CounterMetricFamily if instrument.kind == "counter" else GaugeMetricFamily
+    numbers = kind(name, text, labels=labels)
+    for values, series in family.series.items():
+        numbers.add_metric(values, family.number(series))
+    return numbers
+
+
+def _buckets(series: Histogram, divisor: float) -> Iterator[tuple[str, float] | tuple[str, float, Exemplar]]:
+    exemplars = dict(series.exemplars)
+    bounds = [*(f"{bound / divisor:g}" for bound in series.bounds), "+Inf"]
+    for index, (bound, count) in enumerate(zip(bounds, accumulate(list(series.counts)), strict=True)):
+        exemplar = exemplars.get(index)
+        if not exemplar:
+            yield bound, count
+            continue
+        ids = {"trace_id": f"{exemplar.context.trace_id:032x}", "span_id": f"{exemplar.context.span_id:016x}"}
+        yield bound, count, Exemplar(ids, exemplar.value / divisor, exemplar.at_ns / 1e9)

@@ -1,0 +1,154 @@
+"""Front processes: gateway, tokenizer and postprocessor, several times, before the one executor of this process.
+
+They are started, opened together, started again where they die, and drained, as one service. Each is
+`python -m neuronpipe.cli.front` (serve/front.py); its standard input is a socket to this process.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from neuronpipe.core.background import run_beside
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.logs import log, log_warning
+from neuronpipe.serve.metric_sums import FrontMetrics
+from neuronpipe.serve.ports import SharedPort
+
+# The exit code of a process whose settings or bundles are wrong (cli/__init__.py).
+_SETUP_ERROR = 2
+# A message with the metrics of many models.
+_MAX_LINE_BYTES = 64 << 20
+# Between a front process's end and its successor's start: doubled each time, unless it has lived for a while.
+_FIRST_PAUSE_S = 0.1
+_LAST_PAUSE_S = 5.0
+_STEADY_S = 10.0
+# How long front processes get to end once their requests have.
+_END_LIMIT_S = 2.0
+
+
+class Fronts:
+    """The front processes of a service, as the process that starts them sees them."""
+
+    def __init__(self, count: int, settings: Mapping[str, Any], ports: Sequence[SharedPort]) -> None:
+        """`settings`: each one's, as JSON can hold them. `ports`: those that they listen on."""
+        self.metrics = FrontMetrics()
+        self._settings = json.dumps(settings).encode() + b"\n"
+        self._ports = ports
+        self._fronts = [_Front(number) for number in range(1, count + 1)]
+        self._ending = asyncio.Event()
+        self._may_open = asyncio.Event()
+        self._opened = asyncio.Event()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Runs them beside the block, and ends them with it. Raises SetupError where one cannot start by its settings,
+        and RuntimeError where it ends otherwise before all are open.
+        """
+        async with run_beside(*(self._keep(front) for front in self._fronts)):
+            try:
+                yield
+            finally:
+                await self.drain()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_END_LIMIT_S):
+                        for front in self._fronts:
+                            await front.ended.wait()
+
+    async def open(self) -> None:
+        """Has all of them take connections once all have loaded, and returns when they do. Raises SetupError where
+        another service listens on a port.
+        """
+        for front in self._fronts:
+            await front.loaded.wait()
+        for port in self._ports:
+            port.check_unused()
+        self._may_open.set()
+        for front in self._fronts:
+            await front.opened.wait()
+        self._opened.set()
+
+    async def drain(self) -> None:
+        """Tells them to answer what they have, and to end. Their streams to the executor end then, for which
+        platform/process/life.py waits.
+        """
+        self._ending.set()
+        for front in self._fronts:
+            front.terminate()
+
+    async def _keep(self, front: "_Front") -> None:
+        """Starts a front process again whenever it ends."""
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while not self._ending.is_set():
+                began_s = time.monotonic()
+                code = await front.live(self._settings, self._may_open, self._ending, self.metrics)
+                self.metrics.end(front.number)
+                if self._ending.is_set():
+                    break
+                if not self._opened.is_set():
+                    problem = f"front process {front.number} ended with {code} before it could serve"
+                    raise SetupError(problem) if code == _SETUP_ERROR else RuntimeError(problem)
+                has_lived = time.monotonic() - began_s > _STEADY_S
+                pause_s = _FIRST_PAUSE_S if has_lived else min(2 * pause_s, _LAST_PAUSE_S)
+                event = "a front process ended; another takes its place"
+                log_warning(event, front=front.number, code=code, in_s=pause_s)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._ending.wait()
+        finally:
+            front.ended.set()
+
+
+class _Front:
+    """One of them, whichever process it is at the time."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.loaded, self.opened, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+
+    def terminate(self) -> None:
+        """Has its process drain."""
+        if self._process and self._process.returncode is None:
+            self._process.terminate()
+
+    async def live(self, settings: bytes, may_open: asyncio.Event, ending: asyncio.Event, metrics: FrontMetrics) -> int:
+        """One process from its start to its end. Returns its exit code."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # A session of its own: Ctrl-C is for this process, which then drains the others.
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "neuronpipe.cli.front", str(self.number), str(os.getpid())),
+                stdin=theirs.fileno(),
+                start_new_session=True,
+            )
+        process = self._process
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MAX_LINE_BYTES)
+        try:
+            if ending.is_set():
+                process.terminate()
+            writer.write(settings)
+            with suppress(ConnectionError):
+                async for line in reader:
+                    message = json.loads(line)
+                    if message == "loaded":
+                        self.loaded.set()
+                        await may_open.wait()
+                        writer.write(b"open\n")
+                    elif message == "opened":
+                        self.opened.set()
+                        log("a front process is open", front=self.number, pid=process.pid)
+                    else:
+                        metrics.update(self.number, message)
+            return await process.wait()
+        finally:
+            writer.close()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()

@@ -1,0 +1,82 @@
+"""The Neuron runtime of this process. It owns the cores for all models that are loaded on them."""
+
+import functools
+import itertools
+import re
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from neuronpipe.stages.neuron_executor.backends.base import CoreLost
+from neuronpipe.stages.neuron_executor.runtimes.neuron import sdk_words
+
+# NRT status codes after which a core computes no more: 101 EXEC_UNIT_UNRECOVERABLE, 6 HW_ERROR, 1200 to 1206 hardware.
+# Source: nrt_status.rst of aws-neuron/aws-neuron-sdk.
+_FATAL = re.compile(r"status=(?:101|6|120\d)\b|UNRECOVERABLE|NRT_HW_ERROR")
+
+
+class NeuronRuntime:
+    """Loads traces onto cores, and records which cores are lost.
+
+    Cores are counted from 0 within those of this process.
+    """
+
+    def __init__(self) -> None:
+        self._sdk = import_module("torch_neuronx")
+        self.version = str(self._sdk.__version__)
+        # The context that places a model on a core belongs to the process, not to a thread.
+        self._load_lock = threading.Lock()
+        self._lost_lock = threading.Lock()
+        self._lost: dict[int, str] = {}
+        self._turns = itertools.count()
+
+    def load(self, read: Callable[[], Any], core: int) -> Any:
+        """Loads a trace onto one core with `read`, and returns it. Raises what the SDK raises."""
+        with self._load_lock, self._placement("neuron_cores_context")(start_nc=core, nc_count=1):
+            return read()
+
+    def move(self, trace: Any, core: int) -> None:
+        """Puts the states of a trace on its core, where they stay from one execution to the next."""
+        with self._load_lock:
+            self._sdk.move_trace_to_device(trace, core)
+
+    def take_turn(self, cores: int) -> int:
+        """The core for the next model that has one alone."""
+        return next(self._turns) % cores
+
+    def _placement(self, name: str) -> Any:
+        """A placement function, if this release of the SDK has it; before 2.25 it is in `experimental`."""
+        return getattr(self._sdk, name, None) or getattr(self._sdk.experimental, name)
+
+    def check(self, core: int) -> None:
+        """Must be called before each execution of any model. Raises CoreLost."""
+        if core in self._lost:
+            raise self._lost_before(core)
+
+    def lose(self, core: int, error: BaseException) -> CoreLost:
+        """Marks a core as lost for all models, and returns the error to raise.
+
+        If the core was lost already, the batch was only prepared for it.
+        """
+        with self._lost_lock:
+            if core in self._lost:
+                return self._lost_before(core)
+            self._lost[core] = sdk_words(str(error))
+        return CoreLost(f"core {core} was lost: {self._lost[core]}")
+
+    def _lost_before(self, core: int) -> CoreLost:
+        return CoreLost(f"core {core} was lost: {self._lost[core]}", has_begun=False)
+
+    def is_fatal(self, error: BaseException) -> bool:
+        """Whether the text of an error means that the core is lost."""
+        return bool(_FATAL.search(str(error)))
+
+
+@functools.cache
+def neuron_runtime() -> NeuronRuntime:
+    """The runtime of this process.
+
+    The SDK's runtime starts once, reads its environment then, and ends with the process.
+    """
+    return NeuronRuntime()

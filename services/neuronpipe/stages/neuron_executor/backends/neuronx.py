@@ -1,0 +1,179 @@
+"""AWS Neuron: a replica of the model on each NeuronCore, or a part of one, and a trace for each bucket."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from neuronpipe.bundles.buckets import Bucket, BucketPlan, bucket_inputs, cut_bucket, fill_bucket
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.stages.neuron_executor.backends.base import (
+    BackendError,
+    BackendRequest,
+    Finish,
+    Prepare,
+    ResultT,
+)
+from neuronpipe.stages.neuron_executor.backends.neuron_runtime import neuron_runtime
+from neuronpipe.stages.neuron_executor.backends.neuronx_traces import check_versions, load_trace
+from neuronpipe.stages.neuron_executor.backends.part_turns import PartTurns
+from neuronpipe.stages.neuron_executor.backends.shapes import check_shapes
+from neuronpipe.stages.neuron_executor.runtimes.neuron import core_count
+from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN, check_parts, part_names
+
+
+class NeuronxBackend:
+    """See Backend. A core has one execution at a time.
+
+    With two batches in flight, the next one waits in the runtime with its inputs prepared.
+    """
+
+    def __init__(self, request: BackendRequest) -> None:
+        self._name = request.spec.name
+        self._inputs, self._image = request.spec.inputs, request.spec.image
+        self._outputs = [output.name for output in request.spec.outputs]
+        self._per_token = {output.name for output in request.spec.outputs if output.axes[:1] == ("tokens",)}
+        self._pad_token_id = request.spec.pad_token_id
+        self._vocabulary_size = request.spec.vocabulary_size
+        self.in_flight = request.in_flight
+        self.buckets = BucketPlan(request.buckets)
+        self._runtime = neuron_runtime()
+        check_versions(request.spec.name, request.versions)
+        self.cores = core_count(request.cores)
+        parts = request.pipeline_cores
+        check_parts(self._name, parts, self.cores, leaves_none=True)
+        self._turns = PartTurns(self._name, parts, self.cores)
+        files = {path.name: path for path in request.files}
+        names = {bucket: part_names(str(bucket), parts) for bucket in self.buckets.buckets}
+        # For each bucket, the inputs of each part.
+        self._part_inputs = {
+            bucket: [self._read_inputs(bucket, name, files) for name in names[bucket]] for bucket in names
+        }
+        # On each core a model for each bucket, or a part of it.
+        self._loaded = [
+            {bucket: load_trace(files[f"{names[bucket][core % parts]}.pt"], core) for bucket in names}
+            for core in range(self.cores)
+        ]
+        self._threads = ThreadPoolExecutor(
+            max_workers=self.cores * self.in_flight, thread_name_prefix=f"core-{self._name}"
+        )
+
+    def _read_inputs(self, bucket: Bucket, name: str, files: dict[str, Path]) -> dict[str, list[int]]:
+        """The shapes of a trace's inputs, in order."""
+        try:
+            stamp = json.loads(files[f"{name}.json"].read_text())
+            described = {one["name"]: one["shape"] for one in stamp["inputs"]}
+        except (KeyError, TypeError, ValueError) as error:
+            raise SetupError(
+                f"model {self._name!r}: its neuronx artefact lacks the bucket {bucket}; compile it again"
+            ) from error
+        expected = {one: shape for one, (shape, _) in bucket_inputs(self._inputs, bucket, self._image).items()}
+        if self._turns.parts > 1:
+            expected = {one: expected.get(one, described[HIDDEN] if one == HIDDEN else []) for one in described}
+        if f"{name}.pt" not in files or list(described.items()) != list(expected.items()):
+            raise SetupError(
+                f"model {self._name!r}: the bucket {bucket} was compiled for other inputs than the model's; "
+                "compile it again"
+            )
+        return described
+
+    @property
+    def part_ns(self) -> Sequence[int]:
+        return self._turns.part_ns
+
+    def round_tokens(self, tokens: int) -> int:
+        return self.buckets.round_tokens(tokens)
+
+    async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: finish(self._compute(core, prepare()))
+        )
+
+    def _compute(self, core: int, inputs: Arrays) -> dict[str, Array]:
+        check_shapes(inputs)
+        shape = next(iter(inputs.values())).shape
+        rows, tokens = shape[0], self._image.tokens if self._image else shape[1]
+        bucket = self.buckets.find(rows, tokens)
+        if bucket is None:
+            raise BackendError(
+                f"no bucket holds {rows} x {tokens} tokens; there are: {', '.join(map(str, self.buckets.buckets))}"
+            )
+        filled = fill_bucket(inputs, bucket, self._pad_token_id)
+        values = {name: torch.from_numpy(filled[name]) for name in self._inputs}
+        cores = self._turns.cores_of(core)
+        outputs: tuple[torch.Tensor, ...] = ()
+        for one, names in zip(cores, self._part_inputs[bucket], strict=True):
+            with self._turns.take(one):
+                self._runtime.check(one)
+                # By position: a trace knows no names.
+                outputs = self._execute(one, bucket, tuple(values[name] for name in names))
+            values[HIDDEN] = outputs[0]
+        arrays = {name: output.float().numpy() for name, output in zip(self._outputs, outputs, strict=True)}
+        return {
+            name: array[:, :tokens] if name in self._per_token else array
+            for name, array in cut_bucket(arrays, rows).items()
+        }
+
+    def _execute(self, core: int, bucket: Bucket, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        try:
+            outputs: tuple[torch.Tensor, ...] = self._loaded[core][bucket](*tensors)
+            return outputs
+        except (RuntimeError, ValueError) as error:
+            if self._runtime.is_fatal(error) or not self._is_well(core):
+                raise self._runtime.lose(core, error) from error
+            raise BackendError(f"core {core} could not compute a batch of the bucket {bucket}") from error
+
+    def _is_well(self, core: int) -> bool:
+        """Whether a core still computes a batch that it has computed before.
+
+        This tells a bad batch from a bad core after a failure.
+        """
+        bucket = self.buckets.buckets[0]
+        values = {"input_ids": self._pad_token_id, "attention_mask": 1}
+        try:
+            self._loaded[core][bucket](*self._example(core, bucket, values))
+        except (RuntimeError, ValueError):
+            return False
+        return True
+
+    def _example(self, core: int, bucket: Bucket, values: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
+        """Inputs that hold one value each, by name, or else 0."""
+        dtypes = {name: dtype for name, (_, dtype) in bucket_inputs(self._inputs, bucket, self._image).items()}
+        shapes = self._part_inputs[bucket][core % self._turns.parts]
+        return tuple(
+            torch.full(shape, values.get(name, 0), dtype=getattr(torch, dtypes.get(name, "float32")))
+            for name, shape in shapes.items()
+        )
+
+    def error_texts(self) -> dict[str, str]:
+        """The SDK's error texts for inputs that break its contract, for the acceptance report.
+
+        The SDK's documents do not have all of these texts.
+        """
+        bucket = self.buckets.buckets[0]
+        good = self._example(0, bucket, dict.fromkeys(self._inputs, 1))
+        tried = {
+            "another shape": tuple(tensor[:, 1:] for tensor in good),
+            "another dtype": tuple(tensor.int() for tensor in good),
+            "an input too few": good[1:],
+        }
+        if self._image is None:
+            beyond = torch.full_like(good[0], self._vocabulary_size)
+            tried["a token id beyond the vocabulary"] = (beyond, *good[1:])
+        texts = {}
+        for name, tensors in tried.items():
+            try:
+                self._loaded[0][bucket](*tensors)
+                texts[name] = "NOT REFUSED"
+            except Exception as error:  # the report has to say which error it is
+                texts[name] = f"{type(error).__name__}: {error}"
+        return texts
+
+    def close(self) -> None:
+        """See Backend. The device keeps the models until the process ends, because the SDK does."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._loaded.clear()

@@ -1,0 +1,164 @@
+"""Records metrics of a generating model's steps and texts, and spans of those of sampled requests."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.names import Attributes, Events, Metrics, Spans
+from neuronpipe.core.tracing import AttributeValue, Event, Link, Span, SpanContext, event_of
+from neuronpipe.stages.neuron_executor.generation.planner import Sequence
+from neuronpipe.stages.neuron_executor.runtimes.decoder import Run
+
+_FAILED = "failed"
+# A text may take thousands of steps.
+_LINKED_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A step: its rows, their tokens, and those of sampled texts to which its span has links, each with its row and its
+    tokens. Times on time.monotonic_ns().
+    """
+
+    began_ns: int
+    rows: int
+    tokens: int
+    linked: list[tuple[Sequence, int, int]]
+    ended_ns: int = 0
+
+    @classmethod
+    def of(cls, planned: Mapping[Sequence, list[Run]], began_ns: int) -> "StepRecord":
+        """A step that begins."""
+        rows = tokens = 0
+        linked = []
+        for sequence, runs in planned.items():
+            computed = sum(len(run.token_ids) for run in runs)
+            if sequence.trace and sequence.steps % _LINKED_STEPS == 0:
+                linked.append((sequence, rows, computed))
+            rows += len(runs)
+            tokens += computed
+        return cls(began_ns, rows, tokens, linked)
+
+    def ended(self, ended_ns: int) -> "StepRecord":
+        """The same step, which has ended."""
+        return replace(self, ended_ns=ended_ns)
+
+
+class GenerationObserver:
+    """Records the steps and texts of one model."""
+
+    def __init__(self, telemetry: Telemetry, spec: ModelSpec, backend: str) -> None:
+        self._tracer = telemetry.tracer
+        self._meters = meters = telemetry.meters
+        self._backend = backend
+        self._labels = labels = (spec.name, str(spec.version))
+        self._first_tokens = meters.histogram(Metrics.TIME_TO_FIRST_TOKEN, *labels)
+        self._gaps = meters.histogram(Metrics.INTER_TOKEN_LATENCY, *labels)
+        self._prefills = meters.histogram(Metrics.PREFILL_DURATION, *labels)
+        self._decodes = meters.histogram(Metrics.DECODE_DURATION, *labels)
+        self._paces = meters.histogram(Metrics.TIME_PER_OUTPUT_TOKEN, *labels)
+        self._longest_gaps = meters.histogram(Metrics.LONGEST_GAP, *labels)
+        self._generated = meters.counter(Metrics.GENERATED, *labels)
+        self._prompts = meters.counter(Metrics.PROMPT_TOKENS, *labels)
+        self._cached = meters.counter(Metrics.CACHED_PROMPT_TOKENS, *labels)
+        self._preemptions = meters.counter(Metrics.PREEMPTIONS, *labels)
+        self._sizes = meters.histogram(Metrics.BATCH_SIZE, *labels)
+        self._durations = meters.histogram(Metrics.BATCH_DURATION, *labels, backend)
+        self._tokens = meters.counter(Metrics.BATCH_TOKENS, *labels)
+        for outcome in (Events.SHED, Events.EXPIRED, Events.CANCELLED, _FAILED):
+            meters.counter(Metrics.QUEUE_DROPPED, *labels, outcome)
+
+    def ready(self, duration_ns: int) -> None:
+        """Records how long the model took to load and warm up."""
+        self._meters.gauge(Metrics.READY_DURATION, lambda: duration_ns, *self._labels, self._backend)
+
+    def watch(self, running: Callable[[], int], waiting: Callable[[], int], blocks: Callable[[], float]) -> None:
+        """Adds gauges of the model's sequences and blocks."""
+        self._meters.gauge(Metrics.STEP_SEQUENCES, running, *self._labels)
+        self._meters.gauge(Metrics.QUEUE_SEQUENCES, waiting, *self._labels)
+        self._meters.gauge(Metrics.BLOCKS_IN_USE, blocks, *self._labels)
+
+    def unwatch(self) -> None:
+        """Removes the gauges, when the model has left."""
+        for instrument in (Metrics.STEP_SEQUENCES, Metrics.QUEUE_SEQUENCES, Metrics.BLOCKS_IN_USE):
+            self._meters.remove_gauge(instrument, *self._labels)
+
+    def step(self, record: StepRecord) -> None:
+        """Records a step; its span, too, where it is the first one of a sampled text, or one of every _LINKED_STEPS."""
+        context = None
+        if record.linked:
+            context = SpanContext.new(is_sampled=True)
+            self._record_step(Span(Spans.BATCH, context, None, record.began_ns, record.ended_ns), record)
+        self._sizes.record(record.rows, context)
+        self._durations.record(record.ended_ns - record.began_ns, context)
+        self._tokens.add(record.tokens)
+
+    def token(self, gap_ns: int, *, is_first: bool) -> None:
+        """Records a token. `gap_ns`: since the one before it; for the first one, since arrival."""
+        (self._first_tokens if is_first else self._gaps).record(gap_ns)
+        self._generated.add()
+
+    def finished(self, sequence: Sequence, trace: SpanContext | None) -> None:
+        """Records a text that is complete."""
+        figures, later_tokens = sequence.figures, sequence.generated - 1
+        self._prefills.record(figures.prefill_ns, trace)
+        if later_tokens > 0:
+            self._decodes.record(figures.decode_ns, trace)
+            self._paces.record(figures.decode_ns / later_tokens, trace)
+            self._longest_gaps.record(figures.longest_gap_ns, trace)
+        self._prompts.add(sequence.input_tokens)
+        self._cached.add(sequence.cached_tokens)
+        self._preemptions.add(len(sequence.preempted_ns))
+        if trace:
+            self._record_spans(sequence, trace, None)
+
+    def failed(self, sequence: Sequence, trace: SpanContext | None, error: BaseException) -> None:
+        """Records a text that is not complete, or that nobody waits for any more."""
+        self._preemptions.add(len(sequence.preempted_ns))
+        self._meters.counter(Metrics.QUEUE_DROPPED, *self._labels, event_of(error) or _FAILED).add()
+        if trace:
+            self._record_spans(sequence, trace, error)
+
+    def _record_step(self, span: Span, record: StepRecord) -> None:
+        """Records a step, with links to texts in it, and back."""
+        name, version = self._labels
+        span.attributes |= {
+            Attributes.MODEL: name,
+            Attributes.VERSION: version,
+            Attributes.BACKEND: self._backend,
+            Attributes.BATCH_SIZE: record.rows,
+            Attributes.TOKENS: record.tokens,
+        }
+        for sequence, row, computed in record.linked:
+            assert sequence.trace  # noqa: S101 (it is linked)
+            of_row: dict[str, AttributeValue] = {Attributes.ROW: row, Attributes.TOKENS: computed}
+            span.links.append(Link(sequence.trace, of_row))
+            sequence.links.append(Link(span.context, of_row))
+        self._tracer.record(span)
+
+    def _record_spans(self, sequence: Sequence, trace: SpanContext, error: BaseException | None) -> None:
+        begun_ns = sequence.started_ns  # read once: of a text whose caller left, a step may still begin
+        ended_ns = sequence.last_token_ns or begun_ns or sequence.arrived_ns
+        started_ns = begun_ns or ended_ns
+        queue = Span(Spans.QUEUE, trace.child(), trace, sequence.arrived_ns, started_ns)
+        spans = [queue]
+        if begun_ns and sequence.trace:
+            compute = Span(Spans.COMPUTE, sequence.trace, trace, started_ns, ended_ns)
+            compute.links += sequence.links
+            compute.attributes |= {
+                Attributes.BACKEND: self._backend,
+                Attributes.TOKENS: sequence.input_tokens,
+                Attributes.GENERATED_TOKENS: sequence.generated,
+                Attributes.CACHED_TOKENS: sequence.cached_tokens,
+                Attributes.STEPS: sequence.steps,
+                Attributes.PREEMPTIONS: len(sequence.preempted_ns),
+            }
+            if sequence.first_token_ns:
+                compute.events.append(Event(Events.FIRST_TOKEN, sequence.first_token_ns))
+            compute.events += [Event(Events.PREEMPTED, at_ns) for at_ns in sequence.preempted_ns]
+            spans.append(compute)
+        if error:
+            spans[-1].fail(error, ended_ns)
+        for span in spans:
+            self._tracer.record(span)

@@ -1,0 +1,253 @@
+"""Chooses the next token of a sequence from its scores, as transformers' `generate` does.
+
+Sources, in this order: the processors SequenceBias, RepetitionPenalty, NoRepeatNGram, EncoderNoRepeatNGram, NoBadWords,
+MinNewTokensLength, ForcedBOSToken, ForcedEOSToken, ExponentialDecayLengthPenalty, SuppressTokens,
+SuppressTokensAtBegin and LogitNormalization, and the warpers of temperature, top_k, top_p and min_p in
+transformers/generation/logits_process.py.
+"""
+
+import contextlib
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
+from neuronpipe.core.generated import TokenLogprobs
+from neuronpipe.stages.neuron_executor.runtimes.decoder import Scores
+from neuronpipe.tasks.text_generation import GenerationFacts
+
+_Floats = NDArray[np.float32]
+_Doubles = NDArray[np.float64]
+_Ids = NDArray[np.int32]
+
+
+# Those of a model whose generation_config says nothing.
+NO_FACTS = GenerationFacts()
+
+
+class NotFinite(Exception):
+    """The scores are NaN or infinite."""
+
+
+class LogitRules:
+    """Which tokens may follow those of one sequence. Arguments as for TokenChooser."""
+
+    def __init__(
+        self,
+        options: GenerationOptions,
+        prompt_tokens: int,
+        end_token_ids: Collection[int],
+        facts: GenerationFacts,
+        read_ids: Sequence[int],
+    ) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._end_token_ids = sorted(end_token_ids)
+        # Read once: a field of a message takes as long as the rest of a step's choice.
+        self.penalty = options.repetition_penalty
+        self._min_new_tokens, self._last = options.min_new_tokens, options.max_new_tokens - 1
+        self._ngram_size = options.no_repeat_ngram_size
+        self._first_id = options.forced_bos_token_id if options.HasField("forced_bos_token_id") else None
+        self._last_id = options.forced_eos_token_id if options.HasField("forced_eos_token_id") else None
+        words = [list(word.token_ids) for word in options.bad_words_ids]
+        self._bad_words = [word for word in words if len(word) > 1 or word[0] not in end_token_ids]
+        self._suppressed, self._suppressed_first = [*facts.suppress_tokens], [*facts.begin_suppress_tokens]
+        is_forced = prompt_tokens == 1 and self._first_id is not None  # and then the next one is chosen first
+        self._first_length = prompt_tokens + is_forced
+        self._read_size = facts.encoder_no_repeat_ngram_size
+        self._read_ngrams = _ngrams(read_ids, self._read_size)
+        self._biases = {word: np.float32(bias) for word, bias in facts.sequence_bias}
+        self._decay = facts.exponential_decay_length_penalty
+        # Whether scores are changed for other reasons than that tokens are banned.
+        self.rescores = self.penalty != 1 or bool(self._biases) or self._decay is not None
+        # Whether scores become probabilities again after tokens are banned, which matters to sums of them only.
+        self.renormalizes = facts.renormalize_logits
+
+    def forced(self, token_ids: Sequence[int]) -> int | None:
+        """The only token that may come next, if there is one."""
+        if self._last_id is not None and len(token_ids) - self._prompt_tokens == self._last:
+            return self._last_id
+        # In transformers, too, it is the second token of all, so that only prompts of one token are followed by it.
+        return self._first_id if len(token_ids) == 1 else None
+
+    def banned(self, token_ids: Sequence[int]) -> list[int]:
+        """The tokens that must not come next."""
+        may_end = len(token_ids) - self._prompt_tokens >= self._min_new_tokens
+        banned, size = [] if may_end else [*self._end_token_ids], self._ngram_size
+        if 0 < size <= len(token_ids):
+            banned += _followers(token_ids, token_ids[len(token_ids) - size + 1 :])
+        if self._read_ngrams and len(token_ids) >= self._read_size - 1:
+            banned += self._read_ngrams.get(tuple(token_ids[len(token_ids) - self._read_size + 1 :]), ())
+        banned += self._suppressed
+        if len(token_ids) == self._first_length:
+            banned += self._suppressed_first
+        return banned + [word[-1] for word in self._bad_words if _ends_with(token_ids, word[:-1])]
+
+    def changed(self, token_ids: Sequence[int], scores: _Floats, banned: Sequence[int]) -> _Floats:
+        """The scores with biases and penalties, and without the banned tokens; normalized, if the model has it so."""
+        scores, penalty = scores.copy(), np.float32(self.penalty)
+        if self._biases:
+            added = np.zeros_like(scores)
+            for word, bias in self._biases.items():
+                if _ends_with(token_ids, word[:-1]):
+                    added[word[-1]] += bias
+            scores += added
+        if penalty != 1:
+            seen = np.unique(np.asarray(token_ids))
+            of_seen = scores[seen]
+            scores[seen] = np.where(of_seen < 0, of_seen * penalty, of_seen / penalty)
+        scores[np.array(banned, np.int64)] = -np.inf
+        if self._decay and (beyond := len(token_ids) - self._prompt_tokens - self._decay[0]) > 0:
+            of_ends = scores[self._end_token_ids]
+            gain = np.where(np.isfinite(of_ends), np.abs(of_ends), 0) * np.float32(self._decay[1] ** beyond - 1)
+            scores[self._end_token_ids] = of_ends + gain
+        if self.renormalizes:
+            best = scores.max()
+            scores -= best + np.log(np.exp(scores - best).sum())
+        return scores
+
+
+class TokenChooser:
+    """Chooses the tokens of one sequence. A pure function of its arguments: what else is in a batch changes nothing.
+
+    `options`: with every field set. `end_token_ids`: those that end the text. `facts`: of its model. `read_ids`: the
+    prompt, or the source in a model with an encoder. `sequence`: which of the texts drawn for one prompt it is.
+    """
+
+    def __init__(
+        self,
+        options: GenerationOptions,
+        prompt_tokens: int,
+        end_token_ids: Collection[int],
+        facts: GenerationFacts = NO_FACTS,
+        read_ids: Sequence[int] = (),
+        sequence: int = 0,
+    ) -> None:
+        self._options = options
+        self._sequence = sequence
+        self._prompt_tokens = prompt_tokens
+        self._rules = LogitRules(options, prompt_tokens, end_token_ids, facts, read_ids)
+        self._samples = options.do_sample
+        # How many of the best tokens are needed; 0: all.
+        self._needed = options.top_k if self._samples else 1
+
+    def choose(self, token_ids: Sequence[int], scores: Scores, row: int = 0) -> int:
+        """The token after `token_ids`, the prompt and all tokens so far. `row`: of the scores. Raises NotFinite."""
+        if not math.isfinite(scores.top_logits[row, 0]):
+            raise NotFinite
+        if (forced := self._rules.forced(token_ids)) is not None:
+            return forced
+        banned = self._rules.banned(token_ids)
+        best = None if self._rules.rescores else best_allowed(scores, row, banned, self._needed)
+        if best is None:
+            logits = self._rules.changed(token_ids, scores.logits[row], banned)
+            if not self._samples:
+                return int(logits.argmax())
+            ids = np.arange(len(logits), dtype=np.int32)
+        else:
+            ids, logits = best
+            if not self._samples:
+                is_single = len(ids) == 1 or logits[0] > logits[1]
+                return int(ids[0] if is_single else ids[logits == logits[0]].min())
+        order = np.lexsort((ids, -logits))  # equal ones by their ids, or a draw would depend on their order
+        position = len(token_ids) - self._prompt_tokens
+        return self._drawn(ids[order], logits[order], position)
+
+    def _drawn(self, ids: _Ids, logits: _Floats, position: int) -> int:
+        """A token by its probability. `ids` and `logits`: best first."""
+        ids, scaled = warped(self._options, ids, logits)
+        sums = np.cumsum(np.exp(scaled))
+        number = _uniform(self._options.seed, self._sequence, position)
+        drawn = np.searchsorted(sums, number * sums[-1], side="right")
+        return int(ids[min(int(drawn), len(ids) - 1)])
+
+
+def best_allowed(scores: Scores, row: int, banned: Collection[int], needed: int) -> tuple[_Ids, _Floats] | None:
+    """The graph's best tokens of a row but the banned ones, and their logits; None where they may not be the `needed`
+    best ones that are allowed: there are fewer, or others are as good as the last one. `needed`: 0 for all.
+    """
+    ids, logits = scores.top_ids[row], scores.top_logits[row]
+    has_all, last = len(ids) == len(scores.logits[row]), logits[-1]
+    if banned:
+        is_allowed = ~np.isin(ids, [*banned])
+        ids, logits = ids[is_allowed], logits[is_allowed]
+    if not 0 < needed <= len(ids):
+        return None
+    return (ids, logits) if has_all or logits[needed - 1] > last else None
+
+
+def warped(options: GenerationOptions, ids: _Ids, logits: _Floats, least: int = 1) -> tuple[_Ids, _Doubles]:
+    """The tokens that may be drawn, and how far their logits are from the best one's, divided by the temperature.
+    `ids` and `logits`: best first.
+
+    `least`: so many stay in any case, if there are as many.
+    """
+    if options.top_k:
+        place = min(max(options.top_k, least), len(logits)) - 1
+        logits = logits[: int(np.count_nonzero(logits >= logits[place]))]  # with equal ones
+    # Differences are divided, so that a small temperature leaves the best token with a weight of 1.
+    scaled = (logits.astype(np.float64) - float(logits[0])) / options.temperature
+    weights = np.exp(scaled)
+    if options.top_p < 1:
+        shares = weights / weights.sum()
+        kept = int(np.count_nonzero(np.cumsum(shares[::-1])[::-1] > 1 - options.top_p))
+        weights = weights[: max(least, kept)]
+    if options.min_p > 0:
+        weights = weights[: max(least, int(np.count_nonzero(weights >= options.min_p * weights[0])))]
+    return ids[: len(weights)], scaled[: len(weights)]
+
+
+def gumbels(seed: int, position: int, count: int) -> _Doubles:
+    """So many numbers of Gumbel's distribution. They depend on nothing but these.
+
+    Added to logarithms of weights, their order is that of draws without replacement by these weights (Vieira 2014,
+    "Gumbel-max trick and weighted reservoir sampling"; Kool et al. 2019, arXiv:1903.06059).
+    """
+    # The counter's first word counts the numbers. In the second one, 0 is left to the numbers of single draws.
+    return _generator(seed, 0, (0, position + 1)).gumbel(size=count)
+
+
+def token_logprobs(token_id: int, scores: Scores, row: int, count: int) -> TokenLogprobs:
+    """The log probabilities of a token and of the `count` best ones, by the scores as `choose` gets them."""
+    logits, top_ids, top_logits = scores.logits[row], scores.top_ids[row], scores.top_logits[row]
+    total = float(top_logits[0]) + float(scores.log_sums[row])
+    order = np.lexsort((top_ids, -top_logits))[:count]
+    best = (top_logits[order].astype(np.float64) - total).tolist()
+    return TokenLogprobs(float(logits[token_id]) - total, top_ids[order].tolist(), best)
+
+
+def _followers(token_ids: Sequence[int], begin: Sequence[int]) -> Iterator[int]:
+    """The tokens that come after `begin` in a text. A search by `index` takes a tenth of the time of a loop."""
+    if not begin:
+        yield from token_ids
+        return
+    place, last = 0, len(token_ids) - len(begin)
+    with contextlib.suppress(ValueError):  # there is no further place
+        while True:
+            place = token_ids.index(begin[0], place, last) + 1
+            if token_ids[place - 1 : place - 1 + len(begin)] == begin:
+                yield token_ids[place - 1 + len(begin)]
+
+
+def _ends_with(token_ids: Sequence[int], end: Sequence[int]) -> bool:
+    return not end or [*token_ids[-len(end) :]] == [*end]
+
+
+def _ngrams(token_ids: Sequence[int], size: int) -> Mapping[tuple[int, ...], Sequence[int]]:
+    """The last tokens of so many in a row, by those before them."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for end in range(size, len(token_ids) + 1) if size else ():
+        found.setdefault(tuple(token_ids[end - size : end - 1]), []).append(token_ids[end - 1])
+    return found
+
+
+def _uniform(seed: int, sequence: int, position: int) -> float:
+    """A number from 0 to 1, below 1, which depends on nothing but these."""
+    return float(_generator(seed, sequence, (position, 0)).random())
+
+
+def _generator(seed: int, sequence: int, counter: tuple[int, int]) -> np.random.Generator:
+    """Philox is counter-based: its numbers are a function of its key and its counter."""
+    key, words = np.array([seed, sequence], np.uint64), np.array([*counter, 0, 0], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=words))

@@ -1,0 +1,101 @@
+"""Texts whose tokens are given, computed as the executor computes them: how far a decoder is from transformers."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderModel, Run
+
+# Prompts are computed in parts of so many tokens, as the executor does with long ones.
+_PART_TOKENS = 24
+# Of two tokens whose logits differ by less than this share of the largest logit, float32 may choose either.
+_TIE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class GivenText:
+    """A text to compute: the tokens before it, its source if it has one, its tokens, int64 [tokens], and the logits of
+    which they are the best, float32 [tokens, vocabulary].
+    """
+
+    prompt: Sequence[int]
+    source: Sequence[int]
+    tokens: NDArray[np.int64]
+    logits: NDArray[Any]
+
+
+def computed_logits(model: DecoderModel, texts: Sequence[GivenText]) -> list[NDArray[np.float32]]:
+    """The logits of each token of each text, [tokens, vocabulary]. Texts for which the cache has room share steps."""
+    return [logits for group in _groups(model, texts) for logits in _computed(model, group)]
+
+
+def largest_logit(texts: Sequence[GivenText]) -> float:
+    """The largest one that was given, without its sign."""
+    return max(float(np.abs(text.logits).max()) for text in texts)
+
+
+def largest_difference(found: Sequence[NDArray[Any]], texts: Sequence[GivenText]) -> float:
+    """The largest difference of a logit to what was given."""
+    return float(np.max([np.abs(one - text.logits).max() for one, text in zip(found, texts, strict=True)]))
+
+
+def token_agreement(found: Sequence[NDArray[Any]], texts: Sequence[GivenText]) -> tuple[float, int]:
+    """The share of the tokens that are the same, or as good, and their number."""
+    same = total = 0
+    limit = _TIE * largest_logit(texts)
+    for logits, text in zip(found, texts, strict=True):
+        chosen, rows = logits.argmax(axis=1), np.arange(len(text.tokens))
+        gaps = text.logits[rows, text.tokens] - text.logits[rows, chosen]
+        same += int(np.count_nonzero((chosen == text.tokens) | (gaps <= limit)))
+        total += len(text.tokens)
+    return same / total, total
+
+
+def _blocks(model: DecoderModel, text: GivenText) -> tuple[int, int]:
+    """The blocks that a text takes, and those of its source."""
+    whole = len(text.prompt) + len(text.tokens) - 1
+    return -(-whole // model.block_tokens), -(-len(text.source) // model.block_tokens)
+
+
+def _groups(model: DecoderModel, texts: Sequence[GivenText]) -> Iterator[Sequence[GivenText]]:
+    """The texts, in order, in groups for which the cache has room."""
+    group: list[GivenText] = []
+    for text in texts:
+        if sum(sum(_blocks(model, one)) for one in [*group, text]) > model.blocks:
+            yield group
+            group = []
+        group.append(text)
+    yield group
+
+
+def _computed(model: DecoderModel, texts: Sequence[GivenText]) -> list[NDArray[np.float32]]:
+    """The logits of each token of texts for which the cache has room."""
+    whole = [[*text.prompt, *text.tokens[:-1].tolist()] for text in texts]
+    own, of_sources = zip(*(_blocks(model, text) for text in texts), strict=True)
+    counts = [*own, *of_sources]
+    firsts = np.cumsum([0, *counts])
+    blocks = [list(range(first + count - 1, first - 1, -1)) for first, count in zip(firsts, counts, strict=False)]
+    sources = blocks[len(texts) :]
+    for text, held in zip(texts, sources, strict=True):
+        if held:
+            model.read(text.source, held)
+    done, found = [0] * len(whole), [[] for _ in whole]  # type: list[int], list[list[NDArray[np.float32]]]
+    while any(count < len(ids) for count, ids in zip(done, whole, strict=True)):
+        runs, rows = [], []
+        for row, (ids, text) in enumerate(zip(whole, texts, strict=True)):
+            if done[row] == len(ids):
+                continue
+            in_prompt = len(text.prompt) - done[row]
+            part = ids[done[row] : done[row] + (min(_PART_TOKENS, in_prompt) if in_prompt > 0 else 1)]
+            is_scored = done[row] + len(part) >= len(text.prompt)
+            runs.append(Run(part, done[row], blocks[row], is_scored, len(text.source), sources[row]))
+            rows.append(row)
+            done[row] += len(part)
+        scores = iter(model.compute(runs).logits.copy())
+        for row, run in zip(rows, runs, strict=True):
+            if run.is_scored:
+                found[row].append(next(scores))
+    return [np.stack(rows) for rows in found]

@@ -1,0 +1,279 @@
+"""A decoder on OpenVINO whose key-value caches are blocks: any rows of any sequences are computed in one step.
+
+A bundle holds the stateful graph, because OpenVINO 2026.4 cannot read a paged one that it has written. The graph
+becomes a paged one here, when it is loaded.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.stages.neuron_executor.runtimes.decoder import (
+    BLOCK_TOKENS,
+    ENCODER,
+    PART_TOKENS,
+    TOP_TOKENS,
+    Run,
+    Scores,
+    block_count,
+)
+from neuronpipe.stages.neuron_executor.runtimes.openvino import (
+    compute,
+    engine,
+    has_bfloat16,
+    openvino,
+    opset13,
+    paged_attention_transformation,
+)
+
+# Inputs of the attention, and the name under which a graph says what the windows of its layers are. Source:
+# PagedAttentionExtension in openvino/core/src/op/paged_attention.cpp.
+_KEYS, _WINDOW = 3, 10
+_WINDOWS = "neuronpipe_windows"
+# In bytes.
+_CACHE_LINE = 64
+# The inputs that say where the keys and values of runs are.
+_PLACES = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins", "max_context_len")
+
+
+class PagedModel:
+    """See DecoderModel."""
+
+    block_tokens = BLOCK_TOKENS
+    part_tokens = PART_TOKENS
+
+    def __init__(self, model_file: Path, properties: Mapping[str, str], max_tokens: int, max_bytes: int) -> None:
+        """Allocates blocks for `max_tokens` tokens, or as many as fit into `max_bytes`.
+
+        Raises SetupError for a graph that cannot be loaded, and if not even two blocks fit.
+        """
+        if not has_bfloat16():  # it would expect a cache in float32
+            properties = {name: "f32" if value == "bf16" else value for name, value in properties.items()}
+        try:
+            graph = engine().read_model(model_file)
+            paged_attention_transformation(graph)
+            _use_windows(graph)
+            of_sources = _separate_sources(graph)
+            add_scores(graph)
+            compiled = engine().compile_model(graph, "CPU", {**properties, "NUM_STREAMS": "1"})
+            self._encoder = encoder_request(model_file.with_name(f"{ENCODER}.xml"), properties) if of_sources else None
+        except RuntimeError as error:
+            raise SetupError(
+                f"{model_file}: OpenVINO {openvino.__version__} cannot load it as a paged graph; compile the "
+                "model again with this version"
+            ) from error
+        caches = [port for port in compiled.inputs if "_cache." in port.any_name]
+        held = [
+            (port, [int(axis.get_length()) for axis in list(port.get_partial_shape())[1:]])
+            for port in caches
+            if port.any_name not in of_sources
+        ]
+        self.block_bytes = sum(int(np.prod(shape)) * port.get_element_type().size for port, shape in held)
+        self.blocks = block_count(model_file, self.block_bytes, max_tokens, max_bytes)
+        self._compiled = compiled
+        self._inputs = {port.any_name for port in compiled.inputs}
+        arrays = [zeros((self.blocks, *shape), _stored_as(port.get_element_type())) for port, shape in held]
+        own = [(port.any_name, array) for (port, _), array in zip(held, arrays, strict=True)]
+        kind = held[0][0].get_element_type()
+        # A block holds either a part of a text or a part of a source, so one memory serves both.
+        self._arrays = arrays
+        self._source_arrays = arrays if of_sources else []
+        shared = zip(of_sources, (array for _, array in own), strict=True) if of_sources else ()
+        self._caches = [(name, openvino.Tensor(array, array.shape, kind)) for name, array in [*own, *shared]]
+        self._request = self._new_request()
+        # The request's inputs are in their memory.
+        self._given: Mapping[str, NDArray[Any]] = {}
+
+    def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
+        """See DecoderModel."""
+        if self._encoder is None:
+            raise RuntimeError("the model has no encoder")
+        self._encoder.infer({0: np.array([token_ids], np.int64)})
+        computed = self._encoder.get_output_tensor(0).data  # [2 * layers, heads, tokens, width]
+        for array, found in zip(self._source_arrays, computed, strict=True):
+            for number, block in enumerate(blocks):
+                part = found[:, number * BLOCK_TOKENS : (number + 1) * BLOCK_TOKENS]
+                array[block, :, : part.shape[1]] = part
+
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """See DecoderModel."""
+        for source, target in blocks:
+            for array in self._arrays:
+                array[target] = array[source]
+
+    def compute(self, runs: Sequence[Run]) -> Scores:
+        """See DecoderModel."""
+        inputs = _inputs(runs) | (_source_inputs(runs, self._source_arrays) if self._source_arrays else {})
+        self._given = {name: array for name, array in inputs.items() if name in self._inputs}
+        try:
+            compute(self._request, self._given)
+        except RuntimeError:
+            self._request = self._new_request()  # as a stream, it may fail for good with other inputs
+            raise
+        scored = sum(run.is_scored for run in runs)
+        return scores_of(self._request).at(slice(scored))
+
+    def _new_request(self) -> "openvino.InferRequest":
+        request = self._compiled.create_infer_request()
+        for name, tensor in self._caches:
+            request.set_tensor(name, tensor)
+        return request
+
+
+def zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Zeros from the begin of a cache line on. NumPy's begin 16 bytes later, with which a step took 2 to 4 % longer.
+
+    They are written here, and the memory is taken: else the steps that first use a block would wait for it.
+    """
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.empty(size + _CACHE_LINE, np.uint8)
+    memory.fill(0)
+    begin = -memory.ctypes.data % _CACHE_LINE
+    aligned: NDArray[Any] = memory[begin : begin + size].view(dtype)
+    return aligned.reshape(shape)
+
+
+def _stored_as(kind: "openvino.Type") -> Any:
+    """NumPy's dtype of a cache; it has no bfloat16."""
+    return np.uint16 if kind == openvino.Type.bf16 else kind.to_dtype()
+
+
+def encoder_request(file: Path, properties: Mapping[str, str]) -> "openvino.InferRequest":
+    """A request of an encoder's graph.
+
+    In OpenVINO 2026.4, a request whose first source has a single token computes all longer ones wrongly.
+    """
+    request = engine().compile_model(file, "CPU", {**properties, "NUM_STREAMS": "1"}).create_infer_request()
+    request.infer({0: np.zeros((1, BLOCK_TOKENS), np.int64)})
+    return request
+
+
+def _inputs(runs: Sequence[Run]) -> dict[str, NDArray[np.int64] | NDArray[np.int32]]:
+    """The inputs of a paged graph for the runs of a step."""
+    # Of lists: for the single tokens of many texts, an array of each would take longer.
+    token_ids: list[int] = []
+    positions: list[int] = []
+    blocks: list[int] = []
+    begins, block_begins, scored, longest = [0], [0], [], 0
+    for run in runs:
+        end = run.past + len(run.token_ids)
+        token_ids += run.token_ids
+        positions += range(run.past, end)
+        blocks += run.blocks[: -(-end // BLOCK_TOKENS)]
+        begins.append(len(token_ids))
+        block_begins.append(len(blocks))
+        longest = max(longest, end)
+        if run.is_scored:
+            scored.append(len(token_ids) - 1)
+    return {
+        "input_ids": np.array(token_ids, np.int64),
+        "position_ids": np.array(positions, np.int64),
+        # Of at least one, because not every kernel takes an axis of length 0.
+        "scored_rows": np.array(scored or [0], np.int64),
+        "max_context_len": np.array(longest, np.int32),
+        "past_lens": np.array([run.past for run in runs], np.int32),
+        "subsequence_begins": np.array(begins, np.int32),
+        "block_indices": np.array(blocks, np.int32),
+        "block_indices_begins": np.array(block_begins, np.int32),
+    }
+
+
+def _source_inputs(runs: Sequence[Run], arrays: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[Any]]:
+    """The further inputs of a graph with sources.
+
+    For its attention to sources each token is a sequence of its own, whose past is the source but for the last token.
+    It brings what that has, which is then written to its place again.
+    """
+    rows = [run for run in runs for _ in run.token_ids]
+    tokens = np.array([run.source_tokens for run in rows], np.int32)
+    blocks = [np.asarray(run.source_blocks, np.int32) for run in rows]
+    last = np.array([held[-1] for held in blocks]), (tokens - 1) % BLOCK_TOKENS
+    return {
+        "source_last": np.stack([array[last[0], :, last[1]] for array in arrays], axis=1),
+        "source_past_lens": tokens - 1,
+        "source_subsequence_begins": np.arange(len(rows) + 1, dtype=np.int32),
+        "source_block_indices": np.concatenate(blocks),
+        "source_block_indices_begins": np.cumsum([0, *map(len, blocks)], dtype=np.int32),
+        "source_max_context_len": np.array(tokens.max(), np.int32),
+    }
+
+
+def set_windows(graph: "openvino.Model", windows: Sequence[int]) -> None:
+    """Writes to a stateful graph how many tokens each layer sees; 0: all. `PagedModel` reads it."""
+    graph.set_rt_info(" ".join(map(str, windows)), [_WINDOWS])
+
+
+def _use_windows(graph: "openvino.Model") -> None:
+    """Gives the attention of each layer its window, which the transformation does not find in the masks."""
+    if not graph.has_rt_info([_WINDOWS]):
+        return
+    windows = [int(window) for window in graph.get_rt_info([_WINDOWS]).astype(str).split()]
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() != "PagedAttentionExtension":
+            continue
+        name = next(name for name in node.input_value(_KEYS).names if name.startswith("key_cache."))
+        layer = int(name.removeprefix("key_cache."))
+        node.input(_WINDOW).replace_source_output(opset13.constant(np.int32(windows[layer])).output(0))
+
+
+def _separate_sources(graph: "openvino.Model") -> list[str]:
+    """Gives attention to sources inputs of its own. Returns the names of its caches, keys and values in turns."""
+    own = {name: opset13.parameter([] if name == _PLACES[-1] else [-1], np.int32) for name in _PLACES}
+    caches: list[str] = []
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() != "PagedAttentionExtension" or not _is_of_source(node):
+            continue
+        for port in node.inputs():
+            given = port.get_source_output()
+            name = given.any_name if given.get_node().get_type_name() == "Parameter" else ""
+            if name in own:
+                port.replace_source_output(own[name].output(0))
+            elif "_cache." in name:
+                caches.append(name)
+    if caches:
+        for name, parameter in own.items():
+            parameter.output(0).get_tensor().set_names({f"source_{name}"})
+        graph.add_parameters([*own.values()])
+        graph.validate_nodes_and_infer_types()
+    return caches
+
+
+def _is_of_source(attention: "openvino.Node") -> bool:
+    """Whether the keys of an attention come from the input source_last."""
+    node = attention.input_value(1).get_node()
+    while node.get_input_size():
+        node = node.input_value(0).get_node()
+    return bool(node.get_type_name() == "Parameter" and "source_last" in node.output(0).names)
+
+
+def add_scores(graph: "openvino.Model") -> None:
+    """Adds to the outputs what Scores has beside the logits."""
+    logits = graph.output("logits").get_node().input_value(0)
+    vocabulary = logits.get_partial_shape()[1].get_length()
+    top = opset13.topk(
+        logits,
+        opset13.constant(np.int64(min(TOP_TOKENS, vocabulary))),
+        axis=1,
+        mode="max",
+        sort="value",
+        index_element_type="i32",
+    )
+    of_row = opset13.constant(np.array([1], np.int64))
+    best = opset13.reduce_max(logits, of_row, keep_dims=True)
+    sums = opset13.reduce_sum(opset13.exp(opset13.subtract(logits, best)), of_row)
+    added = {"top_logits": top.output(0), "top_ids": top.output(1), "log_sums": opset13.log(sums).output(0)}
+    for name, output in added.items():
+        result = opset13.result(output)
+        result.output(0).get_tensor().set_names({name})
+        output.get_tensor().set_names({name})
+        graph.add_results([result])
+    graph.validate_nodes_and_infer_types()
+
+
+def scores_of(request: "openvino.InferRequest") -> Scores:
+    """What a graph with `add_scores` computed."""
+    return Scores._make(request.get_tensor(name).data for name in Scores._fields)

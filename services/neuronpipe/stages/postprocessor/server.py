@@ -1,0 +1,28 @@
+"""The postprocessor as a process of its own."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from neuronpipe.bundles.live import LiveRepository, running_live_models
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.platform.tls.server import ServerTls
+from neuronpipe.rpc.items import POSTPROCESS
+from neuronpipe.rpc.stage_server import OpenedStage, serve_stage
+from neuronpipe.stages.postprocessor.settings import PostprocessorSettings
+from neuronpipe.stages.postprocessor.stage import running_postprocessor
+
+
+async def run(settings: PostprocessorSettings, telemetry: Telemetry, tls: ServerTls | None = None) -> None:
+    """Serves until SIGTERM."""
+
+    @asynccontextmanager
+    async def open_stage() -> AsyncIterator[OpenedStage]:
+        repository = await asyncio.to_thread(LiveRepository.of, settings, with_artifacts=False)
+        async with (
+            running_postprocessor([]) as stage,
+            running_live_models(repository, [stage.models], telemetry.meters),
+        ):
+            yield stage.postprocess, stage.models
+
+    await serve_stage(POSTPROCESS, settings, telemetry, open_stage, tls)

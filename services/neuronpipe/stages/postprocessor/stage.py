@@ -1,0 +1,82 @@
+"""The post-process stage: lets the task decode the model's outputs."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
+
+from neuronpipe.api.v1.tasks_pb2 import TaskResult
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.bundles.served import ServedModels, running_models
+from neuronpipe.core.items import PostprocessItem
+from neuronpipe.core.lanes import Lane, Lanes, is_on_event_loop
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.packed import Packed, pack_result
+from neuronpipe.stages.postprocessor.text import load_detokenizer
+from neuronpipe.tasks import ANSWERED_TASKS, TASKS
+from neuronpipe.tasks.decoding_checks import check_decodable
+from neuronpipe.tasks.generated_text import Detokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingModel:
+    """One model of the stage, and the lane in which its outputs are decoded.
+
+    `detokenizer`: of a model that generates.
+    """
+
+    spec: ModelSpec
+    lane: Lane
+    detokenizer: Detokenizer | None = None
+
+    def decode(self, item: PostprocessItem) -> Packed[TaskResult]:
+        """Decodes the outputs of one input, on its lane."""
+        item.call.check_deadline()
+        task = ANSWERED_TASKS[item.input.task or self.spec.task]
+        self.spec.check_answers(task.name)
+        annotations, outputs = item.annotations.arrays, item.outputs.arrays
+        if task.name in TASKS:
+            check_decodable(task, self.spec, annotations, outputs)
+        further = (self.detokenizer,) if task.generates else ()
+        decoded = task.decode(getattr(item.input.message, task.name), self.spec, annotations, outputs, *further)
+        result = pack_result(TaskResult(**{task.name: decoded}))
+        if not is_on_event_loop():
+            # A large result is serialized here, in the lane's thread, and not on the event loop.
+            _ = result.data
+        return result
+
+
+class PostprocessorStage:
+    """Decodes outputs. The instance's `postprocess` is the stage function."""
+
+    def __init__(self, models: ServedModels[DecodingModel]) -> None:
+        self.models = models
+
+    async def postprocess(self, item: PostprocessItem) -> Packed[TaskResult]:
+        """Decodes the outputs of one input."""
+        with self.models.table.find(item.model.name, str(item.model.version)) as model:
+            return await model.lane.run(item.size_bytes, model.decode, item)
+
+
+@asynccontextmanager
+async def running_postprocessor(bundles: list[Bundle]) -> AsyncIterator[PostprocessorStage]:
+    """The stage, with everything loaded that decoding needs.
+
+    Raises SetupError for a file that is missing or was changed.
+    """
+    async with AsyncExitStack() as stack:
+        lanes = stack.enter_context(closing(Lanes("postprocess")))
+
+        @asynccontextmanager
+        async def open_model(bundle: Bundle) -> AsyncIterator[DecodingModel]:
+            spec, lane = await asyncio.to_thread(bundle.decoding_spec), lanes.lane(bundle.spec.name)
+            generates = TASKS[spec.task].generates
+            detokenizer = (
+                await asyncio.to_thread(lambda: load_detokenizer(bundle.tokenizer_json())) if generates else None
+            )
+            try:
+                yield DecodingModel(spec, lane, detokenizer)
+            finally:
+                await lane.close()
+
+        yield PostprocessorStage(await stack.enter_async_context(running_models(ServedModels(open_model), bundles)))

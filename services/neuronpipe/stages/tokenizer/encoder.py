@@ -1,0 +1,97 @@
+"""Encodes the inputs of one model: a tokenizer's or an image reader's work, as the task defines it."""
+
+from collections.abc import Mapping
+from functools import partial
+from hashlib import blake2b
+
+from neuronpipe import __version__
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.items import EncodedInput
+from neuronpipe.core.model import encoding_traits
+from neuronpipe.core.packed import TensorSets
+from neuronpipe.platform.cache.cache import Kind
+from neuronpipe.stages.tokenizer.text import LIBRARY_VERSION, JsonTokenizer
+from neuronpipe.tasks import ANSWERED_TASKS
+from neuronpipe.tasks.base import ImageReader, Readers, Reads, Task, TextTokenizer
+from neuronpipe.tasks.inputs import images
+from neuronpipe.tasks.text_generation import GenerationFacts
+
+_KEY_BYTES = 16
+# Work of this size runs in a lane, never on the event loop.
+_LONG_WORK_BYTES = 1 << 20
+
+
+class Encoder:
+    """Encodes the inputs of one model, and gives inputs with the same encoding the same key."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        """Loads the tokenizer. Raises SetupError for a file that is missing or was changed."""
+        self._spec = bundle.spec
+        self._readers, reader_traits = _readers(bundle)
+        # Another release may encode differently.
+        traits = (__version__, *reader_traits, *encoding_traits(bundle.spec))
+        self._key = blake2b(repr(traits).encode(), digest_size=_KEY_BYTES)
+        # The kind of encoded inputs, and so the cache that they are in.
+        self.kind: Kind = "pixels" if bundle.spec.image else "tokens"
+
+    def check(self, input: TaskInput) -> None:
+        """Checks everything that can be checked without tokenizing. Raises InvalidInput and WrongTask."""
+        task = self._task_of(input)
+        self._spec.check_answers(task.name)  # gateways have checked it, but others may reach the stage
+        task.check(getattr(input, task.name), self._spec)
+
+    def key(self, input: TaskInput, scope: str = "") -> bytes:
+        """Equal for inputs that have the same encoding: a digest of the tokenizer, task, options and texts.
+
+        `scope`: callers of one scope share encodings; empty for those that all share.
+        """
+        task, key = self._task_of(input), self._key.copy()
+        if scope:
+            key.update(repr(scope).encode())
+        # repr separates the values, so that different values never give the same bytes.
+        key.update(repr((task.name, *task.traits(getattr(input, task.name)))).encode())
+        return key.digest()
+
+    def work_bytes(self, size_bytes: int) -> int:
+        """The size of an input as its lane counts it.
+
+        Every image counts as long work, since a small file may hold a large image.
+        """
+        return max(size_bytes, _LONG_WORK_BYTES) if self.kind == "pixels" else size_bytes
+
+    def encode(self, input: TaskInput) -> EncodedInput:
+        """Encodes an input that was checked; the arrays are read-only. Raises InvalidInput."""
+        task = self._task_of(input)
+        encoded = task.encode(getattr(input, task.name), self._readers[task.reads], self._spec)
+        for arrays in (*encoded.sequences, *encoded.annotations):
+            for array in arrays.values():
+                array.setflags(write=False)
+        return EncodedInput(
+            sequences=TensorSets(arrays=encoded.sequences),
+            annotations=TensorSets(arrays=encoded.annotations),
+            tokens=sum(self._spec.tokens_of(sequence) for sequence in encoded.sequences),
+            truncated_tokens=encoded.truncated_tokens,
+        )
+
+    def _task_of(self, input: TaskInput) -> Task:
+        return ANSWERED_TASKS[input.WhichOneof("task") or self._spec.task]
+
+
+def _readers(bundle: Bundle) -> tuple[Mapping[Reads, TextTokenizer | ImageReader | Readers], tuple[str, ...]]:
+    """Loads what reads a model's inputs, and everything else besides the model's spec that its results depend on.
+
+    Raises SetupError.
+    """
+    spec, readers, traits = bundle.spec, dict[Reads, TextTokenizer | ImageReader | Readers](), tuple[str, ...]()
+    if spec.image:
+        readers["images"] = read_image = partial(images.read_pixels, spec=spec.image)
+        traits = (images.LIBRARY_VERSION,)
+    if spec.takes_texts:
+        facts = spec.facts.get("text_generation")
+        chat = (facts.chat_template, facts.template_variables) if isinstance(facts, GenerationFacts) else ()
+        readers["texts"] = tokenizer = JsonTokenizer(bundle.tokenizer_json(), *chat)
+        traits += (LIBRARY_VERSION, bundle.manifest.files[bundle.manifest.tokenizer_file])
+    if spec.image and spec.takes_texts:
+        readers["both"] = Readers(tokenizer, read_image)
+    return readers, traits

@@ -1,0 +1,116 @@
+"""The pre-process stage: encodes inputs, each model's in a thread of its own, and caches them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
+
+from neuronpipe.bundles.repository import Bundle
+from neuronpipe.bundles.served import ServedModels, running_models
+from neuronpipe.core.items import EncodedInput, TokenizeItem
+from neuronpipe.core.lanes import Lane, Lanes, is_on_event_loop
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.packed import TensorSets
+from neuronpipe.platform.cache.cache import Cache, Kind, TimedValue
+from neuronpipe.stages.tokenizer.encoder import Encoder
+from neuronpipe.stages.tokenizer.packing import PACKING
+from neuronpipe.stages.tokenizer.settings import TokenCacheSettings
+
+# Parsing, checking and hashing this much takes 0.05 ms for an image and 0.13 ms for a text (measured 2026-11-22, 2
+# virtual cores), about as long as switching to a lane's thread and back.
+_READ_INLINE_BYTES = 64 << 10
+
+
+class EncodingModel:
+    """One model of the stage. Reading and encoding have separate lanes, so a cache hit does not wait for encodings."""
+
+    def __init__(self, encoder: Encoder, cache: Cache[EncodedInput] | None, reading: Lane, encoding: Lane) -> None:
+        self._encoder = encoder
+        self._cache = cache
+        self._reading = reading
+        self._encoding = encoding
+
+    async def tokenize(self, item: TokenizeItem) -> EncodedInput:
+        """Encodes one input, or takes it from the cache. Raises InvalidInput."""
+        size_bytes = item.size_bytes
+        work_bytes = self._encoder.work_bytes(size_bytes)
+        if not self._cache:
+            return await self._encoding.run(work_bytes, self._check_and_encode, item)
+        key = (
+            self._key(item)
+            if size_bytes <= _READ_INLINE_BYTES
+            else await self._reading.run(size_bytes, self._key, item)
+        )
+        found, outcome = await self._cache.get(
+            key, size_bytes, partial(self._encoding.run, work_bytes, self._encode, item)
+        )
+        # A copy: the cached sets would otherwise also keep their serialized form.
+        sequences, annotations = TensorSets(arrays=found.sequences.arrays), TensorSets(arrays=found.annotations.arrays)
+        return EncodedInput(sequences, annotations, found.tokens, found.truncated_tokens, outcome)
+
+    def _key(self, item: TokenizeItem) -> bytes:
+        input = item.input.message
+        self._encoder.check(input)
+        return self._encoder.key(input, item.call.caller.cache_scope)
+
+    def _check_and_encode(self, item: TokenizeItem) -> EncodedInput:
+        self._encoder.check(item.input.message)
+        item.call.check_deadline()
+        return self._encoder.encode(item.input.message)
+
+    def _encode(self, item: TokenizeItem) -> TimedValue[EncodedInput]:
+        item.call.check_deadline()
+        began_s = time.perf_counter()
+        encoded = self._encoder.encode(item.input.message)
+        seconds = time.perf_counter() - began_s
+        # In a thread, the event loop is not blocked.
+        return TimedValue(encoded, seconds, blocked_s=seconds if is_on_event_loop() else 0.0)
+
+
+class TokenizerStage:
+    """Encodes inputs. The instance's `tokenize` is the stage function."""
+
+    def __init__(self, models: ServedModels[EncodingModel]) -> None:
+        self.models = models
+
+    async def tokenize(self, item: TokenizeItem) -> EncodedInput:
+        """Encodes one input, or takes it from the cache."""
+        item.call.check_deadline()
+        with self.models.table.find(item.model.name, str(item.model.version)) as model:
+            return await model.tokenize(item)
+
+
+@asynccontextmanager
+async def running_tokenizer(
+    bundles: list[Bundle], settings: TokenCacheSettings, telemetry: Telemetry | None = None
+) -> AsyncIterator[TokenizerStage]:
+    """The stage with every tokenizer loaded. Raises SetupError for a file that is missing or was changed."""
+    async with AsyncExitStack() as stack:
+        caches: dict[Kind, Cache[EncodedInput] | None] = {
+            "tokens": _cache("tokens", settings.token_cache_bytes, settings),
+            "pixels": _cache("pixels", settings.image_cache_bytes, settings),
+        }
+        for cache in filter(None, caches.values()):
+            stack.push_async_callback(cache.close)
+            if telemetry:
+                cache.report(telemetry.meters)
+        lanes = stack.enter_context(closing(Lanes("tokenize")))
+
+        @asynccontextmanager
+        async def open_model(bundle: Bundle) -> AsyncIterator[EncodingModel]:
+            encoder = await asyncio.to_thread(Encoder, bundle)
+            reading, encoding = (lanes.lane(bundle.spec.name) for _ in range(2))
+            try:
+                yield EncodingModel(encoder, caches[encoder.kind], reading, encoding)
+            finally:
+                await reading.close()
+                await encoding.close()
+
+        yield TokenizerStage(await stack.enter_async_context(running_models(ServedModels(open_model), bundles)))
+
+
+def _cache(kind: Kind, memory_bytes: int, settings: TokenCacheSettings) -> Cache[EncodedInput] | None:
+    policy = settings.token_cache_redis
+    has_cache = memory_bytes or (settings.redis_url and policy != "never")
+    return Cache(kind, memory_bytes, settings, policy, PACKING) if has_cache else None

@@ -1,0 +1,213 @@
+"""The tokenizer of a tokenizer.json. The only file that imports the library `tokenizers`."""
+
+import json
+import threading
+import unicodedata
+from collections import abc
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import Encoding, Regex, Tokenizer
+from tokenizers.normalizers import Normalizer, Replace, Sequence
+from tokenizers.processors import TemplateProcessing
+
+from neuronpipe.stages.tokenizer.chat import ChatTemplate
+from neuronpipe.stages.tokenizer.words import WordRule
+from neuronpipe.tasks.base import EncodedText, LocatedText, Side, TextTokens, TokenIds, Window
+
+# The version of the library: encodings may change with it.
+LIBRARY_VERSION: str = tokenizers.__version__
+
+
+class JsonTokenizer:
+    """The TextTokenizer (see tasks/base.py) of a tokenizer.json.
+
+    Truncation is a state of the library's object, so one lock guards every call. For more throughput run more
+    processes: several threads in one process gain nothing.
+    """
+
+    def __init__(
+        self, written: bytes, chat_template: str = "", template_variables: Mapping[str, str] | None = None
+    ) -> None:
+        """`written`: the file's content. `template_variables`: special tokens by their names in the template."""
+        self._tokenizer = Tokenizer.from_buffer(written)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        # Special tokens that a text spells are plain text. An allowed mask is not a special token in the file
+        # (compiler/tokenizers.py).
+        self._tokenizer.encode_special_tokens = True
+        if self._tokenizer.post_processor is None:  # encode_batch_fast would then give both texts of a pair one type
+            self._tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B:1")
+        content = json.loads(written)
+        if "precompiled_charsmap" in json.dumps(content["normalizer"]):
+            self._tokenizer.normalizer = _counting_what_it_deletes(self._tokenizer.normalizer)
+        self._words = WordRule.of_model(content["model"])
+        special = [token["content"] for token in content["added_tokens"] if token["special"]]
+        self._chat = ChatTemplate(chat_template, template_variables or {}, special)
+        self._lock = threading.Lock()
+
+    def token_id(self, token: str) -> int | None:
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def count(self, text: str) -> int:
+        with self._lock:
+            return len(self._encode(text, add_special_tokens=False))
+
+    def tokens(self, text: str, *, special_tokens: bool) -> TextTokens:
+        with self._lock:
+            encoding = self._encode(text, add_special_tokens=special_tokens, with_offsets=True)
+        is_special = np.array(encoding.special_tokens_mask, bool)
+        starts, ends = np.where(is_special, np.int32(-1), np.array(encoding.offsets, np.int32).reshape(-1, 2).T)
+        return TextTokens(_array(encoding.ids), encoding.tokens, starts, ends)
+
+    def text_of(self, token_ids: Iterable[int], *, special_tokens: bool) -> str:
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
+        return text
+
+    def special_tokens(self, *, pair: bool) -> int:
+        return self._tokenizer.num_special_tokens_to_add(pair)
+
+    def encode(self, text: str, text_pair: str | None = None) -> EncodedText:
+        with self._lock:
+            encoding = self._encode(text, text_pair)
+        return EncodedText(_array(encoding.ids), _array(encoding.type_ids))
+
+    def encode_chat(self, messages: abc.Sequence[tuple[str, str]]) -> EncodedText:
+        parts, ids = self._chat.render(messages), list[int]()
+        with self._lock:
+            try:
+                for index, part in enumerate(parts):
+                    self._tokenizer.encode_special_tokens = index % 2 == 1
+                    ids += self._encode_part(part, is_first=index == 0) if part else []
+            finally:
+                self._tokenizer.encode_special_tokens = True
+        return EncodedText(_array(ids), np.zeros(len(ids), np.int32))
+
+    def encode_truncated(
+        self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False
+    ) -> EncodedText:
+        with self._lock:
+            encoding = self._encode(text, text_pair)
+        token_ids, token_type_ids = _array(encoding.ids), _array(encoding.type_ids)
+        if len(token_ids) <= max_tokens:
+            return EncodedText(token_ids, token_type_ids)
+        dropped = _dropped(encoding, max_tokens, side, only_first=only_first)
+        return EncodedText(np.delete(token_ids, dropped), np.delete(token_type_ids, dropped), len(dropped))
+
+    def encode_windows(self, first: str, second: str, *, max_tokens: int, overlap_tokens: int) -> list[Window]:
+        encoding = self._encode_in_limit(first, second, max_tokens, strategy="only_second", stride=overlap_tokens)
+        return [_window(part) for part in (encoding, *encoding.overflowing)]
+
+    def locate(self, text: str) -> LocatedText:
+        with self._lock:
+            encoding = self._encode(text, with_offsets=True)
+        return self._located(encoding, text)
+
+    def locate_windows(self, text: str, *, max_tokens: int, overlap_tokens: int) -> list[LocatedText]:
+        encoding = self._encode_in_limit(text, None, max_tokens, strategy="longest_first", stride=overlap_tokens)
+        return [self._located(part, text) for part in (encoding, *encoding.overflowing)]
+
+    def _located(self, encoding: Encoding, text: str) -> LocatedText:
+        token_ids = _array(encoding.ids)
+        offsets = np.array(encoding.offsets, np.int32).reshape(len(token_ids), 2)
+        starts, ends = offsets[:, 0], offsets[:, 1]
+        continues_word = self._words.continues_word(text, token_ids, encoding.tokens, starts, ends)
+        is_special = np.array(encoding.special_tokens_mask, bool)
+        return LocatedText(
+            token_ids,
+            _array(encoding.type_ids),
+            char_start=np.where(is_special, np.int32(-1), starts),
+            char_end=np.where(is_special, np.int32(-1), ends),
+            continues_word=np.where(is_special, 0, continues_word).astype(np.int32),
+        )
+
+    def _encode(
+        self, text: str, text_pair: str | None = None, *, add_special_tokens: bool = True, with_offsets: bool = False
+    ) -> Encoding:
+        # A batch of one: the library's `encode` holds the interpreter's lock, so a text of 1 MB would block every
+        # thread for a second.
+        inputs = [text] if text_pair is None else [(text, text_pair)]
+        # Without offsets it takes a sixth less time.
+        encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
+        (encoding,) = encode(inputs, add_special_tokens=add_special_tokens)
+        return encoding
+
+    def _encode_part(self, text: str, *, is_first: bool) -> list[int]:
+        """The tokens of a part of a text: behind a line break, so that it gets no space as the first one does."""
+        line_break: list[int] = [] if is_first else self._encode("\n", add_special_tokens=False).ids
+        ids: list[int] = self._encode(text if is_first else f"\n{text}", add_special_tokens=False).ids
+        if ids[: len(line_break)] == line_break:
+            return ids[len(line_break) :]
+        found: list[int] = self._encode(text, add_special_tokens=False).ids
+        return found
+
+    def _encode_in_limit(
+        self, first: str, second: str | None, max_tokens: int, *, strategy: str, stride: int
+    ) -> Encoding:
+        with self._lock:
+            self._tokenizer.enable_truncation(max_tokens, stride=stride, strategy=strategy)
+            try:
+                return self._encode(first, second, with_offsets=True)
+            finally:
+                self._tokenizer.no_truncation()
+
+
+def _counting_what_it_deletes(normalizer: Normalizer) -> Normalizer:
+    """A SentencePiece normalizer whose offsets are correct after deleted control characters.
+
+    The normalizer of the library (tokenizers 0.23, Precompiled) does not count characters that it deletes at the
+    beginning of a text and after each added token. All later offsets would be too small. Replace counts what it
+    deletes, so it runs first.
+    """
+    invisible = (char for char in map(chr, (*range(0x2070), 0xFEFF)) if unicodedata.category(char) in ("Cc", "Cf"))
+    deleted = [char for char in invisible if normalizer.normalize_str(f"{char}a") == normalizer.normalize_str("a")]
+    if not deleted:
+        return normalizer
+    pattern = "".join(f"\\x{{{ord(char):x}}}" for char in deleted)
+    return Sequence([Replace(Regex(rf"\A[{pattern}]+"), ""), normalizer])
+
+
+def _array(numbers: list[int]) -> TokenIds:
+    return np.array(numbers, dtype=np.int32)
+
+
+def _dropped(encoding: Encoding, max_tokens: int, side: Side, *, only_first: bool) -> NDArray[np.intp]:
+    """The tokens of a sequence that the library's own truncation (longest_first, only_first) would drop.
+
+    The library would tokenize a second time, and keep the overflow: for two texts of 40 KB, every combination of their
+    parts, 2 GB.
+    """
+    owners = np.array([-1 if owner is None else owner for owner in encoding.sequence_ids])
+    first, second = np.flatnonzero(owners == 0), np.flatnonzero(owners == 1)
+    room = max(max_tokens - int(np.count_nonzero(owners < 0)), 0)
+    if only_first:
+        kept = max(room - len(second), 1), len(second)
+    else:
+        shorter = min(len(first), len(second), room // 2)
+        kept = (shorter, room - shorter) if len(first) <= len(second) else (room - shorter, shorter)
+    parts = zip((first, second), kept, strict=True)
+    return np.concatenate(
+        [part[count:] if side == "right" else part[: max(len(part) - count, 0)] for part, count in parts]
+    )
+
+
+def _window(encoding: Encoding) -> Window:
+    tokens = len(encoding.ids)
+    char_start, char_end = np.full(tokens, -1, np.int32), np.full(tokens, -1, np.int32)
+    is_second = np.array([sequence == 1 for sequence in encoding.sequence_ids], bool)
+    offsets = np.array(encoding.offsets, np.int32).reshape(tokens, 2)
+    char_start[is_second], char_end[is_second] = offsets[is_second].T
+    # A token that is part of a word gets the word's range. Words of the second text are numbered from 0 on, in order.
+    word_ids = encoding.word_ids
+    by_word: dict[int, list[int]] = {}
+    for token in np.flatnonzero(is_second).tolist():
+        word = word_ids[token]
+        if word is not None:
+            by_word.setdefault(word, []).append(token)
+    for members in by_word.values():
+        char_start[members] = char_start[members[0]]
+        char_end[members] = char_end[members[-1]]
+    return Window(_array(encoding.ids), _array(encoding.type_ids), char_start=char_start, char_end=char_end)

@@ -1,0 +1,151 @@
+"""HTTP requests of workers: which hosts they reach, and what ends them."""
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from neuronpipe.bulk.jobs.post import Destination, PostFailed, check_host, post, resolve
+
+_LOOPBACK = [ipaddress.ip_network("127.0.0.0/8")]
+
+
+@asynccontextmanager
+async def _server(answer: Callable[[bytes], Awaitable[bytes]]) -> AsyncIterator[Destination]:
+    """Answers each connection with bytes, made of what it sent first."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await answer(await reader.read(1 << 16)))
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    async with server:
+        yield Destination.of(f"http://receiver.example:{server.sockets[0].getsockname()[1]}/a?b=c")
+
+
+async def test_a_request_goes_to_the_address_and_names_the_host() -> None:
+    heads: list[bytes] = []
+
+    async def answer(head: bytes) -> bytes:
+        heads.append(head)
+        return b"HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\nX-A: b\r\n\r\nok"
+
+    async with _server(answer) as to:
+        answered = await post(to, "127.0.0.1", {"x-own": "1"}, b"body", (5.0, 100))
+    assert (answered.status, answered.headers["x-a"], answered.body) == (202, "b", b"ok")
+    lines = heads[0].split(b"\r\n")
+    assert lines[0] == b"POST /a?b=c HTTP/1.1"
+    assert f"Host: receiver.example:{to.port}".encode() in lines
+
+
+async def test_a_redirect_is_an_answer_as_any_other() -> None:
+    hits = 0
+
+    async def answer(head: bytes) -> bytes:
+        nonlocal hits
+        hits += 1
+        return b"HTTP/1.1 307 x\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n"
+
+    async with _server(answer) as to:
+        assert (await post(to, "127.0.0.1", {}, b"", (5.0, 100))).status == 307
+    assert hits == 1
+
+
+@pytest.mark.parametrize("first", [b"", b"HTTP/1.1 200 OK\r\n"])
+async def test_a_receiver_that_hangs_or_trickles_is_left(first: bytes) -> None:
+    released = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(first)
+        while first and not released.is_set():
+            writer.write(b"X-Header: 1\r\n")
+            await asyncio.sleep(0.05)
+        await released.wait()
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        to = Destination.of(f"http://x:{server.sockets[0].getsockname()[1]}/")
+        began_s = time.monotonic()
+        with pytest.raises(PostFailed, match=r"no answer within 0\.5 s|the request failed"):
+            await post(to, "127.0.0.1", {}, b"", (0.5, 100))
+        released.set()
+        assert time.monotonic() - began_s < 20
+
+
+async def test_an_answer_without_end_is_cut() -> None:
+    async def answer(head: bytes) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b"x" * 1000
+
+    async with _server(answer) as to:
+        with pytest.raises(PostFailed, match="larger than 100 bytes"):
+            await post(to, "127.0.0.1", {}, b"", (5.0, 100))
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "localhost",
+        "10.0.0.1",
+        "172.16.3.4",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "[::1]",
+        "[fd00::1]",
+        "[fe80::1]",
+        "[::ffff:127.0.0.1]",
+        "2130706433",
+        "0x7f.1",
+    ],
+)
+async def test_addresses_that_are_not_public_are_refused(host: str) -> None:
+    with pytest.raises(PostFailed, match=r"not public|has no address"):
+        await resolve(Destination.of(f"http://{host}/"), [])
+
+
+async def test_networks_that_are_allowed_are_reached_and_no_others() -> None:
+    assert await resolve(Destination.of("http://127.0.0.1/"), _LOOPBACK) == "127.0.0.1"
+    assert await resolve(Destination.of("https://8.8.8.8/"), []) == "8.8.8.8"
+    with pytest.raises(PostFailed):
+        await resolve(Destination.of("http://10.0.0.1/"), _LOOPBACK)
+
+
+async def test_a_host_with_one_forbidden_address_of_several_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def found(*_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(0, 0, 0, "", ("8.8.8.8", 80)), (0, 0, 0, "", ("10.0.0.1", 80))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found, raising=False)
+    with pytest.raises(PostFailed, match="not public"):
+        await resolve(Destination.of("http://two.example/"), [])
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("ftp://a/", "must begin with https://"),
+        ("https://user:secret@a/", "without a user"),
+        ("https:///path", "must name a host"),
+        ("https://a/b c", "without spaces"),
+        ("https://a/\r\nX: y", "host must be|without spaces"),
+        ("https://a/ä", "ASCII"),
+        ("https://b.example/", "its host must be a or [*].c.example"),
+        ("https://c.example/", "its host must be"),
+        ("https://ac.example/", "its host must be"),
+    ],
+)
+def test_urls_that_are_refused(url: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        check_host(url, "a, *.c.example")
+
+
+def test_hosts_that_are_allowed() -> None:
+    for url in ("https://a/x?y=z", "http://A:8080", "https://d.c.example/"):
+        check_host(url, "a, *.c.example")
+    with pytest.raises(ValueError, match="jobs_notification_hosts"):
+        check_host("https://a/", "")

@@ -1,0 +1,101 @@
+"""bulk/transform/batches.py: batches follow from the rows alone, and a bad sequence fails alone."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neuronpipe.bulk.transform.batches import BatchMaker, request_id
+from neuronpipe.bulk.transform.settings import TransformSettings
+from neuronpipe.bundles.repository import read_repository
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import InternalError
+from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction
+from neuronpipe.core.packed import TensorSets
+
+_BAD = 7
+
+
+class _Executor:
+    """Computes each sequence's length, and refuses items with the token _BAD."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    async def __call__(self, item: ExecuteItem) -> Prediction:
+        ids = [arrays["input_ids"] for arrays in item.sequences.arrays]
+        self.batches.append([len(one) for one in ids])
+        await asyncio.sleep(0)
+        if any((one == _BAD).any() for one in ids):
+            raise InternalError("the model could not compute this input")
+        outputs = [{"length": np.array(len(one))} for one in ids]
+        return Prediction(TensorSets(arrays=outputs), bucket_tokens=max(map(len, ids)))
+
+
+def _item(window: int, row: int, lengths: Sequence[int], token: int = 1) -> ExecuteItem:
+    arrays = [{"input_ids": np.full(length, token, np.int32)} for length in lengths]
+    return ExecuteItem(Call(request_id(window, row)), ModelKey("m", 1), TensorSets(arrays=arrays))
+
+
+async def _run(maker: BatchMaker, rows: Sequence[Sequence[int]], order: Sequence[int], **bad: int) -> list[Any]:
+    """The lengths of each row's outputs, or its error; rows without sequences leave before. They come in this order."""
+    window = maker.open(len(rows))
+
+    async def one(row: int) -> Any:
+        try:
+            if not rows[row]:
+                return None
+            found = await maker.execute(_item(window, row, rows[row], _BAD if row == bad.get("row") else 1))
+            return [int(outputs["length"]) for outputs in found.outputs.arrays]
+        except InternalError as error:
+            return error
+        finally:
+            maker.leave(window, row)
+
+    tasks = {}
+    for row in order:
+        tasks[row] = asyncio.create_task(one(row))
+        await asyncio.sleep(0)
+    found = [await tasks[row] for row in range(len(rows))]
+    await maker.close(window)
+    return found
+
+
+@pytest.fixture
+def maker(fake_repository: Path) -> tuple[BatchMaker, _Executor]:
+    executor = _Executor()
+    bundle = next(bundle for bundle in read_repository(fake_repository) if bundle.spec.name == "classifier")
+    settings = TransformSettings(max_batch_tokens=64, max_batch_size=8)
+    return BatchMaker(executor, bundle, settings), executor
+
+
+async def test_batches_do_not_depend_on_the_order_in_which_rows_arrive(maker: tuple[BatchMaker, _Executor]) -> None:
+    batches, executor = maker
+    lengths = random.Random(5)
+    rows = [[lengths.randint(1, 40) for _ in range(lengths.choice([0, 1, 1, 1, 3]))] for _ in range(60)]
+    seen = []
+    for seed in range(3):
+        order = list(range(len(rows)))
+        random.Random(seed).shuffle(order)
+        executor.batches.clear()
+        assert await _run(batches, rows, order) == [row or None for row in rows]
+        seen.append(sorted(executor.batches))
+    assert seen[0] == seen[1] == seen[2]
+    for batch in seen[0]:
+        assert len(batch) <= 8
+        assert len(batch) == 1 or len(batch) * -(-max(batch) // 4) * 4 <= 64
+
+
+async def test_a_row_that_the_model_cannot_compute_fails_alone(maker: tuple[BatchMaker, _Executor]) -> None:
+    found = await _run(maker[0], [[4]] * 6, range(6), row=2)
+    assert isinstance(found[2], InternalError)
+    assert [one for one in found if one == [4]] == [[4]] * 5
+
+
+async def test_a_window_whose_rows_all_failed_before_ends(maker: tuple[BatchMaker, _Executor]) -> None:
+    assert await _run(maker[0], [[]] * 3, range(3)) == [None] * 3
+    assert not maker[1].batches

@@ -1,0 +1,67 @@
+"""bulk/transform/folders.py and files.py over S3: a bucket holds what a folder would."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from neuronpipe.bulk.transform.files import find_inputs, open_input
+from neuronpipe.bulk.transform.folders import Folder, open_folder, write_file
+from neuronpipe.bulk.transform.manifest import DoneShard, Manifest
+from neuronpipe.core.errors import SetupError
+from tests.s3_server import running_s3
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
+    with running_s3(monkeypatch) as objects:
+        yield objects
+
+
+@pytest.fixture(params=["path", "bucket"])
+def folder(request: pytest.FixtureRequest, bucket: dict[str, bytes], tmp_path: Path) -> Folder:
+    return open_folder("s3://bucket/runs/a" if request.param == "bucket" else str(tmp_path / "runs" / "a"))
+
+
+def _shard(number: int) -> DoneShard:
+    return DoneShard(number, f"part-{number:05d}.jsonl", 4, "rows.jsonl", 0, 1, 0, 3, 0, 4)
+
+
+def test_a_folder_has_what_was_completed_in_it(folder: Folder) -> None:
+    with folder.locked():
+        assert folder.read("_run.json") is None
+        write_file(folder, "_run.json", b"{}")
+        write_file(folder, "_shards/1", b"one")
+        broken = folder.create("_shards/2")
+        broken.file.write(b"two")
+        broken.discard()
+        assert folder.read("_run.json") == b"{}"
+        assert folder.names("_shards") == ["_shards/1"]
+        assert folder.sizes(["_run.json", "none"]) == {"_run.json": 2}
+
+
+def test_a_shard_is_done_where_its_results_are_there(folder: Folder) -> None:
+    manifest = Manifest(folder)
+    with folder.locked():
+        for number in (1, 0, 2):
+            manifest.add(_shard(number))
+        write_file(folder, "part-00000.jsonl", b"{}{}")
+        write_file(folder, "part-00001.jsonl", b"{}")  # of another size than its line says
+        assert manifest.done() == [_shard(0)]
+        manifest.begin("a", {"task": "x"})
+        manifest.begin("a", {"task": "x"})
+        with pytest.raises(SetupError, match="differs in task"):
+            manifest.begin("b", {"task": "y"})
+
+
+def test_rows_are_read_from_a_bucket(bucket: dict[str, bytes]) -> None:
+    bucket |= {"in/a.jsonl": b"{}\n", "in/b.jsonl": b"[]\n", "in/notes.txt": b"", "in/deep/c.jsonl": b""}
+    assert find_inputs(["s3://bucket/in/[ab].jsonl"]) == ["s3://bucket/in/a.jsonl", "s3://bucket/in/b.jsonl"]
+    assert find_inputs(["s3://bucket/in/b.jsonl"]) == ["s3://bucket/in/b.jsonl"]
+    assert "s3://bucket/in/notes.txt" not in find_inputs(["s3://bucket/in/"])
+    with open_input("s3://bucket/in/b.jsonl") as opened:
+        assert opened.read() == b"[]\n"
+    with pytest.raises(SetupError, match="no such file"):
+        find_inputs(["s3://bucket/out/"])
+    with pytest.raises(SetupError, match=r"s3://bucket/gone\.jsonl: is not there"):
+        open_input("s3://bucket/gone.jsonl")

@@ -1,0 +1,170 @@
+"""transform/formats: every format reads what it wrote, from any place on, and names what is no row."""
+
+import gzip
+import json
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from neuronpipe.bulk.transform.files import find_inputs, naming, open_input
+from neuronpipe.bulk.transform.formats import find_format, format_of
+from neuronpipe.bulk.transform.formats.base import Column, FileScan, Row
+from neuronpipe.core.errors import SetupError
+
+_TEXTS = ["plain", 'a "quote", a comma', "two\nlines", "ünï — 語", "", "x" * 200_000]
+
+
+def _scan(file: Path, format: str, step: int) -> FileScan:
+    with naming(str(file)), open_input(str(file)) as opened:
+        return find_format(format).scan(opened, step)
+
+
+def _read(file: Path, format: str, step: int = 2) -> list[list[Row]]:
+    """The rows from each place on, `step` of them."""
+    scan = _scan(file, format, step)
+    found = []
+    for place in scan.starts:
+        reader = find_format(format).open_reader(open_input(str(file)), place, scan.columns)
+        found.append(reader.read(step))
+        reader.close()
+    return found
+
+
+def _write(file: Path, format: str, columns: Sequence[Column], records: Sequence[dict[str, Any]]) -> None:
+    with file.open("wb") as opened:
+        writer = find_format(format).open_writer(opened, columns)
+        writer.write(records[:1])
+        writer.write(records[1:])
+        writer.close()
+
+
+def _plain(row: Row) -> Any:
+    return (
+        row
+        if isinstance(row, str)
+        else {name: value.as_py() if hasattr(value, "as_py") else value for name, value in row.items()}
+    )
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("step", [1, 2, 4, 100])
+def test_a_format_reads_what_it_wrote_from_any_place_on(format: str, step: int, tmp_path: Path) -> None:
+    records = [{"id": str(number), "text": text} for number, text in enumerate(_TEXTS)]
+    _write(tmp_path / "rows", format, [Column("id"), Column("text")], records)
+    assert [_plain(row) for part in _read(tmp_path / "rows", format, step) for row in part] == records
+    assert _scan(tmp_path / "rows", format, step).columns == ["id", "text"]
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_compressed_files_are_read_from_any_place_on(ending: str, tmp_path: Path) -> None:
+    content = b"".join(b'{"n":%d}\n' % number for number in range(1000))
+    file = tmp_path / f"rows.jsonl{ending}"
+    if ending == ".gz":
+        file.write_bytes(gzip.compress(content))
+    else:
+        with pyarrow.CompressedOutputStream(str(file), "zstd") as stream:
+            stream.write(content)
+    rows = [row for part in _read(file, "jsonl", 300) for row in part]
+    assert rows == [{"n": number} for number in range(1000)]
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(SetupError, match=r"rows\.jsonl.*damaged"):
+        _scan(file, "jsonl", 300)
+
+
+def test_parquet_keeps_types(tmp_path: Path) -> None:
+    """Nanoseconds, decimals and lists are written as they were read."""
+    table = pyarrow.table(
+        {
+            "time": pyarrow.array([1, 2, None], pyarrow.timestamp("ns")),
+            "price": [Decimal("1.50"), None, Decimal("2.25")],
+            "tags": [["a"], [], None],
+            "kind": pyarrow.array(["x", "y", "x"]).dictionary_encode(),
+        }
+    )
+    parquet.write_table(table, tmp_path / "in")
+    with (tmp_path / "in").open("rb") as opened:
+        kinds = find_format("parquet").kinds(opened)
+    columns = [Column(name, kind) for name, kind in kinds.items()]
+    (rows,) = _read(tmp_path / "in", "parquet", 100)
+    _write(tmp_path / "out", "parquet", columns, [dict(row) for row in rows if not isinstance(row, str)])
+    assert parquet.read_table(tmp_path / "out").equals(parquet.read_table(tmp_path / "in"))
+
+
+def test_what_is_no_json_row_is_named(tmp_path: Path) -> None:
+    lines = [b'{"a":1}', b"", b"{", b"[1]", b'{"a":"\xff"}', b'{"a":NaN}', b"[" * 100_000, b'\xef\xbb\xbf{"a":2}\r']
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines))
+    (rows,) = _read(tmp_path / "rows.jsonl", "jsonl", 100)
+    assert rows[0] == {"a": 1}
+    assert str(rows[1]).startswith("is no valid JSON")
+    assert rows[2] == "is no JSON object"
+    assert rows[3] == "is not UTF-8: byte 7"
+    assert "NaN" in str(rows[4])
+    assert "is no valid JSON" in str(rows[5])
+    assert rows[6] == {"a": 2}
+    assert len(rows) == 7
+
+
+def test_what_is_no_csv_row_is_named(tmp_path: Path) -> None:
+    content = b'\xef\xbb\xbf"id",text\r\n1,a\r\n\r\n2\r\n3,"x"y\r\n4,caf\xe9\r\n5,"b\nc"\r\n'
+    (tmp_path / "rows.csv").write_bytes(content)
+    (rows,) = _read(tmp_path / "rows.csv", "csv", 100)
+    assert rows[0] == {"id": "1", "text": "a"}
+    assert rows[1] == "has 1 cells, the heading has 2"
+    assert str(rows[2]).startswith("is no valid CSV")
+    assert rows[3] == "is not UTF-8"
+    assert rows[4] == {"id": "5", "text": "b\nc"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.csv", b'a,b\n1,"never closed\n', "quote is not closed"),
+        ("rows.csv", b"a,a\n", "a name twice"),
+        ("rows.csv", b"caf\xe9\n", "heading is not UTF-8"),
+        ("rows.jsonl", "{}\n".encode("utf-16"), "UTF-16"),
+        ("rows.parquet", b"PAR1 but not really", "no Parquet file"),
+        ("rows.jsonl.gz", b"no gzip", "damaged"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SetupError, match=rf"{name}.*{message}"):
+        _scan(tmp_path / name, format_of(name), 10)
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv"])
+def test_a_file_without_rows_has_none(format: str, tmp_path: Path) -> None:
+    (tmp_path / "rows").write_bytes(b"")
+    assert _scan(tmp_path / "rows", format, 10).rows == 0
+
+
+def test_json_writes_what_orjson_does_not(tmp_path: Path) -> None:
+    """Whole numbers beyond 64 bits and half surrogate pairs stay as they are beside a vector."""
+    record = {"big": 2**80, "half": "\ud800", "bytes": b"\x00\xff", "vector": np.array([0.1, 1], np.float32)}
+    _write(tmp_path / "rows", "jsonl", [Column(name) for name in record], [record])
+    line = (tmp_path / "rows").read_text()
+    assert json.loads(line) == {"big": 2**80, "half": "\ud800", "bytes": "AP8=", "vector": [0.1, 1.0]}
+
+
+def test_csv_writes_lists_as_json(tmp_path: Path) -> None:
+    record = {"a": [1.5, "x"], "b": True, "c": None, "d": 0.1}
+    _write(tmp_path / "rows", "csv", [Column(name) for name in record], [record])
+    assert (tmp_path / "rows").read_text() == 'a,b,c,d\n"[1.5,""x""]",true,,0.1\n'
+
+
+def test_inputs_are_files_folders_and_patterns(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl.gz", "notes.txt"):
+        (tmp_path / name).touch()
+    found = [str(tmp_path / "a.jsonl.gz"), str(tmp_path / "b.jsonl")]
+    assert find_inputs([str(tmp_path)]) == found
+    assert find_inputs([str(tmp_path / "*.jsonl*"), str(tmp_path / "b.jsonl")]) == found
+    with pytest.raises(SetupError, match="no such file"):
+        find_inputs([str(tmp_path / "*.csv")])
+    with pytest.raises(SetupError, match="--input-format"):
+        format_of("rows.txt")

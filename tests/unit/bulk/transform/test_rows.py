@@ -1,0 +1,198 @@
+"""bulk/transform/rows.py: columns to a task's input, results to columns."""
+
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import (
+    Answer as FoundAnswer,
+)
+from neuronpipe.api.v1.tasks_pb2 import (
+    FeatureType,
+    LabelScore,
+    MultiVectorEmbeddingInput,
+    MultiVectorEmbeddingResult,
+    QuestionAnsweringInput,
+    QuestionAnsweringResult,
+    SentenceEmbeddingInput,
+    SentenceEmbeddingResult,
+    TaskInput,
+    TaskResult,
+    TextClassificationInput,
+    TextClassificationResult,
+    Truncation,
+    ZeroShotClassificationInput,
+)
+from neuronpipe.bulk.transform.formats.base import Column
+from neuronpipe.bulk.transform.openai_batch import OpenAiRows
+from neuronpipe.bulk.transform.request import Answer
+from neuronpipe.bulk.transform.rows import TaskRows
+from neuronpipe.core.errors import InvalidInput, SetupError
+from neuronpipe.tasks import ANSWERED_TASKS
+
+_LABELS = TaskResult(
+    text_classification=TextClassificationResult(
+        labels=[LabelScore(label="good", score=0.75), LabelScore(label="bad", score=0.25)]
+    )
+)
+
+
+def _rows(fields: Mapping[str, str], *, cells_are_texts: bool = False, prefix: str = "", **task: Any) -> TaskRows:
+    ((name, input),) = task.items()
+    template = TaskInput(**{name: input})
+    getattr(template, name).SetInParent()
+    return TaskRows(name, template, fields, [Column("id")], prefix, cells_are_texts=cells_are_texts)
+
+
+def _classifier(**options: Any) -> TaskRows:
+    return _rows({"text": "review"}, text_classification=TextClassificationInput(**options))
+
+
+def test_an_input_has_what_rows_share_and_what_columns_hold() -> None:
+    rows = _rows(
+        {"text": "body", "candidate_labels": "topics"},
+        zero_shot_classification=ZeroShotClassificationInput(multi_label=True),
+    )
+    (input,) = rows.inputs({"body": "A text.", "topics": ["a", "b"], "other": 1})
+    expected = ZeroShotClassificationInput(text="A text.", candidate_labels=["a", "b"], multi_label=True)
+    assert input == TaskInput(zero_shot_classification=expected)
+
+
+@pytest.mark.parametrize("task", ["text_generation", "summarization", "translation"])
+def test_a_task_that_generates_is_refused_by_its_name(task: str) -> None:
+    input: dict[str, Any] = {task: {}}
+    with pytest.raises(SetupError, match=f"--task {task.replace('_', '-')}: generated texts are not transformed"):
+        _rows({}, **input)
+
+
+def test_each_task_has_columns_or_a_reason_why_not() -> None:
+    for name in sorted(field.name for field in TaskInput.DESCRIPTOR.fields):
+        input: dict[str, Any] = {name: {}}
+        if not ANSWERED_TASKS[name].generates:
+            assert _rows({}, **input).columns[-1].name == "error_reason"
+
+
+def test_vectors_of_tokens_are_lists_of_numbers() -> None:
+    rows = _rows({"text": "body"}, multi_vector_embedding=MultiVectorEmbeddingInput())
+    data = np.array([[1, 2], [3, 4], [5, 6]], "<f4").tobytes()
+    result = MultiVectorEmbeddingResult(data=data, shape=[3, 2], type=FeatureType.FEATURE_TYPE_FLOAT32)
+    found = rows.record({"id": 1}, [Answer(TaskResult(multi_vector_embedding=result), 3, 0, 4)])
+    assert [vector.tolist() for vector in found["vectors"]] == [[1, 2], [3, 4], [5, 6]]
+
+
+def test_cells_of_csv_hold_lists_as_json() -> None:
+    rows = _rows(
+        {"text": "body", "candidate_labels": "topics"},
+        cells_are_texts=True,
+        zero_shot_classification=ZeroShotClassificationInput(),
+    )
+    (input,) = rows.inputs({"body": "7", "topics": '["a"]'})
+    assert input.zero_shot_classification == ZeroShotClassificationInput(text="7", candidate_labels=["a"])
+    with pytest.raises(InvalidInput, match="column 'topics': is no valid JSON"):
+        rows.inputs({"body": "7", "topics": "a, b"})
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("is no valid JSON", "row: is no valid JSON"),
+        ({"text": "x"}, "column 'review': is missing"),
+        ({"review": None}, "column 'review': is missing"),
+        ({"review": 7}, "column 'review': must be a text"),
+        ({"review": ["x"]}, "column 'review': must be a text"),
+        ({"review": "\ud800"}, "column 'review': is no valid Unicode"),
+    ],
+)
+def test_a_row_of_which_no_input_can_be_made_says_why(row: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        _classifier().inputs(row)
+
+
+def test_the_best_label_has_columns_of_its_own_and_several_are_a_list() -> None:
+    row, answer = {"id": 5, "review": "x"}, Answer(_LABELS, 3, 0, 4)
+    expected = {"id": 5, "label": "good", "score": 0.75, "error": None, "error_reason": None}
+    assert _classifier().record(row, [answer]) == expected
+    several = _classifier(top_k=2).record(row, [answer])
+    assert several["labels"] == [{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}]
+
+
+def test_a_row_that_failed_has_its_error_and_what_it_keeps() -> None:
+    rows = _rows({"text": "review"}, prefix="p_", text_classification=TextClassificationInput())
+    expected = {
+        "id": 5,
+        "p_label": None,
+        "p_score": None,
+        "p_error": "text: is empty",
+        "p_error_reason": "INVALID_INPUT",
+    }
+    assert rows.record({"id": 5}, [InvalidInput("text", "is empty")]) == expected
+    assert [column.name for column in rows.columns] == list(expected)
+
+
+def test_truncation_is_not_silent() -> None:
+    rows = _classifier(truncation=Truncation.TRUNCATION_RIGHT)
+    assert rows.record({}, [Answer(_LABELS, 3, 17, 4)])["truncated_tokens"] == 17
+
+
+def test_a_vector_is_an_array_of_float32() -> None:
+    rows = _rows({"text": "text"}, sentence_embedding=SentenceEmbeddingInput())
+    result = TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[0.1, 0.2]))
+    found = rows.record({}, [Answer(result, 3, 0, 4)])["embedding"]
+    np.testing.assert_array_equal(found, np.array([0.1, 0.2], np.float32))
+
+
+def test_an_answer_of_no_passage_has_empty_columns() -> None:
+    rows = _rows({"question": "q", "context": "c"}, question_answering=QuestionAnsweringInput())
+    none = TaskResult(question_answering=QuestionAnsweringResult())
+    assert rows.record({}, [Answer(none, 3, 0, 4)])["answer"] is None
+    one = TaskResult(
+        question_answering=QuestionAnsweringResult(answers=[FoundAnswer(text="a", score=1, start=2, end=3)])
+    )
+    found = rows.record({}, [Answer(one, 3, 0, 4)])
+    assert (found["answer"], found["score"], found["start"], found["end"]) == ("a", 1.0, 2, 3)
+
+
+def test_rows_travel_to_other_processes() -> None:
+    rows = _classifier(top_k=2)
+    other = pickle.loads(pickle.dumps(rows))
+    assert other.columns == rows.columns
+    assert other.inputs({"review": "x"}) == rows.inputs({"review": "x"})
+
+
+def _openai(**changes: Any) -> dict[str, Any]:
+    row = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": ["x", "y"]}}
+    return row | changes
+
+
+def test_openai_s_batch_files_are_answered_in_their_words() -> None:
+    rows = OpenAiRows("m")
+    assert [input.sentence_embedding.text for input in rows.inputs(_openai())] == ["x", "y"]
+    vectors = [TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[number])) for number in (1, 2)]
+    record = rows.record(_openai(), [Answer(vector, 3, 0, 4) for vector in vectors])
+    response = record["response"]
+    assert (record["custom_id"], record["error"], response["status_code"]) == ("a", None, 200)
+    assert [(one["index"], one["embedding"].tolist()) for one in response["body"]["data"]] == [(0, [1.0]), (1, [2.0])]
+    assert response["body"]["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (_openai(custom_id=None), "custom_id"),
+        (_openai(url="/v1/chat/completions"), "url"),
+        (_openai(body={"model": "other", "input": "x"}), "body.model"),
+        (_openai(body={"model": "m"}), "input"),
+        (_openai(body={"model": "m", "input": []}), "input"),
+        ("is no valid JSON", "row"),
+    ],
+)
+def test_a_request_of_openai_s_that_is_wrong_gets_its_error(row: Any, message: str) -> None:
+    rows = OpenAiRows("m")
+    with pytest.raises(InvalidInput, match=message) as raised:
+        rows.inputs(row)
+    response = rows.record(row, [raised.value])["response"]
+    assert response["status_code"] == 400
+    assert response["body"]["error"]["type"] == "invalid_request_error"

@@ -1,0 +1,118 @@
+"""A pipeline that answers with what a test wrote down, and keeps what it was asked."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+
+from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import NeuronpipeError
+from neuronpipe.core.items import ModelKey
+from neuronpipe.core.metrics import Meters, Telemetry
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.names import Name
+from neuronpipe.core.packed import pack_result
+from neuronpipe.doors.choice import ModelChoice
+from neuronpipe.doors.http.app import App
+from neuronpipe.doors.http.handlers import ROUTES, http_handlers
+from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.oip.service import TensorService
+from neuronpipe.gateway.assembly import Gateway
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, StageTimings, Usage
+from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.platform.process.in_flight import InFlight
+from tests.door import models_of
+
+# What becomes of an input.
+Answer = Callable[[TaskInput], TaskResult | NeuronpipeError]
+
+
+class WrittenPipeline:
+    """Takes every input for its model's; each costs 5 tokens, of which 2 more were cut off."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.asked: list[InferenceRequest] = []
+        self._answer = answer
+
+    async def infer(self, request: InferenceRequest, span: Name) -> InferenceResult:
+        self.asked.append(request)
+        outcome = self._answer(request.input.message)
+        if isinstance(outcome, NeuronpipeError):
+            raise outcome
+        timings = StageTimings(9_000_000, 1_000_000, 5_000_000, 1_000_000, 2_000_000, 3_000_000)
+        usage = Usage(tokens=5, truncated_tokens=2)
+        return InferenceResult(
+            request.call.request_id, ModelKey(request.model, 1), pack_result(outcome), usage, timings
+        )
+
+    @contextmanager
+    def observe_together(self, call: Call, span: Name) -> Iterator[Call]:
+        yield call
+
+
+class Browser:
+    """Sends requests to the application, without a network."""
+
+    def __init__(
+        self,
+        specs: Iterable[ModelSpec],
+        answer: Answer,
+        default_models: str = "",
+        max_body_bytes: int = 1 << 20,
+        **limits: Any,
+    ) -> None:
+        self.pipeline = WrittenPipeline(answer)
+        self.in_flight = InFlight("all", max_body_bytes, 4 * max_body_bytes)
+        self.app = App(ROUTES, self.in_flight, max_body_bytes)
+        settings, catalog = PipelineSettings(**limits), Catalog(models_of(specs, Telemetry()))
+        gateway = Gateway(self.pipeline, catalog)  # type: ignore[arg-type]
+        inference = Inference(self.pipeline, settings)  # type: ignore[arg-type]
+        tensors = TensorService(gateway, settings, Meters(), lambda: True)
+        models = ModelChoice(catalog, default_models)
+        self.app.handlers = http_handlers(inference, models, tensors, gateway, settings, Telemetry())
+        self.headers: dict[str, str] = {}
+
+    @property
+    def inputs(self) -> list[TaskInput]:
+        """What the pipeline was asked."""
+        return [request.input.message for request in self.pipeline.asked]
+
+    async def post(self, path: str, body: Any, media_type: str = "application/json", **headers: str) -> tuple[int, Any]:
+        """The status and the body, parsed where it is JSON."""
+        data = body if isinstance(body, bytes) else orjson.dumps(body)
+        return await self.send(
+            "POST", path, data, **{"content-type": media_type, "content-length": str(len(data))}, **headers
+        )
+
+    async def get(self, path: str, **headers: str) -> tuple[int, Any]:
+        """As post."""
+        return await self.send("GET", path, b"", **headers)
+
+    async def send(self, method: str, path: str, data: bytes, **headers: str) -> tuple[int, Any]:
+        """As post; the answer's headers are in `self.headers`."""
+        parts = [data[:3], data[3:]]
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        path, _, query = path.partition("?")
+        fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        scope = {
+            "method": method,
+            "path": path,
+            "query_string": query.encode(),
+            "headers": fields,
+            "client": ("127.0.0.1", 1),
+        }
+        await self.app(scope, receive, send)
+        self.headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        answer = b"".join(message["body"] for message in sent[1:])
+        is_json = "json" in self.headers["content-type"] and "lines" not in self.headers["content-type"]
+        return sent[0]["status"], orjson.loads(answer) if is_json else answer

@@ -1,0 +1,500 @@
+"""doors/http/app.py: what HTTP itself prescribes, whatever the protocol."""
+
+import asyncio
+import gzip
+import re
+import time
+import zlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import orjson
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, SentenceSimilarityResult, TaskInput, TaskResult
+from neuronpipe.core.errors import NeuronpipeError, Overloaded
+from neuronpipe.doors.http.app import App
+from neuronpipe.doors.http.exchange import HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.handlers import ROUTES
+from neuronpipe.platform.process.in_flight import InFlight
+from tests.unit.doors.http.doubles import Browser
+from tests.unit.every_error import EVERY_ERROR
+from tests.unit.model_specs import model_spec
+
+_SPECS = [model_spec("sentence_embedding", also_answers=("sentence_similarity",))]
+_BODY = {"model": "small", "input": "a"}
+
+
+def _answer(input: TaskInput) -> TaskResult:
+    return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, 2, 3, 4]))
+
+
+@pytest.fixture
+def browser() -> Browser:
+    return Browser(_SPECS, _answer)
+
+
+async def test_an_unknown_path_is_a_problem_of_rfc_9457(browser: Browser) -> None:
+    status, body = await browser.get("/v1/nothing")
+    assert status == 404
+    assert browser.headers["content-type"] == "application/problem+json"
+    assert body["status"] == 404
+    assert body["detail"] == "no such path; /openapi.json lists all of them"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"), [("GET", "/v1/embeddings", "POST"), ("POST", "/v1/models/x", "GET, HEAD")]
+)
+async def test_another_method_is_told_the_right_ones(browser: Browser, method: str, path: str, allow: str) -> None:
+    status, _ = await browser.send(method, path, b"{}")
+    assert (status, browser.headers["allow"]) == (405, allow)
+
+
+async def test_head_is_answered_as_get(browser: Browser) -> None:
+    status, _ = await browser.send("HEAD", "/v1/models", b"")
+    assert status == 200
+
+
+async def test_only_json_is_taken(browser: Browser) -> None:
+    status, body = await browser.post("/v1/embeddings", _BODY, "application/x-www-form-urlencoded")
+    assert status == 415
+    assert body["error"]["message"] == "content-type: must be application/json"
+
+
+_BODIES = [
+    b"{",
+    b"",
+    b"null",
+    b"[]",
+    b"7",
+    b'{"inputs": NaN}',
+    b'{"inputs": 1e400}',
+    b'{"inputs": "\xff"}',
+    b'{"inputs": "\\ud800"}',
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+]
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.takes], ids=lambda route: route.path)
+async def test_what_no_protocol_takes_is_refused_in_the_form_of_each(browser: Browser, route: Route) -> None:
+    names = {"name": "small", "task": "feature-extraction", "model": "small", "/form": "", "version": "1"}
+    path = re.sub(r"{([\w/]+)}", lambda name: names[name[1]], route.path)
+    keys = set(route.error_form.schema["properties"]) - {"field"}
+    for data in _BODIES:
+        status, body = await browser.post(path, data)
+        assert (status, set(body) - {"field"}) == (400, keys), data
+        assert browser.headers["content-type"] == route.error_form.media_type
+    status, body = await browser.post(path, b"{}", "application/xml")
+    assert (status, set(body)) == (415, keys)
+    assert browser.inputs == []
+
+
+async def test_json_may_say_its_charset_or_nothing(browser: Browser) -> None:
+    assert (await browser.post("/v1/embeddings", _BODY, "Application/JSON; charset=utf-8"))[0] == 200
+    assert (await browser.send("POST", "/v1/embeddings", orjson.dumps(_BODY)))[0] == 200
+
+
+async def test_a_request_for_which_there_is_no_room_is_refused_before_its_body_is_read(browser: Browser) -> None:
+    def check_room(remaining_s: float | None) -> None:
+        raise Overloaded(f"{remaining_s is not None and remaining_s < 1}", retry_after_s=2)
+
+    browser.in_flight.check_room = check_room
+    status, body = await browser.post("/v1/embeddings", b"{broken", **{"x-request-timeout-ms": "900"})
+    assert (status, body["error"]["message"], browser.headers["retry-after"]) == (429, "True", "2")
+
+
+@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+async def test_a_compressed_body_is_read(browser: Browser, encoding: str, compress: Any) -> None:
+    status, _ = await browser.post("/v1/embeddings", compress(orjson.dumps(_BODY)), **{"content-encoding": encoding})
+    assert status == 200
+
+
+async def test_a_body_is_compressed_by_nothing_else(browser: Browser) -> None:
+    assert (await browser.post("/v1/embeddings", _BODY, **{"content-encoding": "br"}))[0] == 415
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"{}", gzip.compress(b"{}")[:-3], gzip.compress(b"{}") + b"more", b""],
+    ids=["not compressed", "cut off", "more behind it", "empty"],
+)
+async def test_a_body_that_is_not_compressed_as_it_says_is_an_error(browser: Browser, data: bytes) -> None:
+    status, body = await browser.post("/v1/embeddings", data, **{"content-encoding": "gzip"})
+    assert (status, body["error"]["param"]) == (400, "body")
+
+
+async def test_a_compressed_body_must_not_become_larger_than_the_limit() -> None:
+    browser = Browser(_SPECS, _answer, max_body_bytes=1000)
+    status, _ = await browser.post(
+        "/v1/embeddings", gzip.compress(b" " * 1_000_000)[:900], **{"content-encoding": "gzip"}
+    )
+    assert status == 413
+
+
+async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
+    async def receive() -> dict[str, Any]:
+        raise AssertionError("was read")
+
+    browser = Browser(_SPECS, _answer, max_body_bytes=100)
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    headers = [(b"content-length", b"101")]
+    scope = {"method": "POST", "path": "/v1/embeddings", "query_string": b"", "headers": headers, "client": None}
+    await browser.app(scope, receive, send)
+    assert sent[0]["status"] == 413
+    assert b"the body is larger than 100 bytes" in sent[1]["body"]
+
+
+async def test_a_body_without_a_length_is_read_up_to_the_limit() -> None:
+    browser = Browser(_SPECS, _answer, max_body_bytes=100)
+    status, _ = await browser.send("POST", "/v1/embeddings", b" " * 101)
+    assert status == 413
+
+
+async def test_the_deadline_is_in_milliseconds_from_now(browser: Browser) -> None:
+    before_s = time.monotonic()
+    await browser.post("/v1/embeddings", _BODY, x_request_timeout_ms="1500")
+    deadline_s = browser.pipeline.asked[0].call.deadline_s
+    assert deadline_s is not None
+    assert before_s + 1.5 <= deadline_s <= time.monotonic() + 1.5
+
+
+@pytest.mark.parametrize("timeout", ["-1", "1.5", "soon", "1234567890", "²"])
+async def test_a_deadline_that_is_no_number_is_refused(browser: Browser, timeout: str) -> None:
+    status, body = await browser.post("/v1/embeddings", _BODY, x_request_timeout_ms=timeout)
+    assert status == 400
+    assert body["error"]["param"] == "x-request-timeout-ms"
+
+
+@pytest.mark.parametrize(
+    ("headers", "model", "version", "is_bulk"),
+    [
+        ({}, "small", "", False),
+        ({"neuronpipe_version": "1"}, "small", "1", False),
+        ({"neuronpipe_priority": "bulk"}, "small", "", True),
+        ({"neuronpipe_priority": "interactive", "neuronpipe_model": "other"}, "small", "", False),
+    ],
+)
+async def test_version_and_priority_are_headers(
+    browser: Browser, headers: dict[str, str], model: str, version: str, is_bulk: bool
+) -> None:
+    assert (await browser.post("/v1/embeddings", _BODY, **headers))[0] == 200
+    (asked,) = browser.pipeline.asked
+    assert (asked.model, asked.version, asked.call.is_bulk) == (model, version, is_bulk)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/embed", {"inputs": "a"}),
+        ("/models/small", {"inputs": "a"}),
+        ("/pipeline/feature-extraction/small", {"inputs": "a"}),
+        ("/", {"inputs": "a"}),
+        ("/invocations", {"inputs": "a"}),
+    ],
+)
+async def test_a_version_counts_on_every_path(browser: Browser, path: str, body: object) -> None:
+    assert (await browser.post(path, body, neuronpipe_version="1"))[0] == 200
+    assert [(one.model, one.version) for one in browser.pipeline.asked] == [("small", "1")]
+
+
+async def test_a_model_may_be_named_by_a_header() -> None:
+    browser = Browser([*_SPECS, model_spec("sentence_embedding", name="other")], _answer)
+    for path, headers in (("/embed", {"neuronpipe_model": "other"}), ("/embed?model=other", {"neuronpipe_model": "x"})):
+        assert (await browser.post(path, {"inputs": "a"}, **headers))[0] == 200
+    assert [one.model for one in browser.pipeline.asked] == ["other", "other"]
+
+
+async def test_a_priority_that_is_none_is_refused(browser: Browser) -> None:
+    status, body = await browser.post("/v1/embeddings", _BODY, neuronpipe_priority="high")
+    assert (status, body["error"]["message"]) == (400, "neuronpipe-priority: must be interactive or bulk")
+
+
+async def test_a_route_key_goes_on(browser: Browser) -> None:
+    await browser.post("/v1/embeddings", _BODY, neuronpipe_route_key="ann")
+    assert browser.pipeline.asked[0].call.route_key == "ann"
+
+
+async def test_a_trace_goes_on(browser: Browser) -> None:
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    await browser.post("/v1/embeddings", _BODY, traceparent=traceparent, tracestate="a=b")
+    trace = browser.pipeline.asked[0].call.trace
+    assert trace is not None
+    assert (trace.traceparent, trace.tracestate) == (traceparent, "a=b")
+
+
+async def test_a_request_keeps_its_id_or_gets_one(browser: Browser) -> None:
+    await browser.post("/v1/embeddings", _BODY, x_request_id="mine")
+    assert browser.headers["x-request-id"] == browser.pipeline.asked[0].call.request_id == "mine"
+    await browser.post("/v1/embeddings", _BODY, x_request_id="\x07")
+    assert browser.headers["x-request-id"] == browser.pipeline.asked[1].call.request_id
+    assert len(browser.headers["x-request-id"]) == 32
+
+
+@pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
+async def test_an_error_of_the_pipeline_is_told_in_the_form_of_the_protocol(error: NeuronpipeError) -> None:
+    browser = Browser(_SPECS, lambda given: error)
+    status, body = await browser.post("/v1/embeddings", _BODY)
+    assert status >= 400
+    assert body["error"]["message"].endswith(error.message.removeprefix("top_k: "))
+    assert ("retry-after" in browser.headers) == (status in (429, 503))
+
+
+async def test_retry_after_is_in_whole_seconds_and_in_milliseconds() -> None:
+    browser = Browser(_SPECS, lambda given: Overloaded("full", 1.25))
+    await browser.post("/v1/embeddings", _BODY)
+    assert (browser.headers["retry-after"], browser.headers["retry-after-ms"]) == ("2", "1250")
+
+
+async def test_a_fault_is_told_by_its_request_only(browser: Browser) -> None:
+    async def fail(request: HttpRequest) -> HttpResponse:
+        raise RuntimeError("a secret")
+
+    browser.app.handlers = {"POST /v1/embeddings": fail}
+    status, body = await browser.post("/v1/embeddings", _BODY, x_request_id="mine")
+    assert status == 500
+    assert body["error"]["message"] == "internal error; the server's log has it under request_id 'mine'"
+
+
+async def test_what_is_large_is_compressed_for_those_who_take_it() -> None:
+    scores = [float(number) for number in range(20_000)]
+    result = TaskResult(sentence_similarity=SentenceSimilarityResult(scores=scores))
+    browser = Browser(_SPECS, lambda given: result)
+    body = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
+    headers = {"accept-encoding": "br, gzip", "content-type": "application/json"}
+    _, plain = await browser.post("/similarity", body)
+    assert "content-encoding" not in browser.headers
+    assert browser.headers["vary"] == "accept-encoding"
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": orjson.dumps(body), "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    fields = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await browser.app(
+        {"method": "POST", "path": "/similarity", "query_string": b"", "headers": fields, "client": None}, receive, send
+    )
+    assert (b"content-encoding", b"gzip") in sent[0]["headers"]
+    assert orjson.loads(gzip.decompress(sent[1]["body"])) == plain == scores
+
+
+async def test_before_it_is_open_requests_are_told_to_retry(browser: Browser) -> None:
+    browser.app.handlers = {}
+    status, body = await browser.post("/v1/embeddings", _BODY)
+    assert (status, body["error"]["message"]) == (503, "the all service is starting")
+    assert browser.headers["retry-after"] == "1"
+
+
+async def test_while_it_drains_new_requests_are_refused_and_connections_end(browser: Browser) -> None:
+    browser.in_flight.drain()
+    browser.app.is_draining = True
+    status, _ = await browser.post("/v1/embeddings", _BODY)
+    assert (status, browser.headers["connection"], browser.headers["retry-after"]) == (503, "close", "1")
+
+
+async def test_requests_are_counted_with_those_of_other_doors(browser: Browser) -> None:
+    counts = []
+
+    async def count(request: HttpRequest) -> HttpResponse:
+        counts.append(browser.in_flight.count)
+        return HttpResponse(b"{}")
+
+    browser.app.handlers = {"POST /v1/embeddings": count}
+    await browser.post("/v1/embeddings", _BODY)
+    assert (counts, browser.in_flight.count) == ([1], 0)
+
+
+async def test_a_caller_who_leaves_takes_the_work_along(browser: Browser) -> None:
+    began, ended, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    sent: list[object] = []
+
+    async def wait(request: HttpRequest) -> HttpResponse:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    async def receive() -> dict[str, Any]:
+        if not began.is_set():
+            return {"type": "http.request", "body": orjson.dumps(_BODY), "more_body": False}
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    browser.app.handlers = {"POST /v1/embeddings": wait}
+    scope: dict[str, Any] = {
+        "method": "POST",
+        "path": "/v1/embeddings",
+        "query_string": b"",
+        "headers": [],
+        "client": None,
+    }
+    answering = asyncio.create_task(browser.app(scope, receive, send))
+    await began.wait()
+    assert browser.in_flight.count == 1
+    left.set()
+    await answering
+    assert ended.is_set()
+    assert browser.in_flight.count == 0
+    assert sent == []
+
+
+async def test_a_request_that_is_cancelled_from_within_is_told_that_the_server_stops(browser: Browser) -> None:
+    async def cancelled(request: HttpRequest) -> HttpResponse:
+        raise asyncio.CancelledError
+
+    browser.app.handlers = {"POST /v1/embeddings": cancelled}
+    status, body = await browser.post("/v1/embeddings", _BODY)
+    assert (status, body["error"]["message"]) == (503, "the all service is stopping")
+
+
+async def test_a_body_that_does_not_arrive_is_refused_where_the_memory_is_claimed(browser: Browser) -> None:
+    # Of a budget for one body of the largest size, of which another caller's body has a part.
+    browser.in_flight = InFlight("all", 1 << 20, 1 << 20)
+    browser.app = App(ROUTES, browser.in_flight, 1 << 20)
+    browser.app.handlers = {"POST /v1/embeddings": _empty}
+    never = asyncio.Event()
+    other = asyncio.create_task(browser.in_flight.receive("other", never.wait, lambda error: None))
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        await never.wait()
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {
+        "method": "POST",
+        "path": "/v1/embeddings",
+        "query_string": b"",
+        "headers": [],
+        "client": None,
+    }
+    await browser.app(scope, receive, send)
+    assert sent[0]["status"] == 429
+    other.cancel()
+    assert (await browser.post("/v1/embeddings", _BODY))[0] == 200
+
+
+class _Listener:
+    """The caller of a stream, who stays until `left` is set; the stream ends with `ended`, or where it is not endless
+    when `is_complete` is set.
+    """
+
+    def __init__(self, app: App, method: str = "GET", *, is_endless: bool = True) -> None:
+        self.left, self.ended, self.got = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.is_complete = asyncio.Event()
+        self.is_endless = is_endless
+        self.sent: list[dict[str, Any]] = []
+        app.handlers = {"GET /stream": self._stream}
+        scope: dict[str, Any] = {
+            "method": method,
+            "path": "/stream",
+            "query_string": b"",
+            "headers": [],
+            "client": None,
+        }
+        self.answering = asyncio.create_task(app(scope, self._receive, self._send))
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.sent[1:])
+
+    async def _stream(self, request: HttpRequest) -> HttpResponse:
+        async def parts() -> AsyncGenerator[bytes, None]:
+            try:
+                yield b"one "
+                yield b"two "
+                await self.is_complete.wait()
+            finally:
+                self.ended.set()
+
+        return HttpResponse(b"", "text/event-stream", stream=parts(), is_endless=self.is_endless)
+
+    async def _receive(self) -> dict[str, Any]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+        if message.get("body") == b"two ":
+            self.got.set()
+
+
+@pytest.fixture
+def streaming() -> App:
+    return App((Route("GET", "/stream", "parts", is_counted=False),), InFlight("all", 1 << 20, 1 << 20), 1 << 20)
+
+
+async def test_a_stream_is_sent_as_it_comes_and_ends_properly_when_the_process_drains(streaming: App) -> None:
+    listener = _Listener(streaming)
+    await listener.got.wait()
+    assert listener.body == b"one two "
+    assert b"content-length" not in dict(listener.sent[0]["headers"])
+    streaming.drain()
+    await listener.answering
+    assert listener.ended.is_set()
+    assert listener.sent[-1] == {"type": "http.response.body", "body": b""}
+
+
+async def test_a_stream_ends_with_its_caller(streaming: App) -> None:
+    listener = _Listener(streaming)
+    await listener.got.wait()
+    listener.left.set()
+    await listener.answering
+    assert listener.ended.is_set()
+    assert listener.sent[-1]["more_body"] is True  # nothing is sent to nobody
+
+
+async def test_a_stream_that_has_an_end_counts_until_then_and_is_not_ended_by_draining() -> None:
+    in_flight = InFlight("all", 1 << 20, 1 << 20)
+    app = App((Route("GET", "/stream", "parts"),), in_flight, 1 << 20)
+    listener = _Listener(app, is_endless=False)
+    await listener.got.wait()
+    app.drain()
+    assert in_flight.count == 1
+    listener.is_complete.set()
+    await listener.answering
+    assert listener.sent[-1] == {"type": "http.response.body", "body": b""}
+    assert in_flight.count == 0
+
+
+async def test_a_stream_that_is_broken_off_has_no_end_that_looks_like_its_own() -> None:
+    in_flight = InFlight("all", 1 << 20, 1 << 20)
+    listener = _Listener(App((Route("GET", "/stream", "parts"),), in_flight, 1 << 20), is_endless=False)
+    await listener.got.wait()
+    listener.answering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await listener.answering
+    assert listener.ended.is_set()
+    assert listener.sent[-1]["more_body"] is True
+    assert in_flight.count == 0
+
+
+async def test_a_stream_that_is_asked_for_while_the_process_drains_is_empty(streaming: App) -> None:
+    streaming.drain()
+    listener = _Listener(streaming)
+    await listener.answering
+    assert listener.body == b""
+
+
+async def test_the_head_of_a_stream_has_no_end_to_wait_for(streaming: App) -> None:
+    listener = _Listener(streaming, "HEAD")
+    await listener.answering
+    assert listener.body == b""
+
+
+async def _empty(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(b"{}")

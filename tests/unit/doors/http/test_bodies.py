@@ -1,0 +1,115 @@
+"""doors/http/bodies.py: what is wrong with a body is named by its path, and nothing that is no JSON passes."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.doors.http.bodies import Body, Count, Unsupported, read_body, write_body
+from neuronpipe.doors.http.handlers import ROUTES
+
+
+class _Inner(Body):
+    text: str
+
+
+class _Example(Body):
+    input: str | list[str] | list[list[int]] | list[_Inner]
+    count: Count | None = None
+    share: float = 0.5
+    unknown_here: Unsupported = None
+
+
+_KIND = TypeAdapter(_Example)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "input"),
+        ({"input": 3}, "input"),
+        ({"input": ["a", 3]}, "input[1]"),
+        ({"input": [[1, 2], [1, "x"]]}, "input[1][1]"),
+        ({"input": [{"text": "a"}, {"text": 7}]}, "input[1].text"),
+        ({"input": [{"text": "a"}, {}]}, "input[1].text"),
+        ({"input": "a", "count": "3"}, "count"),
+        ({"input": "a", "count": True}, "count"),
+        ({"input": "a", "count": 0}, "count"),
+        ({"input": "a", "count": 1 << 32}, "count"),
+        ({"input": "a", "share": "x"}, "share"),
+        ({"input": "a", "unknown_here": 1}, "unknown_here"),
+        ([], "body"),
+        ("text", "body"),
+        (None, "body"),
+    ],
+)
+def test_an_error_names_the_path_of_the_field(body: Any, field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_body(_KIND, json.dumps(body).encode())
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b'{"input": }',
+        b'{"input": "a"} x',
+        b'{"input": NaN}',
+        b'{"share": Infinity}',
+        b'{"input": "\xff"}',
+        b'{"input": "\\ud800"}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_json_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidInput, match="no valid JSON") as caught:
+        read_body(_KIND, data)
+    assert caught.value.field == "body"
+
+
+def test_no_text_of_the_caller_is_in_an_error() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_body(_KIND, b'{"input": ["a secret"], "count": "another secret"}')
+    assert "secret" not in caught.value.message
+
+
+def test_a_path_has_an_end() -> None:
+    class _Named(Body):
+        names: dict[str, int]
+
+    with pytest.raises(InvalidInput) as caught:
+        read_body(TypeAdapter(_Named), json.dumps({"names": {"x" * 10_000: "no number"}}).encode())
+    assert len(caught.value.field) == 200
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert read_body(_KIND, b'{"input": "a", "user": {"id": 3}}').input == "a"
+
+
+def test_whole_numbers_are_numbers() -> None:
+    assert read_body(_KIND, b'{"input": "a", "share": 1}').share == 1
+
+
+def test_arrays_are_written_as_lists_of_float32() -> None:
+    # As float64 it would be 0.10000000149011612.
+    assert write_body({"vector": np.array([0.1, 2], np.float32)}) == b'{"vector":[0.1,2.0]}'
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [route.takes for route in ROUTES if route.takes is not None],
+    ids=[route.key for route in ROUTES if route.takes is not None],
+)
+@pytest.mark.parametrize("item", [1.5, {}, [1.5]], ids=str)
+def test_a_list_of_wrong_items_has_few_errors(kind: Any, item: Any) -> None:
+    # Each takes memory: those of all items of a body of 64 MiB would take gigabytes.
+    items = [item] * 1000
+    body = dict.fromkeys(("inputs", "input", "texts", "documents"), items) | {"query": "q", "model": "m"}
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(kind).validate_python(body)
+    assert caught.value.error_count() < 50

@@ -1,0 +1,136 @@
+"""doors/http/door.py: the server's own limits, and its end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.doors.http.door import HttpDoor
+from neuronpipe.doors.http.exchange import HEALTH_ROUTES, HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.platform.process.health import HealthBoard
+from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.platform.process.settings import ServerSettings
+
+_WAIT = Route("GET", "/wait", "waits")
+_SERVICE = "a.Service"
+
+
+def _settings(**limits: float) -> ServerSettings:
+    fields: dict[str, Any] = {"max_message_bytes": 1 << 20, **limits}
+    return ServerSettings(repository="/none", **fields)
+
+
+@asynccontextmanager
+async def _running(
+    handlers: dict[str, HttpHandler], **limits: float
+) -> AsyncIterator[tuple[HttpDoor, HealthBoard, int]]:
+    """A door that is open, the health that it shows, and its port."""
+    door = HttpDoor("127.0.0.1:0", (*HEALTH_ROUTES, _WAIT), _SERVICE, _settings(**limits))
+    health = HealthBoard(door.services)
+    await door.listen(health, InFlight("all", 1 << 20, 1 << 22))
+    health.open()
+    door.open(handlers)
+    try:
+        yield door, health, door.port
+    finally:
+        await door.stop(0)
+
+
+async def _ask(port: int, request: bytes) -> bytes:
+    """The answer's first line."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    try:
+        return await reader.readline()
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("path", [b"/health", b"/ping", b"/v2/health/ready"])
+async def test_health_is_the_process_and_the_service(path: bytes) -> None:
+    request = b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n" % path
+    async with _running({}) as (_, health, port):
+        assert await _ask(port, request) == b"HTTP/1.1 200 OK\r\n"
+        health.set(_SERVICE, False)
+        assert await _ask(port, request) == b"HTTP/1.1 503 Service Unavailable\r\n"
+        health.set(_SERVICE, True)
+        health.drain()
+        assert await _ask(port, request) == b"HTTP/1.1 503 Service Unavailable\r\n"
+        assert await _ask(port, b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize("part", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: x\r\n"])
+async def test_a_head_that_does_not_arrive_ends_the_connection(part: bytes) -> None:
+    async with _running({}, max_handshake_s=0.1) as (_, _, port):
+        assert await _ask(port, part) == b"HTTP/1.1 400 Bad Request\r\n"
+
+
+async def test_a_second_head_that_does_not_arrive_ends_the_connection() -> None:
+    async with _running({}, max_handshake_s=0.1) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"GET /hea")
+        assert await reader.readline() == b"HTTP/1.1 400 Bad Request\r\n"
+        writer.close()
+
+
+async def test_a_head_that_does_not_arrive_behind_a_request_is_not_told_so_in_its_place() -> None:
+    async def wait(request: HttpRequest) -> HttpResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with _running({_WAIT.key: wait}, max_handshake_s=0.1) as (_, _, port):
+        assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\nGET /hea") == b""
+
+
+async def test_a_request_that_is_slow_to_answer_is_no_head_that_is_slow_to_come() -> None:
+    async def wait(request: HttpRequest) -> HttpResponse:
+        await asyncio.sleep(0.4)  # four times the limit of a head
+        return HttpResponse(b"{}")
+
+    async with _running({_WAIT.key: wait}, max_handshake_s=0.1) as (_, _, port):
+        assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_what_outlasts_the_grace_is_told_that_the_server_stops() -> None:
+    began = asyncio.Event()
+
+    async def wait(request: HttpRequest) -> HttpResponse:
+        began.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with _running({_WAIT.key: wait}) as (door, _, port):
+        asking = asyncio.create_task(_ask(port, b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n"))
+        await began.wait()
+        await door.stop(0)
+        assert await asking == b"HTTP/1.1 503 Service Unavailable\r\n"
+
+
+async def test_it_may_stop_before_it_listens_and_twice() -> None:
+    door = HttpDoor("127.0.0.1:0", HEALTH_ROUTES, _SERVICE, _settings())
+    await door.stop(0)
+    await door.listen(HealthBoard(door.services), InFlight("all", 1 << 20, 1 << 22))
+    await door.stop(0)
+    await door.stop(0)
+
+
+@pytest.mark.parametrize("address", ["host.invalid:1", "192.0.2.1:80"])
+async def test_an_address_that_cannot_be_used_is_named(address: str) -> None:
+    door = HttpDoor(address, HEALTH_ROUTES, _SERVICE, _settings())
+    with pytest.raises(SetupError, match=f"cannot listen on {address} for HTTP: "):
+        await door.listen(HealthBoard(door.services), InFlight("all", 1 << 20, 1 << 22))
+
+
+@pytest.mark.parametrize(("max_age_s", "is_ended"), [(0.0, False), (3600.0, False), (1e-9, True)])
+async def test_a_connection_of_a_certain_age_ends_with_its_answer(max_age_s: float, is_ended: bool) -> None:
+    async with _running({}, max_connection_age_s=max_age_s) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert (b"connection: close" in head) == is_ended
+        writer.close()

@@ -1,0 +1,217 @@
+"""Hugging Face's forms of generation: every option of `generate` by its name, and none that is ignored."""
+
+from typing import Any
+
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import (
+    EarlyStopping,
+    FinishReason,
+    GeneratedText,
+    GenerationOptions,
+    SummarizationResult,
+    TaskInput,
+    TaskResult,
+    TextGenerationResult,
+    TokenSequence,
+    TranslationResult,
+    Truncation,
+)
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.doors.http.huggingface_bodies import WritingOptions
+from tests.unit.doors.http.doubles import Browser
+from tests.unit.model_specs import model_spec
+
+_SPECS = [
+    model_spec("summarization", name="summarization", decoder_start_token_ids=(2,), max_text_tokens=9),
+    model_spec("translation", name="translation", decoder_start_token_ids=(2,), max_text_tokens=9),
+    model_spec("text_generation", name="text_generation"),
+]
+_WRITERS = ["summarization", "translation"]
+# Each with the value that it has in GenerationOptions.
+_SAMPLING: dict[str, Any] = {"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.25, "seed": 7}
+_OPTIONS: dict[str, Any] = {
+    **_SAMPLING,
+    "max_new_tokens": 8,
+    "min_new_tokens": 2,
+    "repetition_penalty": 1.5,
+    "no_repeat_ngram_size": 3,
+    "forced_bos_token_id": 4,
+    "forced_eos_token_id": 0,
+    "num_beams": 2,
+    "length_penalty": -2.0,
+    "num_return_sequences": 2,
+    "stop_strings": ["."],
+    "stop_token_ids": [5, 6],
+    "bad_words_ids": [[1, 2], [3]],
+    "early_stopping": True,
+}
+
+
+def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
+    task = str(input.WhichOneof("task"))
+    count = getattr(input, task).options.num_return_sequences or 1
+    reason = FinishReason.FINISH_REASON_LENGTH
+    texts = [GeneratedText(text=f" text {number}", finish_reason=reason) for number in range(count)]
+    return {
+        "summarization": TaskResult(summarization=SummarizationResult(sequences=texts)),
+        "translation": TaskResult(translation=TranslationResult(sequences=texts)),
+        "text_generation": TaskResult(text_generation=TextGenerationResult(sequences=texts)),
+    }[task]
+
+
+@pytest.fixture
+def browser() -> Browser:
+    return Browser(_SPECS, _answer)
+
+
+def _asked(browser: Browser) -> Any:
+    (input,) = browser.inputs
+    return getattr(input, str(input.WhichOneof("task")))
+
+
+def test_every_option_has_its_name() -> None:
+    ours = set(GenerationOptions.DESCRIPTOR.fields_by_name) - {"top_logprobs"}  # `details` of text generation
+    assert ours <= set(WritingOptions.model_fields)
+    assert ours == set(_OPTIONS)
+
+
+@pytest.mark.parametrize("place", ["parameters", "generate_parameters"])
+@pytest.mark.parametrize("task", [*_WRITERS, "text_generation"])
+async def test_options_arrive(browser: Browser, task: str, place: str) -> None:
+    if (task, place) == ("text_generation", "generate_parameters"):
+        pytest.skip("this form has no such field")
+    given = _OPTIONS if place == "parameters" else {place: _OPTIONS}
+    status, _ = await browser.post(f"/models/{task}", {"inputs": "t", "parameters": given})
+    words = [TokenSequence(token_ids=[1, 2]), TokenSequence(token_ids=[3])]
+    changed = {"bad_words_ids": words, "early_stopping": EarlyStopping.EARLY_STOPPING_TRUE}
+    assert status == 200
+    assert _asked(browser).options == GenerationOptions(**(_OPTIONS | changed))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"early_stopping": "never"}, {"early_stopping": EarlyStopping.EARLY_STOPPING_NEVER}),
+        ({"early_stopping": False}, {"early_stopping": EarlyStopping.EARLY_STOPPING_FALSE}),
+        ({"stop_strings": "ab"}, {"stop_strings": ["ab"]}),
+        # Both lengths count the token that the text follows.
+        ({"max_length": 9, "min_length": 4}, {"max_new_tokens": 8, "min_new_tokens": 3}),
+        ({"min_length": 0}, {"min_new_tokens": 0}),
+        ({"clean_up_tokenization_spaces": False, "use_cache": True, "num_beam_groups": 1, "typical_p": 1.0}, {}),
+    ],
+)
+async def test_options_of_the_writing_tasks(browser: Browser, given: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert (await browser.post("/models/summarization", {"inputs": "t", "parameters": given}))[0] == 200
+    assert _asked(browser).options == GenerationOptions(**expected)
+
+
+async def test_stop_strings_of_all_names_are_taken(browser: Browser) -> None:
+    given = {"stop": ["a"], "stop_sequences": ["b"], "stop_strings": ["c"]}
+    assert (await browser.post("/models/text_generation", {"inputs": "t", "parameters": given}))[0] == 200
+    assert {*_asked(browser).options.stop_strings} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("task", [*_WRITERS, "text_generation"])
+@pytest.mark.parametrize(
+    ("given", "cut"),
+    [
+        ({"truncation": True}, Truncation.TRUNCATION_RIGHT),
+        ({"truncation": "longest_first"}, Truncation.TRUNCATION_RIGHT),
+        ({"truncation": False}, Truncation.TRUNCATION_ERROR),
+        ({"truncation": "do_not_truncate"}, Truncation.TRUNCATION_ERROR),
+    ],
+)
+async def test_truncation(browser: Browser, task: str, given: dict[str, Any], cut: int) -> None:
+    assert (await browser.post(f"/models/{task}", {"inputs": "t", "parameters": given}))[0] == 200
+    assert _asked(browser).truncation == cut
+
+
+async def test_several_texts_of_one_input_are_a_list(browser: Browser) -> None:
+    several = {"num_return_sequences": 2, "do_sample": True}
+    _, texts = await browser.post("/models/summarization", {"inputs": "t", "parameters": several})
+    assert texts == [{"summary_text": " text 0"}, {"summary_text": " text 1"}]
+    _, texts = await browser.post(
+        "/models/translation", {"inputs": "t", "parameters": {"generate_parameters": several}}
+    )
+    assert texts == [{"translation_text": " text 0"}, {"translation_text": " text 1"}]
+    body = {"inputs": "t", "parameters": several | {"return_full_text": True}}
+    _, texts = await browser.post("/models/text_generation", body)
+    assert texts == [{"generated_text": "t text 0"}, {"generated_text": "t text 1"}]
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+async def test_an_answer_of_one_text_has_no_room_for_several(browser: Browser, path: str) -> None:
+    body = {"inputs": "t", "parameters": {"num_return_sequences": 2, "do_sample": True}}
+    status, answer = await browser.post(path, body)
+    assert (status, answer["error"].split(":")[0]) == (400, "parameters.num_return_sequences")
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "error"),
+    [
+        ("summarization", {"max_tokens": 5}, "parameters.max_tokens: is not supported"),
+        ("summarization", {"guidance_scale": 2}, "parameters.guidance_scale: is not supported"),
+        ("summarization", {"typical_p": 0.5}, "parameters.typical_p: is not supported"),
+        ("summarization", {"src_lang": "en"}, "parameters.src_lang: is not supported"),
+        (
+            "translation",
+            {"generate_parameters": {"max_tokens": 5}},
+            "parameters.generate_parameters.max_tokens: is not supported",
+        ),
+        ("text_generation", {"max_tokens": 5}, "parameters.max_tokens: is not supported"),
+        ("text_generation", {"clean_up_tokenization_spaces": True}, "parameters.clean_up_tokenization_spaces: is not"),
+        ("text_generation", {"max_length": 50}, "parameters.max_length: is not supported, since it counts the prompt"),
+        ("text_generation", {"min_length": 5}, "parameters.min_length: is not supported, since it counts the prompt"),
+        ("summarization", {"max_length": 1}, "parameters.max_length: input should be greater than or equal to 2"),
+        (
+            "summarization",
+            {"max_length": 5, "max_new_tokens": 5},
+            "parameters.max_length: cannot be combined with max_new_tokens",
+        ),
+        (
+            "summarization",
+            {"num_beams": 2, "generate_parameters": {"num_beams": 3}},
+            "parameters.num_beams: is in generate_parameters, too",
+        ),
+    ],
+)
+async def test_what_is_not_known_is_refused_by_name(
+    browser: Browser, task: str, given: dict[str, Any], error: str
+) -> None:
+    status, answer = await browser.post(f"/models/{task}", {"inputs": "t", "parameters": given})
+    assert (status, browser.inputs) == (400, [])
+    assert answer["error"].startswith(error)
+
+
+async def test_fields_beside_the_parameters_are_the_clients_own(browser: Browser) -> None:
+    body = {"inputs": "t", "options": {"wait_for_model": True}, "provider": "x"}
+    assert (await browser.post("/models/summarization", body))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "told"),
+    [
+        ({"num_beams": 99}, "options.num_beams", "parameters.num_beams: is wrong"),
+        (
+            {"generate_parameters": {"num_beams": 99}},
+            "options.num_beams",
+            "parameters.generate_parameters.num_beams: is wrong",
+        ),
+        ({"max_length": 99}, "options.max_new_tokens", "parameters.max_length - 1: is wrong"),
+    ],
+)
+async def test_an_error_of_the_pipeline_names_the_option_where_it_stands(
+    given: dict[str, Any], field: str, told: str
+) -> None:
+    browser = Browser(_SPECS, lambda given: InvalidInput(field, "is wrong"))
+    _, answer = await browser.post("/models/summarization", {"inputs": "t", "parameters": given})
+    assert answer["error"] == told
+
+
+async def test_what_is_wrong_with_an_option_is_said_in_the_forms_words() -> None:
+    problem = "9, more than max_new_tokens, 8"
+    browser = Browser(_SPECS, lambda given: InvalidInput("options.min_new_tokens", problem))
+    given = {"min_length": 10, "max_length": 9}
+    _, answer = await browser.post("/models/summarization", {"inputs": "t", "parameters": given})
+    assert answer["error"] == "parameters.min_length - 1: 9, more than parameters.max_length - 1, 8"

@@ -1,0 +1,415 @@
+"""doors/http/huggingface.py and huggingface_tasks.py: each task's JSON, and which task a body is for."""
+
+from base64 import b64encode
+from typing import Any
+
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import (
+    Aggregation,
+    Answer,
+    Entity,
+    FeatureExtractionResult,
+    FilledMask,
+    FillMaskInput,
+    FillMaskResult,
+    GeneratedText,
+    GenerationOptions,
+    ImageClassificationInput,
+    ImageClassificationResult,
+    ImageEmbeddingInput,
+    ImageEmbeddingResult,
+    LabelScore,
+    MultiVectorEmbeddingInput,
+    MultiVectorEmbeddingResult,
+    QuestionAnsweringInput,
+    QuestionAnsweringResult,
+    RankedText,
+    RerankInput,
+    RerankResult,
+    ScoreFunction,
+    SentenceEmbeddingInput,
+    SentenceEmbeddingResult,
+    SentenceSimilarityInput,
+    SentenceSimilarityResult,
+    SparseEmbeddingInput,
+    SparseEmbeddingResult,
+    SummarizationInput,
+    SummarizationResult,
+    TaskInput,
+    TaskResult,
+    TextClassificationInput,
+    TextClassificationResult,
+    TokenClassificationInput,
+    TokenClassificationResult,
+    TokenScore,
+    TokenWeight,
+    TranslationInput,
+    TranslationResult,
+    Truncation,
+    ZeroShotClassificationInput,
+    ZeroShotClassificationResult,
+    ZeroShotImageClassificationInput,
+    ZeroShotImageClassificationResult,
+)
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.doors.http.huggingface_tasks import CONVERTERS
+from neuronpipe.tasks import TASKS
+from tests.unit.doors.http.doubles import Browser
+from tests.unit.model_specs import image_spec, model_spec
+
+_LABELS = [LabelScore(label="b", score=0.75), LabelScore(label="a", score=0.25)]
+_WRITTEN_LABELS = [{"label": "b", "score": 0.75}, {"label": "a", "score": 0.25}]
+_MASK = FilledMask(tokens=[TokenScore(token="sat", score=0.5, token_id=7)], start=4, end=7)
+_SECOND_MASK = FilledMask(tokens=[TokenScore(token="on", score=0.25, token_id=8)], start=8, end=11)
+
+_RESULTS = {
+    "summarization": TaskResult(summarization=SummarizationResult(sequences=[GeneratedText(text="short")])),
+    "translation": TaskResult(translation=TranslationResult(sequences=[GeneratedText(text="court")])),
+    "text_classification": TaskResult(text_classification=TextClassificationResult(labels=_LABELS)),
+    "image_classification": TaskResult(image_classification=ImageClassificationResult(labels=_LABELS)),
+    "image_embedding": TaskResult(image_embedding=ImageEmbeddingResult(embedding=[1, 2])),
+    "zero_shot_image_classification": TaskResult(
+        zero_shot_image_classification=ZeroShotImageClassificationResult(labels=_LABELS)
+    ),
+    "zero_shot_classification": TaskResult(zero_shot_classification=ZeroShotClassificationResult(labels=_LABELS)),
+    "token_classification": TaskResult(
+        token_classification=TokenClassificationResult(
+            entities=[Entity(label="PER", score=0.5, text="Ann", start=1, end=4)]
+        )
+    ),
+    "fill_mask": TaskResult(fill_mask=FillMaskResult(masks=[_MASK])),
+    "question_answering": TaskResult(
+        question_answering=QuestionAnsweringResult(answers=[Answer(text="a cat", score=0.5, start=1, end=6)])
+    ),
+    "sentence_embedding": TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, 2])),
+    "feature_extraction": TaskResult(
+        feature_extraction=FeatureExtractionResult(data=bytes.fromhex("0000803f00000040"), shape=[2, 1])  # 1.0 and 2.0
+    ),
+    "sparse_embedding": TaskResult(
+        sparse_embedding=SparseEmbeddingResult(weights=[TokenWeight(token_id=7, weight=1.5, token="a")])
+    ),
+    "multi_vector_embedding": TaskResult(
+        multi_vector_embedding=MultiVectorEmbeddingResult(data=bytes.fromhex("0000803f00000040"), shape=[1, 2])
+    ),
+    "sentence_similarity": TaskResult(sentence_similarity=SentenceSimilarityResult(scores=[0.5, 1])),
+    "rerank": TaskResult(rerank=RerankResult(texts=[RankedText(index=1, score=0.5), RankedText(index=0, score=0.25)])),
+}
+
+
+def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
+    return _RESULTS[str(input.WhichOneof("task"))]
+
+
+_SPECS = [
+    model_spec(name="labels"),
+    model_spec(
+        "zero_shot_classification", name="entailer", labels=("x", "y", "z"), also_answers=("text_classification",)
+    ),
+    model_spec("summarization", name="shortener", decoder_start_token_ids=(2,), max_text_tokens=9),
+    model_spec("translation", name="translator", languages={"fr": 5}, decoder_start_token_ids=(2,), max_text_tokens=9),
+    model_spec("token_classification", name="tagger"),
+    model_spec("fill_mask", name="filler"),
+    model_spec("question_answering", name="answerer"),
+    model_spec("sentence_embedding", name="embedder", also_answers=("sentence_similarity",)),
+    model_spec("feature_extraction", name="extractor"),
+    model_spec("rerank", name="reranker"),
+    model_spec("sparse_embedding", name="weights"),
+    model_spec("multi_vector_embedding", name="late"),
+    image_spec(name="viewer"),
+    image_spec("image_embedding", name="seer"),
+    image_spec("zero_shot_image_classification", name="chooser", vocabulary_size=9),
+]
+
+
+@pytest.fixture
+def browser() -> Browser:
+    return Browser(_SPECS, _answer)
+
+
+def test_every_task_has_its_json() -> None:
+    assert set(CONVERTERS) == set(TASKS)
+
+
+_CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
+    (
+        "shortener",
+        {"inputs": "t", "parameters": {"truncation": "only_first", "generate_parameters": {"num_beams": 2}}},
+        TaskInput(
+            summarization=SummarizationInput(
+                text="t", options=GenerationOptions(num_beams=2), truncation=Truncation.TRUNCATION_RIGHT
+            )
+        ),
+        [{"summary_text": "short"}],
+    ),
+    (
+        "translator",
+        {"inputs": "t", "parameters": {"tgt_lang": "fr"}},
+        TaskInput(
+            translation=TranslationInput(
+                text="t",
+                target_language="fr",
+                options=GenerationOptions(),
+                truncation=Truncation.TRUNCATION_ERROR,
+            )
+        ),
+        [{"translation_text": "court"}],
+    ),
+    (
+        "labels",
+        {"inputs": "t", "parameters": {"top_k": 9, "function_to_apply": "sigmoid"}},
+        TaskInput(
+            text_classification=TextClassificationInput(
+                text="t", top_k=3, function=ScoreFunction.SCORE_FUNCTION_SIGMOID, truncation=Truncation.TRUNCATION_ERROR
+            )
+        ),
+        [_WRITTEN_LABELS],
+    ),
+    (
+        "labels",
+        {"inputs": {"text": "t", "text_pair": "p"}, "parameters": {"truncation": True}},
+        TaskInput(
+            text_classification=TextClassificationInput(
+                text="t", text_pair="p", top_k=3, truncation=Truncation.TRUNCATION_RIGHT
+            )
+        ),
+        [_WRITTEN_LABELS],
+    ),
+    (
+        "entailer",
+        {
+            "inputs": "t",
+            "parameters": {"candidate_labels": ["b", "a"], "multi_label": True, "hypothesis_template": "{}!"},
+        },
+        TaskInput(
+            zero_shot_classification=ZeroShotClassificationInput(
+                text="t", candidate_labels=["b", "a"], multi_label=True, hypothesis_template="{}!"
+            )
+        ),
+        _WRITTEN_LABELS,
+    ),
+    (
+        "tagger",
+        {"inputs": "t", "parameters": {"aggregation_strategy": "max", "ignore_labels": ["X"], "stride": 3}},
+        TaskInput(
+            token_classification=TokenClassificationInput(
+                text="t", aggregation=Aggregation.AGGREGATION_MAX, ignore_labels=["X"], window_stride_tokens=3
+            )
+        ),
+        [{"entity_group": "PER", "score": 0.5, "word": "Ann", "start": 1, "end": 4}],
+    ),
+    (
+        "tagger",
+        {"inputs": "t", "parameters": {"aggregation_strategy": "none", "ignore_labels": []}},
+        TaskInput(
+            token_classification=TokenClassificationInput(
+                text="t", aggregation=Aggregation.AGGREGATION_NONE, keep_all_labels=True
+            )
+        ),
+        [{"entity": "PER", "score": 0.5, "word": "Ann", "start": 1, "end": 4}],
+    ),
+    (
+        "filler",
+        {"inputs": "cat [M] [M]", "parameters": {"top_k": 1, "targets": ["sat"]}},
+        TaskInput(fill_mask=FillMaskInput(text="cat [M] [M]", top_k=1, targets=["sat"])),
+        [{"score": 0.5, "token": 7, "token_str": "sat", "sequence": "cat sat [M]"}],
+    ),
+    (
+        "answerer",
+        {
+            "inputs": {"question": "q", "context": "c"},
+            "parameters": {
+                "max_answer_len": 5,
+                "doc_stride": 2,
+                "handle_impossible_answer": True,
+                "align_to_words": True,
+            },
+        },
+        TaskInput(
+            question_answering=QuestionAnsweringInput(
+                question="q", context="c", max_answer_tokens=5, window_stride_tokens=2, allow_no_answer=True
+            )
+        ),
+        {"answer": "a cat", "score": 0.5, "start": 1, "end": 6},
+    ),
+    (
+        "answerer",
+        {"inputs": {"question": "q", "context": "c"}, "parameters": {"top_k": 2}},
+        TaskInput(question_answering=QuestionAnsweringInput(question="q", context="c", top_k=2)),
+        [{"answer": "a cat", "score": 0.5, "start": 1, "end": 6}],
+    ),
+    (
+        "embedder",
+        {"inputs": "t", "normalize": False, "dimensions": 2, "truncate": True, "truncation_direction": "Left"},
+        TaskInput(
+            sentence_embedding=SentenceEmbeddingInput(
+                text="t", skip_normalize=True, dimensions=2, truncation=Truncation.TRUNCATION_LEFT
+            )
+        ),
+        [1.0, 2.0],
+    ),
+    (
+        "embedder",
+        {"inputs": {"source_sentence": "s", "sentences": ["a", "b"]}},
+        TaskInput(sentence_similarity=SentenceSimilarityInput(source="s", texts=["a", "b"])),
+        [0.5, 1.0],
+    ),
+    (
+        "reranker",
+        {"inputs": {"query": "q", "texts": ["a", "b"]}, "parameters": {"top_k": 9, "function_to_apply": "none"}},
+        TaskInput(
+            rerank=RerankInput(
+                query="q",
+                texts=["a", "b"],
+                top_n=2,
+                function=ScoreFunction.SCORE_FUNCTION_NONE,
+                truncation=Truncation.TRUNCATION_ERROR,
+            )
+        ),
+        [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.25}],
+    ),
+    (
+        "viewer",
+        {"inputs": b64encode(b"an image").decode(), "parameters": {"top_k": 2}},
+        TaskInput(image_classification=ImageClassificationInput(image=b"an image", top_k=2)),
+        _WRITTEN_LABELS,
+    ),
+    (
+        "seer",
+        {"inputs": b64encode(b"an image").decode()},
+        TaskInput(image_embedding=ImageEmbeddingInput(image=b"an image")),
+        [1, 2],
+    ),
+    (
+        "chooser",
+        {"inputs": b64encode(b"an image").decode(), "parameters": {"candidate_labels": ["a", "b"]}},
+        TaskInput(
+            zero_shot_image_classification=ZeroShotImageClassificationInput(
+                image=b"an image", candidate_labels=["a", "b"]
+            )
+        ),
+        _WRITTEN_LABELS,
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "body", "input", "answer"), _CASES)
+async def test_a_body_becomes_an_input_and_a_result_json(
+    browser: Browser, model: str, body: dict[str, Any], input: TaskInput, answer: Any
+) -> None:
+    assert await browser.post(f"/models/{model}", body) == (200, answer)
+    assert browser.inputs == [input]
+    assert browser.pipeline.asked[0].model == model
+
+
+async def test_token_vectors_are_lists_of_lists(browser: Browser) -> None:
+    assert await browser.post("/models/extractor", {"inputs": "t"}) == (200, [[1.0], [2.0]])
+    body = {"inputs": "t", "prompt_name": "query"}
+    assert await browser.post("/models/weights", body) == (200, [{"index": 7, "value": 1.5, "token": "a"}])
+    assert await browser.post("/pipeline/feature-extraction/late", body) == (200, [[1.0, 2.0]])
+    _, sparse, late = browser.inputs
+    assert sparse.sparse_embedding == SparseEmbeddingInput(
+        text="t", prompt_name="query", truncation=Truncation.TRUNCATION_ERROR
+    )
+    assert late.multi_vector_embedding == MultiVectorEmbeddingInput(
+        text="t", is_query=True, truncation=Truncation.TRUNCATION_ERROR
+    )
+    assert await browser.post("/models/extractor", {"inputs": ["t", "u"]}) == (200, [[[1.0], [2.0]], [[1.0], [2.0]]])
+
+
+async def test_many_masks_are_a_list_each(browser: Browser) -> None:
+    result = TaskResult(fill_mask=FillMaskResult(masks=[_MASK, _SECOND_MASK]))
+    browser = Browser(_SPECS, lambda given: result)
+    _, answer = await browser.post("/models/filler", {"inputs": "cat [M] [M]"})
+    assert [[one["sequence"] for one in mask] for mask in answer] == [["cat sat [M]"], ["cat [M] on"]]
+
+
+async def test_many_inputs_have_a_list_of_answers(browser: Browser) -> None:
+    assert await browser.post("/models/labels", {"inputs": ["a", "b"]}) == (200, [_WRITTEN_LABELS, _WRITTEN_LABELS])
+    questions = [{"question": "q", "context": "c"}] * 2
+    _, answers = await browser.post("/models/answerer", {"inputs": questions})
+    assert [one["answer"] for one in answers] == ["a cat", "a cat"]
+
+
+@pytest.mark.parametrize("media_type", ["image/png", "image/jpeg", "image/webp", "application/octet-stream", ""])
+async def test_an_image_may_be_the_body_itself(browser: Browser, media_type: str) -> None:
+    assert await browser.post("/models/viewer", b"\x89PNG", media_type) == (200, _WRITTEN_LABELS)
+    assert browser.inputs == [TaskInput(image_classification=ImageClassificationInput(image=b"\x89PNG"))]
+
+
+async def test_an_image_for_a_model_of_texts_is_refused(browser: Browser) -> None:
+    status, body = await browser.post("/models/labels", b"\x89PNG", "image/png")
+    assert (status, body["error"]) == (400, "content-type: must be application/json; model 'labels' takes no images")
+
+
+@pytest.mark.parametrize(
+    "path", ["/models/embedder/pipeline/feature-extraction", "/pipeline/feature-extraction/embedder"]
+)
+async def test_the_path_may_name_the_task(browser: Browser, path: str) -> None:
+    assert await browser.post(path, {"inputs": "t"}) == (200, [1.0, 2.0])
+
+
+async def test_a_task_of_the_path_that_the_model_does_not_have_is_refused(browser: Browser) -> None:
+    status, body = await browser.post("/pipeline/fill-mask/embedder", {"inputs": "t"})
+    assert status == 400
+    assert body["error"].endswith("it has: feature-extraction, sentence-similarity")
+
+
+async def test_the_root_is_an_endpoint_of_one_model() -> None:
+    browser = Browser(_SPECS, _answer, default_models="labels")
+    assert await browser.post("/", {"inputs": "t"}) == (200, [_WRITTEN_LABELS])
+    assert await browser.post("/?model=embedder", {"inputs": "t"}) == (200, [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "error"),
+    [
+        ("labels", {}, "inputs: field required"),
+        ("labels", [], "body: input should be a valid dictionary or instance of TextClassification"),
+        ("labels", {"inputs": "t", "parameters": {"top_k": "1"}}, "parameters.top_k: input should be a valid integer"),
+        ("entailer", {"inputs": "t"}, "parameters: field required"),
+        ("answerer", {"inputs": {"question": "q"}}, "inputs.context: field required"),
+        (
+            "answerer",
+            {"inputs": {"question": "q", "context": "c"}, "parameters": {"max_seq_len": 9}},
+            "is not supported",
+        ),
+        ("extractor", {"inputs": "t", "prompt_name": "query"}, "prompt_name: is for models of sentence embeddings"),
+        ("late", {"inputs": "t", "prompt_name": "other"}, "prompt_name: must be query or document for a model of late"),
+        ("extractor", {"inputs": "t", "dimensions": 3}, "dimensions: is for models of sentence embeddings"),
+        ("viewer", {"inputs": "no base64!"}, "inputs: is no Base64"),
+        ("unknown", {"inputs": "t"}, "model 'unknown' is not served"),
+    ],
+)
+async def test_what_is_wrong_is_named(browser: Browser, model: str, body: Any, error: str) -> None:
+    status, answer = await browser.post(f"/models/{model}", body)
+    assert status in (400, 404)
+    assert error in answer["error"]
+    assert browser.inputs == []
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "error", "told"),
+    [
+        ("labels", {"inputs": "t"}, InvalidInput("text", "is long"), "inputs: is long"),
+        ("labels", {"inputs": ["t"]}, InvalidInput("text", "is long"), "inputs[0]: is long"),
+        (
+            "reranker",
+            {"inputs": {"query": "q", "texts": ["a"]}},
+            InvalidInput("texts[0]", "is long"),
+            "inputs.texts[0]: is long",
+        ),
+        (
+            "answerer",
+            {"inputs": {"question": "q", "context": "c"}},
+            InvalidInput("question", "is long"),
+            "inputs.question: is long",
+        ),
+        ("filler", {"inputs": "t"}, InvalidInput("targets[1]", "is none"), "parameters.targets[1]: is none"),
+    ],
+)
+async def test_an_error_of_the_pipeline_names_the_bodys_field(
+    model: str, body: Any, error: NeuronpipeError, told: str
+) -> None:
+    browser = Browser(_SPECS, lambda given: error)
+    assert await browser.post(f"/models/{model}", body) == (400, {"error": told, "error_type": "Validation"})

@@ -1,0 +1,123 @@
+"""doors/http/openai.py."""
+
+from base64 import b64decode
+
+import numpy as np
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, SentenceEmbeddingResult, TaskInput, TaskResult
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from tests.unit.doors.http.doubles import Browser
+from tests.unit.model_specs import model_spec
+
+_SPECS = [model_spec("sentence_embedding", also_answers=("sentence_similarity",)), model_spec(name="other")]
+
+
+def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
+    """The text's length and its negative; a text of nothing is the pipeline's to refuse."""
+    text = input.sentence_embedding.text or list(input.sentence_embedding.token_ids)
+    if not text:
+        return InvalidInput("text", "is empty")
+    return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[len(text), -len(text)]))
+
+
+@pytest.fixture
+def browser() -> Browser:
+    return Browser(_SPECS, _answer, max_batch_items=3)
+
+
+async def test_a_text_becomes_a_list_of_one_vector(browser: Browser) -> None:
+    status, body = await browser.post("/v1/embeddings", {"model": "small", "input": "abc"})
+    assert status == 200
+    assert body == {
+        "object": "list",
+        "data": [{"object": "embedding", "index": 0, "embedding": [3.0, -3.0]}],
+        "model": "small",
+        "usage": {"prompt_tokens": 5, "total_tokens": 5},
+    }
+    assert browser.inputs == [TaskInput(sentence_embedding=SentenceEmbeddingInput(text="abc"))]
+
+
+async def test_texts_become_vectors_in_their_order_and_their_tokens_are_summed(browser: Browser) -> None:
+    _, body = await browser.post(
+        "/v1/embeddings", {"model": "small", "input": ["a", "ccc"], "dimensions": 7, "user": "u", "extra": [1]}
+    )
+    assert [(one["index"], one["embedding"]) for one in body["data"]] == [(0, [1.0, -1.0]), (1, [3.0, -3.0])]
+    assert body["usage"] == {"prompt_tokens": 10, "total_tokens": 10}
+    assert [input.sentence_embedding.dimensions for input in browser.inputs] == [7, 7]
+
+
+async def test_base64_is_of_float32_in_little_endian(browser: Browser) -> None:
+    _, body = await browser.post("/v1/embeddings", {"model": "small", "input": "abc", "encoding_format": "base64"})
+    assert np.frombuffer(b64decode(body["data"][0]["embedding"]), "<f4").tolist() == [3, -3]
+
+
+async def test_an_error_of_one_text_names_its_place(browser: Browser) -> None:
+    status, body = await browser.post("/v1/embeddings", {"model": "small", "input": ["a", ""]})
+    assert status == 400
+    assert body["error"] == {
+        "message": "input[1]: is empty",
+        "type": "invalid_request_error",
+        "param": "input[1]",
+        "code": "invalid_input",
+    }
+    _, body = await browser.post("/v1/embeddings", {"model": "small", "input": ""})
+    assert body["error"]["param"] == "input"
+
+
+@pytest.mark.parametrize(("ids", "several"), [([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])])
+async def test_token_ids_stand_in_place_of_a_text(browser: Browser, ids: object, several: list[list[int]]) -> None:
+    status, body = await browser.post("/v1/embeddings", {"model": "small", "input": ids, "dimensions": 2})
+    assert (status, [one["index"] for one in body["data"]]) == (200, [*range(len(several))])
+    assert [list(input.sentence_embedding.token_ids) for input in browser.inputs] == several
+    assert {(one.sentence_embedding.text, one.sentence_embedding.dimensions) for one in browser.inputs} == {("", 2)}
+
+
+@pytest.mark.parametrize(
+    ("ids", "field"),
+    [
+        ([1, -1], "input[1]"),
+        ([[1], [1 << 32]], "input[1][0]"),
+        ([1, 2.5], "input[1]"),
+        ([1, "a"], "input[1]"),
+        ([1] * 65_537, "input"),
+    ],
+)
+async def test_what_is_no_token_id_is_named_by_its_place(browser: Browser, ids: object, field: str) -> None:
+    status, body = await browser.post("/v1/embeddings", {"model": "small", "input": ids})
+    assert (status, body["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize("count", [0, 4])
+async def test_no_inputs_and_too_many_are_refused_by_the_limit(browser: Browser, count: int) -> None:
+    status, body = await browser.post("/v1/embeddings", {"model": "small", "input": ["a"] * count})
+    assert status == 400
+    assert body["error"]["message"] == f"input: {count} inputs, must be from 1 to 3 (the gateway's max_batch_items)"
+
+
+async def test_models_are_listed_by_the_names_that_requests_call(browser: Browser) -> None:
+    _, body = await browser.get("/v1/models")
+    assert [(one["id"], one["tasks"]) for one in body["data"]] == [
+        ("other", ["text_classification"]),
+        ("small", ["sentence_embedding", "sentence_similarity"]),
+    ]
+    assert (await browser.get("/v1/models/small"))[1] == body["data"][1]
+
+
+async def test_an_unknown_model_is_not_found(browser: Browser) -> None:
+    status, body = await browser.get("/v1/models/unknown")
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_name_without_end_is_not_repeated(browser: Browser) -> None:
+    status, body = await browser.get(f"/v1/models/{'x' * 10_000}")
+    assert (status, body["error"]["message"]) == (400, "model: 10000 characters, the limit is 256")
+
+
+async def test_results_that_are_too_large_together_are_refused() -> None:
+    browser = Browser(_SPECS, _answer, max_batch_response_bytes=1 << 10)
+    status, body = await browser.post("/v1/embeddings", {"model": "small", "input": ["a"] * 200})
+    assert status == 400
+    assert body["error"]["message"].startswith(
+        "input: the results are too large for one response, the limit is 1024 bytes"
+    )

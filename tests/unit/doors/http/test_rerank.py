@@ -1,0 +1,99 @@
+"""doors/http/rerank.py."""
+
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import (
+    RankedText,
+    RerankInput,
+    RerankResult,
+    ScoreFunction,
+    TaskInput,
+    TaskResult,
+    Truncation,
+)
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from tests.unit.doors.http.doubles import Browser
+from tests.unit.model_specs import model_spec
+
+
+def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
+    """The last text first; an empty text is refused as the task does it."""
+    texts = input.rerank.texts
+    if "" in texts:
+        return InvalidInput(f"query and texts[{list(texts).index('')}]", "is empty")
+    order = list(reversed(range(len(texts))))[: input.rerank.top_n or None]
+    return TaskResult(rerank=RerankResult(texts=[RankedText(index=index, score=index / 4) for index in order]))
+
+
+@pytest.fixture
+def browser() -> Browser:
+    return Browser([model_spec("rerank")], _answer)
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+async def test_documents_come_back_as_cohere_and_jina_have_them(browser: Browser, path: str) -> None:
+    body = {"model": "small", "query": "q", "documents": ["a", {"text": "b", "title": "t"}, "c"], "top_n": 2}
+    status, answer = await browser.post(path, body, x_request_id="r")
+    assert status == 200
+    assert answer == {
+        "id": "r",
+        "model": "small",
+        "results": [{"index": 2, "relevance_score": 0.5}, {"index": 1, "relevance_score": 0.25}],
+        "usage": {"prompt_tokens": 5, "total_tokens": 5, "truncated_tokens": 2},
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
+    }
+    truncation = Truncation.TRUNCATION_RIGHT
+    assert browser.inputs == [
+        TaskInput(rerank=RerankInput(query="q", texts=["a", "b", "c"], top_n=2, truncation=truncation))
+    ]
+
+
+async def test_documents_are_returned_where_they_are_asked_for(browser: Browser) -> None:
+    _, answer = await browser.post("/v2/rerank", {"query": "q", "documents": ["a", "b"], "return_documents": True})
+    assert [one["document"] for one in answer["results"]] == [{"text": "b"}, {"text": "a"}]
+
+
+async def test_more_may_be_asked_for_than_there_are(browser: Browser) -> None:
+    status, answer = await browser.post("/v2/rerank", {"query": "q", "documents": ["a", "b"], "top_n": 9})
+    assert (status, len(answer["results"])) == (200, 2)
+
+
+async def test_an_error_names_the_document(browser: Browser) -> None:
+    status, answer = await browser.post("/v2/rerank", {"query": "q", "documents": ["a", ""]})
+    assert (status, answer["message"]) == (400, "query and documents[1]: is empty")
+
+
+async def test_what_would_change_the_answer_and_is_not_there_is_refused(browser: Browser) -> None:
+    status, answer = await browser.post("/v2/rerank", {"query": "q", "documents": ["a"], "max_tokens_per_doc": 5})
+    assert (status, answer["detail"]) == (400, "max_tokens_per_doc: is not supported")
+
+
+async def test_texts_come_back_as_tei_has_them(browser: Browser) -> None:
+    body = {
+        "query": "q",
+        "texts": ["a", "b"],
+        "raw_scores": True,
+        "return_text": True,
+        "truncate": True,
+        "truncation_direction": "Left",
+    }
+    status, answer = await browser.post("/rerank", body)
+    assert (status, answer) == (
+        200,
+        [{"index": 1, "score": 0.25, "text": "b"}, {"index": 0, "score": 0.0, "text": "a"}],
+    )
+    input = browser.inputs[0].rerank
+    assert (input.function, input.truncation) == (ScoreFunction.SCORE_FUNCTION_NONE, Truncation.TRUNCATION_LEFT)
+
+
+async def test_tei_cuts_nothing_and_returns_no_texts_unless_asked_to(browser: Browser) -> None:
+    _, answer = await browser.post("/rerank", {"query": "q", "texts": ["a"]})
+    assert answer == [{"index": 0, "score": 0.0}]
+    assert browser.inputs[0].rerank.truncation == Truncation.TRUNCATION_ERROR
+
+
+async def test_neither_texts_nor_documents_is_an_error_in_teis_form(browser: Browser) -> None:
+    assert await browser.post("/rerank", {"query": "q"}) == (
+        400,
+        {"error": "texts: field required", "error_type": "Validation"},
+    )

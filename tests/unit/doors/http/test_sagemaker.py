@@ -1,0 +1,109 @@
+"""doors/http/sagemaker.py."""
+
+import orjson
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import (
+    LabelScore,
+    QuestionAnsweringInput,
+    TaskInput,
+    TaskResult,
+    TextClassificationResult,
+)
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from tests.unit.doors.http.doubles import Browser
+from tests.unit.model_specs import model_spec
+
+
+def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
+    """Each text is its own label."""
+    text = input.text_classification.text
+    return (
+        TaskResult(text_classification=TextClassificationResult(labels=[LabelScore(label=text, score=0.5)]))
+        if text
+        else InvalidInput("text", "is empty")
+    )
+
+
+def _labels(text: str) -> list[dict[str, object]]:
+    return [{"label": text, "score": 0.5}]
+
+
+@pytest.fixture
+def browser() -> Browser:
+    return Browser([model_spec()], _answer)
+
+
+async def test_json_is_hugging_faces(browser: Browser) -> None:
+    assert await browser.post("/invocations", {"inputs": "a"}) == (200, [_labels("a")])
+
+
+async def test_rows_of_csv_have_a_list_of_answers(browser: Browser) -> None:
+    body = b'inputs\r\n"a, with a ""quote"""\r\nb\r\n'
+    assert await browser.post("/invocations", body, "text/csv; header=present") == (
+        200,
+        [_labels('a, with a "quote"'), _labels("b")],
+    )
+
+
+async def test_columns_of_csv_are_the_fields_of_an_input() -> None:
+    browser = Browser([model_spec("question_answering")], _answer)
+    await browser.post("/invocations", b"question,context\nq,c\n", "text/csv")
+    assert browser.inputs == [TaskInput(question_answering=QuestionAnsweringInput(question="q", context="c"))]
+
+
+@pytest.mark.parametrize("media_type", ["application/jsonlines", "application/x-ndjson"])
+async def test_a_line_of_json_has_a_line_for_an_answer(browser: Browser, media_type: str) -> None:
+    status, answer = await browser.post("/invocations", b'{"inputs": "a"}\n\n{"inputs": "b"}\n', media_type)
+    assert status == 200
+    assert [orjson.loads(line) for line in answer.splitlines()] == [_labels("a"), _labels("b")]
+    assert browser.headers["content-type"] == "application/jsonlines"
+
+
+async def test_answers_to_csv_are_lines_where_those_are_accepted(browser: Browser) -> None:
+    _, answer = await browser.post("/invocations", b"inputs\na\nb\n", "text/csv", accept="application/jsonlines")
+    assert [orjson.loads(line) for line in answer.splitlines()] == [_labels("a"), _labels("b")]
+
+
+@pytest.mark.parametrize(
+    ("body", "media_type", "error"),
+    [
+        (b"inputs\na,b\n", "text/csv", "inputs[0]: has another number of columns than the heading"),
+        (b"inputs,x\na\n", "text/csv", "inputs[0]: has another number of columns than the heading"),
+        (b'inputs\n"a\n', "text/csv", "body: is no valid CSV"),
+        (b"\xff", "text/csv", "body: is no UTF-8"),
+        (b"", "text/csv", "inputs: 0 inputs, must be from 1 to 256 (the gateway's max_batch_items)"),
+        (b'inputs\na\n""\n', "text/csv", "inputs[1]: is empty"),
+        (b'{"inputs": "a"}\n{"inputs"', "application/jsonlines", "line 2: is no valid JSON in UTF-8"),
+        (b'{"inputs": "a"}\n3', "application/jsonlines", "line 2: must be an object with `inputs`"),
+        (
+            b'{"inputs": "a"}\n{"inputs": "b", "parameters": {}}',
+            "application/jsonlines",
+            "line 2: has other parameters than the first line",
+        ),
+    ],
+)
+async def test_what_is_wrong_is_named(browser: Browser, body: bytes, media_type: str, error: str) -> None:
+    assert await browser.post("/invocations", body, media_type) == (400, {"error": error, "error_type": "Validation"})
+
+
+async def test_the_target_model_of_an_endpoint_of_many_is_in_a_header() -> None:
+    browser = Browser([model_spec(), model_spec(name="other")], _answer)
+    await browser.post("/invocations", {"inputs": "a"}, x_amzn_sagemaker_target_model="other")
+    assert browser.pipeline.asked[0].model == "other"
+
+
+async def test_clients_of_sagemaker_name_the_model_as_the_endpoint() -> None:
+    browser = Browser([model_spec(), model_spec(name="other")], _answer)
+    assert await browser.post("/endpoints/other/invocations", {"inputs": "a"}) == (200, [_labels("a")])
+    assert browser.pipeline.asked[0].model == "other"
+
+
+@pytest.mark.parametrize(
+    ("body", "media_type"),
+    [(b"inputs\n" + b"a\n" * 9, "text/csv"), (b'{"inputs": "a"}\n' * 9, "application/jsonlines")],
+)
+async def test_of_too_many_inputs_only_one_too_many_is_read(body: bytes, media_type: str) -> None:
+    browser = Browser([model_spec()], _answer, max_batch_items=3)
+    _, answer = await browser.post("/invocations", body, media_type)
+    assert answer["error"] == "inputs: 4 inputs, must be from 1 to 3 (the gateway's max_batch_items)"

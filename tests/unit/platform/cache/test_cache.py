@@ -1,0 +1,170 @@
+"""platform/cache/cache.py without Redis: computed once, however many ask; nobody's failure is another's."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import pytest_asyncio
+
+from neuronpipe.api.v1.inference_pb2 import CacheOutcome
+from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, Overloaded, Unavailable
+from neuronpipe.platform.cache.cache import Cache, TimedValue
+from neuronpipe.platform.cache.sealing import ValueCodec
+from neuronpipe.platform.cache.settings import RedisSettings
+
+_HIT, _MISS = CacheOutcome.CACHE_OUTCOME_HIT_MEMORY, CacheOutcome.CACHE_OUTCOME_MISS
+
+
+class _Work:
+    """Computes when let, and counts."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.may_end = asyncio.Event()
+
+    async def compute(self) -> TimedValue[bytes]:
+        self.begun += 1
+        await self.may_end.wait()
+        return TimedValue(b"value %d" % self.begun, 0.001)
+
+
+@pytest_asyncio.fixture
+async def cache() -> AsyncIterator[Cache[bytes]]:
+    cache = Cache("tokens", 1 << 20, RedisSettings(), "auto", ValueCodec(bytes, bytes, len))
+    yield cache
+    await cache.close()
+
+
+@pytest.fixture
+def work() -> _Work:
+    return _Work()
+
+
+def _failing(error: Exception) -> Callable[[], Awaitable[TimedValue[bytes]]]:
+    async def compute() -> TimedValue[bytes]:
+        await asyncio.sleep(0)
+        raise error
+
+    return compute
+
+
+async def test_what_was_computed_is_found(cache: Cache[bytes], work: _Work) -> None:
+    work.may_end.set()
+    assert await cache.get(b"key", 1, work.compute) == (b"value 1", _MISS)
+    assert await cache.get(b"key", 1, work.compute) == (b"value 1", _HIT)
+    assert work.begun == 1
+
+
+async def test_many_who_ask_at_a_time_have_it_computed_once(cache: Cache[bytes], work: _Work) -> None:
+    asking = [asyncio.create_task(cache.get(b"key", 1, work.compute)) for _ in range(50)]
+    await asyncio.sleep(0)
+    work.may_end.set()
+    answers = await asyncio.gather(*asking)
+    assert work.begun == 1
+    assert answers == [(b"value 1", _MISS), *[(b"value 1", _HIT)] * 49]
+
+
+async def test_one_who_leaves_does_not_take_the_value_along(cache: Cache[bytes], work: _Work) -> None:
+    first, second, third = (asyncio.create_task(cache.get(b"key", 1, work.compute)) for _ in range(3))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.sleep(0)
+    work.may_end.set()
+    assert await first == (b"value 1", _MISS)
+    assert await third == (b"value 1", _HIT)
+
+
+async def test_where_the_one_who_computes_leaves_another_goes_on(cache: Cache[bytes], work: _Work) -> None:
+    first, second, third = (asyncio.create_task(cache.get(b"key", 1, work.compute)) for _ in range(3))
+    await asyncio.sleep(0)
+    first.cancel()
+    work.may_end.set()
+    assert await second == (b"value 2", _MISS)
+    assert await third == (b"value 2", _HIT)
+
+
+@pytest.mark.parametrize(
+    "error", [DeadlineExceeded("late"), Overloaded("full", 1.0), RuntimeError("a fault")], ids=repr
+)
+async def test_a_failure_is_nobodys_but_the_one_whose_it_is(cache: Cache[bytes], work: _Work, error: Exception) -> None:
+    failing = asyncio.create_task(cache.get(b"key", 1, _failing(error)))
+    await asyncio.sleep(0)
+    other = asyncio.create_task(cache.get(b"key", 1, work.compute))
+    work.may_end.set()
+    with pytest.raises(type(error)):
+        await failing
+    assert await other == (b"value 1", _MISS)
+
+
+@pytest.mark.parametrize("error", [InvalidInput("text", "is empty"), Unavailable("the stage is away")], ids=repr)
+async def test_a_failure_that_is_true_of_all_ends_all_at_once(
+    cache: Cache[bytes], work: _Work, error: Exception
+) -> None:
+    failing = asyncio.create_task(cache.get(b"key", 1, _failing(error)))
+    others = [asyncio.create_task(cache.get(b"key", 1, work.compute)) for _ in range(20)]
+    ended = await asyncio.gather(failing, *others, return_exceptions=True)
+    assert ended == [error] * 21
+    assert work.begun == 0
+
+
+async def test_interactive_work_does_not_wait_for_bulk_work(cache: Cache[bytes], work: _Work) -> None:
+    bulk = asyncio.create_task(cache.get(b"key", 1, work.compute, is_bulk=True))
+    await asyncio.sleep(0)
+    soon = _Work()
+    soon.may_end.set()
+    assert await cache.get(b"key", 1, soon.compute) == (b"value 1", _MISS)
+    work.may_end.set()
+    await bulk
+
+
+async def test_an_older_computation_does_not_replace_what_was_refreshed(cache: Cache[bytes], work: _Work) -> None:
+    older = asyncio.create_task(cache.get(b"key", 1, work.compute))
+    await asyncio.sleep(0)
+    newer = _Work()
+    newer.begun = 10
+    newer.may_end.set()
+    assert await cache.get(b"key", 1, newer.compute, refresh=True) == (b"value 11", _MISS)
+    work.may_end.set()
+    assert await older == (b"value 1", _MISS)
+    assert await cache.get(b"key", 1, work.compute) == (b"value 11", _HIT)
+
+
+async def test_refreshing_computes_anew_and_replaces(cache: Cache[bytes], work: _Work) -> None:
+    work.may_end.set()
+    await cache.get(b"key", 1, work.compute)
+    assert await cache.get(b"key", 1, work.compute, refresh=True) == (b"value 2", _MISS)
+    assert await cache.get(b"key", 1, work.compute) == (b"value 2", _HIT)
+
+
+async def test_what_is_being_refreshed_is_still_found(cache: Cache[bytes], work: _Work) -> None:
+    work.may_end.set()
+    await cache.get(b"key", 1, work.compute)
+    work.may_end.clear()
+    refreshing = asyncio.create_task(cache.get(b"key", 1, work.compute, refresh=True))
+    await asyncio.sleep(0)
+    assert await cache.get(b"key", 1, work.compute) == (b"value 1", _HIT)
+    work.may_end.set()
+    assert await refreshing == (b"value 2", _MISS)
+
+
+async def test_keys_are_apart(cache: Cache[bytes], work: _Work) -> None:
+    work.may_end.set()
+    assert await cache.get(b"one", 1, work.compute) == (b"value 1", _MISS)
+    assert await cache.get(b"two", 1, work.compute) == (b"value 2", _MISS)
+
+
+async def test_a_value_that_is_computed_or_found_in_memory_is_not_serialized() -> None:
+    def refuse(value: object) -> bytes:
+        raise AssertionError("nobody sends it")
+
+    value = object()
+
+    async def compute() -> TimedValue[object]:
+        return TimedValue(value, 0.001)
+
+    cache: Cache[object] = Cache(
+        "tokens", 1 << 20, RedisSettings(), "auto", ValueCodec(refuse, refuse, lambda value: 100)
+    )
+    assert (await cache.get(b"key", 1, compute))[0] is value
+    assert (await cache.get(b"key", 1, compute))[0] is value
+    await cache.close()

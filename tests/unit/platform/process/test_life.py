@@ -1,0 +1,225 @@
+"""platform/process/life.py: the order of a process's life, with doors that speak no protocol."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+
+from neuronpipe.core.errors import SetupError, Unavailable
+from neuronpipe.platform.process.door import Handler
+from neuronpipe.platform.process.health import HealthBoard
+from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.platform.process.life import Life, serve
+from neuronpipe.platform.process.settings import ServerSettings
+from tests.unit.soon import soon
+
+_LIMIT_S = 10
+
+
+class _Door:
+    """A door that writes down what becomes of it."""
+
+    port = 0
+
+    def __init__(self, events: list[str], name: str = "door") -> None:
+        self._events = events
+        self._name = name
+        self.handlers: Mapping[str, Handler] = {}
+
+    @property
+    def services(self) -> Collection[str]:
+        return [f"{self._name}.Service"]
+
+    async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
+        self.health, self.in_flight = health, in_flight
+        self._events.append(f"{self._name} listens")
+
+    def open(self, handlers: Mapping[str, Handler]) -> None:
+        self.handlers = handlers
+        self._events.append(f"{self._name} opens")
+
+    def ask_to_leave(self) -> bool:
+        self._events.append(f"{self._name} asks to leave")
+        return True
+
+    def drain(self) -> None:
+        self._events.append(f"{self._name} drains")
+
+    async def stop(self, grace_s: float) -> None:
+        self._events.append(f"{self._name} stops")
+
+
+@pytest.fixture(autouse=True)
+async def signals() -> AsyncIterator[None]:
+    """A served process has the signals until it ends, which this one does not."""
+    yield
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().remove_signal_handler(number)
+
+
+@pytest.fixture
+def events() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def door(events: list[str]) -> _Door:
+    return _Door(events)
+
+
+@pytest.fixture
+async def life(door: _Door) -> Life:
+    """A process that takes calls."""
+    life = Life("gateway", _settings(), [door])
+    await life.listen()
+    life.open({})
+    return life
+
+
+def _settings() -> ServerSettings:
+    return ServerSettings(repository="/none", grace_s=_LIMIT_S)
+
+
+async def test_parts_learn_of_draining_after_not_serving_is_said_and_before_calls_are_refused(
+    life: Life, door: _Door, events: list[str]
+) -> None:
+    async def tell() -> None:
+        with door.in_flight:  # not refused
+            events.append(f"told, serving: {life.health.is_serving('')}")
+
+    life.on_draining(tell)
+    events.clear()
+    await life.drain(_LIMIT_S)
+
+    assert events == ["told, serving: False", "door asks to leave", "door drains", "door stops"]
+    with pytest.raises(Unavailable, match="the gateway service is stopping"), door.in_flight:
+        pass
+
+
+async def test_new_calls_are_taken_until_every_part_is_done_with_the_news(life: Life, door: _Door) -> None:
+    began, may_end = asyncio.Event(), asyncio.Event()
+
+    async def tell() -> None:
+        began.set()
+        await may_end.wait()
+
+    life.on_draining(tell)
+    draining = asyncio.create_task(life.drain(_LIMIT_S))
+    await began.wait()
+    with door.in_flight:
+        may_end.set()
+    await draining
+
+
+async def test_a_part_that_is_never_done_with_the_news_does_not_outlast_the_grace(
+    life: Life, events: list[str]
+) -> None:
+    life.on_draining(asyncio.Event().wait)  # type: ignore[arg-type]
+    await asyncio.wait_for(life.drain(0.01), _LIMIT_S)
+    assert events[-1] == "door stops"
+
+
+async def test_a_part_that_cannot_take_the_news_is_in_the_log_and_the_others_drain(
+    life: Life, events: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise RuntimeError("the fault")
+
+    async def tell() -> None:
+        events.append("told")
+
+    life.on_draining(fail)
+    life.on_draining(tell)
+    await life.drain(_LIMIT_S)
+    assert "RuntimeError: the fault" in caplog.text
+    assert events[-4:] == ["told", "door asks to leave", "door drains", "door stops"]
+
+
+async def test_calls_that_come_while_callers_leave_are_answered(life: Life, events: list[str]) -> None:
+    draining = asyncio.create_task(life.drain(_LIMIT_S))
+    await soon(lambda: events[-1] == "door asks to leave")
+    with life.in_flight:
+        await soon(lambda: events[-1] == "door drains")
+    await draining
+
+
+async def test_doors_stop_after_what_is_in_flight_over_all_of_them(events: list[str]) -> None:
+    doors = [_Door(events, "first"), _Door(events, "second")]
+    life = Life("gateway", _settings(), doors)
+    await life.listen()
+    life.open({})
+    with doors[1].in_flight:
+        draining = asyncio.create_task(life.drain(_LIMIT_S))
+        await soon(lambda: events[-1] == "second drains")
+    await draining
+    assert events[-2:] == ["first stops", "second stops"]
+
+
+async def test_every_doors_services_are_on_one_board(events: list[str]) -> None:
+    life = Life("gateway", _settings(), [_Door(events, "first"), _Door(events, "second")])
+    await life.listen()
+    life.open({})
+    assert [life.health.is_serving(service) for service in ("first.Service", "second.Service", "third.Service")] == [
+        True,
+        True,
+        None,
+    ]
+
+
+@pytest.mark.parametrize("listens_first", [True, False])
+async def test_a_process_listens_before_it_loads_unless_told_otherwise_and_unloads_after_it_has_stopped(
+    door: _Door, events: list[str], listens_first: bool
+) -> None:
+    loaded = asyncio.Event()
+
+    @asynccontextmanager
+    async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
+        events.append("loads")
+        asyncio.get_running_loop().call_soon(loaded.set)
+        yield {"/path": print}
+        events.append("unloads")
+
+    serving = asyncio.create_task(serve("gateway", _settings(), [door], assemble, listens_first=listens_first))
+    await loaded.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(serving, _LIMIT_S)
+
+    assert door.handlers == {"/path": print}
+    begins = ["door listens", "loads"] if listens_first else ["loads", "door listens"]
+    assert events[:3] == [*begins, "door opens"]
+    assert events[3:] == ["door asks to leave", "door drains", "door stops", "unloads", "door stops"]
+
+
+async def test_a_crash_of_what_was_assembled_drains_first_and_ends_the_process_with_its_error(
+    door: _Door, events: list[str]
+) -> None:
+    @asynccontextmanager
+    async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
+        async def crash() -> None:
+            raise RuntimeError("the fault")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(crash())
+            yield {}
+
+    with pytest.raises(ExceptionGroup):
+        await asyncio.wait_for(serve("gateway", _settings(), [door], assemble), _LIMIT_S)
+    assert events == ["door listens", "door opens", "door drains", "door stops", "door stops"]
+
+
+async def test_a_door_without_an_address_ends_the_others(door: _Door, events: list[str]) -> None:
+    class Broken(_Door):
+        async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
+            raise SetupError("cannot listen")
+
+    @asynccontextmanager
+    async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
+        events.append("loads")
+        yield {}
+
+    with pytest.raises(SetupError, match="cannot listen"):
+        await serve("gateway", _settings(), [door, Broken(events, "broken")], assemble)
+    assert events == ["door listens", "door stops", "broken stops"]

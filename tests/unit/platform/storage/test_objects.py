@@ -1,0 +1,90 @@
+"""Objects by URI, in files and in S3."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from neuronpipe.platform.storage.objects import Storage, StorageError
+from neuronpipe.platform.storage.uris import ObjectUri, parse_below
+from tests.s3_server import running_s3
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
+    with running_s3(monkeypatch) as objects:
+        yield objects
+
+
+def test_an_object_of_s3_is_what_was_written(bucket: dict[str, bytes]) -> None:
+    storage, uri = Storage(), ObjectUri.parse("s3://bucket/day/1.jsonl")
+    storage.write(uri, b"one")
+    assert bucket == {"day/1.jsonl": b"one"}
+    assert storage.read(uri, 3) == b"one"
+
+
+def test_errors_of_s3_say_whether_trying_again_helps(bucket: dict[str, bytes]) -> None:
+    bucket["large"] = b"12345"
+    storage = Storage()
+    for text, problem in {
+        "s3://bucket/none": "is not there",
+        "s3://secret/key": "access is denied",
+        "s3://bucket/large": "is larger than 4 bytes, the limit",
+    }.items():
+        with pytest.raises(StorageError, match=problem) as caught:
+            storage.read(ObjectUri.parse(text), 4)
+        assert caught.value.is_lasting
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    storage, uri = Storage(), ObjectUri.parse(f"file://{tmp_path}/new/out.jsonl")
+    storage.write(uri, b"first")
+    storage.write(uri, b"second")
+    assert storage.read(uri, 6) == b"second"
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["out.jsonl"]
+
+
+def test_a_file_that_is_missing_or_too_large_is_no_file_to_try_again(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(b"12345")
+    storage = Storage()
+    for name, problem in {"none": "is not there", "large": "4 bytes, the limit", "": "cannot be used"}.items():
+        with pytest.raises(StorageError, match=problem) as caught:
+            storage.read(ObjectUri.parse(f"file://{tmp_path}/{name}"), 4)
+        assert caught.value.is_lasting
+
+
+def test_an_output_into_what_is_no_folder_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError):
+        Storage().write(ObjectUri.parse(f"file://{tmp_path}/file/out"), b"x")
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("http://x/y", "must begin with s3:// or file://"),
+        ("/etc/passwd", "must begin with"),
+        ("file://host/x", "absolute path"),
+        ("s3:///key", "name a bucket"),
+        ("file:///data/../etc/passwd", r"no steps \. and \.\."),
+        ("file:///data/%2e%2e/etc/passwd", r"no steps \. and \.\."),
+        ("s3://b/k?versionId=1", "no \\?"),
+        ("s3://other/a", "must be below s3://b/in/ or file:///data"),
+        ("s3://b/inside", "must be below"),
+        ("file:///database/x", "must be below"),
+        ("s3://b/in/", "must be below"),
+    ],
+)
+def test_a_uri_stays_where_it_may_point(text: str, problem: str) -> None:
+    folders = [ObjectUri.parse("s3://b/in/"), ObjectUri.parse("file:///data")]
+    with pytest.raises(ValueError, match=problem):
+        parse_below(text, folders)
+
+
+def test_what_is_below_a_folder_may_be_named() -> None:
+    folders = [ObjectUri.parse("s3://b"), ObjectUri.parse("file:///data")]
+    assert [str(parse_below(text, folders)) for text in ("s3://b/k/1", "file:///data/a%20b")] == [
+        "s3://b/k/1",
+        "file:///data/a b",
+    ]

@@ -1,0 +1,69 @@
+"""platform/telemetry/environment.py: the standard variables, and what they mean."""
+
+import pytest
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.platform.telemetry.environment import read_environment
+
+_ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"}
+
+
+def test_nothing_is_exported_unless_asked_for() -> None:
+    found = read_environment({})
+    assert (found.traces, found.metrics) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("variables", "traces", "metrics"),
+    [
+        (_ENDPOINT, "grpc", "grpc"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "x"}, "grpc", None),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, "grpc", None),
+        (_ENDPOINT | {"OTEL_TRACES_EXPORTER": "none"}, None, "grpc"),
+        (_ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "http/protobuf", "http/protobuf"),
+        (_ENDPOINT | {"OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "http/protobuf"}, "grpc", "http/protobuf"),
+        (_ENDPOINT | {"OTEL_SDK_DISABLED": "true"}, None, None),
+    ],
+    ids=str,
+)
+def test_an_endpoint_or_an_exporter_turns_a_signal_on(
+    variables: dict[str, str], traces: str | None, metrics: str | None
+) -> None:
+    found = read_environment(variables)
+    assert (found.traces, found.metrics) == (traces, metrics)
+
+
+@pytest.mark.parametrize(
+    ("variables", "honours_parent", "ratio"),
+    [
+        ({}, True, 0.01),
+        ({"OTEL_TRACES_SAMPLER_ARG": "0.5"}, True, 0.5),
+        ({"OTEL_TRACES_SAMPLER": "parentbased_traceidratio"}, True, 1.0),  # the specification's default of the argument
+        ({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.25"}, False, 0.25),
+        ({"OTEL_TRACES_SAMPLER": "always_off", "OTEL_TRACES_SAMPLER_ARG": "1"}, False, 0.0),
+        ({"OTEL_TRACES_SAMPLER": "parentbased_always_on"}, True, 1.0),
+    ],
+    ids=str,
+)
+def test_samplers_are_those_of_the_specification(variables: dict[str, str], honours_parent: bool, ratio: float) -> None:
+    found = read_environment(variables)
+    assert (found.honours_parent, found.ratio) == (honours_parent, ratio)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OTEL_TRACES_SAMPLER": "jaeger_remote"},
+        {"OTEL_TRACES_SAMPLER_ARG": "2"},
+        {"OTEL_TRACES_SAMPLER_ARG": "nan"},
+        {"OTEL_BSP_MAX_QUEUE_SIZE": "many"},
+        {"OTEL_BSP_MAX_QUEUE_SIZE": "0"},
+        {"OTEL_METRIC_EXPORT_INTERVAL": "0"},
+        {"OTEL_TRACES_EXPORTER": "zipkin"},
+        _ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
+    ],
+    ids=str,
+)
+def test_a_value_without_a_meaning_names_its_variable(variables: dict[str, str]) -> None:
+    with pytest.raises(SetupError, match=r"^OTEL_"):
+        read_environment(variables)

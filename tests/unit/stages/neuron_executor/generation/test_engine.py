@@ -1,0 +1,412 @@
+"""Texts of the engine are those of their prompts alone, whatever else is in its steps."""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neuronpipe.api.v1.inference_pb2 import Priority
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions
+from neuronpipe.core.background import run_beside
+from neuronpipe.core.callers import Caller
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, Overloaded, Unavailable
+from neuronpipe.core.generated import NewTokens
+from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.packed import TensorSets
+from neuronpipe.stages.neuron_executor.cores import CoresLost
+from neuronpipe.stages.neuron_executor.generation.engine import Generator
+from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
+from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules
+from neuronpipe.stages.neuron_executor.runtimes.decoder import Run, Scores
+from neuronpipe.tasks.text_generation import complete_options
+from tests.unit.model_specs import model_spec
+from tests.unit.stages.neuron_executor.generation.written_decoder import VOCABULARY, WrittenDecoder, greedy
+
+_SPEC = model_spec("text_generation", max_tokens=64, vocabulary_size=VOCABULARY)
+# Not in the text after [1, 2].
+_UNUSED = next(token_id for token_id in range(VOCABULARY) if token_id not in (1, 2, *greedy([1, 2], 8)))
+
+
+@asynccontextmanager
+async def _generator(decoder: WrittenDecoder, step_limit_s: float = 60, **settings: Any) -> AsyncIterator[Generator]:
+    telemetry = Telemetry()
+    limits: dict[str, Any] = {
+        "max_sequences": 4,
+        "step_tokens": 8,
+        "max_queue_sequences": 64,
+        "max_prompt_wait_s": 0,
+    } | settings
+    observer = GenerationObserver(telemetry, _SPEC, "written")
+    generator = Generator(decoder, _SPEC, telemetry, observer, step_limit_s=step_limit_s, **limits)
+    async with run_beside(generator.work()):
+        try:
+            yield generator
+        finally:
+            await generator.close()
+
+
+def _item(
+    prompt: list[int],
+    max_new_tokens: int = 8,
+    *,
+    call: Call | None = None,
+    report: Callable[[NewTokens], None] | None = None,
+    **options: Any,
+) -> ExecuteItem:
+    given = GenerationOptions(max_new_tokens=max_new_tokens, **options)
+    return ExecuteItem(
+        call or Call(),
+        ModelKey("small", 1),
+        TensorSets(arrays=[{"input_ids": np.array(prompt, np.int32)}]),
+        complete_options(given, _SPEC, len(prompt)),
+        report,
+    )
+
+
+def _tokens(prediction: Prediction) -> list[int]:
+    return [int(token) for token in prediction.outputs.arrays[0]["token_ids"]]
+
+
+def _reason(prediction: Prediction) -> int:
+    return int(prediction.outputs.arrays[0]["finish_reason"])
+
+
+async def test_a_text_is_the_best_tokens_after_its_prompt() -> None:
+    async with _generator(WrittenDecoder(16)) as generator:
+        prediction = await generator.generate(_item([5, 6, 7]))
+    assert _tokens(prediction) == greedy([5, 6, 7], 8)
+    assert _reason(prediction) == FinishReason.FINISH_REASON_LENGTH
+
+
+async def test_sequences_that_join_and_leave_do_not_change_others() -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    decoder = WrittenDecoder(24)
+    async with _generator(decoder) as generator:
+
+        async def ask(number: int) -> None:
+            for _ in range(chance.randrange(6)):
+                await asyncio.sleep(0)
+            prompt = [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 30))]
+            count = chance.randint(1, 20)
+            task = asyncio.create_task(generator.generate(_item(prompt, count)))
+            if number % 5 == 0:
+                for _ in range(chance.randrange(40)):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            else:
+                assert _tokens(await task) == greedy(prompt, count)
+
+        await asyncio.gather(*(ask(number) for number in range(60)))
+        async with asyncio.timeout(10):
+            while generator.planner.blocks_in_use:
+                await asyncio.sleep(0.01)
+    assert generator.planner.preemptions > 0, "the cache was never too small"
+
+
+async def _together(generator: Generator, *items: ExecuteItem) -> list[Prediction]:
+    """The texts of items that are all there before a step is planned."""
+    with generator.unplanned:
+        tasks = [asyncio.create_task(generator.generate(item)) for item in items]
+        await asyncio.sleep(0)
+    return await asyncio.gather(*tasks)
+
+
+async def test_a_long_prompt_is_computed_in_parts_beside_others() -> None:
+    decoder, long = WrittenDecoder(32), [1] * 40
+    async with _generator(decoder) as generator:
+        texts = await _together(generator, _item([2, 3], 20), _item(long, 4), _item([4], 20))
+    assert [_tokens(one) for one in texts] == [greedy([2, 3], 20), greedy(long, 4), greedy([4], 20)]
+    assert max(sum(len(run.token_ids) for run in step) for step in decoder.steps) <= 8
+    parts = [step for step in decoder.steps if any(len(run.token_ids) > 1 for run in step)]
+    assert all(len(step) >= 2 for step in parts[1:]), "a part of the prompt ran alone while others were answered"
+
+
+class _HeldDecoder(WrittenDecoder):
+    """Computes while `may_compute` is set."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__(blocks)
+        self.may_compute = threading.Event()
+        self.may_compute.set()
+
+    def compute(self, runs: Sequence[Run]) -> Scores:
+        self.may_compute.wait()
+        return super().compute(runs)
+
+
+async def test_a_long_prompt_takes_smaller_parts_beside_others_than_alone() -> None:
+    decoder, long = _HeldDecoder(64), [1] * 50
+    async with _generator(decoder, step_tokens=64) as generator:
+        generator.planner.pace.note_step(0, 1, 0.016)
+        generator.planner.pace.note_step(64, 0, 0.064)  # so a step may have 16 tokens of a prompt
+        generator.planner.pace.note_step = lambda *_: None  # type: ignore[method-assign]
+        await generator.generate(_item(long, 1))
+        alone = [len(run.token_ids) for step in decoder.steps for run in step]
+        decoder.steps.clear()
+        decoder.may_compute.clear()
+        beside = asyncio.create_task(generator.generate(_item([2], 40)))
+        while not generator.planner.running:
+            await asyncio.sleep(0.001)
+        other = asyncio.create_task(generator.generate(_item([3] * 50, 1)))
+        await asyncio.sleep(0)
+        decoder.may_compute.set()
+        assert _tokens(await other) == greedy([3] * 50, 1)
+        assert _tokens(await beside) == greedy([2], 40)
+    assert alone == [50]
+    parts = [max(len(run.token_ids) for run in step) for step in decoder.steps if len(step) == 2]
+    assert max(parts) <= 16
+    assert sum(parts) >= 50
+
+
+async def test_a_cancelled_text_gives_its_blocks_back_by_the_next_step() -> None:
+    decoder = WrittenDecoder(32)
+    begun = asyncio.Event()
+    async with _generator(decoder) as generator:
+        leaving = asyncio.create_task(generator.generate(_item([9] * 20, 40, report=lambda _: begun.set())))
+        await begun.wait()
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        steps = len(decoder.steps)
+        await generator.generate(_item([1, 2], 1))
+        assert generator.planner.blocks_in_use == 0
+    later = decoder.steps[steps + 1 :]
+    assert all(run.token_ids == [1, 2] for step in later for run in step)
+
+
+async def test_prompts_that_begin_alike_share_blocks() -> None:
+    decoder, begin = WrittenDecoder(32), [7, 7, 8, 8, 9, 9, 5, 5]
+    async with _generator(decoder) as generator:
+        first = await generator.generate(_item([*begin, 1, 2], 4))
+        second = await generator.generate(_item([*begin, 3], 4))
+        again = await generator.generate(_item(begin, 4))
+    assert first.generation
+    assert first.generation.cached_tokens == 0
+    assert second.generation
+    assert second.generation.cached_tokens == 8
+    assert again.generation
+    assert again.generation.cached_tokens == 4, "the last token is computed, as it is scored"
+    assert _tokens(second) == greedy([*begin, 3], 4)
+    assert _tokens(again) == greedy(begin, 4)
+
+
+async def test_callers_of_other_scopes_share_no_blocks() -> None:
+    begin = [7, 7, 8, 8, 9, 9, 5, 5]
+    async with _generator(WrittenDecoder(32)) as generator:
+        await generator.generate(_item([*begin, 1], 1, call=Call(caller=Caller(cache_scope="a"))))
+        other = await generator.generate(_item([*begin, 1], 1, call=Call(caller=Caller(cache_scope="b"))))
+    assert other.generation
+    assert other.generation.cached_tokens == 0
+
+
+async def test_tokens_are_reported_step_by_step() -> None:
+    reported: list[int] = []
+    async with _generator(WrittenDecoder(16)) as generator:
+        prediction = await generator.generate(_item([3], 6, report=lambda new: reported.extend(new.token_ids)))
+    assert reported == _tokens(prediction)
+    assert prediction.generation
+    assert prediction.generation.steps == 6
+
+
+async def test_tokens_that_cannot_be_passed_on_end_their_text_alone() -> None:
+    def fail(new: NewTokens) -> None:
+        raise ValueError("a fault that the test chose")
+
+    async with _generator(WrittenDecoder(16)) as generator:
+        beside = asyncio.create_task(generator.generate(_item([1], 8)))
+        with pytest.raises(InternalError, match="could not be passed on"):
+            await asyncio.wait_for(generator.generate(_item([2], 1, report=fail)), 5)
+        assert _tokens(await beside) == greedy([1], 8)
+
+
+async def test_a_stop_token_ends_the_text_and_belongs_to_it() -> None:
+    expected = greedy([3, 4], 5)
+    async with _generator(WrittenDecoder(16)) as generator:
+        prediction = await generator.generate(_item([3, 4], 8, stop_token_ids=[expected[2]]))
+    assert _tokens(prediction) == expected[: expected.index(expected[2]) + 1]
+    assert _reason(prediction) == FinishReason.FINISH_REASON_END
+
+
+async def test_the_same_seed_gives_the_same_text_alone_and_among_others() -> None:
+    sampled: dict[str, Any] = {"do_sample": True, "seed": 11, "top_k": 8}
+    async with _generator(WrittenDecoder(64)) as generator:
+        alone = _tokens(await generator.generate(_item([1, 2, 3], 12, **sampled)))
+        among = await asyncio.gather(
+            *(generator.generate(_item([number], 12, do_sample=True, seed=number, top_k=8)) for number in range(8)),
+            generator.generate(_item([1, 2, 3], 12, **sampled)),
+        )
+        other = _tokens(await generator.generate(_item([1, 2, 3], 12, **{**sampled, "seed": 12})))
+    assert _tokens(among[-1]) == alone
+    assert other != alone
+
+
+async def test_a_text_that_the_cache_could_not_hold_is_refused_alone() -> None:
+    async with _generator(WrittenDecoder(4)) as generator:
+        beside = asyncio.create_task(generator.generate(_item([1], 8)))
+        with pytest.raises(InvalidInput, match=r"10 tokens of the prompt and 8 new ones.*holds 16"):
+            await generator.generate(_item([1] * 10, 8))
+        assert _tokens(await beside) == greedy([1], 8)
+
+
+async def test_a_full_queue_refuses_with_a_delay() -> None:
+    async with _generator(WrittenDecoder(16), max_queue_sequences=2) as generator:
+        with generator.unplanned:
+            waiting = [asyncio.create_task(generator.generate(_item([1], 8))) for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match="2 prompts wait for 'small', the limit is 2") as refused:
+                await generator.generate(_item([1], 8))
+        assert refused.value.retry_after_s > 0
+        await asyncio.gather(*waiting)
+
+
+async def test_prompts_that_would_wait_too_long_are_refused_with_a_delay() -> None:
+    decoder = WrittenDecoder(32)
+    async with _generator(decoder, max_prompt_wait_s=3, max_sequences=1) as generator:
+        generator.planner.pace.note_text(2.0)
+        # The first has the only place; each of those that wait takes another two seconds.
+        with generator.unplanned:
+            taken = [asyncio.create_task(generator.generate(_item([number], 8))) for number in range(2)]
+            await asyncio.sleep(0)
+            problem = "a prompt would wait 4 s for its first step, the limit is 3 s"
+            with pytest.raises(Overloaded, match=problem) as refused:
+                await generator.generate(_item([3], 8))
+        assert refused.value.retry_after_s == pytest.approx(1)
+        assert [_tokens(text) for text in await asyncio.gather(*taken)] == [greedy([number], 8) for number in range(2)]
+        assert _tokens(await generator.generate(_item([3], 8))) == greedy([3], 8)
+
+
+async def test_a_prompt_whose_first_step_would_come_too_late_is_refused_at_once() -> None:
+    decoder = WrittenDecoder(32)
+    async with _generator(decoder, max_sequences=1) as generator:
+        generator.planner.pace.note_text(2.0)
+        with generator.unplanned:
+            first = asyncio.create_task(generator.generate(_item([1], 8)))
+            await asyncio.sleep(0)
+            with pytest.raises(DeadlineExceeded, match="the first step would begin in 2 s, after the deadline"):
+                await generator.generate(_item([2], 8, call=Call(deadline_s=time.monotonic() + 1)))
+        assert _tokens(await first) == greedy([1], 8)
+
+
+async def test_interactive_prompts_go_before_bulk_ones() -> None:
+    decoder, bulk = WrittenDecoder(16), Call(priority=Priority.PRIORITY_BULK)
+    async with _generator(decoder, max_sequences=1) as generator:
+        await _together(generator, _item([1], 2, call=bulk), _item([2], 2, call=bulk), _item([3], 2))
+    prompts = [run.token_ids[0] for step in decoder.steps for run in step if run.past == 0]
+    assert prompts == [3, 1, 2]
+
+
+async def test_a_deadline_ends_a_text_and_frees_its_blocks() -> None:
+    async with _generator(WrittenDecoder(32)) as generator:
+        with pytest.raises(DeadlineExceeded):
+            await generator.generate(_item([1] * 8, 40, call=Call(deadline_s=time.monotonic())))
+        assert generator.planner.blocks_in_use == 0
+
+
+async def test_scores_that_are_not_finite_fail_one_text_alone() -> None:
+    async with _generator(WrittenDecoder(32, nan_token_id=_UNUSED)) as generator:
+        beside = asyncio.create_task(generator.generate(_item([1, 2], 8)))
+        with pytest.raises(InternalError, match="not finite"):
+            await generator.generate(_item([_UNUSED], 8))
+        assert _tokens(await beside) == greedy([1, 2], 8)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}], ids=str)
+async def test_a_token_that_cannot_be_chosen_fails_one_text_alone(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    item = _item([3, 4], 8, repetition_penalty=1.5, **options)
+
+    def fail(rules: LogitRules, token_ids: Sequence[int], *others: Any) -> Any:
+        if [*token_ids[:2]] == [3, 4]:
+            raise IndexError("a text that the test chose")
+        return unbroken(rules, token_ids, *others)
+
+    unbroken = LogitRules.changed
+    monkeypatch.setattr(LogitRules, "changed", fail)
+    async with _generator(WrittenDecoder(64)) as generator:
+        beside = asyncio.create_task(generator.generate(_item([1, 2], 8)))
+        with pytest.raises(InternalError, match="not chosen"):
+            await generator.generate(item)
+        assert _tokens(await beside) == greedy([1, 2], 8)
+        assert generator.planner.blocks_in_use == 0
+    assert [record.message for record in caplog.records] == ["a token could not be chosen"]
+
+
+async def test_a_step_that_fails_ends_its_texts_and_the_next_ones_are_right() -> None:
+    async with _generator(WrittenDecoder(32, failing_token_id=_UNUSED)) as generator:
+        with pytest.raises(InternalError, match="could not compute"):
+            await generator.generate(_item([_UNUSED], 8))
+        assert _tokens(await generator.generate(_item([1, 2], 8))) == greedy([1, 2], 8)
+        assert generator.planner.blocks_in_use == 0
+
+
+class _HangingDecoder(WrittenDecoder):
+    """Its second step does not end before the test does."""
+
+    end = threading.Event()
+
+    def compute(self, runs: Sequence[Run]) -> Scores:
+        if len(self.steps) == 1:
+            self.end.wait()
+        return super().compute(runs)
+
+
+async def test_a_step_that_hangs_ends_all_texts_and_the_process() -> None:
+    decoder, callers = _HangingDecoder(32), list[asyncio.Task[Prediction]]()
+
+    async def hang() -> None:
+        async with _generator(decoder, step_limit_s=0.1, max_sequences=1) as generator:
+            callers.extend(asyncio.create_task(generator.generate(_item([number], 8))) for number in range(3))
+            await asyncio.sleep(20)  # it is cancelled
+
+    try:
+        with pytest.raises(CoresLost, match="no core is left for the model 'small'"):
+            await asyncio.wait_for(hang(), 10)
+    finally:
+        decoder.end.set()
+    outcomes = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 5)
+    assert [type(one) for one in outcomes] == [Unavailable] * 3
+
+
+async def test_a_step_may_take_ten_times_the_longest_before_it() -> None:
+    class Slow(WrittenDecoder):
+        def compute(self, runs: Sequence[Run]) -> Scores:
+            time.sleep((0.2, 0.8, 0, 0)[len(self.steps)])
+            return super().compute(runs)
+
+    async with _generator(Slow(16), step_limit_s=0.5) as generator:
+        assert _tokens(await generator.generate(_item([1, 2], 4))) == greedy([1, 2], 4)
+
+
+async def test_token_ids_outside_the_vocabulary_are_refused() -> None:
+    async with _generator(WrittenDecoder(8)) as generator:
+        with pytest.raises(InvalidInput, match="the vocabulary has 64"):
+            await generator.generate(_item([64], 1))
+
+
+async def test_options_that_no_gateway_sends_are_refused_alone() -> None:
+    async with _generator(WrittenDecoder(16)) as generator:
+        item = _item([1], 4, do_sample=True)
+        assert item.options
+        item.options.temperature = 0
+        with pytest.raises(InvalidInput, match="temperature"):
+            await generator.generate(item)
+
+
+async def test_a_generator_that_closes_ends_its_texts() -> None:
+    begun = asyncio.Event()
+    async with _generator(WrittenDecoder(32)) as generator:
+        running = asyncio.create_task(generator.generate(_item([1], 60, report=lambda _: begun.set())))
+        await begun.wait()
+    with pytest.raises(Unavailable, match="stopping"):
+        await running

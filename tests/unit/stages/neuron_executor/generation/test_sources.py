@@ -1,0 +1,171 @@
+"""Texts about sources are those of their sources alone, whatever else is in the steps of the engine."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
+from neuronpipe.core.background import run_beside
+from neuronpipe.core.callers import Caller
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import InternalError, InvalidInput
+from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.packed import TensorSets
+from neuronpipe.stages.neuron_executor.generation.engine import Generator
+from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
+from neuronpipe.tasks.text_generation import complete_options
+from tests.unit.model_specs import model_spec
+from tests.unit.stages.neuron_executor.generation.written_decoder import VOCABULARY, WrittenDecoder, greedy
+
+_START = (3,)
+_SPEC = model_spec(
+    "summarization", max_tokens=64, vocabulary_size=VOCABULARY, decoder_start_token_ids=_START, max_text_tokens=40
+)
+
+
+@asynccontextmanager
+async def _generator(decoder: WrittenDecoder) -> AsyncIterator[Generator]:
+    telemetry = Telemetry()
+    generator = Generator(
+        decoder,
+        _SPEC,
+        telemetry,
+        GenerationObserver(telemetry, _SPEC, "written"),
+        max_sequences=4,
+        step_tokens=8,
+        max_queue_sequences=64,
+        max_prompt_wait_s=0,
+        step_limit_s=60,
+    )
+    async with run_beside(generator.work()):
+        try:
+            yield generator
+        finally:
+            await generator.close()
+
+
+def _item(source: list[int], max_new_tokens: int = 8, call: Call | None = None, **options: Any) -> ExecuteItem:
+    given = GenerationOptions(max_new_tokens=max_new_tokens, **options)
+    arrays = {"input_ids": np.array(source, np.int32)}
+    complete = complete_options(given, _SPEC, len(source))
+    return ExecuteItem(call or Call(), ModelKey("small", 1), TensorSets(arrays=[arrays]), complete)
+
+
+def _tokens(prediction: Prediction) -> list[int]:
+    return [int(token) for token in prediction.outputs.arrays[0]["token_ids"]]
+
+
+async def test_a_text_is_about_its_source() -> None:
+    decoder = WrittenDecoder(16)
+    async with _generator(decoder) as generator:
+        assert _tokens(await generator.generate(_item([5, 6, 7]))) == greedy(_START, 8, [5, 6, 7])
+    assert decoder.read_sources == [[5, 6, 7]]
+
+
+async def test_texts_that_join_and_leave_do_not_change_others() -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    async with _generator(WrittenDecoder(24)) as generator:
+
+        async def ask(number: int) -> None:
+            for _ in range(chance.randrange(6)):
+                await asyncio.sleep(0)
+            source = [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 40))]
+            count = chance.randint(1, 20)
+            task = asyncio.create_task(generator.generate(_item(source, count)))
+            if number % 5 == 0:
+                for _ in range(chance.randrange(40)):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            else:
+                assert _tokens(await task) == greedy(_START, count, source)
+
+        await asyncio.gather(*(ask(number) for number in range(60)))
+        async with asyncio.timeout(10):
+            while generator.planner.blocks_in_use:
+                await asyncio.sleep(0.01)
+    assert generator.planner.preemptions > 0, "the cache was never too small"
+
+
+async def test_texts_of_other_sources_share_no_blocks() -> None:
+    async with _generator(WrittenDecoder(32)) as generator:
+        # A text without an end of its own: its first tokens are the same for both sources.
+        same: dict[str, Any] = {"forced_bos_token_id": 9}
+        await generator.generate(_item([5, 6], 20, **same))
+        other = await generator.generate(_item([6, 5], 20, **same))
+    assert other.generation
+    assert other.generation.cached_tokens == 0
+    assert _tokens(other) == [9, *greedy([*_START, 9], 19, [6, 5])]
+
+
+class _UnreadableDecoder(WrittenDecoder):
+    """Cannot read one source."""
+
+    unreadable = (8, 9)
+
+    def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
+        if tuple(token_ids) == self.unreadable:
+            raise RuntimeError("a source that the test chose")
+        super().read(token_ids, blocks)
+
+
+async def test_a_source_that_cannot_be_read_fails_its_text_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async with _generator(_UnreadableDecoder(32)) as generator:
+        first = asyncio.create_task(generator.generate(_item([5, 6])))
+        for _ in range(2):  # beside another text, and, at last, in a step of its own
+            with pytest.raises(InternalError, match="could not compute"):
+                await generator.generate(_item([*_UnreadableDecoder.unreadable]))
+            assert _tokens(await first) == greedy(_START, 8, [5, 6])
+        assert generator.planner.blocks_in_use == 0
+    assert [record.message for record in caplog.records] == ["a source could not be read"] * 2
+
+
+async def test_a_source_that_the_cache_could_not_hold_beside_its_text_is_refused_alone() -> None:
+    async with _generator(WrittenDecoder(8)) as generator:
+        beside = asyncio.create_task(generator.generate(_item([1], 8)))
+        with pytest.raises(InvalidInput, match=r"20 tokens of the text and 20 new ones.*holds 32"):
+            await generator.generate(_item([1] * 20, 20))
+        assert _tokens(await beside) == greedy(_START, 8, [1])
+
+
+async def test_a_step_reads_one_long_source_only() -> None:
+    decoder = WrittenDecoder(64)
+    sources = [[number] * 12 for number in range(3)]
+    async with _generator(decoder) as generator:
+        texts = await asyncio.gather(*(generator.generate(_item(source, 6)) for source in sources))
+    assert [_tokens(one) for one in texts] == [greedy(_START, 6, source) for source in sources]
+    begins = [sum(run.past == 0 for run in step) for step in decoder.steps]
+    assert max(begins) == 1
+
+
+async def test_a_source_is_read_once_for_all_texts_of_a_scope() -> None:
+    decoder, source = WrittenDecoder(32), [5, 6, 7, 8, 9, 10]
+    calls = [Call(caller=Caller(cache_scope=scope)) for scope in ("a", "b", "b")]
+    async with _generator(decoder) as generator:
+        texts = [await generator.generate(_item(source, 8, call)) for call in calls]
+        search = await generator.generate(_item(source, 8, calls[0], num_beams=2))
+        assert generator.planner.blocks_in_use == 0
+    assert [_tokens(one) for one in texts] == [greedy(_START, 8, source)] * 3
+    assert decoder.read_sources == [source, source], "once for each scope"
+    assert [one.generation and one.generation.cached_tokens for one in (*texts, search)] == [0, 0, 6, 6]
+
+
+async def test_a_source_of_which_a_block_was_taken_is_read_again() -> None:
+    decoder, source = WrittenDecoder(8), [5, 6, 7, 8, 9, 10]
+    async with _generator(decoder) as generator:
+        await generator.generate(_item(source, 4))
+        # Seven of eight blocks: at least one is of the source.
+        await generator.generate(_item([4] * 12, 15))
+        again = await generator.generate(_item(source, 4))
+    assert decoder.read_sources == [source, [4] * 12, source]
+    assert _tokens(again) == greedy(_START, 4, source)
+    assert again.generation
+    assert again.generation.cached_tokens == 0

@@ -1,0 +1,87 @@
+"""A decoder that remembers tokens where a real one has their keys and values. It is deterministic and hostile.
+
+The scores after a token depend on all tokens that its sequence's blocks hold, so that a block which is mixed up, shared
+wrongly, freed too early or not filled gives other tokens. What nobody wrote is poison.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from neuronpipe.stages.neuron_executor.runtimes.decoder import Run, Scores
+
+VOCABULARY = 64
+_POISON = -1
+_MARK = 1000
+
+
+class WrittenDecoder:
+    """See DecoderModel."""
+
+    block_tokens = 4
+    part_tokens = 16
+
+    def __init__(self, blocks: int, failing_token_id: int = -1, nan_token_id: int = -1) -> None:
+        self.blocks = blocks
+        self.steps: list[list[Run]] = []
+        self._failing_token_id = failing_token_id
+        self._nan_token_id = nan_token_id
+        self._written = np.full((blocks, self.block_tokens), _POISON)
+        self.read_sources: list[list[int]] = []
+
+    def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
+        """See DecoderModel. The tokens of a source are marked, so that its blocks are not those of a text."""
+        self.read_sources.append(list(token_ids))
+        for position, token_id in enumerate(token_ids):
+            self._written[blocks[position // self.block_tokens], position % self.block_tokens] = _MARK + token_id
+
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """See DecoderModel."""
+        for source, target in blocks:
+            self._written[target] = self._written[source]
+
+    def compute(self, runs: Sequence[Run]) -> Scores:
+        """See DecoderModel."""
+        self.steps.append(list(runs))
+        logits = []
+        for run in runs:
+            if self._failing_token_id in run.token_ids:
+                raise RuntimeError("a token that the test chose")
+            for position, token_id in enumerate(run.token_ids, run.past):
+                block = run.blocks[position // self.block_tokens]
+                self._written[block, position % self.block_tokens] = token_id
+            end = run.past + len(run.token_ids)
+            held = self._written[list(run.blocks[: -(-end // self.block_tokens)])].reshape(-1)[:end]
+            source = self._written[list(run.source_blocks)].reshape(-1)[: run.source_tokens]
+            assert len(source) == run.source_tokens, "a source without blocks"
+            held = np.concatenate([source, held])
+            assert _POISON not in held, "tokens that nobody computed"
+            if run.is_scored:
+                logits.append(scores_after(held.tolist()))
+                if self._nan_token_id in run.token_ids:
+                    logits[-1][:] = np.nan
+        rows = np.array(logits, np.float32).reshape(len(logits), VOCABULARY)
+        top_ids = np.argsort(-rows, axis=1, kind="stable")[:, :8].astype(np.int32)
+        return written_scores(rows, top_ids)
+
+
+def written_scores(logits: np.ndarray, top_ids: np.ndarray) -> Scores:
+    """Scores of runs with these logits, [runs, vocabulary], and best tokens, [runs, tops]."""
+    top_logits = np.take_along_axis(logits, top_ids, axis=1)
+    return Scores(logits, top_ids, top_logits, np.log(np.exp(logits - top_logits[:, :1]).sum(axis=1)))
+
+
+def scores_after(token_ids: Sequence[int]) -> np.ndarray:
+    """The scores after these tokens."""
+    seed = zlib.crc32(np.asarray(token_ids, np.int64).tobytes())
+    return np.random.default_rng(seed).standard_normal(VOCABULARY).astype(np.float32)
+
+
+def greedy(prompt: Sequence[int], count: int, source: Sequence[int] = ()) -> list[int]:
+    """The best tokens after a prompt, about a source."""
+    before = [_MARK + token_id for token_id in source]
+    token_ids = list(prompt)
+    for _ in range(count):
+        token_ids.append(int(scores_after([*before, *token_ids]).argmax()))
+    return token_ids[len(prompt) :]

@@ -1,0 +1,42 @@
+"""An event loop whose time jumps where it would wait, so that minutes are simulated in moments."""
+
+import asyncio
+import selectors
+
+import pytest
+
+from tests.unit.stages.neuron_executor.scheduling import TIMED_MODULES
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 1000.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.now_s += timeout or 0
+        return super().select(0)
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """Also stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    @classmethod
+    def installed(cls, monkeypatch: pytest.MonkeyPatch) -> "JumpingLoop":
+        """One whose time the scheduler and its parts see."""
+        loop = cls()
+        for module in TIMED_MODULES:
+            monkeypatch.setattr(module, loop)
+        return loop
+
+    def time(self) -> float:
+        return self._jumping.now_s
+
+    monotonic = time
+
+    def monotonic_ns(self) -> int:
+        return int(self.time() * 1e9)

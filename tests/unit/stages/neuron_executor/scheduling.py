@@ -1,0 +1,180 @@
+"""A scheduler on a back end that holds every batch until the test lets it run."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from neuronpipe.api.v1.inference_pb2 import Priority
+from neuronpipe.bundles.buckets import parse_bucket
+from neuronpipe.core.background import run_beside
+from neuronpipe.core.calls import Call
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import Arrays
+from neuronpipe.stages.neuron_executor.backends.base import Backend
+from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver
+from neuronpipe.stages.neuron_executor.batching.batch_time import BatchTime, BatchTimes
+from neuronpipe.stages.neuron_executor.batching.policy import Limits
+from neuronpipe.stages.neuron_executor.batching.queue import ComputedSequence
+from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
+from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
+from tests.unit.model_specs import model_spec
+from tests.unit.stages.neuron_executor.held_backend import HeldBackend
+
+# The modules that look at the time.
+TIMED_MODULES = [
+    f"neuronpipe.stages.neuron_executor.{module}.time"
+    for module in (
+        "executor_model",
+        "scheduler",
+        "cores",
+        "batching.queue",
+        "batching.policy",
+        "batching.forecast",
+        "batching.free_shapes",
+        "batching.fixed_buckets",
+    )
+]
+SPEC = model_spec("question_answering")
+LIMITS = Limits(max_batch_size=8, max_batch_tokens=1000, max_queue_sequences=8)
+
+
+def sequence(*ids: int) -> Arrays:
+    return {"input_ids": np.array(ids, np.int32)}
+
+
+class KnownTime(BatchTime):
+    """Batches take exactly this long, whatever is observed."""
+
+    def __init__(self, overhead_s: float, token_s: float) -> None:
+        super().__init__()
+        self._known = overhead_s, token_s
+        for tokens in (1, 101):
+            self.anchor(tokens, self.seconds(tokens))
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        pass
+
+    def seconds(self, tokens: int) -> float:
+        overhead_s, token_s = self._known
+        return overhead_s + token_s * tokens
+
+
+class FixedClock:
+    """The time that the scheduler and its parts see. It stands still until the test moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    @classmethod
+    def installed(cls, monkeypatch: pytest.MonkeyPatch) -> "FixedClock":
+        """One that they see from now on."""
+        clock = cls()
+        for module in TIMED_MODULES:
+            monkeypatch.setattr(module, clock)
+        return clock
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def monotonic_ns(self) -> int:
+        return int(self.now_s * 1e9)
+
+
+@dataclass
+class System:
+    scheduler: ExecutorModel
+    backend: HeldBackend
+
+    def submit(
+        self, *sequences: Sequence[int], deadline_s: float | None = None, is_bulk: bool = False
+    ) -> asyncio.Task[list[ComputedSequence]]:
+        """One caller with the sequences of one input."""
+        priority = Priority.PRIORITY_BULK if is_bulk else Priority.PRIORITY_INTERACTIVE
+        call = Call(deadline_s=deadline_s, priority=priority)
+        return asyncio.create_task(self.scheduler.run([sequence(*ids) for ids in sequences], call))
+
+    async def occupy(self) -> asyncio.Task[list[ComputedSequence]]:
+        """A caller whose batch of its own holds the core until the test lets it run."""
+        caller = self.submit([500])
+        assert await self.backend.begun() == [[500]]
+        return caller
+
+
+def joined(
+    device: DeviceScheduler,
+    backend: Backend,
+    spec: ModelSpec,
+    limits: Limits,
+    batch_time: BatchTime,
+    lone_batch_time: BatchTime | None = None,
+    observer: BatchObserver | None = None,
+) -> ExecutorModel:
+    """A model on a device."""
+    observer = observer or BatchObserver(Telemetry(), spec, "", backend.cores)
+    return device.join(backend, spec, limits, BatchTimes(batch_time, lone_batch_time or batch_time), observer)
+
+
+@asynccontextmanager
+async def running(device: DeviceScheduler) -> AsyncIterator[None]:
+    """The cores of a device at work."""
+    try:
+        async with run_beside(*device.workers()):
+            yield
+    finally:
+        device.close()
+
+
+@asynccontextmanager
+async def running_model(
+    backend: Backend,
+    spec: ModelSpec,
+    limits: Limits,
+    batch_time: BatchTime,
+    lone_batch_time: BatchTime | None = None,
+    observer: BatchObserver | None = None,
+    lost: Collection[int] = (),
+) -> AsyncIterator[ExecutorModel]:
+    """A model on a device of its own; `lost`: cores that are lost already."""
+    device = DeviceScheduler(backend.cores, backend.in_flight, batch_limit_s=60)
+    for core in lost:
+        device.cores.lose(core)
+    model = joined(device, backend, spec, limits, batch_time, lone_batch_time, observer)
+    async with running(device):
+        yield model
+
+
+@asynccontextmanager
+async def held_scheduler(
+    *,
+    cores: int = 1,
+    limits: Limits = LIMITS,
+    spec: ModelSpec = SPEC,
+    is_held: bool = True,
+    batch_time: BatchTime | None = None,
+    lone_batch_time: BatchTime | None = None,
+    in_flight: int = 1,
+    buckets: Sequence[str] = (),
+) -> AsyncIterator[System]:
+    """Without a `batch_time` nothing is known of it: lengths share a batch as if padding cost nothing, and no wait is
+    foreseen.
+    """
+    backend = HeldBackend(
+        spec,
+        cores=cores,
+        is_held=is_held,
+        in_flight=in_flight,
+        buckets=tuple(parse_bucket(bucket) for bucket in buckets),
+    )
+    async with running_model(backend, spec, limits, batch_time or KnownTime(0, 0), lone_batch_time) as scheduler:
+        yield System(scheduler, backend)
+
+
+async def queued(*callers: asyncio.Task[list[ComputedSequence]]) -> None:
+    """Lets callers that were made just now reach the queue, or leave it."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)

@@ -1,0 +1,96 @@
+"""stages/neuron_executor/neuron_monitor.py: the tool's output becomes a snapshot; what cannot be read disturbs nothing.
+
+The sample follows the documented schema; no device was at hand to record one.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neuronpipe.stages.neuron_executor.neuron_monitor import NeuronSnapshot, parse_snapshot, running_monitor
+
+_SAMPLE = (Path(__file__).parent / "neuron_monitor_sample.json").read_bytes()
+_PID = 4242
+
+
+def _changed(**report: Any) -> bytes:
+    document = json.loads(_SAMPLE)
+    document["neuron_runtime_data"][0]["report"] |= report
+    return json.dumps(document).encode()
+
+
+def test_a_document_becomes_a_snapshot_of_the_process() -> None:
+    assert parse_snapshot(_SAMPLE, _PID) == NeuronSnapshot(
+        core_utilization={0: pytest.approx(0.4201), 1: pytest.approx(0.975)},  # type: ignore[dict-item]
+        # 400,000,000 + 40,000,000 + 9,000,000 + 1,000,000, and with 10,000,000 and none of tensors.
+        core_memory_bytes={0: 450_000_000, 1: 450_000_000},
+        device_memory_bytes=900_000_000,
+        host_memory_bytes=6_900_000,
+        executions={
+            "completed": 4400,
+            "completed_with_err": 0,
+            "completed_with_num_err": 2,
+            "timed_out": 1,
+            "incorrect_input": 0,
+            "failed_to_queue": 0,
+        },
+        errors={"generic": 0, "numerical": 2, "transient": 0, "model": 0, "runtime": 0, "hardware": 1},
+        device_latency_s={},
+        total_latency_s={
+            "p0": 0.00096,
+            "p1": 0.00097,
+            "p25": 0.00098,
+            "p50": 0.00099,
+            "p75": 0.001,
+            "p99": 0.00104,
+            "p100": 0.0031,
+        },
+    )
+
+
+def test_other_processes_are_left_out() -> None:
+    assert parse_snapshot(_SAMPLE, 1) is None
+    assert parse_snapshot(b'{"neuron_runtime_data": null}', _PID) is None
+
+
+def test_a_group_that_failed_or_is_missing_stays_empty() -> None:
+    snapshot = parse_snapshot(
+        _changed(neuroncore_counters={"error": "no access", "neuroncores_in_use": {}}, memory_used=None), _PID
+    )
+    assert snapshot is not None
+    assert (snapshot.core_utilization, snapshot.device_memory_bytes) == ({}, 0)
+    assert snapshot.executions["completed"] == 4400
+
+
+def test_numeric_errors_have_one_name() -> None:
+    snapshot = parse_snapshot(_changed(execution_stats={"error_summary": {"numeric": 3}}), _PID)
+    assert snapshot is not None
+    assert snapshot.errors == {"numerical": 3}
+
+
+async def test_the_newest_snapshot_stays_whatever_else_is_written() -> None:
+    mine = _SAMPLE.replace(b"4242", str(os.getpid()).encode())
+    lines = [b"starting\n", mine, b"[]\n", b'{"neuron_runtime_data": [{"pid": 1}]}\n']
+    program = f"import sys, time; sys.stdout.buffer.write({b''.join(lines)!r}); sys.stdout.flush(); time.sleep(60)"
+    async with asyncio.timeout(20), running_monitor([sys.executable, "-c", program]) as monitor:
+        assert monitor is not None
+        while monitor.unreadable_lines < 2 or monitor.snapshot is None:
+            await asyncio.sleep(0.01)
+    assert monitor.snapshot.core_utilization[1] == pytest.approx(0.975)
+
+
+async def test_a_monitor_that_ends_disturbs_nobody() -> None:
+    async with running_monitor([sys.executable, "-c", ""]) as monitor:
+        await asyncio.sleep(0.2)  # nothing happens
+        assert monitor is not None
+        assert monitor.snapshot is None
+
+
+async def test_where_the_tool_is_missing_there_are_no_snapshots() -> None:
+    async with running_monitor(["/no/such/neuron-monitor"]) as monitor:
+        assert monitor is None

@@ -1,0 +1,210 @@
+"""A batch that does not end: its core is given up, and what it had goes elsewhere. The callers set no deadlines."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from neuronpipe.bundles.manifest import Artifact
+from neuronpipe.bundles.repository import read_bundle
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import InternalError, Unavailable
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.stages.neuron_executor.backends import BACKENDS
+from neuronpipe.stages.neuron_executor.backends.base import Finish, Prepare, ResultT
+from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
+from neuronpipe.stages.neuron_executor.batching.batch_time import BatchTime
+from neuronpipe.stages.neuron_executor.batching.queue import ComputedSequence
+from neuronpipe.stages.neuron_executor.cores import CoresLost
+from neuronpipe.stages.neuron_executor.devices import running_devices
+from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
+from neuronpipe.stages.neuron_executor.settings import EngineSettings
+from tests.unit.bundles.written import write_bundle
+from tests.unit.model_specs import model_spec
+from tests.unit.soon import soon
+from tests.unit.stages.neuron_executor.held_backend import ENDLESS, HeldBackend
+from tests.unit.stages.neuron_executor.scheduling import LIMITS, SPEC, KnownTime, System, joined, running, sequence
+
+_LIMIT_S = 0.1
+
+
+class _HangingBackend(HeldBackend):
+    """Cores in `hanging` never end their batches."""
+
+    def __init__(self, cores: int, in_flight: int = 1) -> None:
+        super().__init__(SPEC, cores=cores, in_flight=in_flight, is_held=False)
+        self.hanging: set[int] = set()
+
+    async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+        if core in self.hanging:
+            self.ran_on.append(core)
+            await asyncio.Event().wait()
+        return await super().compute(core, inputs, is_alone=is_alone)
+
+
+@asynccontextmanager
+async def _system(
+    cores: int, in_flight: int = 1, batch_time: BatchTime | None = None
+) -> AsyncIterator[tuple[System, _HangingBackend]]:
+    device, backend = DeviceScheduler(cores, in_flight, batch_limit_s=_LIMIT_S), _HangingBackend(cores, in_flight)
+    model = joined(device, backend, SPEC, LIMITS, batch_time or KnownTime(0, 0))
+    async with asyncio.timeout(20), running(device):
+        yield System(model, backend), backend
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+async def test_what_a_core_that_hangs_had_is_computed_on_another(
+    in_flight: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with _system(2, in_flight) as (system, backend):
+        backend.hanging.add(0)
+        callers = [system.submit([number]) for number in range(1, 9)]
+        assert [len(answer) for answer in await asyncio.gather(*callers)] == [1] * 8
+        assert system.scheduler.cores_left == 1
+        before = len(backend.ran_on)
+        await system.submit([11])
+        assert backend.ran_on[before:] == [1]
+    (record,) = (record for record in caplog.records if record.message == "core lost")
+    assert "a batch did not end within 0.1 s" in caplog.text
+    assert record.__dict__["fields"] == {"model": "small", "core": 0, "cores_left": 1}
+
+
+async def test_a_sequence_that_makes_cores_hang_fails_at_the_second() -> None:
+    async with _system(3) as (system, backend):
+        with pytest.raises(InternalError):
+            await system.submit([ENDLESS])
+        assert sorted(backend.ran_on) == [0, 1]
+        assert len(await system.submit([11])) == 1
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+async def test_where_the_last_core_hangs_all_who_wait_are_told_and_the_process_ends(in_flight: int) -> None:
+    callers: list[asyncio.Task[list[ComputedSequence]]] = []
+
+    async def hang() -> None:
+        async with _system(1, in_flight) as (system, backend):
+            backend.hanging.add(0)
+            callers.extend(system.submit([number]) for number in range(1, 4))
+            await asyncio.sleep(20)  # it is cancelled
+
+    with pytest.raises(CoresLost):
+        await hang()
+    outcomes = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 5)
+    assert {type(outcome) for outcome in outcomes} == {Unavailable}
+
+
+async def test_a_batch_that_is_expected_to_take_longer_than_the_limit_is_waited_for() -> None:
+    async with _system(1, batch_time=KnownTime(overhead_s=0.05, token_s=0)) as (system, backend):
+        backend._is_held = True
+        caller = system.submit([11])
+        await asyncio.sleep(2 * _LIMIT_S)  # ten times 0.05 s are not over
+        assert system.scheduler.cores_left == 1
+        backend.let_run()
+        assert len(await caller) == 1
+
+
+async def test_the_time_of_a_batch_made_ready_begins_with_the_end_of_the_one_before() -> None:
+    async with _system(1, in_flight=2) as (system, backend):
+        backend._is_held = True
+        first = system.submit([11])
+        await backend.begun()
+        second = system.submit([12])
+        await backend.begun()
+        for caller in first, second:
+            await asyncio.sleep(0.7 * _LIMIT_S)
+            backend.let_run(1)
+            await caller
+        assert system.scheduler.cores_left == 1
+
+
+async def test_a_batch_that_hangs_is_found_though_the_one_behind_it_ends_first() -> None:
+    callers: list[asyncio.Task[list[ComputedSequence]]] = []
+
+    async def hang() -> None:
+        async with _system(1, in_flight=2) as (system, backend):
+            backend.hanging.add(0)
+            callers.append(system.submit([1]))
+            await soon(lambda: backend.ran_on == [0])
+            backend.hanging.clear()
+            callers.append(system.submit([11]))
+            await asyncio.sleep(20)  # it is cancelled
+
+    with pytest.raises(CoresLost):
+        await hang()
+    assert isinstance(callers[0].exception(), Unavailable)
+    assert len(callers[1].result()) == 1
+
+
+class _ThreadedBackend(HeldBackend):
+    """Computes in a thread, as back ends do, where the first batch hangs until the test ends."""
+
+    def __init__(self) -> None:
+        super().__init__(SPEC, cores=2, is_held=False)
+        self.threads, self.end, self.has_hung = ThreadPoolExecutor(2), threading.Event(), False
+
+    async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
+        if not self.has_hung:
+            self.has_hung = True
+            await asyncio.get_running_loop().run_in_executor(self.threads, self.end.wait)
+        return await super().run(core, prepare, finish, is_alone=is_alone)
+
+
+async def test_a_thread_that_hangs_is_left_to_itself() -> None:
+    device, backend = DeviceScheduler(2, 1, batch_limit_s=_LIMIT_S), _ThreadedBackend()
+    model = joined(device, backend, SPEC, LIMITS, KnownTime(0, 0))
+    try:
+        async with asyncio.timeout(20), running(device):
+            assert len(await model.run([sequence(11)], Call())) == 1
+            assert model.cores_left == 1
+    finally:
+        backend.end.set()
+        backend.threads.shutdown()
+
+
+class _HangingWarm(FakeBackend):
+    """Warms up, and hangs from then on when the test says so."""
+
+    is_hanging = False
+
+    async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
+        if self.is_hanging:
+            await asyncio.Event().wait()
+        return await super().compute(core, inputs, is_alone=is_alone)
+
+
+async def test_the_limit_is_a_setting_and_with_the_last_core_the_executor_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BACKENDS, "fake", f"{__name__}:_HangingWarm")
+    write_bundle(tmp_path, model=model_spec(name="m"), artifacts=(Artifact(backend="fake", dtype="float32"),))
+    callers: list[asyncio.Task[object]] = []
+
+    async def hang() -> None:
+        async with (
+            running_devices(EngineSettings(batch_limit_s=1), Telemetry()) as devices,
+            devices.open_batches(read_bundle(tmp_path / "m/1")) as model,
+        ):
+            monkeypatch.setattr(_HangingWarm, "is_hanging", True)
+            callers.append(asyncio.create_task(model.run([sequence(11)], Call())))
+            await asyncio.sleep(20)  # it is cancelled
+
+    with pytest.raises(CoresLost):
+        await hang()
+    assert isinstance(callers[0].exception(), Unavailable)
+
+
+async def test_what_hangs_is_not_computed_again_where_its_caller_left() -> None:
+    async with _system(2) as (system, backend):
+        backend.hanging.update((0, 1))
+        leaving = system.submit([11])
+        await soon(lambda: len(backend.ran_on) == 1)
+        leaving.cancel()
+        backend.hanging.clear()
+        await soon(lambda: system.scheduler.cores_left == 1)
+        await system.submit([12])
+        assert backend.batches == [[[12]]]

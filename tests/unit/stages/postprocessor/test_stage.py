@@ -1,0 +1,119 @@
+"""stages/postprocessor/stage.py: outputs to results, each item by itself."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult, TextClassificationInput
+from neuronpipe.api.v1.tensors_pb2 import DataType, Tensor, TensorSet
+from neuronpipe.bundles.repository import read_bundle, read_repository
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound
+from neuronpipe.core.items import ModelKey, PostprocessItem
+from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_input
+from neuronpipe.stages.postprocessor.stage import PostprocessorStage, running_postprocessor
+from neuronpipe.tasks import ANSWERED_TASKS
+from tests.unit.bundles.written import write_bundle
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[PostprocessorStage]:
+    write_bundle(tmp_path)
+    async with running_postprocessor(read_repository(tmp_path)) as stage:
+        yield stage
+
+
+_LOGITS = TensorSets(arrays=[{"logits": np.array([0, 5, 1], np.float32)}])
+_TOO_MANY = TensorSets(arrays=[{"logits": np.array([0, 5, 1], np.float32), "x": np.array([1], np.float32)}])
+_NO_TENSOR = TensorSet(tensors=[Tensor(data_type=DataType.DATA_TYPE_INT32, shape=[1])]).SerializeToString()
+
+
+def _item(
+    text: str = "x", *, model: str = "m", call: Call | None = None, outputs: TensorSets = _LOGITS
+) -> PostprocessItem:
+    input = pack_input(TaskInput(text_classification=TextClassificationInput(text=text)))
+    return PostprocessItem(call or Call(), ModelKey(model, 1), input, NO_TENSORS, outputs)
+
+
+@pytest.mark.parametrize("text", ["x", "x" * 100_000], ids=["on the event loop", "in a thread"])
+async def test_outputs_become_the_tasks_result(stage: PostprocessorStage, text: str) -> None:
+    result = await stage.postprocess(_item(text))
+    assert [label.label for label in result.message.text_classification.labels] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind"),
+    [
+        (_item(model="none"), ModelNotFound),
+        (_item(call=Call(deadline_s=0.0)), DeadlineExceeded),
+        (_item(outputs=TensorSets(data=[_NO_TENSOR])), InvalidInput),
+        (_item(outputs=NO_TENSORS), InvalidInput),
+        (_item(outputs=_TOO_MANY), InvalidInput),
+    ],
+    ids=["no such model", "expired", "no tensor", "no outputs", "outputs of another model"],
+)
+async def test_a_bad_item_fails_alone(stage: PostprocessorStage, bad: PostprocessItem, kind: type[Exception]) -> None:
+    good, failed, better = await asyncio.gather(
+        *(stage.postprocess(item) for item in (_item(), bad, _item())), return_exceptions=True
+    )
+    assert (type(good), type(better)) == (Packed, Packed)
+    assert isinstance(failed, kind)
+
+
+async def test_a_large_result_is_serialized_off_the_event_loop(
+    stage: PostprocessorStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop_thread, threads = threading.get_ident(), []
+    data = Packed.data
+
+    def noted(packed: Packed[TaskResult]) -> bytes:
+        if packed._kind is TaskResult:
+            threads.append(threading.get_ident())
+        serialized: bytes = data.fget(packed)  # type: ignore[attr-defined]
+        return serialized
+
+    monkeypatch.setattr(Packed, "data", property(noted))
+    result = await stage.postprocess(_item("x" * 100_000))
+    assert threads
+    assert loop_thread not in threads
+    monkeypatch.setattr(result, "_message", None)
+    assert result.size_bytes > 0
+
+
+async def test_long_work_of_one_model_does_not_delay_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("m", "other"):
+        write_bundle(tmp_path, name)
+    task, began, released = ANSWERED_TASKS["text_classification"], threading.Event(), threading.Event()
+
+    def decode(input: TextClassificationInput, *args: Any) -> Any:
+        if len(input.text) > 1:
+            began.set()
+            released.wait(10)
+        return task.decode(input, *args)
+
+    monkeypatch.setitem(ANSWERED_TASKS, "text_classification", replace(task, decode=decode))
+    async with running_postprocessor(read_repository(tmp_path)) as stage:
+        long = [asyncio.create_task(stage.postprocess(_item("x" * 100_000))) for _ in range(20)]
+        await asyncio.to_thread(began.wait, 10)
+        result = await asyncio.wait_for(stage.postprocess(_item(model="other")), 5)
+        assert not any(task.done() for task in long)
+        released.set()
+        await asyncio.gather(*long)
+    assert [label.label for label in result.message.text_classification.labels] == ["b"]
+
+
+async def test_models_are_opened_and_closed_one_by_one(tmp_path: Path) -> None:
+    first, second = (read_bundle(write_bundle(tmp_path, name)) for name in ("m", "other"))
+    async with running_postprocessor([first]) as stage:
+        await stage.models.open(second)
+        assert await stage.postprocess(_item(model="other"))
+        await stage.models.close(ModelKey("other", 1))
+        assert stage.models.keys == {("m", 1)}
+        with pytest.raises(ModelNotFound):
+            await stage.postprocess(_item(model="other"))

@@ -1,0 +1,295 @@
+"""stages/tokenizer/text.py: MiniLM's WordPiece tokenizer as tasks need it. Ids are line numbers, from 0 on, of BERT's
+published vocab.txt.
+"""
+
+import concurrent.futures
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from demo.model import find_minilm
+from neuronpipe.stages.tokenizer.text import JsonTokenizer
+from neuronpipe.tasks.base import Side, Window
+from tests.trained_tokenizers import unigram_charsmap
+
+CLS, SEP, UNK = 101, 102, 100
+ONE, TWO, THREE, FOUR, FIVE = 2028, 2048, 2093, 2176, 2274
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> JsonTokenizer:
+    return JsonTokenizer((find_minilm() / "tokenizer.json").read_bytes())
+
+
+def _whole(tokenizer: JsonTokenizer) -> list[int]:
+    ids: list[int] = tokenizer.encode("one two three four five").token_ids.tolist()
+    return ids
+
+
+def test_a_text_gets_its_special_tokens(tokenizer: JsonTokenizer) -> None:
+    assert _whole(tokenizer) == [CLS, ONE, TWO, THREE, FOUR, FIVE, SEP]
+
+
+def test_the_second_text_of_a_pair_is_of_another_type(tokenizer: JsonTokenizer) -> None:
+    encoded = tokenizer.encode("one two", "three")
+    assert encoded.token_ids.tolist() == [CLS, ONE, TWO, SEP, THREE, SEP]
+    assert encoded.token_type_ids.tolist() == [0, 0, 0, 0, 1, 1]
+
+
+def test_arrays_are_int32_as_the_wire_wants_them(tokenizer: JsonTokenizer) -> None:
+    encoded = tokenizer.encode("one")
+    assert [str(array.dtype) for array in (encoded.token_ids, encoded.token_type_ids)] == ["int32", "int32"]
+
+
+def test_the_files_own_truncation_and_padding_are_not_applied(tokenizer: JsonTokenizer) -> None:
+    written = json.loads((find_minilm() / "tokenizer.json").read_text(encoding="utf-8"))
+    assert (written["truncation"]["max_length"], written["padding"]["strategy"]) == (128, {"Fixed": 128})
+    assert len(tokenizer.encode("one " * 200).token_ids) == 202
+    assert len(tokenizer.encode("one").token_ids) == 3
+
+
+@pytest.mark.parametrize(("pair", "special"), [(False, 2), (True, 3)])
+def test_special_tokens_are_counted(tokenizer: JsonTokenizer, pair: bool, special: int) -> None:
+    assert tokenizer.special_tokens(pair=pair) == special
+
+
+def test_a_texts_tokens_are_counted_without_special_ones(tokenizer: JsonTokenizer) -> None:
+    assert tokenizer.count("one two three") == 3
+
+
+@pytest.mark.parametrize(
+    ("side", "expected"),
+    [("right", [CLS, ONE, TWO, SEP]), ("left", [CLS, FOUR, FIVE, SEP])],
+)
+def test_a_long_text_loses_tokens_on_the_side_asked_for(
+    tokenizer: JsonTokenizer, side: Side, expected: list[int]
+) -> None:
+    encoded = tokenizer.encode_truncated("one two three four five", None, max_tokens=4, side=side)
+    assert encoded.token_ids.tolist() == expected
+    assert encoded.truncated_tokens == 3
+
+
+def test_a_text_that_fits_loses_nothing(tokenizer: JsonTokenizer) -> None:
+    encoded = tokenizer.encode_truncated("one two", None, max_tokens=4, side="right")
+    assert (encoded.token_ids.tolist(), encoded.truncated_tokens) == ([CLS, ONE, TWO, SEP], 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "text_pair", "expected"),
+    [
+        ("one two three four", "five", [CLS, ONE, TWO, SEP, FIVE, SEP]),
+        ("five", "one two three four", [CLS, FIVE, SEP, ONE, TWO, SEP]),
+    ],
+)
+def test_of_a_pair_the_longer_text_loses_tokens_first(
+    tokenizer: JsonTokenizer, text: str, text_pair: str, expected: list[int]
+) -> None:
+    encoded = tokenizer.encode_truncated(text, text_pair, max_tokens=6, side="right")
+    assert encoded.token_ids.tolist() == expected
+    assert encoded.truncated_tokens == 2
+
+
+def _windows(tokenizer: JsonTokenizer, second: str, *, max_tokens: int = 64, overlap_tokens: int = 0) -> list[Window]:
+    return tokenizer.encode_windows("one", second, max_tokens=max_tokens, overlap_tokens=overlap_tokens)
+
+
+def _words_of(window: Window, second: str) -> list[str]:
+    """The words that a window's tokens point to; a word of several tokens once."""
+    ranges = dict.fromkeys(zip(window.char_start.tolist(), window.char_end.tolist(), strict=True))
+    return [second[start:end] for start, end in ranges if start >= 0]
+
+
+@pytest.mark.parametrize(
+    ("overlap_tokens", "expected"),
+    [
+        # Eight tokens a window less the first text and three special tokens leave four.
+        (0, ["abcd", "efgh", "ij"]),
+        (1, ["abcd", "defg", "ghij"]),
+        (3, ["abcd", "bcde", "cdef", "defg", "efgh", "fghi", "ghij"]),
+    ],
+)
+def test_windows_cover_the_whole_text_and_overlap_as_asked(
+    tokenizer: JsonTokenizer, overlap_tokens: int, expected: list[str]
+) -> None:
+    text = "a b c d e f g h i j"
+    windows = _windows(tokenizer, text, max_tokens=8, overlap_tokens=overlap_tokens)
+    assert ["".join(_words_of(window, text)) for window in windows] == expected
+
+
+def test_every_window_holds_the_whole_first_text_and_special_tokens(tokenizer: JsonTokenizer) -> None:
+    windows = tokenizer.encode_windows("one two", "a b c d e f", max_tokens=8, overlap_tokens=1)
+    assert [window.token_ids.tolist()[:4] + window.token_ids.tolist()[-1:] for window in windows] == [
+        [CLS, ONE, TWO, SEP, SEP]
+    ] * 3
+
+
+def test_only_tokens_of_the_second_text_have_a_place(tokenizer: JsonTokenizer) -> None:
+    (window,) = tokenizer.encode_windows("one two", "two one", max_tokens=64, overlap_tokens=0)
+    # [CLS] one two [SEP] two one [SEP]
+    assert window.char_start.tolist() == [-1, -1, -1, -1, 0, 4, -1]
+    assert window.char_end.tolist() == [-1, -1, -1, -1, 3, 7, -1]
+
+
+def test_every_token_of_a_word_has_the_whole_words_place(tokenizer: JsonTokenizer) -> None:
+    text = "so unbelievably so"
+    (window,) = _windows(tokenizer, text)
+    assert len(window.token_ids) > len(["[CLS]", "one", "[SEP]", "so", "unbelievably", "so", "[SEP]"])
+    assert _words_of(window, text) == ["so", "unbelievably", "so"]
+
+
+def test_a_word_cut_by_the_windows_edge_has_the_place_of_its_part(tokenizer: JsonTokenizer) -> None:
+    # As transformers' pipeline, which knows of a window no more than its own tokens. un ##bel ##ie ##va ##bly.
+    text = "unbelievably"
+    windows = _windows(tokenizer, text, max_tokens=7, overlap_tokens=0)
+    assert [_words_of(window, text) for window in windows] == [["unbelie"], ["vably"]]
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["😀", "👨‍👩‍👧", "cafe\u0301", "ﬁ", "İ", "東京", "\u200b", "a\u0300\u0301\u0302", "\U00010330"],
+    ids=ascii,
+)
+def test_places_are_code_points_of_the_text_as_it_was_sent(tokenizer: JsonTokenizer, before: str) -> None:
+    # Each of these changes its length in UTF-8 or UTF-16, or when it is lower-cased, or stripped of accents.
+    text = f"{before} one"
+    (window,) = _windows(tokenizer, text)
+    start, end = window.char_start[-2], window.char_end[-2]
+    assert (start, end) == (len(before) + 1, len(text))
+
+
+def test_characters_that_the_vocabulary_lacks_have_a_place(tokenizer: JsonTokenizer) -> None:
+    (window,) = _windows(tokenizer, "I 😀 x")
+    place = window.token_ids.tolist().index(UNK)
+    assert (window.char_start[place], window.char_end[place]) == (2, 3)
+
+
+def test_a_second_text_without_tokens_is_one_window_without_places(tokenizer: JsonTokenizer) -> None:
+    (window,) = _windows(tokenizer, " \n")
+    assert (window.char_start < 0).all()
+
+
+@pytest.mark.parametrize("text", ["[SEP]", "one [SEP] two", "[CLS][PAD] [UNK]", "[MASK]"])
+def test_special_tokens_in_a_text_are_text(tokenizer: JsonTokenizer, text: str) -> None:
+    ids = tokenizer.encode(text, text).token_ids.tolist()
+    # [PAD] 0, [UNK] 100, [CLS] 101, [SEP] 102, [MASK] 103: those of the pair's own form, and no others.
+    assert [token for token in ids if token in (0, 100, 101, 102, 103)] == [CLS, SEP, SEP]
+
+
+def test_a_token_is_known_by_the_vocabularys_spelling(tokenizer: JsonTokenizer) -> None:
+    assert [tokenizer.token_id(token) for token in ("one", "##bel", "One", "onetwothree", "")] == [
+        ONE,
+        8671,
+        None,
+        None,
+        None,
+    ]
+
+
+def test_a_text_is_located_token_by_token(tokenizer: JsonTokenizer) -> None:
+    located = tokenizer.locate("so, unbelievably")
+    # [CLS] so , un ##bel ##ie ##va ##bly [SEP]
+    assert located.char_start.tolist() == [-1, 0, 2, 4, 6, 9, 11, 13, -1]
+    assert located.char_end.tolist() == [-1, 2, 3, 6, 9, 11, 13, 16, -1]
+    assert located.continues_word.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 0]
+
+
+def test_windows_of_a_located_text_begin_with_its_beginning(tokenizer: JsonTokenizer) -> None:
+    windows = tokenizer.locate_windows("one two three four five", max_tokens=4, overlap_tokens=1)
+    assert [one.token_ids.tolist()[1:-1] for one in windows] == [[ONE, TWO], [TWO, THREE], [THREE, FOUR], [FOUR, FIVE]]
+
+
+@pytest.mark.parametrize(("side", "expected"), [("right", [ONE, TWO]), ("left", [FOUR, FIVE])])
+def test_a_located_text_loses_tokens_on_the_side_asked_for(
+    tokenizer: JsonTokenizer, side: Side, expected: list[int]
+) -> None:
+    located = tokenizer.locate("one two three four five").truncated(4, side)
+    assert (located.token_ids.tolist(), located.truncated_tokens) == ([CLS, *expected, SEP], 3)
+
+
+def test_truncation_does_not_last_beyond_its_call(tokenizer: JsonTokenizer) -> None:
+    tokenizer.encode_truncated("one two three four five", None, max_tokens=4, side="left")
+    _windows(tokenizer, "one two three four five", max_tokens=8, overlap_tokens=1)
+    assert len(_whole(tokenizer)) == 7
+    assert tokenizer.count("one two three four five") == 5
+
+
+def test_truncation_does_not_last_beyond_a_call_that_fails(tokenizer: JsonTokenizer) -> None:
+    with pytest.raises(Exception, match=r"."):
+        tokenizer.encode_windows("one two three four five", "one", max_tokens=5, overlap_tokens=0)
+    assert len(_whole(tokenizer)) == 7
+
+
+def test_calls_from_several_threads_do_not_change_each_others_truncation(tokenizer: JsonTokenizer) -> None:
+    text = "one two three four five " * 20
+
+    def encode(number: int) -> bool:
+        match number % 3:
+            case 0:
+                return len(tokenizer.encode(text).token_ids) == 102
+            case 1:
+                return len(tokenizer.encode_truncated(text, None, max_tokens=10, side="right").token_ids) == 10
+        # 100 tokens in windows of 16, of which 12 are for the text.
+        return len(_windows(tokenizer, text, max_tokens=16)) == 9
+
+    with concurrent.futures.ThreadPoolExecutor(max_workers=8) as threads:
+        assert all(threads.map(encode, range(600)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\x07the class",
+        "\x01\x02\x7fthe class",
+        "a\x07\x07 the class",
+        "<mask>\x07the class",
+        "\x07 <mask> \x07 the class",
+        "\x07ﬁ the class",
+    ],
+    ids=ascii,
+)
+def test_places_are_in_the_callers_text_also_behind_control_characters_that_a_normalizer_deletes(
+    text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(
+        unigram_charsmap(max_tokens=64).backend_tokenizer.to_str(), encoding="utf-8"
+    )
+    content = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    for token in content["added_tokens"]:
+        token["special"] = token["content"] != "<mask>"  # as the compiler leaves it to a model for fill-mask
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    tokenizer = JsonTokenizer((tmp_path / "tokenizer.json").read_bytes())
+    (window,) = tokenizer.encode_windows("a question", text, max_tokens=64, overlap_tokens=0)
+    for located in (tokenizer.locate(text), window):
+        last = int(located.char_end.argmax())
+        assert (
+            text[located.char_start[last] : located.char_end[last]] == " class"
+        )  # with the space that is part of the token
+
+
+def test_counting_deleted_characters_changes_no_token(tmp_path: Path) -> None:
+    backend = unigram_charsmap(max_tokens=64).backend_tokenizer
+    (tmp_path / "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
+    tokenizer = JsonTokenizer((tmp_path / "tokenizer.json").read_bytes())
+    chosen = random.Random(20261122)
+    for _ in range(2000):
+        text = "".join(chosen.choices("\x01\x07\x1f\x7f\x9f\r\n\t \u200b\u200d\u0301aé①", k=chosen.randint(0, 8)))
+        assert tokenizer.encode(text).token_ids.tolist() == backend.encode(text).ids, ascii(text)
+
+
+def test_tokens_have_their_places_in_the_text_as_it_was_written(tokenizer: JsonTokenizer) -> None:
+    text = "Ünhappily, [SEP]"  # lower-cased and without its dots in the vocabulary: "un", "##ha", …
+    found = tokenizer.tokens(text, special_tokens=True)
+    parts = [text[start:end] for start, end in zip(found.char_start, found.char_end, strict=True) if start >= 0]
+    assert "".join(parts) == "Ünhappily,[SEP]"
+    assert (found.names[0], found.names[-1]) == ("[CLS]", "[SEP]")
+    assert [found.char_start[place] for place in (0, -1)] == [-1, -1]
+    assert found.token_ids.tolist().count(SEP) == 1  # what spells a special token is text
+    inner = tokenizer.tokens(text, special_tokens=False)
+    assert inner.token_ids.tolist() == found.token_ids.tolist()[1:-1]
+
+
+def test_tokens_become_a_text_with_or_without_the_special_ones(tokenizer: JsonTokenizer) -> None:
+    assert tokenizer.text_of([CLS, ONE, TWO, SEP], special_tokens=True) == "[CLS] one two [SEP]"
+    assert tokenizer.text_of([CLS, ONE, TWO, SEP], special_tokens=False) == "one two"
