@@ -1,6 +1,6 @@
 """The contract between a gRPC door and the transport below it: calls as bytes, without messages or protobuf.
 
-Two transports keep it: rpc/http2/ (nghttp2) and rpc/grpcio.py. docs/decisions/0063-own-transport.md compares them.
+Two transports keep it: rpc/http2/ (nghttp2) and rpc/grpcio.py. docs/decisions/0064-own-transport.md compares them.
 """
 
 from collections.abc import Callable, Sequence
