@@ -1,0 +1,305 @@
+"""Clients of a closed loop that cost the machine as little as Python allows: bytes out, bytes in, and no task and no
+future for a call.
+
+A gRPC call is sent as two frames, of which the first hardly ever changes; HPACK blocks of answers that were met before
+are not decoded again. On one CPU this client makes five times as many calls as grpc.aio, so that a fast server, and not
+its client, limits what is measured.
+"""
+
+import asyncio
+import math
+import ssl
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import cast
+
+import hpack
+
+from tests.bench.callers import PAUSE_S
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+# RFC 9113, section 6: length and type, flags, stream.
+_FRAME = struct.Struct(">IBI")
+_FRAME_BYTES = _FRAME.size
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+_END_STREAM = _ACK = 0x1
+_END_HEADERS, _PADDED = 0x4, 0x8
+_HEADER_TABLE_SIZE, _INITIAL_WINDOW_SIZE = 1, 4
+_FIRST_WINDOW_BYTES = 65_535
+_OUR_WINDOW_BYTES = 1 << 30
+_WINDOW_STEP_BYTES = 1 << 20
+_PREFIX = struct.Struct(">BI")
+_CALL_LIMIT = "30S"
+
+
+class Calls:
+    """What the callers of a closed loop send next, and what came of it.
+
+    `answered`: duration in seconds and answer of each call that ended between `began_s` and `ends_s`, which are times
+    of time.perf_counter. Callers end at `ends_s`, and where there are no more requests. `failure`: of the last error.
+    """
+
+    def __init__(self, requests: Iterator[bytes], callers: int, began_s: float = 0.0, ends_s: float = math.inf) -> None:
+        self.answered: list[tuple[float, bytes]] = []
+        self.errors = 0
+        self.count = 0
+        self.failure = ""
+        self._requests = requests
+        self._began_s, self._ends_s = began_s, ends_s
+        self._callers = callers
+        self._loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[None] = self._loop.create_future()
+
+    def next(self) -> bytes | None:
+        """A caller's next request; None where it shall end."""
+        request = next(self._requests, None) if time.perf_counter() < self._ends_s else None
+        if request is None:
+            self._callers -= 1
+            if not self._callers and not self.over.done():
+                self.over.set_result(None)
+        else:
+            self.count += 1
+        return request
+
+    def answer(self, sent_s: float, data: bytes) -> None:
+        """Notes an answer."""
+        now_s = time.perf_counter()
+        if self._began_s <= now_s <= self._ends_s:
+            self.answered.append((now_s - sent_s, data))
+
+    def error(self, failure: str) -> None:
+        """Notes a call that failed."""
+        self.failure = failure
+        self.errors += self._began_s <= time.perf_counter() <= self._ends_s
+
+    def break_off(self, reason: str) -> None:
+        """Ends the loop: there is no connection any more."""
+        if not self.over.done():
+            self.over.set_exception(ConnectionError(f"{reason}; the last failed call: {self.failure or 'none'}"))
+
+
+class GrpcConnection(asyncio.Protocol):
+    """All callers of unary calls of one method, on one connection."""
+
+    def __init__(self, calls: Calls, callers: int, authority: str, path: str, scheme: str) -> None:
+        self._calls, self._callers = calls, callers
+        self._loop = asyncio.get_running_loop()
+        headers = (
+            *((":method", "POST"), (":scheme", scheme), (":path", path), (":authority", authority)),
+            *(("te", "trailers"), ("content-type", "application/grpc"), ("user-agent", "neuronpipe-bench")),
+            ("grpc-timeout", _CALL_LIMIT),
+        )
+        encoder = hpack.Encoder()
+        # The server has all of them in its table once the first has come.
+        self._first_block, self._block = encoder.encode(headers), encoder.encode(headers)
+        self._next_stream = 1
+        self._sent_s: dict[int, float] = {}
+        self._messages: dict[int, bytes] = {}
+        self._out: list[bytes] = []
+        self._rest = b""
+        self._received = 0
+        self._window = _FIRST_WINDOW_BYTES
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._decoder = hpack.Decoder()
+        self._statuses: dict[bytes, tuple[bytes, bytes]] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._out.append(_PREFACE)
+        self._frame(_SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW_SIZE, _OUR_WINDOW_BYTES))
+        self._frame(_WINDOW_UPDATE, 0, 0, (_OUR_WINDOW_BYTES - _FIRST_WINDOW_BYTES).to_bytes(4, "big"))
+        for _ in range(self._callers):
+            self._ask()
+        self._flush()
+
+    def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        self._out += (_FRAME.pack(len(payload) << 8 | kind, flags, stream), payload)
+
+    def _flush(self) -> None:
+        if self._out:
+            self._transport.write(b"".join(self._out))
+            self._out.clear()
+
+    def _ask(self) -> None:
+        request = self._calls.next()
+        if request is None:
+            return
+        stream = self._next_stream
+        self._next_stream += 2
+        self._sent_s[stream] = time.perf_counter()
+        self._frame(_HEADERS, _END_HEADERS, stream, self._block if stream > 1 else self._first_block)
+        message = _PREFIX.pack(0, len(request)) + request
+        if self._waiting or len(message) > self._window:
+            self._waiting.append((stream, message))
+        else:
+            self._window -= len(message)
+            self._frame(_DATA, _END_STREAM, stream, message)
+
+    def _ask_soon(self) -> None:
+        self._ask()
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        if self._rest:
+            data = self._rest + data
+        at, end = 0, len(data)
+        while end - at >= _FRAME_BYTES:
+            head, flags, stream = _FRAME.unpack_from(data, at)
+            after = at + _FRAME_BYTES + (head >> 8)
+            if after > end:
+                break
+            payload = data[at + _FRAME_BYTES : after]
+            at, kind = after, head & 0xFF
+            if kind == _DATA and not flags & _PADDED:
+                self._received += len(payload)
+                known = self._messages.get(stream)
+                self._messages[stream] = known + payload if known else payload
+            elif kind == _HEADERS and flags & _END_HEADERS and not flags & _PADDED:
+                status, failure = self._status(payload)
+                if flags & _END_STREAM:
+                    self._end(stream, status == b"0", failure)
+            else:
+                self._control(kind, flags, stream, payload)
+        self._rest = data[at:]
+        if self._received > _WINDOW_STEP_BYTES:
+            self._frame(_WINDOW_UPDATE, 0, 0, self._received.to_bytes(4, "big"))
+            self._received = 0
+        self._flush()
+
+    def _status(self, block: bytes) -> tuple[bytes, bytes]:
+        """gRPC's status of a block of headers, and its message.
+
+        A block that puts nothing into the table of headers says the same until another one does.
+        """
+        known = self._statuses.get(block)
+        if known is None:
+            entries = self._decoder.header_table.dynamic_entries
+            before = list(entries)
+            fields = dict(self._decoder.decode(block, raw=True))
+            known = fields.get(b"grpc-status", b""), fields.get(b"grpc-message", b"")
+            if list(entries) != before:
+                self._statuses.clear()
+            else:
+                self._statuses[block] = known
+        return known
+
+    def _end(self, stream: int, is_ok: bool, failure: bytes) -> None:
+        message, sent_s = self._messages.pop(stream, b""), self._sent_s.pop(stream)
+        if is_ok and message:
+            self._calls.answer(sent_s, message[_PREFIX.size :])
+            self._ask()
+        else:
+            self._calls.error(failure.decode(errors="replace"))
+            self._loop.call_later(PAUSE_S, self._ask_soon)
+
+    def _control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind == _SETTINGS and not flags & _ACK:
+            settings = dict(struct.iter_unpack(">HI", payload))
+            if settings.get(_HEADER_TABLE_SIZE, 4096) < 4096 or settings.get(_INITIAL_WINDOW_SIZE, 65_535) < 65_535:
+                self._break_off("the server's settings are smaller than this client's calls")
+            self._frame(_SETTINGS, _ACK, 0, b"")
+        elif kind == _PING and not flags & _ACK:
+            self._frame(_PING, _ACK, 0, payload)
+        elif kind == _WINDOW_UPDATE and not stream:
+            self._window += int.from_bytes(payload, "big")
+            while self._waiting and len(self._waiting[0][1]) <= self._window:
+                waiting, message = self._waiting.popleft()
+                self._window -= len(message)
+                self._frame(_DATA, _END_STREAM, waiting, message)
+        elif kind == _RST_STREAM and stream in self._sent_s:
+            self._end(stream, False, b"RST_STREAM")
+        elif kind == _GOAWAY:
+            self._break_off(f"the server ends the connection: {payload[8:].decode(errors='replace')}")
+        elif kind in (_DATA, _HEADERS):
+            self._break_off("the server sends padded frames, or CONTINUATION, which this client does not read")
+
+    def _break_off(self, reason: str) -> None:
+        self._calls.break_off(reason)
+        self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._calls.break_off(f"connection lost: {exc}")
+
+
+class HttpConnection(asyncio.Protocol):
+    """One caller of POST with JSON over HTTP/1.1, on a connection that is kept."""
+
+    def __init__(self, calls: Calls, authority: str, path: str) -> None:
+        self._calls = calls
+        self._loop = asyncio.get_running_loop()
+        self._head = (
+            f"POST {path} HTTP/1.1\r\nhost: {authority}\r\ncontent-type: application/json\r\ncontent-length: ".encode()
+        )
+        self._data = b""
+        self._body_at = self._end_at = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._ask()
+
+    def _ask(self) -> None:
+        request = self._calls.next()
+        if request is not None:
+            self._sent_s = time.perf_counter()
+            self._transport.write(b"%b%d\r\n\r\n%b" % (self._head, len(request), request))
+
+    def data_received(self, data: bytes) -> None:
+        self._data = self._data + data if self._data else data
+        if not self._end_at:
+            head, found, _ = self._data.partition(b"\r\n\r\n")
+            if not found:
+                return
+            length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), None)
+            if length is None:
+                self._calls.break_off("the server sends chunks, which this client does not read")
+                self._transport.abort()
+                return
+            self._body_at = len(head) + 4
+            self._end_at = self._body_at + int(length.partition(b":")[2])
+        if len(self._data) >= self._end_at:
+            answer, is_ok = self._data, self._data.startswith(b"HTTP/1.1 200")
+            self._data, self._end_at = b"", 0
+            if is_ok:
+                self._calls.answer(self._sent_s, answer[self._body_at :])
+                self._ask()
+            else:
+                self._calls.error(answer.decode(errors="replace"))
+                self._loop.call_later(PAUSE_S, self._ask)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._calls.break_off(f"connection lost: {exc}")
+
+
+async def run_grpc(calls: Calls, callers: int, target: str, path: str, ca: bytes) -> None:
+    """Returns when all callers have ended. `ca`: the authority of the server's certificate; empty: no TLS. Raises
+    ConnectionError.
+    """
+    host, _, port = target.rpartition(":")
+    context = None
+    if ca:
+        context = ssl.create_default_context(cadata=ca.decode())
+        context.set_alpn_protocols(["h2"])
+    scheme = "https" if context else "http"
+    transport, _ = await asyncio.get_running_loop().create_connection(
+        lambda: GrpcConnection(calls, callers, target, path, scheme), host, int(port), ssl=context
+    )
+    try:
+        await calls.over
+    finally:
+        transport.abort()
+
+
+async def run_http(calls: Calls, callers: int, target: str, path: str) -> None:
+    """Returns when all callers have ended. Raises ConnectionError."""
+    host, _, port = target.rpartition(":")
+    connect = asyncio.get_running_loop().create_connection
+    transports = [
+        (await connect(lambda: HttpConnection(calls, target, path), host, int(port)))[0] for _ in range(callers)
+    ]
+    try:
+        await calls.over
+    finally:
+        for transport in transports:
+            transport.abort()
