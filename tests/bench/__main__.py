@@ -4,6 +4,7 @@ Run: python -m tests.bench [--rounds N] [--seconds S] [--only overhead,models [-
 """
 
 import argparse
+import itertools
 import shlex
 import signal
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from neuronpipe.benchmark.machine import cpu_kind, describe_machine
 from tests.bench.against_peers import ALL_PEERS, measure_peers
 from tests.bench.generation import measure_generation
+from tests.bench.like_for_like import measure_like_for_like
 from tests.bench.measurements import Measurement
 from tests.bench.models import measure_models
 from tests.bench.overhead import measure_overhead
@@ -39,7 +41,10 @@ def main() -> None:
     file, texts = read_texts()
     sections: dict[str, Callable[[], Iterator[Measurement]]] = {
         "overhead": lambda: measure_overhead(texts, options.rounds, options.seconds),
-        "models": lambda: measure_models(texts, options.rounds, options.seconds),
+        "models": lambda: itertools.chain(
+            measure_models(texts, options.rounds, options.seconds),
+            measure_like_for_like(options.peers, texts, options.rounds, options.seconds, run.unavailable),
+        ),
         "peers": lambda: measure_peers(options.peers, texts, options.rounds, options.seconds, run.unavailable),
         "telemetry": lambda: measure_telemetry(texts, options.rounds, options.seconds),
         "generation": lambda: measure_generation(options.rounds, options.seconds, run.unavailable),

@@ -28,6 +28,7 @@ _END_STREAM = _ACK = 0x1
 _END_HEADERS, _PADDED = 0x4, 0x8
 _HEADER_TABLE_SIZE, _INITIAL_WINDOW_SIZE = 1, 4
 _FIRST_WINDOW_BYTES = 65_535
+_MAX_FRAME_BYTES = 16_384
 _OUR_WINDOW_BYTES = 1 << 30
 _WINDOW_STEP_BYTES = 1 << 20
 _PREFIX = struct.Struct(">BI")
@@ -131,11 +132,19 @@ class GrpcConnection(asyncio.Protocol):
         self._sent_s[stream] = time.perf_counter()
         self._frame(_HEADERS, _END_HEADERS, stream, self._block if stream > 1 else self._first_block)
         message = _PREFIX.pack(0, len(request)) + request
+        if len(message) > _FIRST_WINDOW_BYTES:
+            raise ValueError(f"a request of {len(request)} bytes is beyond the window of a stream")
         if self._waiting or len(message) > self._window:
             self._waiting.append((stream, message))
         else:
-            self._window -= len(message)
-            self._frame(_DATA, _END_STREAM, stream, message)
+            self._send(stream, message)
+
+    def _send(self, stream: int, message: bytes) -> None:
+        self._window -= len(message)
+        end = len(message)
+        for start in range(0, end, _MAX_FRAME_BYTES):
+            after = start + _MAX_FRAME_BYTES
+            self._frame(_DATA, _END_STREAM if after >= end else 0, stream, message[start:after])
 
     def _ask_soon(self) -> None:
         self._ask()
@@ -206,8 +215,7 @@ class GrpcConnection(asyncio.Protocol):
             self._window += int.from_bytes(payload, "big")
             while self._waiting and len(self._waiting[0][1]) <= self._window:
                 waiting, message = self._waiting.popleft()
-                self._window -= len(message)
-                self._frame(_DATA, _END_STREAM, waiting, message)
+                self._send(waiting, message)
         elif kind == _RST_STREAM and stream in self._sent_s:
             self._end(stream, False, b"RST_STREAM")
         elif kind == _GOAWAY:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tests.bench import against_peers, generation, models, overhead, overload, telemetry
+from tests.bench import against_peers, generation, like_for_like, models, overhead, overload, telemetry
 from tests.bench.generation_peers import GENERATION_PEERS
 from tests.bench.measurements import Measurement, Measurements, Spread, figure, latency, p50, throughput
 from tests.bench.models import CEILING, of_dtype
@@ -33,13 +33,17 @@ def keep_sections(run: Run, folder: Path, measured: Collection[str]) -> None:
     content = json.loads((folder / "results.json").read_text())
     if (cpu := content["machine"]["instructions"]) != run.machine["instructions"]:
         raise SystemExit(f"{folder}: was measured on a CPU with {cpu}; it is kept as it is")
+    # Both are measured by the section of models.
+    parts = {*measured, like_for_like.SECTION, like_for_like.TRIALS} if models.SECTION in measured else set(measured)
     run.sections |= {name: how for name, how in content.get("sections", {}).items() if name not in measured}
-    run.measurements += [Measurement(**one) for one in content["measurements"] if one["section"] not in measured]
+    run.measurements += [Measurement(**one) for one in content["measurements"] if one["section"] not in parts]
     if "start" not in measured:
         run.starts += [Start(**one) for one in content["starts"]]
     for name, reason in content["unavailable"].items():
         section = generation.SECTION if name in GENERATION_PEERS else against_peers.SECTION
-        if section not in measured:
+        if name.startswith(like_for_like.SECTION):
+            section = like_for_like.SECTION
+        if section not in parts:
             run.unavailable[name] = reason
 
 
@@ -160,10 +164,59 @@ def _models(found: Measurements) -> Iterator[str]:
     yield from _table((*_LOOP_HEADINGS, "padding %", "batch", "of ceiling"), rows)
 
 
+def _like_for_like(found: Measurements) -> Iterator[str]:
+    section = like_for_like.SECTION
+    yield "## Beside other systems, like for like"
+    yield ""
+    yield (
+        "LitServe, Ray Serve, infinity and Triton (its Python back end) with what ours have: the same OpenVINO graph "
+        "in the same dtype, the same tokenizer in Rust, and the client that calls ours, over HTTP or (Triton) gRPC. "
+        "Their answers are checked against ours. Each was tried with several settings (below); the best with 32 "
+        "callers and the best with one were then measured in turns with ours, during which they are stopped (SIGSTOP). "
+        "The columns to "
+        "the right are ours to the system's in the same rounds. Bold: the best of a dtype."
+    )
+    yield ""
+    rows = []
+    for dtype in DTYPES:
+        systems = [system for system in found.systems(section) if system.endswith(f", {dtype}")]
+        ours = [of_dtype(system, dtype) for system in (ALL, FOUR)]
+        for callers in like_for_like.CALLERS:
+            value, is_high = (throughput, True) if callers > 1 else (p50, False)
+            best = best_peer(found, callers, value, is_high=is_high, section=section, dtype=dtype)
+            # Ours first, then each peer's.
+            for system in sorted(systems, key=lambda system: system not in ours):
+                if not found.of(section, system, callers):
+                    continue
+                ratios = (
+                    _spread(found.ratio(section, mine, system, callers, one)) if system not in ours else ""
+                    for one in (throughput, p50)
+                    for mine in ours
+                )
+                name = f"**{system}**" if system == best else system
+                rows.append((name, str(callers), *_loop_cells(found, section, system, callers), *ratios))
+    ratios = (f"{what}, {system}" for what in ("answers/s", "p50") for system in (ALL, FOUR))
+    yield from _table((*_LOOP_HEADINGS, *ratios), rows)
+    yield "The settings that were tried, one turn each:"
+    yield ""
+    trials = like_for_like.TRIALS
+    rows = [
+        (
+            system,
+            *(
+                _spread(found.spread(trials, system, callers, value))
+                for callers, value in zip(reversed(like_for_like.CALLERS), (throughput, p50), strict=True)
+            ),
+        )
+        for system in found.systems(trials)
+    ]
+    yield from _table(("", "answers/s, 32 callers", "p50 ms, 1 caller"), rows)
+
+
 def _peers(found: Measurements) -> Iterator[str]:
     section = against_peers.SECTION
     ours = [of_dtype(ALL, dtype) for dtype in DTYPES]
-    yield "## Beside other systems"
+    yield "## Beside other systems, as people write them"
     yield ""
     yield (
         "The same model on the same texts, in float32 on PyTorch, each server in a virtual environment of its own, as "
@@ -323,6 +376,7 @@ def _generation(found: Measurements) -> Iterator[str]:
 
 _SECTIONS = {
     overhead.SECTION: _overhead,
+    like_for_like.SECTION: _like_for_like,
     models.SECTION: _models,
     against_peers.SECTION: _peers,
     overload.SECTION: _overload,

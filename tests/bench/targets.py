@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.bench import against_peers, generation, models, overhead, overload, telemetry
+from tests.bench import against_peers, generation, like_for_like, models, overhead, overload, telemetry
 from tests.bench.generation_alone import BART, LLAMA
 from tests.bench.generation_peers import CTRANSLATE2, GENAI
 from tests.bench.measurements import Measurements, Spread, Value, figure, p50, throughput
@@ -34,6 +34,7 @@ def check_targets(found: Measurements) -> list[Target]:
     return [
         *_overhead(found),
         *_models(found),
+        *_like_for_like(found),
         *_peers(found),
         *_overload(found),
         *_telemetry(found),
@@ -92,6 +93,18 @@ def _peers(found: Measurements) -> Iterator[Target]:
     for dtype in DTYPES:
         ratio = found.ratio(section, of_dtype(ALL, dtype), best, 1, p50) if best else None
         yield Target(f"{of_dtype(ALL, dtype)}, 1 caller: p50 to {_named(best)}", 1 / 3, False, ratio)
+
+
+def _like_for_like(found: Measurements) -> Iterator[Target]:
+    section = like_for_like.SECTION
+    for callers, value, is_high, limits in ((32, throughput, True, (1.8, 2.0, 2.2)), (1, p50, False, (0.6,) * 3)):
+        for dtype, limit in zip(DTYPES, limits, strict=True):
+            ours = of_dtype(ALL, dtype)
+            best = best_peer(found, callers, value, is_high=is_high, section=section, dtype=dtype)
+            ratio = found.ratio(section, ours, best, callers, value) if best else None
+            what = "throughput" if is_high else "p50"
+            name = f"{ours}, {callers} callers: {what} to the best peer's with the same graph"
+            yield Target(f"{name} ({best or 'not measured'})", limit, is_high, ratio)
 
 
 def _telemetry(found: Measurements) -> Iterator[Target]:
@@ -178,13 +191,24 @@ def _generation(found: Measurements) -> Iterator[Target]:
     yield Target(f"llama, {generation.FACTOR:g} x capacity: goodput, of capacity", 85.0, True, goodput, " %")
 
 
-def best_peer(found: Measurements, callers: int, value: Value, *, is_high: bool) -> str | None:
-    """The peer, with its settings, of the best median; those that gave errors too, for an error costs them nothing."""
-    ours = {of_dtype(ALL, dtype) for dtype in DTYPES}
+def best_peer(
+    found: Measurements,
+    callers: int,
+    value: Value,
+    *,
+    is_high: bool,
+    section: str = against_peers.SECTION,
+    dtype: str = "",
+) -> str | None:
+    """The peer, with its settings, of the best median; those that gave errors too, for an error costs them nothing.
+
+    `dtype`: that of the peers, where they have several.
+    """
+    ours = {of_dtype(system, dtype) for system in (ALL, FOUR) for dtype in DTYPES}
     medians = {
         system: spread.median
-        for system in found.systems(against_peers.SECTION)
-        if system not in ours and (spread := found.spread(against_peers.SECTION, system, callers, value))
+        for system in found.systems(section)
+        if system not in ours and system.endswith(dtype) and (spread := found.spread(section, system, callers, value))
     }
     return (max if is_high else min)(medians, key=lambda system: medians[system]) if medians else None
 
