@@ -14,14 +14,22 @@ from typing import Any, TypeAlias
 from neuronpipe.api.v1.inference_pb2 import InferResponse
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.oip.v2.open_inference_pb2 import ModelInferRequest, ModelInferResponse
-from neuronpipe.runtimes.openvino import has_bfloat16
 from tests.bench.closed_loop import GRPC, HTTP, ClosedLoop, System
 from tests.bench.measurements import Measurement
 from tests.bench.models import of_dtype
 from tests.bench.peers.classifier import GRAPH_FILE
 from tests.bench.peers.environments import CACHE
 from tests.bench.peers.running import PeerProcess, PeerUnavailable, running_server
-from tests.bench.systems import ALL, DTYPES, FOUR, SOURCE, find_repository, make_request, serving_all, serving_four
+from tests.bench.systems import (
+    ALL,
+    FOUR,
+    SOURCE,
+    computed_dtypes,
+    find_repository,
+    make_request,
+    serving_all,
+    serving_four,
+)
 
 SECTION = "like for like"
 # One turn of each of the settings that are tried.
@@ -117,12 +125,10 @@ def measure_like_for_like(
     """A peer and ours take turns while the peer runs, stopped while it is not its turn; then the next peer comes.
 
     A round's number holds for one peer with one setting. Notes the reason of each peer that cannot be measured in
-    `unavailable`. No bfloat16 on a CPU that computes it in float32.
+    `unavailable`.
     """
     first = 0
-    for dtype in DTYPES:
-        if dtype == "bfloat16" and not has_bfloat16():
-            continue
+    for dtype in computed_dtypes():
         repository, graph = find_repository(dtype), export_graph(dtype)
         with ExitStack() as stack:
             ours = [
