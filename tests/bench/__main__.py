@@ -28,6 +28,7 @@ from tests.bench.telemetry import measure_telemetry
 _SECTIONS = ("start", "overhead", "models", "peers", "overload", "telemetry", "generation")
 # The queue has to fill before an open loop says anything.
 _OVERLOAD_FACTOR = 2
+_NONE = "none"
 
 
 def main() -> None:
@@ -87,7 +88,9 @@ def _parse() -> argparse.Namespace:
     else:
         parser.set_defaults(grpc_transport="")
     parser.add_argument("--add", action="store_true", help="keep the page's other sections")
-    parser.add_argument("--peers", type=_names_of(ALL_PEERS), default=ALL_PEERS, help=f"some of {','.join(ALL_PEERS)}")
+    parser.add_argument(
+        "--peers", type=_names_of(ALL_PEERS), default=ALL_PEERS, help=f"{_NONE}, or some of {','.join(ALL_PEERS)}"
+    )
     out = Path("docs/benchmarks") / cpu_kind()
     parser.add_argument("--out", type=Path, default=out, help=f"folder to write to (here {out}, by the kind of CPU)")
     return parser.parse_args()
@@ -105,7 +108,7 @@ def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
 
 def _names_of(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     def parse(text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
+        names = () if text == _NONE else tuple(text.split(","))
         if unknown := set(names) - set(allowed):
             raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join(allowed)}")
         return names

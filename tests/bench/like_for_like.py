@@ -136,6 +136,8 @@ def measure_like_for_like(
                 stack.enter_context(serving_four(repository, of_dtype(FOUR, dtype))),
             ]
             loop = stack.enter_context(ClosedLoop.started([make_request(text) for text in texts]))
+            for system in ours:
+                loop.measure(system, CALLERS[-1], seconds)
             expected = [_ours(answer) for answer in loop.answers(ours[0], 1, _CHECKED_TEXTS)]
             for name, peer in _PEERS.items():
                 if name not in peers:
@@ -143,8 +145,11 @@ def measure_like_for_like(
                 requests = [peer.request(text, graph.name) for text in texts]
                 with ClosedLoop.started(requests) as peer_loop:
                     bench = _Bench(name, dtype, graph, peer_loop, expected, unavailable)
-                    trials = [trial for settings in peer.settings for trial in bench.turns(settings, TRIALS, seconds)]
-                    yield from trials
+                    trials = []
+                    for settings in peer.settings:
+                        for trial in bench.turns(settings, TRIALS, seconds):
+                            trials.append(trial)
+                            yield trial
                     for settings in _best_settings(peer.settings, trials, bench):
                         yield from bench.turns(settings, SECTION, seconds, range(first, first + rounds), (loop, ours))
                         first += rounds
@@ -192,6 +197,8 @@ class _Bench:
         """Turns of the peer, each with turns of ours that follow it."""
         try:
             with self._running(settings) as (system, process):
+                # OpenVINO prepares for each shape of a batch when it first meets it.
+                self.loop.measure(system, CALLERS[-1], seconds)
                 for round in rounds:
                     for callers in CALLERS:
                         found = self.loop.measure(system, callers, seconds)
@@ -212,7 +219,7 @@ class _Bench:
             system = System(self.name_of(settings), target, peer.path, (process.pid,), peer.client)
             for callers in (1, _CHECKED_TEXTS):
                 answers = [peer.answer(one) for one in self.loop.answers(system, callers, _CHECKED_TEXTS)]
-                if wrong := _wrong_answer(answers, self.expected, is_ordered=callers == 1):
+                if wrong := wrong_answer(answers, self.expected, is_ordered=callers == 1):
                     raise PeerUnavailable(self.peer, f"answers wrongly with {callers} callers: {wrong}")
             yield system, process
 
@@ -225,7 +232,7 @@ def _our_turns(
         yield Measurement(section=section, system=system.name, callers=callers, round=round, **vars(found))
 
 
-def _wrong_answer(answers: Sequence[_Answer], expected: Sequence[_Answer], *, is_ordered: bool) -> str:
+def wrong_answer(answers: Sequence[_Answer], expected: Sequence[_Answer], *, is_ordered: bool) -> str:
     """What is wrong; empty where nothing is. Without an order, answers are compared by their score."""
     if len(answers) != len(expected):
         return f"{len(answers)} answers to {len(expected)} texts"
