@@ -42,7 +42,7 @@ def main() -> None:
     command = shlex.join(["python", "-m", "tests.bench", *sys.argv[1:]])
     machine = describe_machine() | {"gRPC transport": chosen_transport()}
     run = Run(command=command, machine=machine, rounds=options.rounds, seconds=options.seconds)
-    file, texts = read_texts()
+    _, texts = read_texts()
     sections: dict[str, Callable[[], Iterator[Measurement]]] = {
         "overhead": lambda: measure_overhead(texts, options.rounds, options.seconds),
         "models": lambda: itertools.chain(
@@ -52,7 +52,7 @@ def main() -> None:
         "peers": lambda: measure_peers(options.peers, texts, options.rounds, options.seconds, run.unavailable),
         "telemetry": lambda: measure_telemetry(texts, options.rounds, options.seconds),
         "generation": lambda: measure_generation(options.rounds, options.seconds, run.unavailable),
-        "overload": lambda: measure_overload(file, options.rounds, options.seconds * _OVERLOAD_FACTOR),
+        "overload": lambda: measure_overload(texts, options.rounds, options.seconds * _OVERLOAD_FACTOR),
     }
     if options.add:
         keep_sections(run, options.out, options.only)

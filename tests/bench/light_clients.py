@@ -26,26 +26,31 @@ _FRAME_BYTES = _FRAME.size
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _END_STREAM = _ACK = 0x1
 _END_HEADERS, _PADDED = 0x4, 0x8
-_HEADER_TABLE_SIZE, _INITIAL_WINDOW_SIZE = 1, 4
+_HEADER_TABLE_SIZE, _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE = 1, 3, 4
+_CANCEL = (0x8).to_bytes(4, "big")
 _FIRST_WINDOW_BYTES = 65_535
 _MAX_FRAME_BYTES = 16_384
 _OUR_WINDOW_BYTES = 1 << 30
 _WINDOW_STEP_BYTES = 1 << 20
 _PREFIX = struct.Struct(">BI")
-_CALL_LIMIT = "30S"
+_CALL_LIMIT_S = 30.0
+# Timers of uvloop have whole milliseconds.
+_TICK_S = 0.001
 
 
 class Calls:
     """What the callers of a closed loop send next, and what came of it.
 
     `answered`: duration in seconds and answer of each call that ended between `began_s` and `ends_s`, which are times
-    of time.perf_counter. Callers end at `ends_s`, and where there are no more requests. `failure`: of the last error.
+    of time.perf_counter. `errors`: of those that failed in this time; `count` and `failed`: of all. Callers end at
+    `ends_s`, and where there are no more requests. `failure`: of the last error.
     """
 
     def __init__(self, requests: Iterator[bytes], callers: int, began_s: float = 0.0, ends_s: float = math.inf) -> None:
         self.answered: list[tuple[float, bytes]] = []
         self.errors = 0
         self.count = 0
+        self.failed = 0
         self.failure = ""
         self._requests = requests
         self._began_s, self._ends_s = began_s, ends_s
@@ -73,6 +78,7 @@ class Calls:
     def error(self, failure: str) -> None:
         """Notes a call that failed."""
         self.failure = failure
+        self.failed += 1
         self.errors += self._began_s <= time.perf_counter() <= self._ends_s
 
     def break_off(self, reason: str) -> None:
@@ -82,15 +88,17 @@ class Calls:
 
 
 class GrpcConnection(asyncio.Protocol):
-    """All callers of unary calls of one method, on one connection."""
+    """All callers of unary calls of one method, on one connection; or calls from outside, with `call`."""
 
-    def __init__(self, calls: Calls, callers: int, authority: str, path: str, scheme: str) -> None:
+    def __init__(
+        self, calls: Calls, callers: int, authority: str, path: str, scheme: str, limit_s: float = _CALL_LIMIT_S
+    ) -> None:
         self._calls, self._callers = calls, callers
         self._loop = asyncio.get_running_loop()
         headers = (
             *((":method", "POST"), (":scheme", scheme), (":path", path), (":authority", authority)),
             *(("te", "trailers"), ("content-type", "application/grpc"), ("user-agent", "neuronpipe-bench")),
-            ("grpc-timeout", _CALL_LIMIT),
+            ("grpc-timeout", f"{limit_s * 1e3:.0f}m"),
         )
         encoder = hpack.Encoder()
         # The server has all of them in its table once the first has come.
@@ -102,6 +110,7 @@ class GrpcConnection(asyncio.Protocol):
         self._rest = b""
         self._received = 0
         self._window = _FIRST_WINDOW_BYTES
+        self._max_streams = math.inf
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._decoder = hpack.Decoder()
         self._statuses: dict[bytes, tuple[bytes, bytes]] = {}
@@ -113,23 +122,29 @@ class GrpcConnection(asyncio.Protocol):
         self._frame(_WINDOW_UPDATE, 0, 0, (_OUR_WINDOW_BYTES - _FIRST_WINDOW_BYTES).to_bytes(4, "big"))
         for _ in range(self._callers):
             self._ask()
-        self._flush()
+        self.flush()
 
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         self._out += (_FRAME.pack(len(payload) << 8 | kind, flags, stream), payload)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         if self._out:
             self._transport.write(b"".join(self._out))
             self._out.clear()
 
     def _ask(self) -> None:
         request = self._calls.next()
-        if request is None:
+        if request is not None:
+            self.call(request, time.perf_counter())
+
+    def call(self, request: bytes, sent_s: float) -> None:
+        """Makes a call that counts from a time on; `flush` sends it."""
+        if len(self._sent_s) >= self._max_streams:
+            self._calls.error("the connection has no room for another call")
             return
         stream = self._next_stream
         self._next_stream += 2
-        self._sent_s[stream] = time.perf_counter()
+        self._sent_s[stream] = sent_s
         self._frame(_HEADERS, _END_HEADERS, stream, self._block if stream > 1 else self._first_block)
         message = _PREFIX.pack(0, len(request)) + request
         if len(message) > _FIRST_WINDOW_BYTES:
@@ -138,6 +153,13 @@ class GrpcConnection(asyncio.Protocol):
             self._waiting.append((stream, message))
         else:
             self._send(stream, message)
+
+    def cancel_until(self, sent_s: float) -> None:
+        """Gives up the calls that count from this time or earlier."""
+        while self._sent_s and (first := next(iter(self._sent_s.items())))[1] <= sent_s:
+            self._sent_s.pop(first[0])
+            self._messages.pop(first[0], None)
+            self._frame(_RST_STREAM, 0, first[0], _CANCEL)
 
     def _send(self, stream: int, message: bytes) -> None:
         self._window -= len(message)
@@ -148,7 +170,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _ask_soon(self) -> None:
         self._ask()
-        self._flush()
+        self.flush()
 
     def data_received(self, data: bytes) -> None:
         if self._rest:
@@ -175,7 +197,7 @@ class GrpcConnection(asyncio.Protocol):
         if self._received > _WINDOW_STEP_BYTES:
             self._frame(_WINDOW_UPDATE, 0, 0, self._received.to_bytes(4, "big"))
             self._received = 0
-        self._flush()
+        self.flush()
 
     def _status(self, block: bytes) -> tuple[bytes, bytes]:
         """gRPC's status of a block of headers, and its message.
@@ -195,19 +217,23 @@ class GrpcConnection(asyncio.Protocol):
         return known
 
     def _end(self, stream: int, is_ok: bool, failure: bytes) -> None:
-        message, sent_s = self._messages.pop(stream, b""), self._sent_s.pop(stream)
+        message, sent_s = self._messages.pop(stream, b""), self._sent_s.pop(stream, None)
+        if sent_s is None:  # it was given up
+            return
         if is_ok and message:
             self._calls.answer(sent_s, message[_PREFIX.size :])
             self._ask()
         else:
             self._calls.error(failure.decode(errors="replace"))
-            self._loop.call_later(PAUSE_S, self._ask_soon)
+            if self._callers:
+                self._loop.call_later(PAUSE_S, self._ask_soon)
 
     def _control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == _SETTINGS and not flags & _ACK:
             settings = dict(struct.iter_unpack(">HI", payload))
             if settings.get(_HEADER_TABLE_SIZE, 4096) < 4096 or settings.get(_INITIAL_WINDOW_SIZE, 65_535) < 65_535:
                 self._break_off("the server's settings are smaller than this client's calls")
+            self._max_streams = settings.get(_MAX_CONCURRENT_STREAMS, self._max_streams)
             self._frame(_SETTINGS, _ACK, 0, b"")
         elif kind == _PING and not flags & _ACK:
             self._frame(_PING, _ACK, 0, payload)
@@ -215,7 +241,8 @@ class GrpcConnection(asyncio.Protocol):
             self._window += int.from_bytes(payload, "big")
             while self._waiting and len(self._waiting[0][1]) <= self._window:
                 waiting, message = self._waiting.popleft()
-                self._send(waiting, message)
+                if waiting in self._sent_s:
+                    self._send(waiting, message)
         elif kind == _RST_STREAM and stream in self._sent_s:
             self._end(stream, False, b"RST_STREAM")
         elif kind == _GOAWAY:
@@ -297,6 +324,40 @@ async def run_grpc(calls: Calls, callers: int, target: str, path: str, ca: bytes
         await calls.over
     finally:
         transport.abort()
+
+
+async def run_arrivals(
+    arrivals_s: Iterator[float], requests: Iterator[bytes], deadline_s: float, target: str, path: str
+) -> tuple[Calls, list[float]]:
+    """Calls at times from now on, each given up at its deadline: what came of them, and by how many seconds each was
+    sent too late. Raises ConnectionError.
+    """
+    calls = Calls(iter(()), 0)
+    host, _, port = target.rpartition(":")
+    transport, connection = await asyncio.get_running_loop().create_connection(
+        lambda: GrpcConnection(calls, 0, target, path, "http", deadline_s), host, int(port)
+    )
+    began_s, lags_s = time.perf_counter(), list[float]()
+    due_s = next(arrivals_s, None)
+    ends_s = math.inf
+    try:
+        while not calls.over.done() and (now_s := time.perf_counter()) < ends_s:
+            while due_s is not None and began_s + due_s <= now_s:
+                lags_s.append(now_s - began_s - due_s)
+                calls.count += 1
+                connection.call(next(requests), began_s + due_s)
+                due_s = next(arrivals_s, None)
+            if due_s is None and ends_s == math.inf:
+                ends_s = now_s + deadline_s + _TICK_S
+            connection.cancel_until(now_s - deadline_s)
+            connection.flush()
+            await asyncio.sleep(_TICK_S)
+        if calls.over.done():
+            calls.over.result()
+        calls.over.set_result(None)
+    finally:
+        transport.abort()
+    return calls, lags_s
 
 
 async def run_http(calls: Calls, callers: int, target: str, path: str) -> None:

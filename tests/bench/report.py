@@ -249,44 +249,31 @@ def _overload(found: Measurements) -> Iterator[str]:
     yield "## Overload"
     yield ""
     yield (
-        f"An open loop (`neuronpipe load`) at 2 to 16 times what a closed loop of {overload.CALLERS} callers got from "
-        f"the same system just before, with a deadline of {overload.DEADLINE_MS:g} ms; float32, turns twice as long "
-        "as the others. *On one CPU*: the server has one CPU, the generator the others; else they share all. "
-        "*Answered of computed*: answers within their deadline, of the sequences that the executor's log says it "
-        "computed; *left*: of "
-        "these, how many nobody waited for any more when they were done. *Warnings*: of the generator, of itself, in "
-        "all rounds; *errors*: "
-        "in the closed loops."
+        f"An open loop at 2 to 16 times what a closed loop of {overload.CALLERS} callers got from the same system just "
+        f"before, with a deadline of {overload.DEADLINE_MS:g} ms; float32, turns twice as long as the others. *On one "
+        "CPU*: the server has one CPU, the generator the others; else they share all. *Answered of computed*: answers "
+        "within their deadline, of the sequences that the executor's log says it computed; *left*: of these, how many "
+        "nobody waited for any more when they were done. *Refused*: calls that ended with an error before their "
+        "deadline; the others were given up. *Lag*: how late the generator was. *Errors*: in the closed loops."
     )
     yield ""
+    columns = {
+        "capacity/s": figure("capacity_per_s"),
+        "offered/s": figure("offered_per_s"),
+        "goodput/s": throughput,
+        "of capacity %": figure("goodput_of_capacity", 100),
+        "answered of computed %": figure("wanted", 100),
+        "left": figure("left_while_computing"),
+        "refused": figure("refused"),
+        "generator CPU": figure("generator_cpu"),
+        "lag p99 ms": figure("send_lag_p99_ms"),
+    }
     rows = []
     for system in found.systems(section):
-        values = (
-            *(figure("capacity_per_s"), figure("offered_per_s"), throughput),
-            *(figure("goodput_of_capacity", 100), figure("wanted", 100), figure("left_while_computing")),
-            *(figure("generator_cpu"), figure("send_lag_p99_ms")),
-        )
-        turns = found.of(section, system, overload.CALLERS)
-        warnings, errors = (
-            sum(int(one.figures["generator_warnings"]) for one in turns),
-            sum(one.errors for one in turns),
-        )
-        cells = (_spread(found.spread(section, system, overload.CALLERS, value)) for value in values)
-        rows.append((system, *cells, str(warnings), str(errors)))
-    headings = (
-        "",
-        "capacity/s",
-        "offered/s",
-        "goodput/s",
-        "of capacity %",
-        "answered of computed %",
-        "left",
-        "generator CPU",
-        "lag p99 ms",
-        "warnings",
-        "errors",
-    )
-    yield from _table(headings, rows)
+        cells = (_spread(found.spread(section, system, overload.CALLERS, value)) for value in columns.values())
+        errors = sum(one.errors for one in found.of(section, system, overload.CALLERS))
+        rows.append((system, *cells, str(errors)))
+    yield from _table(("", *columns, "errors"), rows)
 
 
 def _telemetry(found: Measurements) -> Iterator[str]:
