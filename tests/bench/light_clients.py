@@ -93,7 +93,7 @@ class GrpcConnection(asyncio.Protocol):
     def __init__(
         self, calls: Calls, callers: int, authority: str, path: str, scheme: str, limit_s: float = _CALL_LIMIT_S
     ) -> None:
-        self._calls, self._callers = calls, callers
+        self._calls, self._callers, self._limit_s = calls, callers, limit_s
         self._loop = asyncio.get_running_loop()
         headers = (
             *((":method", "POST"), (":scheme", scheme), (":path", path), (":authority", authority)),
@@ -223,7 +223,7 @@ class GrpcConnection(asyncio.Protocol):
         if is_ok and message:
             self._calls.answer(sent_s, message[_PREFIX.size :])
             self._ask()
-        else:
+        elif self._callers or time.perf_counter() - sent_s < self._limit_s:  # else the server gave it up first
             self._calls.error(failure.decode(errors="replace"))
             if self._callers:
                 self._loop.call_later(PAUSE_S, self._ask_soon)

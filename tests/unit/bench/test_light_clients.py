@@ -1,6 +1,7 @@
 """The clients of the closed loop: real servers answer them, and what they count is so."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.bench.light_clients import Calls, run_grpc, run_http
+from tests.bench.light_clients import Calls, run_arrivals, run_grpc, run_http
 
 _PATH = "/bench.Echo/Call"
 _REQUESTS = [bytes([number]) * (number + 1) for number in range(200)]
@@ -98,7 +99,8 @@ async def test_a_server_that_ends_the_connection_breaks_the_loop_off() -> None:
 
 async def test_http_answers_are_read_whole_and_other_statuses_are_errors() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while head := await reader.readuntil(b"\r\n\r\n"):
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"POST /predict HTTP/1.1\r\n")
             body = await reader.readexactly(int(head.partition(b"content-length: ")[2]))
             status = b"503 no" if body == _REQUESTS[0] else b"200 OK"
@@ -109,10 +111,39 @@ async def test_http_answers_are_read_whole_and_other_statuses_are_errors() -> No
                 await writer.drain()
                 await asyncio.sleep(0)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async def serve_until_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await serve(reader, writer)
+
+    server = await asyncio.start_server(serve_until_closed, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     calls = Calls(iter(_REQUESTS), 4)
     await run_http(calls, 4, f"127.0.0.1:{port}", "/predict")
     server.close()
     assert sorted(answer for _, answer in calls.answered) == _REQUESTS[1:]
     assert calls.errors == 1
+
+
+async def test_arrivals_are_sent_when_they_are_due_and_given_up_at_their_deadline() -> None:
+    cancelled = 0
+
+    async def answer(message: bytes, context: Any) -> bytes:
+        nonlocal cancelled
+        if message == b"refused":
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+        if message == b"slow":
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                cancelled += 1
+                raise
+        return message
+
+    kinds = [b"quick", b"slow", b"refused"]
+    arrivals_s = iter([number / 100 for number in range(60)])
+    async with _serving(answer) as target:
+        calls, lags_s = await run_arrivals(arrivals_s, itertools.cycle(kinds), 2.0, target, _PATH)
+    assert (calls.count, calls.failed, len(lags_s)) == (60, 20, 60)
+    assert [data for _, data in calls.answered] == [b"quick"] * 20
+    assert min(lags_s) >= 0
+    assert cancelled == 20
