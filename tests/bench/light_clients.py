@@ -34,6 +34,7 @@ _OUR_WINDOW_BYTES = 1 << 30
 _WINDOW_STEP_BYTES = 1 << 20
 _PREFIX = struct.Struct(">BI")
 _CALL_LIMIT_S = 30.0
+_LAST_CHUNK = b"0\r\n\r\n"
 # Timers of uvloop have whole milliseconds.
 _TICK_S = 0.001
 
@@ -269,6 +270,7 @@ class HttpConnection(asyncio.Protocol):
         )
         self._data = b""
         self._body_at = self._end_at = 0
+        self._is_chunked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -287,17 +289,16 @@ class HttpConnection(asyncio.Protocol):
             if not found:
                 return
             length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), None)
-            if length is None:
-                self._calls.break_off("the server sends chunks, which this client does not read")
-                self._transport.abort()
-                return
             self._body_at = len(head) + 4
-            self._end_at = self._body_at + int(length.partition(b":")[2])
-        if len(self._data) >= self._end_at:
+            self._is_chunked = length is None
+            self._end_at = self._body_at + int(length.partition(b":")[2]) if length else len(self._data)
+        # No JSON holds the end of chunks.
+        if self._data.endswith(_LAST_CHUNK) if self._is_chunked else len(self._data) >= self._end_at:
             answer, is_ok = self._data, self._data.startswith(b"HTTP/1.1 200")
+            body = answer[self._body_at :]
             self._data, self._end_at = b"", 0
             if is_ok:
-                self._calls.answer(self._sent_s, answer[self._body_at :])
+                self._calls.answer(self._sent_s, b"".join(_chunks(body)) if self._is_chunked else body)
                 self._ask()
             else:
                 self._calls.error(answer.decode(errors="replace"))
@@ -305,6 +306,15 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._calls.break_off(f"connection lost: {exc}")
+
+
+def _chunks(body: bytes) -> Iterator[bytes]:
+    at = 0
+    while not body.startswith(_LAST_CHUNK, at):
+        size, _, _ = body[at : at + 20].partition(b"\r\n")
+        begin = at + len(size) + 2
+        at = begin + int(size, 16) + 2
+        yield body[begin : at - 2]
 
 
 async def run_grpc(calls: Calls, callers: int, target: str, path: str, ca: bytes) -> None:

@@ -1,10 +1,10 @@
 """infinity's engine for the OpenVINO graph of our bundle, in place of its torch engine."""
 
+import importlib
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from infinity_emb.inference import select_model
 from infinity_emb.transformer.abstract import BaseClassifer
 
 from tests.bench.peers.classifier import load_graph
@@ -41,4 +41,6 @@ class _Engine(Enum):
 def install(threads: int) -> None:
     """Makes infinity load graphs, each with so many threads, where it would load classifiers of torch."""
     _THREADS["threads"] = threads
-    select_model.PredictEngine = _Engine
+    # A function of the same name hides the module from `import`.
+    module: Any = importlib.import_module("infinity_emb.inference.select_model")
+    module.PredictEngine = _Engine

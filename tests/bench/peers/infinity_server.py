@@ -37,7 +37,7 @@ def main() -> None:
         str(settings.max_batch_size),
     )
     compiled = ("--compile" if settings.compile else "--no-compile",)
-    replicas = [word for number in range(settings.replicas) for word in ("--device-id", str(number))]
+    replicas = ("--device-id", ",".join(map(str, range(settings.replicas))))
     listen = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "warning")
     sys.argv = ["infinity_emb", "v2", *served, *engine, *compiled, *replicas, "--no-bettertransformer", *listen]
     cli.cli()

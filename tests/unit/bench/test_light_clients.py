@@ -97,14 +97,22 @@ async def test_a_server_that_ends_the_connection_breaks_the_loop_off() -> None:
             await asyncio.wait_for(run_grpc(calls, 1, target, _PATH, b""), 30)
 
 
-async def test_http_answers_are_read_whole_and_other_statuses_are_errors() -> None:
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_http_answers_are_read_whole_and_other_statuses_are_errors(is_chunked: bool) -> None:
+    def framed(body: bytes) -> bytes:
+        if not is_chunked:
+            return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        parts = [body[at : at + 50] for at in range(0, len(body), 50)]
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+        return b"Transfer-Encoding: chunked\r\n\r\n%b0\r\n\r\n" % chunks
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"POST /predict HTTP/1.1\r\n")
             body = await reader.readexactly(int(head.partition(b"content-length: ")[2]))
             status = b"503 no" if body == _REQUESTS[0] else b"200 OK"
-            answer = b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
+            answer = b"HTTP/1.1 %b\r\n%b" % (status, framed(body))
             # In two pieces, cut anywhere.
             for part in (answer[: 20 + len(body)], answer[20 + len(body) :]):
                 writer.write(part)
