@@ -439,6 +439,7 @@ async def test_a_stream_that_comes_at_the_end_of_a_stop_is_one_that_clients_repe
         number = caller.call(b"a")
         assert await caller.code(number) == "reset"
         assert [event.error_code for event in caller.of(number, StreamReset)] == [_REFUSED_STREAM]
+        system.server.is_stopping = False
 
 
 async def test_a_flood_of_frames_that_bring_nothing_ends_the_connection_which_is_told_why() -> None:
