@@ -105,6 +105,11 @@ class GrpcDoor:
         """Asks callers to send new calls elsewhere, where the transport can do that."""
         return self._server is None or self._server.ask_to_leave()
 
+    async def stop_listening(self, limit_s: float) -> None:
+        """Takes no new connections. Returns once the callers of the others know that they are to leave."""
+        if self._server:
+            await self._server.stop_listening(limit_s)
+
     def drain(self) -> None:
         """Takes no new calls, and ends the reading side of open streams."""
         self._is_draining = True
