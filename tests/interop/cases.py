@@ -279,6 +279,11 @@ CASES = (
     Case("client streaming", (_echo("Join", *[1000] * 50),), (answers(_joined(*[1000] * 50)),)),
     Case("client streaming without a request", (_echo("Join"),), (answers(_joined()),)),
     Case("bidirectional streaming", (_echo("Chat", *range(50)),), (answers(*range(50)),)),
+    Case(
+        "30,000 messages of a byte",
+        (_echo("Join", *[1] * 30_000), _echo("Chat", *[1] * 30_000)),
+        (answers(_joined(*[1] * 30_000)), answers(*[1] * 30_000)),
+    ),
     Case("metadata, binary too", (_echo("Metadata", b"", metadata=_PAIRS),), (_has(_PAIRS),)),
     Case(
         "errors with details",

@@ -22,6 +22,20 @@ class Known:
 
 _KNOWN = (
     Known(
+        "grpcio",
+        "flood",
+        ("rapid reset", "rapid reset with a message"),
+        "calls that wait inside gRPC fill its queue (--max-pending-calls), and the next ones end with CANCELLED",
+        is_certain=False,
+    ),
+    Known(
+        "grpcio",
+        "flood",
+        ("header bomb",),
+        "gRPC's core decodes a head up to its end, of which 150 MiB stay for a while",
+        is_certain=False,
+    ),
+    Known(
         "grpcio", "*", ("deadline of nine digits",), "gRPC's core reads it; PROTOCOL-HTTP2.md has at most eight digits"
     ),
     Known("grpcio", "*", ("unknown encoding",), "gRPC's core answers INTERNAL, without grpc-accept-encoding"),

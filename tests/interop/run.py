@@ -185,7 +185,7 @@ class ClientProcess:
 def run_case(case: Case, server: Server, client: ClientProcess, target: str | None = None) -> None:
     """Runs a case. Raises AssertionError where something else comes of it. `target`: of a proxy before the server."""
     before = server.seen() if case.seen else {}
-    with _growth(server) as peak_mib:
+    with growth(server) as peak_mib:
         client.begin(case, target or server.process.target, server.tls if target is None else None)
         ended = client.end()
     for check, one in zip(case.checks, ended, strict=True):
@@ -201,7 +201,7 @@ def _grown(before: Mapping[str, int], now: Mapping[str, int], by: Mapping[str, i
 
 
 @contextmanager
-def _growth(server: Server) -> Iterator[list[float]]:
+def growth(server: Server) -> Iterator[list[float]]:
     """By how many MiB the server's memory grows at most while the block runs: the list's only item."""
     before, peak, is_over = server.rss_mib(), [0.0], threading.Event()
 
