@@ -7,7 +7,7 @@ outcome as JSON, one a line. So no client knows a case.
 import base64
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,7 @@ def answers(*responses: int | bytes, calls: int = 1) -> Check:
 
     def check(ended: Ended) -> None:
         ends(_OK, calls=calls)(ended)
-        assert [(size, checksum) for size, checksum, _ in ended.responses] == list(map(_measure, responses))
+        _compare(ended, responses)
 
     return check
 
@@ -188,8 +188,8 @@ def ends_after(code: int, *responses: int | bytes, within_s: float = 5.0) -> Che
 
     def check(ended: Ended) -> None:
         ends(code)(ended)
-        assert [(size, checksum) for size, checksum, _ in ended.responses] == list(map(_measure, responses))
-        assert ended.seconds < within_s, ended.seconds
+        _compare(ended, responses)
+        assert ended.seconds < within_s, f"took {ended.seconds} s"
 
     return check
 
@@ -206,6 +206,12 @@ def fails_as(error: errors.NeuronpipeError, *responses: bytes) -> Check:
         assert (type(back), vars(back)) == (type(error), vars(error))
 
     return check
+
+
+def _compare(ended: Ended, responses: Sequence[int | bytes]) -> None:
+    came = [(size, checksum) for size, checksum, _ in ended.responses]
+    assert len(came) == len(responses), f"{len(came)} responses instead of {len(responses)}"
+    assert came == list(map(_measure, responses)), "other responses came"
 
 
 def _measure(data: int | bytes) -> tuple[int, int]:

@@ -23,6 +23,8 @@ from tests.interop.transports import options_of
 
 PLAIN, TLS, MTLS = SECURITIES = ("plain", "TLS", "mTLS")
 _LIMIT_S = 120.0
+_FOLDER = Path(__file__).parent / "clients"
+_BUILT = Path(".cache/interop").absolute()
 _CAN_ALL = frozenset({"cancel", "gzip", "slow reader", "at once", "keepalive"})
 
 
@@ -61,6 +63,8 @@ CLIENTS = (
     Client("grpcio", _python("grpcio_sync")),
     Client("grpcio aio", _python("grpcio_aio")),
     Client("frames", _python("raw"), frozenset({"raw"}), securities=(PLAIN,), only=frozenset({"raw"})),
+    Client("grpc-js", ("node", f"{_FOLDER}/grpc_js/client.js"), wants=f"{_FOLDER}/grpc_js/node_modules/@grpc/grpc-js"),
+    Client("grpc-go", (str(_BUILT / "grpc-go"),), wants=str(_BUILT / "grpc-go")),
     Client("curl", _python("curl"), frozenset({"raw"}), "curl"),
 )
 
