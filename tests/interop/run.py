@@ -65,6 +65,11 @@ CLIENTS = (
     Client("frames", _python("raw"), frozenset({"raw"}), securities=(PLAIN,), only=frozenset({"raw"})),
     Client("grpc-js", ("node", f"{_FOLDER}/grpc_js/client.js"), wants=f"{_FOLDER}/grpc_js/node_modules/@grpc/grpc-js"),
     Client("grpc-go", (str(_BUILT / "grpc-go"),), wants=str(_BUILT / "grpc-go")),
+    Client(
+        "grpc-java",
+        ("java", "-cp", f"{_BUILT / 'grpc-java'}:/usr/share/java/*", "Client"),
+        wants=str(_BUILT / "grpc-java" / "Client.class"),
+    ),
     Client("curl", _python("curl"), frozenset({"raw"}), "curl"),
 )
 
