@@ -25,7 +25,8 @@ from neuronpipe.process.door import Handler
 from neuronpipe.process.life import Life, serve
 from neuronpipe.process.settings import ProcessSettings
 from neuronpipe.rpc.door import GrpcDoor
-from neuronpipe.rpc.rpcs import Context, Rpc
+from neuronpipe.rpc.rpcs import Rpc
+from neuronpipe.rpc.transport import ServerCall
 from neuronpipe.tls.server import ServerTls
 
 SERVICE = "neuronpipe.tests.Echo"
@@ -58,12 +59,12 @@ class Echo:
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()
 
-    async def echo(self, request: bytes, context: Context) -> bytes:
+    async def echo(self, request: bytes, call: ServerCall) -> bytes:
         """The request."""
         self._seen["echoed"] += 1
         return request
 
-    async def split(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+    async def split(self, request: bytes, call: ServerCall) -> AsyncIterator[bytes]:
         """As many messages as it is told, of so many bytes, with a pause before each but the first."""
         told = json.loads(request)
         with self._seeing("split"):
@@ -72,47 +73,47 @@ class Echo:
                     await asyncio.sleep(told["pause_s"])
                 yield pattern(told["size"])
 
-    async def join(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
+    async def join(self, requests: AsyncIterator[bytes], call: ServerCall) -> bytes:
         """The number of messages, their bytes, and the checksum over all of them."""
         count = size = checksum = 0
         async for request in requests:
             count, size, checksum = count + 1, size + len(request), zlib.crc32(request, checksum)
         return json.dumps({"count": count, "size": size, "crc32": checksum}).encode()
 
-    async def chat(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+    async def chat(self, requests: AsyncIterator[bytes], call: ServerCall) -> AsyncIterator[bytes]:
         """Each message as soon as it arrives."""
         async for request in requests:
             yield request
 
-    async def fail(self, request: bytes, context: Context) -> bytes:
+    async def fail(self, request: bytes, call: ServerCall) -> bytes:
         """Ends with the error of a class's name and its arguments."""
         raise _error(request)
 
-    async def falter(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+    async def falter(self, request: bytes, call: ServerCall) -> AsyncIterator[bytes]:
         """The same after two messages."""
         yield b"one"
         yield b"two"
         raise _error(request)
 
-    async def early(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
+    async def early(self, requests: AsyncIterator[bytes], call: ServerCall) -> bytes:
         """The first message, while others may still come."""
         return await anext(requests)
 
-    async def slow(self, request: bytes, context: Context) -> bytes:
+    async def slow(self, request: bytes, call: ServerCall) -> bytes:
         """The request, after some seconds."""
         with self._seeing("slow"):
             await asyncio.sleep(json.loads(request)["seconds"])
         return request
 
-    async def metadata(self, request: bytes, context: Context) -> bytes:
+    async def metadata(self, request: bytes, call: ServerCall) -> bytes:
         """The call's metadata: pairs, binary values in Base64."""
         pairs = [
             (key, base64.b64encode(value).decode() if isinstance(value, bytes) else value)
-            for key, value in context.invocation_metadata() or ()
+            for key, value in call.metadata
         ]
         return json.dumps(pairs).encode()
 
-    async def seen(self, request: bytes, context: Context) -> bytes:
+    async def seen(self, request: bytes, call: ServerCall) -> bytes:
         """What came of calls so far, and which process this is."""
         return json.dumps(self._seen | {"pid": os.getpid()}).encode()
 
