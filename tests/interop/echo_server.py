@@ -21,13 +21,13 @@ from neuronpipe.core import errors
 from neuronpipe.core.logs import start_logging
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.settings import read_settings
-from neuronpipe.process.door import Handler
-from neuronpipe.process.life import Life, serve
-from neuronpipe.process.settings import ProcessSettings
+from neuronpipe.platform.process.door import Handler
+from neuronpipe.platform.process.life import Life, serve
+from neuronpipe.platform.process.settings import ProcessSettings
+from neuronpipe.platform.tls.server import ServerTls
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.rpcs import Rpc
 from neuronpipe.rpc.transport import ServerCall
-from neuronpipe.tls.server import ServerTls
 
 SERVICE = "neuronpipe.tests.Echo"
 # method → whether the client streams, whether the server does. Messages are bytes; what a method is told, and its

@@ -24,6 +24,15 @@ from tests.interop.transports import options_of
 PLAIN, TLS, MTLS = SECURITIES = ("plain", "TLS", "mTLS")
 _LIMIT_S = 120.0
 _FOLDER = Path(__file__).parent / "clients"
+# Not all that Debian has: of slf4j it has several, which warn of each other.
+_NETTY = ("buffer", "codec", "codec-http", "codec-http2", "codec-socks", "common", "handler", "handler-proxy")
+_JARS = [
+    f"/usr/share/java/{name}.jar"
+    for name in (
+        *("grpc-api", "grpc-core", "grpc-context", "grpc-netty", "guava", "gson", "perfmark-api"),
+        *(f"netty-{name}" for name in (*_NETTY, "resolver", "transport", "transport-native-unix-common")),
+    )
+]
 _BUILT = Path(".cache/interop").absolute()
 _CAN_ALL = frozenset({"cancel", "gzip", "slow reader", "at once", "keepalive"})
 
@@ -67,7 +76,7 @@ CLIENTS = (
     Client("grpc-go", (str(_BUILT / "grpc-go"),), wants=str(_BUILT / "grpc-go")),
     Client(
         "grpc-java",
-        ("java", "-cp", f"{_BUILT / 'grpc-java'}:/usr/share/java/*", "Client"),
+        ("java", "-cp", ":".join([str(_BUILT / "grpc-java"), *_JARS]), "Client"),
         wants=str(_BUILT / "grpc-java" / "Client.class"),
     ),
     Client("curl", _python("curl"), frozenset({"raw"}), "curl"),

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.interop import frames
-from tests.interop.fuzz import ConnectionFuzzer, Fault, MakeConnection
+from tests.interop.fuzz import ConnectionFuzzer, Fault
 from tests.interop.own_connections import connections_of_echo
 
 _STREAMS = int(os.environ.get("NEURONPIPE_FUZZ_CONNECTIONS", "3000"))
@@ -23,19 +22,13 @@ _WARM_UP = min(_STREAMS // 3, 20_000)
 _GROWTH_MIB = 32
 
 
-@pytest.fixture
-def make_connection() -> Iterator[MakeConnection]:
-    with connections_of_echo() as make:
-        yield make
-
-
 @pytest.mark.timeout(0 if _STREAMS > 10_000 else 300)
-def test_no_bytes_are_a_fault_of_a_connection_and_none_leave_anything_behind(make_connection: MakeConnection) -> None:
+def test_no_bytes_are_a_fault_of_a_connection_and_none_leave_anything_behind() -> None:
     print(f"NEURONPIPE_FUZZ_SEED={_SEED}")
     process = psutil.Process()
 
     async def give() -> ConnectionFuzzer:
-        async with ConnectionFuzzer(make_connection) as fuzzer:
+        async with connections_of_echo() as make_connection, ConnectionFuzzer(make_connection) as fuzzer:
             before = process.memory_info().rss
             for number in range(_STREAMS):
                 if number == _WARM_UP:
@@ -53,7 +46,7 @@ def test_no_bytes_are_a_fault_of_a_connection_and_none_leave_anything_behind(mak
     assert fuzzer.written.keys() >= {frames.HEADERS, frames.DATA, frames.RST_STREAM, frames.PING, frames.GOAWAY}
 
 
-def test_the_smallest_stream_of_bytes_that_is_a_fault(make_connection: MakeConnection) -> None:
+def test_the_smallest_stream_of_bytes_that_is_a_fault() -> None:
     """The same with few, of which hypothesis finds the smallest one that fails."""
 
     @settings(
@@ -62,7 +55,7 @@ def test_the_smallest_stream_of_bytes_that_is_a_fault(make_connection: MakeConne
     @given(st.randoms(use_true_random=False))
     def check(chance: random.Random) -> None:
         async def give() -> None:
-            async with ConnectionFuzzer(make_connection) as fuzzer:
+            async with connections_of_echo() as make_connection, ConnectionFuzzer(make_connection) as fuzzer:
                 await fuzzer.give(chance)
                 await fuzzer.check_at_rest()
 

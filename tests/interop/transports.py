@@ -1,6 +1,6 @@
 """The transports of gRPC that a server can be started with."""
 
-from neuronpipe.process.settings import ProcessSettings
+from neuronpipe.platform.process.settings import ProcessSettings
 
 _SETTING = "grpc_transport"
 HAS_SETTING = _SETTING in ProcessSettings.model_fields
