@@ -29,6 +29,7 @@ from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.rpcs import Rpc
 from neuronpipe.rpc.transport import ServerCall
 
+_MAX_NUMBER = 64 << 20
 SERVICE = "neuronpipe.tests.Echo"
 # method → whether the client streams, whether the server does. Messages are bytes; what a method is told, and its
 # account, are JSON.
@@ -66,12 +67,12 @@ class Echo:
 
     async def split(self, request: bytes, call: ServerCall) -> AsyncIterator[bytes]:
         """As many messages as it is told, of so many bytes, with a pause before each but the first."""
-        told = json.loads(request)
+        told = _told(request, "count", "size")
         with self._seeing("split"):
-            for number in range(told["count"]):
+            for number in range(int(told["count"])):
                 if number and told.get("pause_s"):
                     await asyncio.sleep(told["pause_s"])
-                yield pattern(told["size"])
+                yield pattern(int(told["size"]))
 
     async def join(self, requests: AsyncIterator[bytes], call: ServerCall) -> bytes:
         """The number of messages, their bytes, and the checksum over all of them."""
@@ -97,12 +98,15 @@ class Echo:
 
     async def early(self, requests: AsyncIterator[bytes], call: ServerCall) -> bytes:
         """The first message, while others may still come."""
-        return await anext(requests)
+        async for request in requests:
+            return request
+        raise errors.InvalidInput("request", "is missing")
 
     async def slow(self, request: bytes, call: ServerCall) -> bytes:
         """The request, after some seconds."""
+        told = _told(request, "seconds")
         with self._seeing("slow"):
-            await asyncio.sleep(json.loads(request)["seconds"])
+            await asyncio.sleep(told["seconds"])
         return request
 
     async def metadata(self, request: bytes, call: ServerCall) -> bytes:
@@ -160,10 +164,27 @@ def rpcs() -> Sequence[Rpc]:
     ]
 
 
+def _told(request: bytes, *needed: str) -> dict[str, float]:
+    """The JSON of a request: numbers, at least these. Raises InvalidInput."""
+    try:
+        told = json.loads(request)
+    except ValueError as error:
+        raise errors.InvalidInput("request", "is no JSON") from error
+    if not (isinstance(told, dict) and told.keys() >= set(needed)):
+        raise errors.InvalidInput("request", f"needs {', '.join(needed)}")
+    if not all(isinstance(value, int | float) and 0 <= value <= _MAX_NUMBER for value in told.values()):
+        raise errors.InvalidInput("request", f"needs numbers from 0 to {_MAX_NUMBER}")
+    return told
+
+
 def _error(request: bytes) -> Exception:
-    told = json.loads(request)
-    error: Any = getattr(errors, told["error"])
-    raised: Exception = error(*told["arguments"])
+    """Of the name and the arguments in a request."""
+    try:
+        told = json.loads(request)
+        error: Any = getattr(errors, told["error"])
+        raised: Exception = error(*told["arguments"])
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise errors.InvalidInput("request", "names no error") from error
     return raised
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import random
 import weakref
 from collections import Counter
@@ -16,6 +17,7 @@ MakeConnection = Callable[[], asyncio.Protocol]
 
 # Turns of the event loop after which an ended connection must have no task left.
 _TURNS = 200
+_LOGGER = "neuronpipe"
 _MAX_FRAME_BYTES = 16_384
 _PATHS = (*(f"/{SERVICE}/{name}" for name in METHODS), "/grpc.health.v1.Health/Watch", "/none", "", "*")
 _METADATA = (
@@ -214,22 +216,30 @@ def pieces_of(data: bytes, chance: random.Random) -> list[bytes]:
     return [*pieces[:60], b"".join(pieces[60:])] if len(pieces) > 60 else pieces
 
 
-class ConnectionFuzzer:
+class ConnectionFuzzer(logging.Handler):
     """Gives byte streams to connections. `check_at_rest` must be asked at the end."""
 
     def __init__(self, make_connection: MakeConnection) -> None:
+        super().__init__(logging.ERROR)
         self._make = make_connection
         self._alive: list[weakref.ref[asyncio.Protocol]] = []
-        self._reported: list[dict[str, Any]] = []
+        # What the event loop was told of, and what went into the log.
+        self._reported: list[str] = []
         # Kinds of frames, of all that connections sent.
         self.written: Counter[int] = Counter()
 
     async def __aenter__(self) -> "ConnectionFuzzer":
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: self._reported.append(context))
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: self._reported.append(str(context)))
+        logging.getLogger(_LOGGER).addHandler(self)
         return self
 
     async def __aexit__(self, *raised: object) -> None:
+        logging.getLogger(_LOGGER).removeHandler(self)
         asyncio.get_running_loop().set_exception_handler(None)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A fault is in the log."""
+        self._reported.append(self.format(record))
 
     async def give(self, chance: random.Random) -> None:
         """One connection, one stream of bytes. Raises Fault."""
@@ -238,7 +248,7 @@ class ConnectionFuzzer:
         try:
             await self._give(pieces, chance)
         except Exception as error:
-            raise Fault(f"{type(error).__name__}: {error}; after {[piece.hex() for piece in pieces]}") from error
+            raise Fault(f"{type(error).__name__}: {error}; after {b''.join(pieces).hex(' ', 16)}") from error
 
     async def _give(self, pieces: list[bytes], chance: random.Random) -> None:
         connection = self._make()
@@ -272,7 +282,7 @@ class ConnectionFuzzer:
             await asyncio.sleep(0)
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert not left, f"tasks are left: {left}"
-        assert not self._reported, f"the event loop was told of a fault: {self._reported}"
+        assert not self._reported, f"a fault is in the log: {self._reported}"
         written, rest = frames.frames_in(bytes(transport.written))
         assert not rest or len(rest) < _MAX_FRAME_BYTES + 9, "what was written is not made of frames"
         assert all(len(payload) <= _MAX_FRAME_BYTES for _, _, _, payload in written)
