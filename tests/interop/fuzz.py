@@ -132,10 +132,10 @@ def stream_of_frames(chance: random.Random) -> list[bytes]:
     made = [frames.settings(chance.choice(((), ((frames.INITIAL_WINDOW_SIZE, chance.choice((0, 1, 70_000))),))))]
     for number in range(chance.choice((1, 1, 2, 3, 8))):
         made += _call(chance, 2 * number + 1)
-    made += [_made_up(chance) for _ in range(chance.choice((0, 0, 1, 3)))]
+    made += [_made_up(chance) for _ in range(chance.choice((0, 0, 0, 0, 0, 1, 3)))]
     if chance.random() < 0.5:
-        made.insert(chance.randrange(len(made) + 1), frames.frame(frames.SETTINGS, frames.ACK))
-    for _ in range(chance.choice((0, 1, 1, 2, 4))):
+        made.insert(chance.randrange(1, len(made) + 1), frames.frame(frames.SETTINGS, frames.ACK))
+    for _ in range(chance.choice((0, 0, 0, 1, 1, 2, 4))):
         _change(made, chance)
     return [frames.PREFACE if chance.random() < 0.98 else change_bytes(frames.PREFACE, chance), *made]
 
@@ -173,7 +173,8 @@ def _call(chance: random.Random, stream: int) -> list[bytes]:
     if chance.random() < 0.2:
         made.append(frames.reset(stream, chance.choice((0, 1, 8, 99))))
     if chance.random() < 0.5:
-        made.append(frames.window_update(chance.choice((0, stream)), chance.choice((1, 1000, 1 << 20, 0x7FFFFFFF, 0))))
+        increment = chance.choice((1, 1000, 1 << 20)) if chance.random() < 0.95 else chance.choice((0, 0x7FFFFFFF))
+        made.append(frames.window_update(chance.choice((0, stream)), increment))
     return made
 
 
@@ -269,9 +270,9 @@ class ConnectionFuzzer(logging.Handler):
                 case 1 | 2 | 3:
                     await _turns(chance.randrange(6))
         match chance.randrange(4):
-            case 0:
+            case 0 | 1:
                 await _turns(20)
-            case 1:
+            case 2:
                 if not transport.is_closing() and not connection.eof_received():
                     transport.close()
         transport.end(chance.choice((None, ConnectionResetError())))
