@@ -144,6 +144,8 @@ def test_connections_beyond_the_limit_are_refused_and_the_others_go_on(server: H
 def test_callers_who_cannot_watch_health_are_answered_all_the_same(server: HttpServer) -> None:
     with ExitStack() as stack:
         callers = [stack.enter_context(RawHttp2(server.process.target)) for _ in range(3)]
+        for caller in callers:  # one whose settings nobody acknowledges is ended
+            caller.events(lambda event: isinstance(event, h2.events.RemoteSettingsChanged))
         for caller in callers[:2]:
             for _ in range(_MAX_WATCHES // 2):
                 caller.send_message(caller.open_call(_WATCH), b"")
