@@ -63,6 +63,8 @@ JOBS ?= 10000
 SWAPS ?= 100
 GENERATIONS ?= 10000
 PYTEST := -m pytest --numprocesses $(WORKERS)
+# Where some tests look at the clock: reading all others would take longer than these run.
+ALONE := $(shell grep --recursive --files-with-matches --include=test_*.py pytest.mark.alone tests/integration tests/unit)
 # Tests that also run with the transformers version of the Neuron SDK. Those that compile for Neuron take long.
 # With the newer transformers, they run only in `make oracle` and `make long`.
 NEURON_COMPILER := tests/contract/test_compile_neuronx.py
@@ -157,7 +159,7 @@ demo: .venv/.demo
 test: setup
 	NEURONPIPE_FUZZ_SEQUENCES=$(FUZZ_SEQUENCES) \
 	  $(BIN)/python $(PYTEST) --share $(SHARE) -m "not alone and not long" --ignore $(NEURON_COMPILER)
-	$(BIN)/python -m pytest --share 1 -m "alone and not long" tests/unit tests/integration
+	$(BIN)/python -m pytest --share 1 -m "alone and not long" $(ALONE)
 	.venv-transformers4/bin/python $(PYTEST) --share $(SHARE) $(WITH_TRANSFORMERS4)
 
 .PHONY: oracle
@@ -173,7 +175,7 @@ sampled: setup
 long: setup
 	$(BIN)/python $(PYTEST) --share $(LONG_SHARE) -m "long and not alone" tests/integration tests/contract tests/oracle
 	$(BIN)/python $(PYTEST) --share $(LONG_SHARE) $(NEURON_COMPILER)
-	$(BIN)/python -m pytest --share 1 -m "alone and long" tests/integration
+	$(BIN)/python -m pytest --share 1 -m "alone and long" $(ALONE)
 
 .PHONY: fuzz
 fuzz: .venv/.dev
