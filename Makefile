@@ -65,6 +65,10 @@ GENERATIONS ?= 10000
 PYTEST := -m pytest --numprocesses $(WORKERS)
 # Where some tests look at the clock: reading all others would take longer than these run.
 ALONE := $(shell grep --recursive --files-with-matches --include=test_*.py pytest.mark.alone tests/integration tests/unit)
+# The tests of how processes talk, with the other transport of gRPC.
+OTHER_TRANSPORT := --grpc-transport grpcio -m "not alone and not long" \
+  $(addprefix tests/integration/test_,behaviour.py tls.py abuse.py lifecycle.py fuzz.py)
+OTHER_TRANSPORT_SHARE ?= 0.02
 # Tests that also run with the transformers version of the Neuron SDK. Those that compile for Neuron take long.
 # With the newer transformers, they run only in `make oracle` and `make long`.
 NEURON_COMPILER := tests/contract/test_compile_neuronx.py
@@ -160,6 +164,7 @@ test: setup
 	NEURONPIPE_FUZZ_SEQUENCES=$(FUZZ_SEQUENCES) \
 	  $(BIN)/python $(PYTEST) --share $(SHARE) -m "not alone and not long" --ignore $(NEURON_COMPILER)
 	$(BIN)/python -m pytest --share 1 -m "alone and not long" $(ALONE)
+	NEURONPIPE_FUZZ_MESSAGES=300 $(BIN)/python $(PYTEST) --share $(OTHER_TRANSPORT_SHARE) $(OTHER_TRANSPORT)
 	.venv-transformers4/bin/python $(PYTEST) --share $(SHARE) $(WITH_TRANSFORMERS4)
 
 .PHONY: oracle
@@ -169,6 +174,7 @@ oracle: .venv/.dev .venv-transformers4/.ready
 .PHONY: sampled
 sampled: setup
 	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) -m "sampled and not alone" tests/integration tests/contract --ignore $(NEURON_COMPILER)
+	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) $(OTHER_TRANSPORT)
 	.venv-transformers4/bin/python $(PYTEST) --share $(SAMPLED_SHARE) $(NEURON_COMPILER)
 
 .PHONY: long
