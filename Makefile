@@ -175,7 +175,7 @@ oracle: .venv/.dev .venv-transformers4/.ready
 sampled: setup
 	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) -m "sampled and not alone" tests/integration tests/contract --ignore $(NEURON_COMPILER)
 	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) $(OTHER_TRANSPORT)
-	.venv-transformers4/bin/python $(PYTEST) --share $(SAMPLED_SHARE) $(NEURON_COMPILER)
+	.venv-transformers4/bin/python $(PYTEST) --share $(SAMPLED_SHARE) $(WITH_TRANSFORMERS4)
 
 .PHONY: long
 long: setup
