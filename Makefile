@@ -63,6 +63,14 @@ JOBS ?= 10000
 SWAPS ?= 100
 GENERATIONS ?= 10000
 PYTEST := -m pytest --numprocesses $(WORKERS)
+# Its models are others than those of the newer transformers.
+TRANSFORMERS4 := env --unset=NEURONPIPE_SHARED_FOLDERS .venv-transformers4/bin/python $(PYTEST)
+# Where some tests look at the clock: reading all others would take longer than these run.
+ALONE := $(shell grep --recursive --files-with-matches --include=test_*.py pytest.mark.alone tests/integration tests/unit)
+# The tests of how processes talk, with the other transport of gRPC.
+OTHER_TRANSPORT := --grpc-transport grpcio -m "not alone and not long" \
+  $(addprefix tests/integration/test_,behaviour.py tls.py abuse.py lifecycle.py fuzz.py)
+OTHER_TRANSPORT_SHARE ?= 0.02
 # Tests that also run with the transformers version of the Neuron SDK. Those that compile for Neuron take long.
 # With the newer transformers, they run only in `make oracle` and `make long`.
 NEURON_COMPILER := tests/contract/test_compile_neuronx.py
@@ -152,13 +160,21 @@ setup:
 demo: .venv/.demo
 	$(BIN)/python -m demo
 
-# What looks at the clock runs at the end, alone.
+# What several runs of pytest need is made by the first; see tests/shared_folder.py.
+define share_folders
+	export NEURONPIPE_SHARED_FOLDERS=$$(mktemp -d)
+	trap 'rm -rf "$$NEURONPIPE_SHARED_FOLDERS"' EXIT
+endef
+
+# What looks at the clock runs alone.
 .PHONY: test
 test: setup
+	$(share_folders)
 	NEURONPIPE_FUZZ_SEQUENCES=$(FUZZ_SEQUENCES) \
 	  $(BIN)/python $(PYTEST) --share $(SHARE) -m "not alone and not long" --ignore $(NEURON_COMPILER)
-	$(BIN)/python -m pytest --share 1 -m "alone and not long" tests/unit tests/integration
-	.venv-transformers4/bin/python $(PYTEST) --share $(SHARE) $(WITH_TRANSFORMERS4)
+	$(BIN)/python -m pytest --share 1 -m "alone and not long" $(ALONE)
+	NEURONPIPE_FUZZ_MESSAGES=300 $(BIN)/python $(PYTEST) --share $(OTHER_TRANSPORT_SHARE) $(OTHER_TRANSPORT)
+	$(TRANSFORMERS4) --share $(SHARE) $(WITH_TRANSFORMERS4)
 
 .PHONY: oracle
 oracle: .venv/.dev .venv-transformers4/.ready
@@ -166,14 +182,17 @@ oracle: .venv/.dev .venv-transformers4/.ready
 
 .PHONY: sampled
 sampled: setup
+	$(share_folders)
 	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) -m "sampled and not alone" tests/integration tests/contract --ignore $(NEURON_COMPILER)
-	.venv-transformers4/bin/python $(PYTEST) --share $(SAMPLED_SHARE) $(NEURON_COMPILER)
+	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) $(OTHER_TRANSPORT)
+	$(TRANSFORMERS4) --share $(SAMPLED_SHARE) $(WITH_TRANSFORMERS4)
 
 .PHONY: long
 long: setup
+	$(share_folders)
 	$(BIN)/python $(PYTEST) --share $(LONG_SHARE) -m "long and not alone" tests/integration tests/contract tests/oracle
 	$(BIN)/python $(PYTEST) --share $(LONG_SHARE) $(NEURON_COMPILER)
-	$(BIN)/python -m pytest --share 1 -m "alone and long" tests/integration
+	$(BIN)/python -m pytest --share 1 -m "alone and long" $(ALONE)
 
 .PHONY: fuzz
 fuzz: .venv/.dev

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 from cryptography import x509
@@ -99,6 +98,8 @@ def merged(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.mark.parametrize("name", _FILES)
 def test_a_compose_file_is_as_the_compose_specification_wants_it(name: str) -> None:
     assert _SCHEMA.exists(), "run: make setup"
+    import jsonschema  # takes two seconds, which those who only collect tests shall not wait
+
     jsonschema.Draft201909Validator(json.loads(_SCHEMA.read_text())).validate(yaml.safe_load(_FILES[name].read_text()))
 
 

@@ -1,4 +1,6 @@
-"""Text classification equals transformers' pipeline, sentence embedding equals sentence-transformers' encode."""
+"""Sentence embedding equals sentence-transformers' encode, with each part that a model may have. tests/oracle compares
+the options.
+"""
 
 import json
 import pydoc_data.topics
@@ -11,19 +13,13 @@ import pytest
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Dropout, Pooling
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    ScoreFunction,
-    SentenceEmbeddingInput,
-    TaskInput,
-    TextClassificationInput,
-    Truncation,
-)
+from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput, Truncation
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.contract.inference import infer_all
-from tests.models import LABELS, bert_config, save
+from tests.models import bert_config, save
 
 pytestmark = pytest.mark.sampled
 
@@ -60,77 +56,6 @@ _LONG = [
     for turn, words in enumerate((20, 50, 90, 130, 170, 200, 250, 450, 700))
 ]
 _TEXTS = [*_SHORT, *_LONG]
-_PAIRS = [
-    *zip(_SHORT, reversed(_SHORT), strict=True),
-    # Too long in all: the first, the second, both about the same.
-    (_LONG[-1], "a short one"),
-    ("a short one", _LONG[-1]),
-    (_LONG[-1], _LONG[-2]),
-    (_LONG[-2], _LONG[-2]),
-    (_LONG[4], _LONG[5]),
-]
-_FUNCTIONS = {
-    None: ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
-    "softmax": ScoreFunction.SCORE_FUNCTION_SOFTMAX,
-    "sigmoid": ScoreFunction.SCORE_FUNCTION_SIGMOID,
-    "none": ScoreFunction.SCORE_FUNCTION_NONE,
-}
-
-
-@pytest.mark.parametrize("model", ["classifier", "multi-label"])
-@pytest.mark.parametrize("function", _FUNCTIONS)
-async def test_scores_of_texts_equal_those_of_transformers(
-    model: str, function: str | None, sources: dict[str, Path], repository: Path
-) -> None:
-    inputs = [_classification(text, None, function) for text in _TEXTS]
-    expected = _pipeline(sources[model])(_TEXTS, function_to_apply=function, top_k=None, truncation=True)
-    _assert_same_labels(await infer_all(repository / model / "1", inputs), expected)
-
-
-@pytest.mark.parametrize("model", ["classifier", "multi-label"])
-async def test_scores_of_pairs_equal_those_of_transformers(
-    model: str, sources: dict[str, Path], repository: Path
-) -> None:
-    inputs = [_classification(text, pair, None) for text, pair in _PAIRS]
-    pairs = [{"text": text, "text_pair": pair} for text, pair in _PAIRS]
-    expected = _pipeline(sources[model])(pairs, top_k=None, truncation=True)
-    _assert_same_labels(await infer_all(repository / model / "1", inputs), expected)
-
-
-@pytest.mark.parametrize("top_k", [0, 1, 2, 4])
-async def test_number_of_labels_equals_that_of_transformers(
-    top_k: int, sources: dict[str, Path], repository: Path
-) -> None:
-    inputs = [_classification(text, None, None, top_k) for text in _SHORT]
-    expected = _pipeline(sources["classifier"])(_SHORT, top_k=top_k or 1)
-    _assert_same_labels(await infer_all(repository / "classifier" / "1", inputs), expected)
-
-
-async def test_vectors_equal_those_of_sentence_transformers(sources: dict[str, Path], repository: Path) -> None:
-    reference = _sentence_transformer(sources["minilm"])
-    inputs = [_embedding(text) for text in _TEXTS]
-    _assert_same_vectors(await infer_all(repository / "minilm" / "1", inputs), reference.encode(_TEXTS))
-
-
-async def test_first_dimensions_are_scaled_as_in_sentence_transformers(
-    sources: dict[str, Path], repository: Path
-) -> None:
-    reference = _sentence_transformer(sources["minilm"])
-    for dimensions in (1, 100, 384):
-        inputs = [_embedding(text, dimensions=dimensions) for text in _SHORT]
-        expected = reference.encode(_SHORT, normalize_embeddings=True, truncate_dim=dimensions)
-        _assert_same_vectors(await infer_all(repository / "minilm" / "1", inputs), expected)
-
-
-async def test_raw_vectors_equal_those_of_sentence_transformers(sources: dict[str, Path], repository: Path) -> None:
-    whole = _sentence_transformer(sources["minilm"])
-    reference = SentenceTransformer(
-        modules=[module for module in whole if not isinstance(module, Normalize)], device="cpu"
-    )
-    for dimensions in (100, 384):
-        inputs = [_embedding(text, dimensions=dimensions, skip_normalize=True) for text in _SHORT]
-        expected = reference.encode(_SHORT, truncate_dim=dimensions)
-        _assert_same_vectors(await infer_all(repository / "minilm" / "1", inputs), expected)
 
 
 @pytest.mark.parametrize("pooling", ["cls", ("mean", "cls"), ("max", "mean_sqrt_len_tokens")], ids=str)
@@ -201,33 +126,8 @@ async def test_model_without_modules_is_pooled_as_sentence_transformers_pools_it
     await _assert_same_as_encode(folder, tmp_path / "repository")
 
 
-def _pipeline(folder: Path) -> Any:
-    # As here, what looks like a special token in a text is text.
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, split_special_tokens=True)
-    return transformers.pipeline("text-classification", model=str(folder), tokenizer=tokenizer, device="cpu")
-
-
 def _sentence_transformer(folder: Path) -> SentenceTransformer:
     return SentenceTransformer(str(folder), device="cpu", processor_kwargs={"split_special_tokens": True})
-
-
-def _classification(text: str, pair: str | None, function: str | None, top_k: int = len(LABELS)) -> TaskInput:
-    return TaskInput(
-        text_classification=TextClassificationInput(
-            text=text,
-            text_pair=pair or "",
-            top_k=top_k,
-            function=_FUNCTIONS[function],
-            truncation=Truncation.TRUNCATION_RIGHT,
-        )
-    )
-
-
-def _assert_same_labels(results: Sequence[Any], expected: list[list[dict[str, Any]]]) -> None:
-    ours = [[(label.label, label.score) for label in result.text_classification.labels] for result in results]
-    assert ours == [
-        [(label["label"], pytest.approx(label["score"], abs=_TOLERANCE)) for label in labels] for labels in expected
-    ]
 
 
 def _embedding(text: str, **options: Any) -> TaskInput:

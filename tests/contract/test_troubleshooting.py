@@ -29,12 +29,10 @@ def _python_texts() -> Iterator[str]:
                 yield node.value
 
 
-def _texts() -> list[str]:
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
     # The Makefile's messages hold values of the shell.
     return [*_python_texts(), re.sub(r"\$\$\w+", _VALUE, (_ROOT / "docker" / "docker.mk").read_text(encoding="utf-8"))]
-
-
-_TEXTS = _texts()
 
 
 def _is_in(quoted: str, texts: list[str]) -> bool:
@@ -47,11 +45,11 @@ def test_the_page_quotes_messages() -> None:
 
 
 @pytest.mark.parametrize("quoted", _QUOTED)
-def test_a_quoted_message_is_one_of_the_sources(quoted: str) -> None:
+def test_a_quoted_message_is_one_of_the_sources(quoted: str, texts: list[str]) -> None:
     assert len(re.sub(r"[\W\d]", "", quoted)) >= 7, "too short to be found by it"
-    assert _is_in(quoted, _TEXTS)
+    assert _is_in(quoted, texts)
 
 
-def test_a_message_that_no_source_has_is_found_out() -> None:
-    assert not _is_in("the … service cannot be teached", _TEXTS)
-    assert _is_in("the … service cannot be reached", _TEXTS)
+def test_a_message_that_no_source_has_is_found_out(texts: list[str]) -> None:
+    assert not _is_in("the … service cannot be teached", texts)
+    assert _is_in("the … service cannot be reached", texts)

@@ -7,7 +7,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import yaml
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
@@ -24,7 +23,7 @@ def faults_of_schema(manifest: Manifest) -> Iterator[str]:
     group, _, version = manifest["apiVersion"].rpartition("/")
     key = f"{manifest['apiVersion']}/{manifest['kind']}"
     if key in _CUSTOM:
-        yield from _faults(jsonschema.Draft202012Validator(_closed(_CUSTOM[key])), manifest, "")
+        yield from _faults(_validator_of(_closed(_CUSTOM[key])), manifest, "")
         return
     file = "-".join(filter(None, [manifest["kind"].lower(), group.partition(".")[0], version])) + ".json"
     for of in VERSIONS:
@@ -61,7 +60,13 @@ def _strict(schema: Any) -> Any:
 def _validator(version: str, file: str) -> Any:
     """Of kubernetes-validate's strict schemas; None where they have no such kind."""
     schema = _read(version, file)
-    return schema and jsonschema.Draft202012Validator(schema, registry=_definitions(version))
+    return schema and _validator_of(schema, registry=_definitions(version))
+
+
+def _validator_of(schema: Any, **options: Any) -> Any:
+    import jsonschema  # takes two seconds, which those who only collect tests shall not wait
+
+    return jsonschema.Draft202012Validator(schema, **options)
 
 
 @functools.cache

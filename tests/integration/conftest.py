@@ -25,11 +25,15 @@ _TARGETS = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    target = metafunc.config.getoption("target")
     if "system" in metafunc.fixturenames:
+        systems = ["local", *(name for name in _TARGETS if name != "target")]
+        if metafunc.config.getoption("target"):
+            systems = ["target"]
+        elif metafunc.config.getoption("grpc_transport"):
+            systems.remove("local")  # which has none
         metafunc.parametrize(
             "system",
-            ["target"] if target else ["local", *(name for name in _TARGETS if name != "target")],
+            systems,
             indirect=True,
             scope="session",
         )

@@ -142,17 +142,24 @@ def test_connections_beyond_the_limit_are_refused_and_the_others_go_on(server: H
 
 
 def test_callers_who_cannot_watch_health_are_answered_all_the_same(server: HttpServer) -> None:
+    def connect_in_time(stack: ExitStack) -> RawHttp2:
+        """Connects only now, and acknowledges the settings: a connection that waits is ended by limits of its own."""
+        caller = stack.enter_context(RawHttp2(server.process.target))
+        caller.events(lambda event: isinstance(event, h2.events.RemoteSettingsChanged))
+        return caller
+
     with ExitStack() as stack:
-        callers = [stack.enter_context(RawHttp2(server.process.target)) for _ in range(3)]
-        for caller in callers[:2]:
+        for _ in range(2):
+            caller = connect_in_time(stack)
             for _ in range(_MAX_WATCHES // 2):
                 caller.send_message(caller.open_call(_WATCH), b"")
             stream = caller.open_call(_CHECK)
             caller.send_message(stream, b"")
             assert caller.status(stream) == "0"
-        stream = callers[2].open_call(_WATCH)
-        callers[2].send_message(stream, b"")
-        assert callers[2].status(stream) == _UNIMPLEMENTED
+        late = connect_in_time(stack)
+        stream = late.open_call(_WATCH)
+        late.send_message(stream, b"")
+        assert late.status(stream) == _UNIMPLEMENTED
         with Client(server.process.target) as client:
             assert client.classify("classifier", "A fine day.")
 

@@ -10,7 +10,6 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import mlflow
 import pytest
 import yaml
 
@@ -41,6 +40,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def registered(server: str, sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> str:
     """The model `classifier` in MLflow's registry, laid out as mlflow.transformers does, and one of scikit-learn."""
+    import mlflow  # takes a second, which nobody else who collects these tests shall wait
+
     client, folder = mlflow.MlflowClient(tracking_uri=server), tmp_path_factory.mktemp("saved")
     flavors: dict[str, dict[str, dict[str, object]]] = {
         "classifier": {"transformers": {"model_binary": "model", "components": ["tokenizer"], "task": "x"}},
