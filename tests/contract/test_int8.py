@@ -27,7 +27,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.stages.neuron_executor.backends import load_backend
 from neuronpipe.stages.neuron_executor.backends.base import Backend, BackendRequest, compute
-from neuronpipe.stages.neuron_executor.batching.outputs import cut
+from neuronpipe.stages.neuron_executor.executor_model import cut
 from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, openvino
 from neuronpipe.tasks.inputs.kind import input_kind
 from tests.models import MODELS, bert_config, save

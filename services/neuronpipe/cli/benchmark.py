@@ -176,7 +176,7 @@ def _request(options: argparse.Namespace) -> "RunRequest":
     from neuronpipe.measure.benchmark.measuring import Effort
     from neuronpipe.measure.benchmark.models import find_models
     from neuronpipe.measure.benchmark.run import RunRequest
-    from neuronpipe.stages.neuron_executor.runtimes.cpus import available_cpus
+    from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 
     if options.out is None:
         raise SetupError("--out: is missing; give the folder of the report")
@@ -221,7 +221,7 @@ def _costs(options: argparse.Namespace) -> "Costs":
     from neuronpipe.measure.benchmark.machine import instance_type
     from neuronpipe.measure.benchmark.prices import DEFAULT_PRICES, read_prices
     from neuronpipe.measure.benchmark.tables import Costs
-    from neuronpipe.stages.neuron_executor.runtimes.cpus import available_cpus
+    from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 
     prices = read_prices(options.prices or DEFAULT_PRICES)
     own = instance_type()

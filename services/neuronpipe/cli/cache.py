@@ -167,7 +167,7 @@ async def _warm_batch(
 ) -> None:
     from neuronpipe.platform.cache.cache import name_of
     from neuronpipe.platform.cache.sealing import seal, unseal
-    from neuronpipe.stages.tokenizer.packing import pack
+    from neuronpipe.stages.tokenizer.encoder import pack
 
     wanted = {name_of(encoder.kind, encoder.key(input, tenant)): (line, input) for line, input in inputs}
     stored = await remote.get(list(wanted))

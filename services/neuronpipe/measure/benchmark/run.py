@@ -26,7 +26,7 @@ from neuronpipe.measure.benchmark.results import (
     write_results,
 )
 from neuronpipe.measure.benchmark.worker import CannotMeasure, VariantProcess
-from neuronpipe.stages.neuron_executor.runtimes.cpus import available_cpus
+from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 
 # Of the load that is there before, for each CPU; more is a warning.
 _QUIET = 0.25

@@ -1,11 +1,11 @@
-"""stages/neuron_executor/batching/outputs.py: how a batch comes out again."""
+"""stages/neuron_executor/executor_model.py: outputs are cut to their sequences; others are refused."""
 
 import numpy as np
 import pytest
 
 from neuronpipe.core.errors import InternalError
 from neuronpipe.core.model import OutputSpec
-from neuronpipe.stages.neuron_executor.batching.outputs import cut, fault_of
+from neuronpipe.stages.neuron_executor.executor_model import cut, fault_of
 from tests.unit.model_specs import model_spec
 
 _SPEC = model_spec(max_tokens=4)

@@ -1,4 +1,4 @@
-"""The CPUs that this process may use."""
+"""The CPUs and the memory that this process may use."""
 
 import math
 import os
@@ -100,3 +100,18 @@ def _quota(cgroup: Path) -> int:
         return math.ceil(float(quota) / float(period)) if quota.strip() not in ("max", "-1") else 1 << 16
     except (OSError, ValueError):  # no control groups, or no limit
         return 1 << 16
+
+
+# Version 1 writes a number of pages in place of "no limit".
+_NO_LIMIT = 1 << 60
+
+
+def memory_limit(cgroup: Path = _CGROUP) -> int | None:
+    """The container's limit in bytes, of control groups version 2 or 1; None without one."""
+    for file in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes"):
+        try:
+            limit = file.read_text().strip()
+        except OSError:
+            continue
+        return int(limit) if limit.isdigit() and int(limit) < _NO_LIMIT else None
+    return None

@@ -1,4 +1,4 @@
-"""stages/tokenizer/packing.py: an encoded input comes back as it was, in half the bytes where its numbers are small."""
+"""stages/tokenizer/encoder.py: encoded inputs are in Redis as they were, and smaller."""
 
 import gc
 import os
@@ -10,7 +10,7 @@ import pytest
 from neuronpipe.core.items import EncodedInput
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.platform.cache.memory import MemoryCache
-from neuronpipe.stages.tokenizer.packing import pack, size_bytes, unpack
+from neuronpipe.stages.tokenizer.encoder import pack, size_bytes, unpack
 
 
 def _encoded(*arrays: list[int]) -> EncodedInput:

@@ -1,5 +1,4 @@
-"""stages/neuron_executor/runtimes/cpus.py: how many CPUs a process has, whatever the machine has,
-and the priority of what computes on them."""
+"""runtimes/host.py: the CPUs that a process may use."""
 
 import os
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from neuronpipe.stages.neuron_executor.runtimes.cpus import available_cpus, compute_pool
+from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus, compute_pool
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Steps over gathered blocks write what they compute to its places, and read nothing of others."""
+"""runtimes/decoders.py: the form that gathers blocks, over a graph that is written here."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neuronpipe.stages.neuron_executor.runtimes.decoder import BLOCK_TOKENS, Run, Scores
-from neuronpipe.stages.neuron_executor.runtimes.gathered import GatheredModel
+from neuronpipe.stages.neuron_executor.runtimes.decoders import GatheredModel
 
 _BLOCKS, _VOCABULARY = 8, 50
 
