@@ -15,8 +15,7 @@ from neuronpipe.client import Client
 from neuronpipe.core.metrics import Meters, Telemetry
 from neuronpipe.core.names import Metrics
 from neuronpipe.platform.telemetry.prometheus import MetricsPort
-from neuronpipe.platform.tls.files import TlsFiles, watched_tls
-from neuronpipe.platform.tls.telemetry import show_tls
+from neuronpipe.platform.tls import TlsFiles, show_tls, watched_tls
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.stages.neuron_executor.neuron_monitor import parse_snapshot, record_snapshot
 from tests.certificates import Authority

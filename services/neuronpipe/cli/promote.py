@@ -63,7 +63,7 @@ def promote(
     from neuronpipe.measure.promotion.figures import INSTRUMENTS
     from neuronpipe.measure.promotion.guards import Guard
     from neuronpipe.measure.promotion.promote import GuardFailed, Plan, Promotion
-    from neuronpipe.platform.telemetry.scrape import scrape
+    from neuronpipe.platform.telemetry.prometheus import scrape
     from neuronpipe.rpc.api_key import key_metadata
 
     if options.requests < 1:

@@ -79,7 +79,7 @@ def check_deployment(
 
 def _check_files(settings: ProcessSettings) -> None:
     """Reads certificates and what says who may call. Raises SetupError."""
-    from neuronpipe.platform.tls.files import watched_tls
+    from neuronpipe.platform.tls import watched_tls
 
     if files := settings.tls_files:
         watched_tls(files, "server")

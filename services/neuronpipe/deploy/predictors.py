@@ -21,7 +21,7 @@ from neuronpipe.core.errors import (
     Unavailable,
 )
 from neuronpipe.deploy.sagemaker import failures, service
-from neuronpipe.platform.storage.uris import ObjectUri
+from neuronpipe.platform.storage.objects import ObjectUri
 
 PROTOBUF = "application/x-protobuf"
 _POLL_S = 0.5

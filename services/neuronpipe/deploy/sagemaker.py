@@ -22,7 +22,7 @@ from neuronpipe.deploy.sagemaker_scaling import (
     waking_name,
 )
 from neuronpipe.deploy.steps import Step
-from neuronpipe.platform.storage.uris import ObjectUri
+from neuronpipe.platform.storage.objects import ObjectUri
 
 VARIANT = "all"
 _POLL_S, _POLLS = 15, 120

@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TokenizationInput
-from neuronpipe.bulk.transform.near_engine import NearEngine, running_near_engine
+from neuronpipe.bulk.transform.near_engine import NearEngine, TransformSettings, running_near_engine
 from neuronpipe.bulk.transform.request import Answer
-from neuronpipe.bulk.transform.settings import TransformSettings
 from neuronpipe.bundles.repository import Bundle, read_repository
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.items import Execute, ExecuteItem, Prediction

@@ -8,7 +8,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.load.generation import GenerationLoad
 
 if TYPE_CHECKING:
-    from neuronpipe.platform.tls.files import TlsFiles
+    from neuronpipe.platform.tls import TlsFiles
 
 PRIORITIES = ("interactive", "bulk")
 

@@ -17,8 +17,7 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.measure.promotion.figures import INSTRUMENTS, Numbers, VersionFigures, added, figures_of
 from neuronpipe.measure.promotion.guards import Guard, describe
 from neuronpipe.measure.promotion.promote import GuardFailed, Plan, Promotion
-from neuronpipe.platform.telemetry.prometheus import write_page
-from neuronpipe.platform.telemetry.scrape import read_page, scrape
+from neuronpipe.platform.telemetry.prometheus import read_page, scrape, write_page
 from tests.unit.bundles.written import write_bundle
 
 _SIGNED = Signed("ann")

@@ -9,7 +9,7 @@ import pytest
 
 from neuronpipe.core.items import EncodedInput
 from neuronpipe.core.packed import TensorSets
-from neuronpipe.platform.cache.memory import MemoryCache
+from neuronpipe.platform.cache.cache import MemoryCache
 from neuronpipe.stages.tokenizer.encoder import pack, size_bytes, unpack
 
 

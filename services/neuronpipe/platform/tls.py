@@ -1,15 +1,21 @@
-"""The files of one side of TLS connections, read and tried."""
+"""TLS: files of certificates and keys, which are checked before they are used, and a server's side of it.
+
+Files that change are read again. The ports of a process have the same certificate.
+"""
 
 import math
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.watched import Watched
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.names import Metrics
+from neuronpipe.core.watched import Watched, watching
 
 Side: TypeAlias = Literal["server", "client"]
 
@@ -162,3 +168,45 @@ def _shake_hands(ends: Sequence[ssl.SSLObject]) -> None:
 
 def _text(content: bytes) -> str:
     return content.decode("ascii", "ignore")
+
+
+class ServerTls:
+    """What a server shows its callers, and asks of them, from the files as they are now.
+
+    `context`, for HTTP/1.1, and `h2_context`, for HTTP/2: each new connection gets the current certificate.
+    `asks_for_certificates`: whether callers must show one.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises SetupError, which names the file and the reason."""
+        self.asks_for_certificates = bool(files.ca)
+        self.watched: WatchedTls = watched_tls(files, "server")
+        loaded = self.watched.value
+        assert loaded.context  # noqa: S101 (every server side has one)
+        self.context, self.h2_context = loaded.context, loaded.h2_context
+        # OpenSSL asks at the begin of each handshake, also where the caller names no server.
+        self.context.sni_callback = lambda connection, *_: self._take_current(connection, self.watched.value.context)
+        self.h2_context.sni_callback = lambda connection, *_: self._take_current(
+            connection, self.watched.value.h2_context
+        )
+
+    def _take_current(self, connection: ssl.SSLObject, current: ssl.SSLContext | None) -> None:
+        connection.context = current  # type: ignore[assignment]
+
+
+@contextmanager
+def running_server_tls(files: TlsFiles | None) -> Iterator[ServerTls | None]:
+    """A server's TLS, whose files are looked at while the block runs; None without files. Raises SetupError."""
+    if not files:
+        yield None
+        return
+    tls = ServerTls(files)
+    with watching(tls.watched):
+        yield tls
+
+
+def show_tls(meters: Meters, side: Side, watched: WatchedTls) -> None:
+    """Adds the metrics of one side's files."""
+    meters.gauge(Metrics.TLS_REJECTED, lambda: float(bool(watched.problem)), side)
+    if watched.value.certificate:
+        meters.gauge(Metrics.TLS_EXPIRY, lambda: watched.value.expires_s * 1e9, side)
