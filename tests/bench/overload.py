@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from demo.processes import ServiceProcess, four_processes
-from neuronpipe.measure.load.figures import LoadResult
+from neuronpipe.measure.load.report import LoadResult
 from neuronpipe.measure.load.request import LoadRequest
 from neuronpipe.measure.load.run import run_load
 from tests.bench.measurements import Measurement

@@ -1,4 +1,4 @@
-"""measure/promotion/: a version is moved up as long as its guards hold, and back when one fails."""
+"""measure/promotion.py: a version is moved up as long as its guards hold, and back when one fails."""
 
 import re
 import threading
@@ -14,9 +14,18 @@ from neuronpipe.bundles.repository import read_bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
-from neuronpipe.measure.promotion.figures import INSTRUMENTS, Numbers, VersionFigures, added, figures_of
-from neuronpipe.measure.promotion.guards import Guard, describe
-from neuronpipe.measure.promotion.promote import GuardFailed, Plan, Promotion
+from neuronpipe.measure.promotion import (
+    INSTRUMENTS,
+    Guard,
+    GuardFailed,
+    Numbers,
+    Plan,
+    Promotion,
+    VersionFigures,
+    added,
+    describe,
+    figures_of,
+)
 from neuronpipe.platform.telemetry.prometheus import read_page, scrape, write_page
 from tests.unit.bundles.written import write_bundle
 
