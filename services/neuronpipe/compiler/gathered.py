@@ -14,8 +14,8 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from neuronpipe.compiler import encoder_decoders
-from neuronpipe.compiler.attention_limits import layer_windows, masks_by_kind
-from neuronpipe.compiler.position_biases import biases_by_distance, without_biases
+from neuronpipe.compiler.architectures import layer_windows, masks_by_kind
+from neuronpipe.compiler.encoder_decoders import biases_by_distance, without_biases
 from neuronpipe.compiler.stateful import arrays_of, cache_of, converted, placing, shapes_of
 from neuronpipe.stages.neuron_executor.runtimes.decoder import BLOCK_TOKENS, ENCODER, GATHERED
 from neuronpipe.stages.neuron_executor.runtimes.openvino import openvino

@@ -26,8 +26,7 @@ import numpy as np
 from neuronpipe import __version__
 from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.compiler import Compiled, CompileRequest, compile_with_reference
-from neuronpipe.compiler.accuracy import largest_difference
-from neuronpipe.compiler.agreement import agreement
+from neuronpipe.compiler.accuracy import agreement, largest_difference
 from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.acceptance.handover import (
     FOUND_FILE,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from neuronpipe.bundles.buckets import BucketPlan, parse_bucket
-from neuronpipe.compiler.device_times import DEVICE_TIMES
+from neuronpipe.compiler.fake import DEVICE_TIMES
 from neuronpipe.stages.neuron_executor.batching import best_bucket
 from tests.unit.stages.neuron_executor.scheduling import held_scheduler, queued
 

@@ -1,6 +1,11 @@
-"""Splits a model's image processor into an ImageSpec and the part in the model's graph."""
+"""Models of images as modules: normalization of the levels, then the model; with texts, both parts as one graph.
 
-from collections.abc import Mapping, Sequence
+A model's image processor is split into an ImageSpec, by which the tokenizer reads images, and the part in the graph.
+"""
+
+import os
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -12,9 +17,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
-from neuronpipe.core.errors import SetupError
-from neuronpipe.core.model import ImageSpec, Resampling
-from neuronpipe.tasks.inputs.images import to_pixels, whiten
+from neuronpipe.compiler.architectures import EmptyBatches, fixing_positions
+from neuronpipe.compiler.modules import PIXELS, Batch, SourceModule
+from neuronpipe.compiler.tokenizers import SourceTokenizer
+from neuronpipe.core.errors import InvalidInput, SetupError
+from neuronpipe.core.model import ImageSpec, Resampling, TaskFacts
+from neuronpipe.tasks.inputs.images import read_pixels, to_pixels, whiten
+from neuronpipe.tasks.zero_shot_image_classification import ImageTextFacts
 
 # In the order of Pillow's numbers.
 _FILTERS: tuple[Resampling, ...] = get_args(Resampling)
@@ -178,3 +187,145 @@ def _difference(processor: Any, image: Image.Image, numbers: NDArray[np.float32]
     if numbers.shape != expected.shape:
         return float("inf")
     return float((np.abs(numbers - expected) / np.maximum(1, np.abs(expected))).max())
+
+
+# Models that make comparable vectors of images and texts: both parts as one graph.
+#
+# Sources: transformers 5, CLIPModel and SiglipModel; the pipeline for zero-shot-image-classification.
+
+# Kinds whose scores and texts are known to be what is written here.
+IMAGE_TEXT_KINDS = ("clip", "siglip")
+
+
+class ImagesAndTexts(torch.nn.Module):
+    """Vectors of texts and of images, in the order of `places` [batch], which counts the texts and then the images.
+
+    There may be no text, or no image: then its part of the model computes nothing.
+    """
+
+    def __init__(self, model: Any, normalize: Normalize, tokenizer: SourceTokenizer) -> None:
+        super().__init__()
+        self.model = model
+        self.normalize = normalize
+        self._is_causal = model.config.model_type == "clip"
+        self._tokens = int(model.config.text_config.max_position_embeddings)
+        self._pad_token_id = tokenizer.pad_token_id
+
+    def forward(self, input_ids: torch.Tensor, pixels: torch.Tensor, places: torch.Tensor) -> dict[str, torch.Tensor]:
+        pixel_values = self.normalize(pixels).to(next(self.model.parameters()).dtype)
+        with EmptyBatches():
+            images = self.model.get_image_features(pixel_values=pixel_values).pooler_output
+            texts = self._texts_of(input_ids).pooler_output
+        return {"embedding": torch.cat([texts, images]).index_select(0, places)}
+
+    def _texts_of(self, input_ids: torch.Tensor) -> Any:
+        if self._is_causal:
+            # What follows a text's end is not seen, padding included. transformers makes no mask where it knows the
+            # length, which a trace would keep for ever.
+            positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+            dtype = next(self.model.parameters()).dtype
+            is_seen = positions[:, None] >= positions[None, :]
+            mask = torch.where(is_seen, 0.0, torch.finfo(dtype).min).to(dtype)[None, None]
+            return self.model.get_text_features(input_ids=input_ids, attention_mask=mask)
+        # SigLIP was trained on texts padded to its full length, whose last token gives the vector.
+        padding = input_ids.new_full((input_ids.shape[0], self._tokens), self._pad_token_id)
+        return self.model.get_text_features(input_ids=torch.cat([input_ids, padding], 1)[:, : self._tokens])
+
+
+def image_text_facts(folder: Path, model: Any) -> ImageTextFacts:
+    """How the model makes a score of a cosine. Raises SetupError if its files do not say."""
+    parameters = [model.logit_scale] + ([model.logit_bias] if model.config.model_type == "siglip" else [])
+    if any(one.requires_grad for one in parameters):  # as load_weights marks what the files lack
+        raise SetupError(f"{folder}: its weights lack logit_scale or logit_bias, without which it has no scores")
+    scale, shift = float(model.logit_scale.exp()), sum(float(one) for one in parameters[1:])
+    return ImageTextFacts(scale=scale, shift=shift, function="softmax" if len(parameters) == 1 else "sigmoid")
+
+
+def check_texts(folder: Path, model: Any, tokenizer: SourceTokenizer) -> None:
+    """Raises SetupError for a tokenizer whose texts the graph would read otherwise than transformers."""
+    if model.config.model_type == "siglip" and "attention_mask" in tokenizer.input_names:
+        raise SetupError(
+            f"{folder}: its tokenizer masks padding (model_input_names has attention_mask), with which SigLIP was not "
+            "trained; leave attention_mask out of model_input_names in tokenizer_config.json"
+        )
+
+
+class ImageModule(torch.nn.Module):
+    """A model after the normalization of its images. `attribute`: of its result, which becomes the output `name`."""
+
+    def __init__(self, normalize: Normalize, model: torch.nn.Module, attribute: str, name: str) -> None:
+        super().__init__()
+        self.normalize = normalize
+        self.model = model
+        self._attribute, self._name = attribute, name
+
+    def forward(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+        dtype = next(self.model.parameters()).dtype
+        result = self.model(pixel_values=self.normalize(pixels).to(dtype), return_dict=True)
+        return {self._name: getattr(result, self._attribute)}
+
+
+def image_module(
+    processor: SourceImageProcessor,
+    module: ImageModule,
+    outputs: tuple[str, ...],
+    task: str,
+    tokenizer: SourceTokenizer,
+    *,
+    labels: tuple[str, ...] = (),
+    facts: Mapping[str, TaskFacts],
+) -> SourceModule:
+    """`module` with the data of the model's configuration and image processor."""
+    model: Any = module.model
+    height, width = processor.spec.size
+    return SourceModule(
+        module=module.eval(),
+        task=task,
+        architecture=type(model).__name__,
+        inputs=(PIXELS,),
+        outputs=outputs,
+        max_tokens=processor.spec.tokens,
+        config=model.config,
+        tokenizer=tokenizer,
+        labels=labels,
+        image=processor.spec,
+        facts=facts,
+        remarks={"images": f"{width} x {height} pixels"},
+    )
+
+
+def try_images(
+    folder: Path, module: Callable[[torch.Tensor], dict[str, torch.Tensor]], model: Any, size: tuple[int, int]
+) -> dict[str, torch.Tensor]:
+    """The outputs of a module for one image of a size, height and width, to which the model's positions are fixed from
+    now on. Raises SetupError if the model does not take it.
+    """
+    try:
+        with torch.no_grad(), fixing_positions(model):
+            return module(torch.zeros((1, 3, *size), dtype=torch.uint8))
+    except Exception as error:  # each model raises other exceptions for images of another size
+        raise SetupError(
+            f"{folder}: its image processor makes RGB images of {size[0]} x {size[1]}, which {type(model).__name__} "
+            "does not take"
+        ) from error
+
+
+def encode_images(module: SourceModule, texts: Sequence[str]) -> Batch:
+    """An image for each text, made from its words."""
+    assert module.image is not None  # noqa: S101 (it is a module of images)
+    return {PIXELS: np.stack([sample_pixels(module.image, zlib.crc32(text.encode())) for text in texts])}
+
+
+def encode_image_files(module: SourceModule, files: Sequence[Path]) -> Batch:
+    """The images of files. Raises SetupError for one that cannot be read, or is no image."""
+    assert module.image is not None  # noqa: S101 (it is a module of images)
+    return {PIXELS: np.stack([_pixels(file, module.image) for file in files])}
+
+
+def _pixels(file: Path, spec: ImageSpec) -> NDArray[np.uint8]:
+    try:
+        return read_pixels(file.read_bytes(), spec)
+    except OSError as error:
+        raise SetupError(f"{file}: cannot be read: {os.strerror(error.errno or 0)}") from error
+    except InvalidInput as error:
+        raise SetupError(f"{file}: {error}") from error

@@ -1,4 +1,4 @@
-"""compiler/neuronx_cache.py: an artefact is found by all that it depends on, and never half."""
+"""compiler/neuronx.py: an artefact is found by all that it depends on, and never half."""
 
 import errno
 import shutil
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from neuronpipe.compiler.neuronx_cache import ArtifactCache
+from neuronpipe.compiler.neuronx import ArtifactCache
 from neuronpipe.core.errors import SetupError
 
 _STAMP = {"bucket": "8x128", "flags": ["--target=inf2"], "versions": {"neuronx-cc": "2.26"}, "weights_sha256": "0"}

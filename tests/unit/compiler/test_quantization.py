@@ -1,4 +1,4 @@
-"""compiler/sensitivity.py: as few parts in float32 as it takes, in the order that they are ranked in."""
+"""compiler/quantization.py: as few parts in float32 as it takes, in the order that they are ranked in."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from neuronpipe.bundles.manifest import Accuracy, Artifact
-from neuronpipe.compiler import accuracy, sensitivity
+from neuronpipe.compiler import accuracy, quantization
 from neuronpipe.compiler.conversion import Ran
 
 _PARTS = ("a", "b", "c", "d", "e")
@@ -44,7 +44,7 @@ def test_parts_are_ranked_by_the_error_that_they_take_away(monkeypatch: pytest.M
         accuracy, "reference_outputs", lambda module, batches: [{"logits": np.zeros((1, 2))} for _ in batches]
     )
     quantizer, compiler, conversion = _Quantizer(), _Compiler(), _Conversion()
-    ranked = sensitivity.rank(quantizer, compiler, conversion, [{}] * 100)  # type: ignore[arg-type]
+    ranked = quantization.rank(quantizer, compiler, conversion, [{}] * 100)  # type: ignore[arg-type]
     assert ranked == ["b", "e", "c", "a", "d"]
 
 
@@ -66,7 +66,7 @@ def _measured(artifact: Artifact) -> Accuracy:
     [(0.6, "b"), (0.64, "b"), (0.66, "be"), (0.85, "be"), (0.9, "bec"), (0.96, "beca")],
 )
 def test_as_few_parts_as_it_takes_are_in_float32(min_agreement: float, parts: str) -> None:
-    artifact, measured = sensitivity.search(_Quantizer(), ["b", "e", "c", "a", "d"], _measured, min_agreement)  # type: ignore[arg-type]
+    artifact, measured = quantization.search(_Quantizer(), ["b", "e", "c", "a", "d"], _measured, min_agreement)  # type: ignore[arg-type]
     assert artifact.float_parts == tuple(parts)
     assert measured == _measured(artifact)
 
@@ -75,5 +75,5 @@ def test_where_none_is_enough_all_are_in_float32() -> None:
     def measure(artifact: Artifact) -> Accuracy:
         return _measured(artifact).model_copy(update={"agreement": 0.5})
 
-    artifact, _ = sensitivity.search(_Quantizer(), ["b", "e", "c", "a", "d"], measure, 0.99)  # type: ignore[arg-type]
+    artifact, _ = quantization.search(_Quantizer(), ["b", "e", "c", "a", "d"], measure, 0.99)  # type: ignore[arg-type]
     assert artifact.float_parts == ("b", "e", "c", "a", "d")

@@ -1,4 +1,4 @@
-"""compiler/agreement.py and the limits on it, with numbers that can be checked by hand."""
+"""compiler/accuracy.py: agreement and the limits on it, with numbers that can be checked by hand."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 
 from neuronpipe.bundles.manifest import Accuracy
 from neuronpipe.compiler import accuracy
-from neuronpipe.compiler.agreement import agreement
+from neuronpipe.compiler.accuracy import agreement
 from neuronpipe.core.errors import SetupError
 
 

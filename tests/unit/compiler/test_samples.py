@@ -1,4 +1,4 @@
-"""compiler/calibration.py: which texts of a file are taken for what, and which files are refused."""
+"""compiler/samples.py: which texts of a file are taken for what, and which files are refused."""
 
 import hashlib
 from pathlib import Path
@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.bundles.manifest import Calibration
-from neuronpipe.compiler import calibration
-from neuronpipe.compiler.calibration import (
+from neuronpipe.compiler import samples
+from neuronpipe.compiler.samples import (
     MAX_COMPARED,
     MAX_TEXTS,
     MIN_TEXTS,
+    SENTENCES,
     built_in_calibration,
     read_calibration,
 )
-from neuronpipe.compiler.languages import SENTENCES
 from neuronpipe.core.errors import SetupError
 
 _ENOUGH = [f"text {number}" for number in range(MIN_TEXTS)]
@@ -123,6 +123,6 @@ def test_a_folder_of_too_few_images_is_refused_with_what_counts_as_one(tmp_path:
 
 
 def test_file_without_an_end_is_refused_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "_MAX_BYTES", 1024 * 1024)
+    monkeypatch.setattr(samples, "_MAX_BYTES", 1024 * 1024)
     with pytest.raises(SetupError, match="/dev/zero: more than 1,048,576 bytes"):
         read_calibration(Path("/dev/zero"))
