@@ -24,7 +24,7 @@ from neuronpipe.core.settings import read_settings
 from neuronpipe.platform.process.door import Handler
 from neuronpipe.platform.process.life import Life, serve
 from neuronpipe.platform.process.settings import ProcessSettings
-from neuronpipe.platform.tls.server import ServerTls
+from neuronpipe.platform.tls import ServerTls
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.rpcs import Rpc
 from neuronpipe.rpc.transport import ServerCall

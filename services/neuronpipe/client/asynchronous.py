@@ -29,7 +29,7 @@ from neuronpipe.client.jobs import AsyncJob, JobCalls, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.names import ROUTE_KEY
-from neuronpipe.platform.tls.files import TlsFiles
+from neuronpipe.platform.tls import TlsFiles
 from neuronpipe.rpc.api_key import key_metadata
 from neuronpipe.rpc.client import error_of
 from neuronpipe.rpc.connection import Connection

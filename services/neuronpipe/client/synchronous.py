@@ -24,7 +24,7 @@ from neuronpipe.client.jobs import AsyncJob, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.errors import Cancelled
-from neuronpipe.platform.tls.files import TlsFiles
+from neuronpipe.platform.tls import TlsFiles
 
 ResultT = TypeVar("ResultT")
 

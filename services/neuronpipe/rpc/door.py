@@ -17,7 +17,7 @@ from neuronpipe.platform.process.door import Guard, Handler
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import MAX_CALLS, InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
-from neuronpipe.platform.tls.server import ServerTls
+from neuronpipe.platform.tls import ServerTls
 from neuronpipe.rpc.call_end import end_of
 from neuronpipe.rpc.health import HEALTH_SERVICE, WATCH, health_handlers
 from neuronpipe.rpc.peers import check_peer, credentials_of
