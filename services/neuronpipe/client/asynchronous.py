@@ -24,10 +24,11 @@ from neuronpipe.api.v1.jobs_pb2_grpc import JobServiceStub
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Model
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
 from neuronpipe.api.v1.tasks_pb2 import Truncation
-from neuronpipe.client.generation import Messages, Options, generation_request
+from neuronpipe.client.generation import Messages, generation_request
 from neuronpipe.client.jobs import AsyncJob, JobCalls, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
+from neuronpipe.core.generation_options import Options
 from neuronpipe.core.names import ROUTE_KEY
 from neuronpipe.platform.tls.files import TlsFiles
 from neuronpipe.rpc.api_key import key_metadata

@@ -19,11 +19,12 @@ from neuronpipe.api.v1.jobs_pb2 import JobPriority
 from neuronpipe.api.v1.models_pb2 import Model
 from neuronpipe.api.v1.tasks_pb2 import Truncation
 from neuronpipe.client.asynchronous import AsyncClient
-from neuronpipe.client.generation import Messages, Options
+from neuronpipe.client.generation import Messages
 from neuronpipe.client.jobs import AsyncJob, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.errors import Cancelled
+from neuronpipe.core.generation_options import Options
 from neuronpipe.platform.tls.files import TlsFiles
 
 ResultT = TypeVar("ResultT")
