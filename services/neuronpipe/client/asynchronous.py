@@ -150,7 +150,7 @@ class AsyncClient(TaskMethods):
         A request without a request_id gets its position among the requests: "0" is the first.
 
         `timeout_s` is the deadline of the whole stream; None for no deadline, whatever the client's. What `requests`
-        raises ends the call and is raised here.
+        raises ends the call and is raised here. Client reads `requests` in a thread of its own: it must not block.
         """
         with self._connection.use() as stubs:
             call = stubs.inference.InferStream(timeout=timeout_s, metadata=self._metadata)
