@@ -269,6 +269,7 @@ define generate_protos
 	python -m grpc_tools.protoc -Iprotos --grpc_python_out="$$raw" --mypy_grpc_out=quiet:"$$raw" \
 	  $$(grep -l '^service ' $(PROTOS))
 	mv "$$raw"/neuronpipe/api/* "$$raw/neuronpipe"
+	rmdir "$$raw/neuronpipe/api"
 	find "$$raw" -name '*_pb2*' -exec sed -i -E $(foreach protocol,$(PROTOCOLS), \
 	  -e "s/^(from|import) neuronpipe\.$(protocol)\./\1 neuronpipe.api.$(protocol)./" \
 	  -e "s/^(_builder.*DESCRIPTOR, 'neuronpipe\.)$(protocol)\./\1api.$(protocol)./") {} +
