@@ -18,7 +18,7 @@ import numpy as np
 
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.stages.neuron_executor.runtimes.cpus import available_cpus
+from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 from neuronpipe.tasks.inputs.kind import input_kind
 
 # Padded tokens of a batch. 0: every text alone.

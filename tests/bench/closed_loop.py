@@ -5,6 +5,7 @@ It sends bytes and keeps bytes: what the answers say is read after the loop. A f
 more of the machine from the system that it measures, and would hide differences between systems.
 """
 
+import asyncio
 import gc
 import itertools
 import multiprocessing
@@ -21,7 +22,7 @@ import psutil
 import uvloop
 
 from neuronpipe.api.v1.inference_pb2 import InferResponse, StageTimings
-from neuronpipe.measure.load.arrivals import poisson_arrivals_s
+from neuronpipe.measure.load.generator import poisson_arrivals_s
 from neuronpipe.rpc.client import open_channel
 from tests.bench.callers import WARM_UP_S, percentiles_ms, run_callers
 from tests.bench.light_clients import Calls, run_arrivals, run_grpc, run_http
@@ -134,7 +135,7 @@ def _serve(pipe: "Connection[Any, _Order]", requests: Sequence[bytes]) -> None:
         try:
             pipe.send(uvloop.run(work(requests, *arguments)))
         except OSError as error:
-            pipe.send(ConnectionError(str(error)))
+            pipe.send(ConnectionError(str(error) or f"no answer within {_CALL_LIMIT_S:g} s"))
 
 
 async def _answers(requests: Sequence[bytes], system: System, callers: int, count: int) -> list[bytes]:
@@ -157,11 +158,13 @@ async def _offer(
     return OpenLoop(calls.count / seconds, in_time_s, calls.errors, lag_ms, generator_s / (seconds + deadline_s))
 
 
-async def _call(system: System, calls: Calls, callers: int) -> None:
-    if system.client == HTTP:
-        await run_http(calls, callers, system.target, system.method)
-    else:
-        await run_grpc(calls, callers, system.target, system.method, system.ca)
+async def _call(system: System, calls: Calls, callers: int, seconds: float = 0.0) -> None:
+    """Raises ConnectionError, and TimeoutError for a server that does not answer."""
+    async with asyncio.timeout(WARM_UP_S + seconds + _CALL_LIMIT_S):
+        if system.client == HTTP:
+            await run_http(calls, callers, system.target, system.method)
+        else:
+            await run_grpc(calls, callers, system.target, system.method, system.ca)
 
 
 async def _run(requests: Sequence[bytes], system: System, callers: int, seconds: float) -> Loop:
@@ -175,7 +178,7 @@ async def _run(requests: Sequence[bytes], system: System, callers: int, seconds:
     else:
         began_s = time.perf_counter() + WARM_UP_S
         calls = Calls(texts, callers, began_s, began_s + seconds)
-        await _call(system, calls, callers)
+        await _call(system, calls, callers, seconds)
         answered, errors, count = calls.answered, calls.errors, calls.count
         cpu["answered"] = count - calls.failed
     generator_s = time.process_time() - cpu_began_s

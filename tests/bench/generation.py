@@ -12,13 +12,10 @@ from typing import TypeAlias
 
 from demo.processes import four_processes
 from neuronpipe.client import Client
-from neuronpipe.measure.load.figures import Distribution, GenerationResult, LoadResult
-from neuronpipe.measure.load.generation import GenerationLoad
-from neuronpipe.measure.load.lengths import Lengths
-from neuronpipe.measure.load.prompts import PromptMaker, count_words
-from neuronpipe.measure.load.request import LoadRequest
+from neuronpipe.measure.load.inputs import PromptMaker, builtin_texts, count_words
+from neuronpipe.measure.load.report import Distribution, GenerationResult, LoadResult
+from neuronpipe.measure.load.request import GenerationLoad, Lengths, LoadRequest
 from neuronpipe.measure.load.run import run_load
-from neuronpipe.measure.load.texts import builtin_texts
 from tests.bench.generation_alone import (
     BART,
     LLAMA,

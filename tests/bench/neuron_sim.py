@@ -26,7 +26,7 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.bundles.buckets import parse_bucket
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.compiler import BucketRequest, CompileRequest, compile_bundle
-from neuronpipe.compiler.device_times import DEVICE_TIMES
+from neuronpipe.compiler.fake import DEVICE_TIMES
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ExecuteItem, ModelKey
 from neuronpipe.core.packed import TensorSets

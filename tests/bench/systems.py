@@ -21,8 +21,7 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput, Trun
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
-from neuronpipe.platform.tls.files import TlsFiles
-from neuronpipe.platform.tls.server import ServerTls
+from neuronpipe.platform.tls import ServerTls, TlsFiles
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.rpcs import Rpc
 from tests.bench.closed_loop import ECHO, System

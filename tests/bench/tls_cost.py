@@ -24,7 +24,7 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
 from neuronpipe.client import AsyncClient, TlsFiles
-from neuronpipe.platform.tls.files import watched_tls
+from neuronpipe.platform.tls import watched_tls
 from neuronpipe.rpc.client import open_channel
 from tests.certificates import Authority, replace
 

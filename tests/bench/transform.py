@@ -29,12 +29,11 @@ from pathlib import Path
 import psutil
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput, Truncation
-from neuronpipe.bulk.transform.near_engine import find_bundle, running_near_engine
+from neuronpipe.bulk.transform.near_engine import TransformSettings, find_bundle, running_near_engine
 from neuronpipe.bulk.transform.request import TransformRequest
 from neuronpipe.bulk.transform.run import make_plan, run_plan, run_with
-from neuronpipe.bulk.transform.settings import TransformSettings
 from neuronpipe.cli.serve import event_loop
-from neuronpipe.stages.neuron_executor.runtimes.cpus import available_cpus
+from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 from tests.bench.ceiling import running_ceiling
 from tests.bench.peers.environments import CACHE, ROOT
 from tests.bench.systems import MODEL, SOURCE, find_repository

@@ -30,7 +30,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.backends import BACKENDS, load_backend
 from neuronpipe.stages.neuron_executor.backends.base import Backend, BackendError, BackendRequest, compute
-from neuronpipe.stages.neuron_executor.batching.outputs import cut
+from neuronpipe.stages.neuron_executor.executor_model import cut
 from neuronpipe.stages.neuron_executor.runtimes.neuron import device_count
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.inputs.kind import input_kind

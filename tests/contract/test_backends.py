@@ -19,7 +19,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.backends import BACKENDS, load_backend
 from neuronpipe.stages.neuron_executor.backends.base import Backend, BackendError, BackendRequest, compute
-from neuronpipe.stages.neuron_executor.batching.outputs import cut
+from neuronpipe.stages.neuron_executor.executor_model import cut
 from neuronpipe.tasks.inputs.kind import input_kind
 from tests.models import MODELS, NEURONX_MODELS
 

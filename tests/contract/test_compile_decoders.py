@@ -8,8 +8,8 @@ import pytest
 import transformers
 
 from neuronpipe.compiler import CompileRequest, compile_bundle, compile_with_reference, gathered, slots
-from neuronpipe.compiler.attention_limits import check_kinds, layer_windows
-from neuronpipe.compiler.tasks import text_generation
+from neuronpipe.compiler.architectures import check_kinds, layer_windows
+from neuronpipe.compiler.tasks import texts
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.text_generation import GenerationFacts
 from tests.decoders import save_decoder
@@ -44,7 +44,7 @@ def test_a_decoder_is_compiled_with_every_token_compared(
     assert [Path(name).name for name in bundle.manifest.artifacts[0].files] == ["model.xml", "model.bin"]
     assert accuracy.agreement == 1
     assert accuracy.largest_difference <= 1e-4 * accuracy.largest_output
-    assert (facts.end_token_ids, facts.repetition_penalty, facts.do_sample) == ((2,), 1.1, False)
+    assert (facts.end_token_ids, facts.own("repetition_penalty"), facts.do_sample) == ((2,), 1.1, False)
     assert (bundle.spec.task, bundle.spec.max_tokens) == ("text_generation", 192)
 
 
@@ -239,6 +239,6 @@ def test_longrope_is_compiled_up_to_the_length_of_its_short_factors(tmp_path: Pa
 
 
 def test_what_is_wrong_with_length_alone_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_generation, "rotary_limit", lambda config: None)
+    monkeypatch.setattr(texts, "rotary_limit", lambda config: None)
     with pytest.raises(SetupError, match=r"Phi3ForCausalLM cannot be compiled .* tokens differ from transformers'"):
         _compile(save_decoder("phi3-longrope", tmp_path / "source"), tmp_path / "repository")

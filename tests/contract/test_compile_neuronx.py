@@ -15,7 +15,7 @@ import torch
 
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.compiler import BucketRequest, CompileRequest, NeuronxOptions, compile_bundle
-from neuronpipe.compiler.positional import Positional
+from neuronpipe.compiler.modules import Positional
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes import neuron
 

@@ -18,7 +18,7 @@ from neuronpipe import __version__
 from neuronpipe.bulk.jobs.settings import WorkerSettings
 from neuronpipe.core.settings import variable_name
 from neuronpipe.platform.process.settings import ProcessSettings, ServerSettings
-from neuronpipe.platform.tls.files import TlsFiles, watched_tls
+from neuronpipe.platform.tls import TlsFiles, watched_tls
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.stages.neuron_executor.settings import NeuronExecutorSettings
 from neuronpipe.stages.postprocessor.settings import PostprocessorSettings

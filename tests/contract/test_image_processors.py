@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from transformers.image_utils import load_image
 
-from neuronpipe.compiler.image_processors import load_image_processor
+from neuronpipe.compiler.images import load_image_processor
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.inputs.images import read_pixels
 from tests.images import image_files, image_processor

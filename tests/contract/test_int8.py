@@ -18,16 +18,15 @@ from neuronpipe import cli
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.compiler.accuracy import reference_outputs
-from neuronpipe.compiler.calibration import MIN_TEXTS
 from neuronpipe.compiler.modules import SourceModule
-from neuronpipe.compiler.samples import calibration_batches, calibration_texts, comparison_batches
+from neuronpipe.compiler.samples import MIN_TEXTS, calibration_batches, calibration_texts, comparison_batches
 from neuronpipe.compiler.tasks import load_module
 from neuronpipe.compiler.tokenizers import load_tokenizer
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.stages.neuron_executor.backends import load_backend
 from neuronpipe.stages.neuron_executor.backends.base import Backend, BackendRequest, compute
-from neuronpipe.stages.neuron_executor.batching.outputs import cut
+from neuronpipe.stages.neuron_executor.executor_model import cut
 from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, openvino
 from neuronpipe.tasks.inputs.kind import input_kind
 from tests.models import MODELS, bert_config, save

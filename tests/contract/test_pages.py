@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
-from neuronpipe.bulk.transform.settings import TransformSettings
+from neuronpipe.bulk.transform.near_engine import TransformSettings
 from neuronpipe.cli.input_flags import FIELDS, flag
 from neuronpipe.cli.serve import SERVICES, settings_of
 from neuronpipe.core.settings import Settings, variable_name
-from neuronpipe.measure.acceptance.settings import AcceptSettings
-from neuronpipe.platform.cache.settings import CacheCommandSettings
+from neuronpipe.measure.acceptance.handover import AcceptSettings
+from neuronpipe.platform.cache.economics import CacheCommandSettings
 from tests import links, pages
 from tests.links import dead_links, dead_mentions, sources
 from tests.pages import ROOT, all_pages, anchors, blocks, fences

@@ -7,8 +7,8 @@ import torch
 import transformers
 
 from neuronpipe.compiler import CompileRequest, compile_bundle, random_models
-from neuronpipe.measure.benchmark.models import IMAGE_TOKENS, PUBLISHED_SIZES
-from neuronpipe.measure.load.texts import builtin_texts
+from neuronpipe.measure.benchmark.matrix import IMAGE_TOKENS, PUBLISHED_SIZES
+from neuronpipe.measure.load.inputs import builtin_texts
 
 # All parameters of the published checkpoints' bodies, in millions, from their cards and papers.
 _BODIES = {

@@ -6,9 +6,10 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest
-from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TaskResult
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, ScoreFunction, TaskInput, TaskResult
 from neuronpipe.api.v1.tensors_pb2 import DataType, Tensor, TensorSet
 from neuronpipe.compiler.tasks import SOURCE_TASKS
+from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.tensors import to_arrays, to_tensor_set
 from neuronpipe.tasks import ANSWERED_TASKS, TASKS
 from neuronpipe.tasks.scores import ScoreFunctionName
@@ -28,6 +29,28 @@ def test_every_input_is_one_of_the_tasks_and_the_reverse() -> None:
 
 def test_every_task_can_be_compiled_and_the_reverse() -> None:
     assert set(SOURCE_TASKS) == set(TASKS)
+
+
+def test_every_option_of_generation_is_declared_with_the_type_of_its_field() -> None:
+    types = {
+        FieldDescriptor.TYPE_BOOL: {"bool"},
+        FieldDescriptor.TYPE_DOUBLE: {"float"},
+        FieldDescriptor.TYPE_UINT32: {"int", "token", "tokens"},
+        FieldDescriptor.TYPE_UINT64: {"int"},
+        FieldDescriptor.TYPE_ENUM: {"words"},
+        FieldDescriptor.TYPE_STRING: {"texts"},
+        FieldDescriptor.TYPE_MESSAGE: {"sequences"},
+    }
+    fields = GenerationOptions.DESCRIPTOR.fields_by_name
+    assert set(OPTIONS) == set(fields)
+    wrong = [
+        name
+        for name, one in OPTIONS.items()
+        if one.kind not in types[fields[name].type]
+        or fields[name].is_repeated != (one.kind in ("texts", "tokens", "sequences"))
+        or (fields[name].is_repeated and not one.max_items)
+    ]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("name", ANSWERED_TASKS)

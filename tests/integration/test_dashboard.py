@@ -15,11 +15,9 @@ from neuronpipe.client import Client
 from neuronpipe.core.metrics import Meters, Telemetry
 from neuronpipe.core.names import Metrics
 from neuronpipe.platform.telemetry.prometheus import MetricsPort
-from neuronpipe.platform.tls.files import TlsFiles, watched_tls
-from neuronpipe.platform.tls.telemetry import show_tls
+from neuronpipe.platform.tls import TlsFiles, show_tls, watched_tls
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
-from neuronpipe.stages.neuron_executor.neuron_metrics import record_snapshot
-from neuronpipe.stages.neuron_executor.neuron_monitor import parse_snapshot
+from neuronpipe.stages.neuron_executor.neuron_monitor import parse_snapshot, record_snapshot
 from tests.certificates import Authority
 from tests.integration.job_system import job_system, text_request, until
 from tests.unit.model_specs import model_spec

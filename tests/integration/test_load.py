@@ -20,10 +20,8 @@ from demo.processes import ServiceProcess
 from neuronpipe.api.v1.inference_pb2 import InferResponse
 from neuronpipe.api.v1.models_pb2 import GetModelResponse, Model
 from neuronpipe.core.errors import SetupError
-from neuronpipe.measure.load.figures import LoadResult
-from neuronpipe.measure.load.generation import GenerationLoad
-from neuronpipe.measure.load.lengths import Lengths
-from neuronpipe.measure.load.request import LoadRequest
+from neuronpipe.measure.load.report import LoadResult
+from neuronpipe.measure.load.request import GenerationLoad, Lengths, LoadRequest
 from neuronpipe.measure.load.run import run_load
 from tests.decoders import make_writer
 from tests.shared_folder import shared_folder

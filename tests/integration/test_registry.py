@@ -28,7 +28,7 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.callers.keys import create_key
-from neuronpipe.platform.telemetry.scrape import scrape
+from neuronpipe.platform.telemetry.prometheus import scrape
 from tests.integration.requests import classify
 from tests.unit.soon import soon
 from tests.versions import copy_classifier

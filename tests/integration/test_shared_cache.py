@@ -12,8 +12,8 @@ import pytest
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.platform.cache.cache import Cache, TimedValue
+from neuronpipe.platform.cache.economics import CachePolicy, RedisSettings
 from neuronpipe.platform.cache.sealing import ValueCodec
-from neuronpipe.platform.cache.settings import CachePolicy, RedisSettings
 from tests.certificates import Authority, replace
 from tests.redis_server import RedisServer, proxy, redis_server
 

@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.client import AsyncClient, Client, TlsFiles
 from neuronpipe.core.errors import NeuronpipeError, Unavailable
-from neuronpipe.platform.tls.files import watched_tls
+from neuronpipe.platform.tls import watched_tls
 from neuronpipe.rpc.client import open_channel
 from neuronpipe.rpc.items import TOKENIZE
 from tests.certificates import Authority

@@ -19,10 +19,9 @@ import pytest
 import pytest_asyncio
 
 from neuronpipe.bulk.transform.far_engine import running_far_engine
-from neuronpipe.bulk.transform.folders import open_folder
-from neuronpipe.bulk.transform.near_engine import NearEngine, find_bundle, running_near_engine
-from neuronpipe.bulk.transform.progress import TooManyErrors
-from neuronpipe.bulk.transform.settings import TransformSettings
+from neuronpipe.bulk.transform.files import open_folder
+from neuronpipe.bulk.transform.near_engine import NearEngine, TransformSettings, find_bundle, running_near_engine
+from neuronpipe.bulk.transform.run import TooManyErrors
 from neuronpipe.core.errors import ModelNotFound, SetupError, Unavailable
 from tests.integration.transforming import (
     MODEL,

@@ -14,8 +14,7 @@ from typing import TypeAlias
 import psutil
 import pytest
 
-from neuronpipe.bulk.transform.near_engine import find_bundle, running_near_engine
-from neuronpipe.bulk.transform.settings import TransformSettings
+from neuronpipe.bulk.transform.near_engine import TransformSettings, find_bundle, running_near_engine
 from tests.integration.transforming import (
     MODEL,
     Run,

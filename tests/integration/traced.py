@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.core.names import Spans
-from neuronpipe.platform.tls.files import TlsFiles, watched_tls
+from neuronpipe.platform.tls import TlsFiles, watched_tls
 from neuronpipe.rpc.client import open_channel
 
 # service → the spans that each of its requests has there.

@@ -3,16 +3,24 @@
 import difflib
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-from tests.reference import api, cli, configuration, errors
+from tests.reference import api, cli, configuration, errors, parts
 
-_FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+_DOCS = Path(__file__).parents[2] / "docs"
+
+
+def _with_parts(page: str) -> str:
+    return parts.filled(page, (_DOCS / page).read_text(encoding="utf-8"))
+
+
 _PAGES: Mapping[str, Callable[[], str]] = {
-    "api.md": api.page,
-    "cli.md": cli.page,
-    "configuration.md": configuration.page,
-    "errors.md": errors.page,
+    "reference/api.md": api.page,
+    "reference/cli.md": cli.page,
+    "reference/configuration.md": configuration.page,
+    "reference/errors.md": errors.page,
+    **{page: partial(_with_parts, page) for page in parts.PARTS},
 }
 
 
@@ -20,18 +28,18 @@ def _check() -> None:
     """Ends the process with what differs, where something does."""
     different: list[str] = []
     for name, page in _PAGES.items():
-        file = _FOLDER / name
+        file = _DOCS / name
         before = file.read_text(encoding="utf-8") if file.is_file() else ""
         lines, right = before.splitlines(), page().splitlines()
         different += difflib.unified_diff(lines, right, str(file), "what the code says", lineterm="", n=0)
     if different:
-        sys.exit("\n".join([*different, "docs/reference is not what the code says; run: make fix-docs"]))
+        sys.exit("\n".join([*different, "docs/ is not what the code says; run: make fix-docs"]))
 
 
 def _write() -> None:
-    _FOLDER.mkdir(exist_ok=True)
+    (_DOCS / "reference").mkdir(exist_ok=True)
     for name, page in _PAGES.items():
-        (_FOLDER / name).write_text(page(), encoding="utf-8")
+        (_DOCS / name).write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

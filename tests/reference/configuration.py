@@ -8,11 +8,11 @@ from annotated_types import Ge, Gt, Le
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from neuronpipe.bulk.transform.settings import TransformSettings
+from neuronpipe.bulk.transform.near_engine import TransformSettings
 from neuronpipe.cli.serve import SERVICES, settings_of
 from neuronpipe.core.settings import Settings, variable_name
-from neuronpipe.measure.acceptance.settings import AcceptSettings
-from neuronpipe.platform.cache.settings import CacheCommandSettings
+from neuronpipe.measure.acceptance.handover import AcceptSettings
+from neuronpipe.platform.cache.economics import CacheCommandSettings
 from neuronpipe.platform.process.settings import ServerSettings
 from tests.reference.markdown import NOTE, code, table, text
 

@@ -21,8 +21,7 @@ from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.platform.storage.bucket import BucketFolder
-from neuronpipe.platform.storage.objects import StorageError
-from neuronpipe.platform.storage.uris import ObjectUri
+from neuronpipe.platform.storage.objects import ObjectUri, StorageError
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.signing import TrustedKeys

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronpipe.bundles.bucket import BucketRepository
-from neuronpipe.bundles.files import BundleFiles
-from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest
+from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, BundleFiles, Manifest
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.core.files import replace_file

@@ -172,11 +172,10 @@ def _measure(options: argparse.Namespace) -> None:
 
 def _request(options: argparse.Namespace) -> "RunRequest":
     """Raises SetupError for options that are out of range."""
-    from neuronpipe.measure.benchmark.matrix import MatrixRequest, make_matrix
+    from neuronpipe.measure.benchmark.matrix import MatrixRequest, find_models, make_matrix
     from neuronpipe.measure.benchmark.measuring import Effort
-    from neuronpipe.measure.benchmark.models import find_models
     from neuronpipe.measure.benchmark.run import RunRequest
-    from neuronpipe.stages.neuron_executor.runtimes.cpus import available_cpus
+    from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 
     if options.out is None:
         raise SetupError("--out: is missing; give the folder of the report")
@@ -218,10 +217,10 @@ def _request(options: argparse.Namespace) -> "RunRequest":
 
 
 def _costs(options: argparse.Namespace) -> "Costs":
+    from neuronpipe.measure.benchmark.advice import DEFAULT_PRICES, read_prices
     from neuronpipe.measure.benchmark.machine import instance_type
-    from neuronpipe.measure.benchmark.prices import DEFAULT_PRICES, read_prices
     from neuronpipe.measure.benchmark.tables import Costs
-    from neuronpipe.stages.neuron_executor.runtimes.cpus import available_cpus
+    from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 
     prices = read_prices(options.prices or DEFAULT_PRICES)
     own = instance_type()
@@ -246,8 +245,7 @@ def _goal(options: argparse.Namespace) -> "Goal | None":
 
 def _compare(options: argparse.Namespace) -> None:
     """Exit codes: 0 nothing is worse, 1 something is, 2 the runs cannot be compared."""
-    from neuronpipe.measure.benchmark.compare import compare_results, compared_rows, differences
-    from neuronpipe.measure.benchmark.results import read_results
+    from neuronpipe.measure.benchmark.results import compare_results, compared_rows, differences, read_results
 
     if not 0 <= options.threshold < float("inf"):
         raise SetupError(f"--threshold {options.threshold:g}: must be 0 or more")

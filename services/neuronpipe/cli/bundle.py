@@ -143,8 +143,7 @@ def _bucket(options: argparse.Namespace) -> "BucketRepository":
 
 
 def _diff(options: argparse.Namespace) -> None:
-    from neuronpipe.bundles.difference import differences
-    from neuronpipe.bundles.repository import read_bundle
+    from neuronpipe.bundles.repository import differences, read_bundle
 
     for line in differences(read_bundle(options.before), read_bundle(options.after)):
         print(line)

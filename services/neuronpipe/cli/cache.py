@@ -16,8 +16,8 @@ from neuronpipe.core.lines import read_lines
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
+    from neuronpipe.platform.cache.economics import RedisSettings
     from neuronpipe.platform.cache.remote import Remote
-    from neuronpipe.platform.cache.settings import RedisSettings
     from neuronpipe.stages.tokenizer.encoder import Encoder
 
 HELP = "show, delete or fill the caches in Redis"
@@ -77,8 +77,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Runs one of the commands. Raises Unavailable if Redis does not answer."""
     from neuronpipe.core.settings import read_settings
+    from neuronpipe.platform.cache.economics import CacheCommandSettings
     from neuronpipe.platform.cache.remote import Remote, RemoteError
-    from neuronpipe.platform.cache.settings import CacheCommandSettings
 
     given = {name: value for name, value in vars(options).items() if name.startswith("redis_")}
     settings = read_settings(CacheCommandSettings, given)
@@ -167,7 +167,7 @@ async def _warm_batch(
 ) -> None:
     from neuronpipe.platform.cache.cache import name_of
     from neuronpipe.platform.cache.sealing import seal, unseal
-    from neuronpipe.stages.tokenizer.packing import pack
+    from neuronpipe.stages.tokenizer.encoder import pack
 
     wanted = {name_of(encoder.kind, encoder.key(input, tenant)): (line, input) for line, input in inputs}
     stored = await remote.get(list(wanted))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
-    from neuronpipe.platform.tls.files import TlsFiles
+    from neuronpipe.platform.tls import TlsFiles
 
 
 def add_tls(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add_tls(parser: argparse.ArgumentParser) -> None:
 
 def tls_files(options: argparse.Namespace) -> "TlsFiles | None":
     """The files that the options name, None where TLS is not asked for. Raises SetupError."""
-    from neuronpipe.platform.tls.files import TlsFiles
+    from neuronpipe.platform.tls import TlsFiles
 
     files = TlsFiles(options.tls_certificate, options.tls_key, options.tls_ca)
     if files.certificate and not files.ca:

@@ -95,7 +95,7 @@ def add_place(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Deploys, and prints the call. Raises SetupError."""
-    from neuronpipe.deploy.steps import take
+    from neuronpipe.deploy.endpoint import take
 
     target = _target(options)
     try:

@@ -2,16 +2,19 @@
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from neuronpipe.cli.at_file import read_text
 from neuronpipe.cli.completers import complete_at_file, complete_models, completed_by
 from neuronpipe.cli.credentials import tls_files
+from neuronpipe.cli.input_flags import flag
 from neuronpipe.cli.request import add_target, tasks_of
 from neuronpipe.cli.table import print_table
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.generation_options import EARLY_STOPPING_WORDS, OPTIONS, Kind
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
@@ -21,28 +24,18 @@ if TYPE_CHECKING:
 HELP = "continue a text or a chat, summarize or translate, and print the text as it comes"
 EXTRA = ""
 
-_NUMBERS = {
-    "max_new_tokens": (int, "most tokens to generate (default: the model's own, or 256)"),
-    "min_new_tokens": (int, "so many tokens before one may end the text"),
-    "temperature": (float, "with --do-sample: logits are divided by it"),
-    "top_k": (int, "with --do-sample: draw from so many tokens; 0 for all"),
-    "top_p": (float, "with --do-sample: draw from the most probable tokens that reach this together"),
-    "min_p": (float, "with --do-sample: draw from tokens at least this share as probable as the best"),
-    "seed": (int, "with --do-sample: the same seed gives the same text"),
-    "repetition_penalty": (float, "makes tokens less probable that are there already; 1 changes nothing"),
-    "no_repeat_ngram_size": (int, "no so many tokens in a row come twice"),
-    "forced_bos_token_id": (int, "the first token of the text"),
-    "forced_eos_token_id": (int, "the last token of a text that reaches --max-new-tokens"),
-    "num_return_sequences": (
-        int,
-        "so many texts: with --num-beams the best ones, with --do-sample each drawn by itself; the first one is "
-        "printed as it comes",
-    ),
-    "num_beams": (int, "search so many texts for the best one, which comes as a whole"),
-    "length_penalty": (float, "with --num-beams: more than 0 for longer texts, less for shorter ones"),
-    "top_logprobs": (int, "print the log probability of each token, and of so many of the best in its place"),
+_IDS = {"type": int, "nargs": "+", "metavar": "ID"}
+# Kind of an option → its flag's values.
+_VALUES: Mapping[Kind, Mapping[str, Any]] = {
+    "int": {"type": int, "metavar": "N"},
+    "float": {"type": float, "metavar": "X"},
+    "bool": {"action": "store_true", "default": None},
+    "words": {"choices": EARLY_STOPPING_WORDS},
+    "token": {"type": int, "metavar": "ID"},
+    "texts": {"action": "extend", "nargs": "+", "metavar": "TEXT"},
+    "tokens": {**_IDS, "action": "extend"},
+    "sequences": {**_IDS, "action": "append"},
 }
-_EARLY_STOPPING = ("false", "true", "never")
 _LANGUAGES = ("source_language", "target_language")
 _TASKS_OF_TEXTS = ("summarization", "translation")
 
@@ -79,26 +72,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name.replace('_', '-')}", metavar="LANGUAGE", help="of a translation, as the model names it"
         )
-    parser.add_argument("--do-sample", action="store_true", default=None, help="draw tokens at random")
-    for name, (kind, help) in _NUMBERS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N" if kind is int else "X", help=help)
-    parser.add_argument(
-        "--early-stopping", choices=_EARLY_STOPPING, help="with --num-beams: when the search ends (default: false)"
-    )
-    parser.add_argument(
-        "--stop-strings", action="extend", nargs="+", metavar="TEXT", help="end the text before one of these"
-    )
-    parser.add_argument(
-        "--stop-token-ids", type=int, action="extend", nargs="+", metavar="ID", help="tokens that end the text, too"
-    )
-    parser.add_argument(
-        "--bad-words-ids",
-        type=int,
-        action="append",
-        nargs="+",
-        metavar="ID",
-        help="the tokens of a word that the text must not have; once for each word",
-    )
+    for name, option in OPTIONS.items():
+        help = re.sub("`([a-z_]+)`", lambda found: flag(found[1]), option.text)
+        if option.draws:
+            help = f"with {flag('do_sample')}: {help}"
+        parser.add_argument(flag(name), help=help, **_VALUES[option.kind])
     parser.add_argument(
         "--truncation",
         choices=("error", "right", "left"),
@@ -128,13 +106,10 @@ def run(options: argparse.Namespace) -> None:
 
 def _request(options: argparse.Namespace, client: "Client") -> "InferRequest":
     from neuronpipe.api.v1.inference_pb2 import Priority
-    from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, Truncation
+    from neuronpipe.api.v1.tasks_pb2 import Truncation
     from neuronpipe.client.generation import generation_request, text_request
 
-    names = ("do_sample", *_NUMBERS, "stop_strings", "stop_token_ids", "bad_words_ids")
-    given: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
-    if options.early_stopping:
-        given["early_stopping"] = EarlyStopping.Value(f"EARLY_STOPPING_{options.early_stopping.upper()}")
+    given: dict[str, Any] = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     settings: dict[str, Any] = {
         "truncation": Truncation.Value(f"TRUNCATION_{options.truncation.upper()}"),
         "version": options.version,

@@ -15,9 +15,7 @@ from neuronpipe.cli.credentials import add_key, add_tls, tls_files
 from neuronpipe.cli.request import parse_target
 from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.load import request as limits
-from neuronpipe.measure.load.generation import GenerationLoad
-from neuronpipe.measure.load.lengths import FORMS, Lengths
-from neuronpipe.measure.load.request import PRIORITIES, LoadRequest
+from neuronpipe.measure.load.request import FORMS, PRIORITIES, GenerationLoad, Lengths, LoadRequest
 
 HELP = "send load to a gateway and report latency, throughput and errors"
 EXTRA = ""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import ssl
 
     from neuronpipe.bundles.registry import Operation, Registry, Signed
-    from neuronpipe.measure.promotion.figures import Numbers
+    from neuronpipe.measure.promotion import Numbers
 
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 # Between two looks at the metrics: front processes report once a second.
@@ -60,10 +60,8 @@ def promote(
     signed: "Signed",
 ) -> None:
     """Promotes a version, or exits with 1 where a guard failed. Raises SetupError."""
-    from neuronpipe.measure.promotion.figures import INSTRUMENTS
-    from neuronpipe.measure.promotion.guards import Guard
-    from neuronpipe.measure.promotion.promote import GuardFailed, Plan, Promotion
-    from neuronpipe.platform.telemetry.scrape import scrape
+    from neuronpipe.measure.promotion import INSTRUMENTS, Guard, GuardFailed, Plan, Promotion
+    from neuronpipe.platform.telemetry.prometheus import scrape
     from neuronpipe.rpc.api_key import key_metadata
 
     if options.requests < 1:

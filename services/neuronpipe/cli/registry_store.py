@@ -14,8 +14,8 @@ from neuronpipe.core.errors import ChangeRefused, SetupError
 if TYPE_CHECKING:
     from neuronpipe.api.v1.registry_pb2 import ChangeRegistryRequest
     from neuronpipe.bundles.registry import Operation, Registry, Signed
-    from neuronpipe.bundles.repositories import Repository
-    from neuronpipe.platform.tls.files import TlsFiles
+    from neuronpipe.bundles.sources import Repository
+    from neuronpipe.platform.tls import TlsFiles
 
 ResponseT = TypeVar("ResponseT")
 
@@ -69,7 +69,7 @@ class RepositoryStore:
         return self._repository.change_registry(operation, signed)
 
     def decide(self, name: str, version: int, signed: "Signed", *, approves: bool) -> "Registry":
-        from neuronpipe.bundles.repositories import approve_version, reject_version
+        from neuronpipe.bundles.sources import approve_version, reject_version
         from neuronpipe.core.items import ModelKey
 
         key = ModelKey(name, version)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.registry import RegisteredModel, Registry
-    from neuronpipe.bundles.repositories import Repository
+    from neuronpipe.bundles.sources import Repository
 
 
 def add_repository(
@@ -35,7 +35,7 @@ def folder(text: str) -> Path:
 
 def opened(options: argparse.Namespace) -> "Repository":
     """The repository of the options. Raises SetupError."""
-    from neuronpipe.bundles.repositories import open_repository
+    from neuronpipe.bundles.sources import open_repository
 
     return open_repository(options.repository, options.endpoint)
 

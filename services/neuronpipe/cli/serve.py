@@ -17,7 +17,7 @@ from neuronpipe.core.errors import RefusedBundle, SetupError
 if TYPE_CHECKING:
     from neuronpipe.core.metrics import Telemetry
     from neuronpipe.platform.process.settings import ProcessSettings
-    from neuronpipe.platform.tls.server import ServerTls
+    from neuronpipe.platform.tls import ServerTls
 
 HELP = "run one service, or all of them in one process"
 EXTRA = "server"
@@ -91,7 +91,7 @@ def run_service(
     """
     from neuronpipe.core.logs import log_fault, log_warning
     from neuronpipe.platform.telemetry.start import running_telemetry
-    from neuronpipe.platform.tls.server import running_server_tls
+    from neuronpipe.platform.tls import running_server_tls
 
     # The thread pool of the library `tokenizers` costs a tenth of the throughput (docs/decisions/0002).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -21,10 +21,9 @@ from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
-    from neuronpipe.bulk.transform.progress import Report
     from neuronpipe.bulk.transform.ray_data import RayRequest
     from neuronpipe.bulk.transform.request import ModelFacts, TransformRequest
-    from neuronpipe.bulk.transform.run import Plan
+    from neuronpipe.bulk.transform.run import Plan, Report
 
 HELP = "run a model on files of rows, and write files of results"
 EXTRA = "all"
@@ -103,7 +102,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Prints the report. Raises SetupError, SystemExit where too many rows failed, and what ended the run."""
-    from neuronpipe.bulk.transform.progress import TooManyErrors, report_rows
+    from neuronpipe.bulk.transform.run import TooManyErrors, report_rows
 
     try:
         report = _run(options)
@@ -136,9 +135,8 @@ async def _run_far(options: argparse.Namespace, request: "TransformRequest") -> 
 
 
 async def _run_near(options: argparse.Namespace, request: "TransformRequest") -> "Report":
-    from neuronpipe.bulk.transform.near_engine import facts_of, find_bundle, running_near_engine
+    from neuronpipe.bulk.transform.near_engine import TransformSettings, facts_of, find_bundle, running_near_engine
     from neuronpipe.bulk.transform.run import run_plan, run_with
-    from neuronpipe.bulk.transform.settings import TransformSettings
     from neuronpipe.core.settings import read_settings
     from neuronpipe.stages.neuron_executor.runtimes.neuron import runtime_environment
 

@@ -16,7 +16,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Deletes it. Raises SetupError."""
+    from neuronpipe.deploy.endpoint import take
     from neuronpipe.deploy.model import undeploying
-    from neuronpipe.deploy.steps import take
 
     take(undeploying(options.to, options.name), report, is_dry=options.dry_run)

@@ -24,7 +24,7 @@ from neuronpipe.core.errors import (
     Unavailable,
     WrongTask,
 )
-from neuronpipe.platform.tls.files import TlsFiles
+from neuronpipe.platform.tls import TlsFiles
 
 __all__ = [
     "AlreadyExists",

@@ -24,12 +24,13 @@ from neuronpipe.api.v1.jobs_pb2_grpc import JobServiceStub
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Model
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
 from neuronpipe.api.v1.tasks_pb2 import Truncation
-from neuronpipe.client.generation import Messages, Options, generation_request
+from neuronpipe.client.generation import Messages, generation_request
 from neuronpipe.client.jobs import AsyncJob, JobCalls, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
+from neuronpipe.core.generation_options import Options
 from neuronpipe.core.names import ROUTE_KEY
-from neuronpipe.platform.tls.files import TlsFiles
+from neuronpipe.platform.tls import TlsFiles
 from neuronpipe.rpc.api_key import key_metadata
 from neuronpipe.rpc.client import error_of
 from neuronpipe.rpc.connection import Connection
@@ -149,7 +150,7 @@ class AsyncClient(TaskMethods):
         A request without a request_id gets its position among the requests: "0" is the first.
 
         `timeout_s` is the deadline of the whole stream; None for no deadline, whatever the client's. What `requests`
-        raises ends the call and is raised here.
+        raises ends the call and is raised here. Client reads `requests` in a thread of its own: it must not block.
         """
         with self._connection.use() as stubs:
             call = stubs.inference.InferStream(timeout=timeout_s, metadata=self._metadata)

@@ -1,46 +1,21 @@
 """The requests of tasks that generate text, for both clients."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
 from neuronpipe.api.v1.tasks_pb2 import (
     ChatMessage,
-    EarlyStopping,
     GenerationOptions,
     TaskInput,
     TextGenerationInput,
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.generation_options import message_fields
 
 # Messages of a chat, or what has their fields, role and content.
 Messages: TypeAlias = Iterable[ChatMessage | Mapping[str, str]]
-
-
-class Options(TypedDict, total=False):
-    """The fields of GenerationOptions, which has a comment for each."""
-
-    max_new_tokens: int
-    min_new_tokens: int
-    do_sample: bool
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    repetition_penalty: float
-    no_repeat_ngram_size: int
-    stop_strings: Iterable[str]
-    stop_token_ids: Iterable[int]
-    bad_words_ids: Iterable[Iterable[int]]
-    forced_bos_token_id: int
-    forced_eos_token_id: int
-    num_beams: int
-    length_penalty: float
-    early_stopping: "EarlyStopping.ValueType"
-    num_return_sequences: int
-    top_logprobs: int
 
 
 def generation_request(
@@ -100,9 +75,7 @@ def _options(options: Any) -> GenerationOptions:
         if value is None:  # the model's own
             continue
         try:
-            if name == "bad_words_ids":
-                value = [{"token_ids": word} for word in value]
-            message.MergeFrom(GenerationOptions(**{name: value}))
+            message.MergeFrom(GenerationOptions(**message_fields({name: value})))
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"options.{name}", "takes another type of value, or a smaller number") from error
     return message

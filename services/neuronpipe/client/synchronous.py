@@ -3,32 +3,61 @@
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Sequence
-from functools import partial
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from neuronpipe.api.v1.inference_pb2 import (
-    GenerateResponse,
     InferOutcome,
-    InferRequest,
-    InferResponse,
-    InferStreamResponse,
 )
-from neuronpipe.api.v1.jobs_pb2 import JobPriority
-from neuronpipe.api.v1.models_pb2 import Model
-from neuronpipe.api.v1.tasks_pb2 import Truncation
 from neuronpipe.client.asynchronous import AsyncClient
-from neuronpipe.client.generation import Messages, Options
 from neuronpipe.client.jobs import AsyncJob, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.errors import Cancelled
-from neuronpipe.platform.tls.files import TlsFiles
+from neuronpipe.platform.tls import TlsFiles
 
+P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 _CUT_OFF = "the client was closed during the call"
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, ResultT]],
+) -> "Callable[Concatenate[Client, P], ResultT]":
+    """The method of a Client that waits for that of its AsyncClient."""
+
+    @wraps(method)
+    def call(client: "Client", /, *arguments: P.args, **options: P.kwargs) -> ResultT:
+        return client._wait(method(client._client, *arguments, **options))
+
+    return call
+
+
+def _streaming(
+    method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[ResultT, None]],
+) -> "Callable[Concatenate[Client, P], Generator[ResultT, None, None]]":
+    """The method of a Client that yields what that of its AsyncClient does."""
+
+    @wraps(method)
+    def call(client: "Client", /, *arguments: P.args, **options: P.kwargs) -> Generator[ResultT, None, None]:
+        yield from client._answers(method(client._client, *arguments, **options))
+
+    return call
+
+
+def _job_of(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, AsyncJob]],
+) -> "Callable[Concatenate[Client, P], Job]":
+    """The method of a Client that returns the job of its AsyncClient's, whose methods block."""
+
+    @wraps(method)
+    def call(client: "Client", /, *arguments: P.args, **options: P.kwargs) -> "Job":
+        return Job(client._wait(method(client._client, *arguments, **options)), client)
+
+    return call
 
 
 class Client(TaskMethods):
@@ -69,92 +98,19 @@ class Client(TaskMethods):
     def _call(self, call: TaskCall[ValueT]) -> ValueT:
         return call.read(self.infer(call.request).result)
 
-    def infer(self, request: InferRequest, *, timeout_s: float | None = None) -> InferResponse:
-        """See AsyncClient.infer."""
-        return self._wait(self._client.infer(request, timeout_s=timeout_s))
-
-    def infer_batch(
-        self, requests: Iterable[InferRequest], *, timeout_s: float | None = None
-    ) -> Sequence[InferOutcome]:
-        """See AsyncClient.infer_batch."""
-        return self._wait(self._client.infer_batch(requests, timeout_s=timeout_s))
-
-    def infer_stream(
-        self, requests: Iterable[InferRequest], *, timeout_s: float | None = None
-    ) -> Generator[InferStreamResponse, None, None]:
-        """See AsyncClient.infer_stream. `requests` is read in the client's thread: it must not block."""
-        yield from self._answers(self._client.infer_stream(requests, timeout_s=timeout_s))
-
-    def generate(
-        self,
-        model: str,
-        prompt: str | None = None,
-        *,
-        messages: Messages | None = None,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
-        version: str = "",
-        timeout_s: float | None = None,
-        **options: Unpack[Options],
-    ) -> Generator[GenerateResponse, None, None]:
-        """See AsyncClient.generate."""
-        yield from self._answers(
-            self._client.generate(
-                model,
-                prompt,
-                messages=messages,
-                truncation=truncation,
-                version=version,
-                timeout_s=timeout_s,
-                **options,
-            )
-        )
-
-    def stream(
-        self, request: InferRequest, *, timeout_s: float | None = None
-    ) -> Generator[GenerateResponse, None, None]:
-        """See AsyncClient.stream."""
-        yield from self._answers(self._client.stream(request, timeout_s=timeout_s))
-
-    def submit(
-        self,
-        requests: Iterable[InferRequest] = (),
-        *,
-        input_uri: str = "",
-        output_uri: str = "",
-        request_id: str = "",
-        time_to_live_s: int = 0,
-        work_limit_s: int = 0,
-        priority: "JobPriority.ValueType" = JobPriority.JOB_PRIORITY_NORMAL,
-        notification_url: str = "",
-    ) -> "Job":
-        """See AsyncClient.submit."""
-        submitting = self._client.submit(
-            requests,
-            input_uri=input_uri,
-            output_uri=output_uri,
-            request_id=request_id,
-            time_to_live_s=time_to_live_s,
-            work_limit_s=work_limit_s,
-            priority=priority,
-            notification_url=notification_url,
-        )
-        return Job(self._wait(submitting), self)
+    infer = _blocking(AsyncClient.infer)
+    infer_batch = _blocking(AsyncClient.infer_batch)
+    infer_stream = _streaming(AsyncClient.infer_stream)
+    generate = _streaming(AsyncClient.generate)
+    stream = _streaming(AsyncClient.stream)
+    list_jobs = _blocking(AsyncClient.list_jobs)
+    list_models = _blocking(AsyncClient.list_models)
+    get_model = _blocking(AsyncClient.get_model)
+    submit = _job_of(AsyncClient.submit)
 
     def job(self, name: str) -> "Job":
         """See AsyncClient.job."""
         return Job(self._client.job(name), self)
-
-    def list_jobs(self, limit: int = 100) -> Sequence[JobStatus]:
-        """See AsyncClient.list_jobs."""
-        return self._wait(self._client.list_jobs(limit))
-
-    def list_models(self) -> Sequence[Model]:
-        """See AsyncClient.list_models."""
-        return self._wait(self._client.list_models())
-
-    def get_model(self, name: str, version: str = "") -> Model:
-        """See AsyncClient.get_model."""
-        return self._wait(self._client.get_model(name, version))
 
     def close(self) -> None:
         """Ends all calls, closes the connections and ends the thread. May be called several times, from any thread."""

@@ -28,9 +28,10 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
 )
 from neuronpipe.client.features import EmbeddedChunk, chunks_of, to_array, vector_of
-from neuronpipe.client.generation import Messages, Options, generation_request, text_request
+from neuronpipe.client.generation import Messages, generation_request, text_request
 from neuronpipe.client.task_call import TaskCall, TaskMethod, ValueT
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.generation_options import Options
 
 _KINDS = {FieldDescriptor.TYPE_STRING: (str, "one text"), FieldDescriptor.TYPE_BYTES: (bytes, "the bytes of a file")}
 

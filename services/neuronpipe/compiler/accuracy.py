@@ -1,4 +1,7 @@
-"""Compares an artefact with the PyTorch float32 original on batches of sample text."""
+"""Compares an artefact with the PyTorch float32 original on batches of sample text.
+
+The agreement of their answers is one number from 0 to 1, whose meaning the task defines.
+"""
 
 from collections.abc import Collection, Sequence
 
@@ -6,11 +9,33 @@ import numpy as np
 import torch
 
 from neuronpipe.bundles.manifest import Accuracy, Artifact
-from neuronpipe.compiler.agreement import agreement, meaning
 from neuronpipe.compiler.conversion import ArtifactCompiler, Conversion
 from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
+from neuronpipe.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
+
+
+def agreement(
+    task: str, outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[Batch]
+) -> float | None:
+    """The agreement over all texts of all batches.
+
+    It is None for a model without one, such as a classifier with one label.
+    """
+    source_task = SOURCE_TASKS[task]
+    measured = [
+        source_task.measure(one, expected, batch)
+        for one, expected, batch in zip(outputs, reference, batches, strict=True)
+    ]
+    of_texts = [one for one in measured if one is not None]
+    return float(source_task.combine(np.concatenate(of_texts))) if of_texts else None
+
+
+def meaning(task: str) -> str:
+    """The meaning of the number, for a user."""
+    return SOURCE_TASKS[task].meaning
+
 
 _TORCH_DTYPES = {"bfloat16": torch.bfloat16}
 

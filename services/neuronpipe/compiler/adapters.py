@@ -10,8 +10,7 @@ import torch
 import transformers
 
 from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
-from neuronpipe.compiler.source import ModelSource, find_source
-from neuronpipe.compiler.source_checks import ADAPTER_CONFIG, check_configuration
+from neuronpipe.compiler.source import ADAPTER_CONFIG, ModelSource, check_configuration, find_source
 from neuronpipe.core.errors import SetupError
 
 # peft's task types → transformers' class with that head. Source: peft.TaskType; the two others are of models that write

@@ -1,10 +1,239 @@
-"""Special cases of some architectures that the compiler needs to know. All others need nothing."""
+"""Special cases of some architectures that the compiler needs to know about. All others need nothing here.
 
+Among them are the attention masks of decoders that make vectors and scores, how far attention reaches, batches without
+rows, positions of images, and Longformer.
+"""
+
+import math
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutputWithPooling
 
-from neuronpipe.compiler.longformer import mask_windows
+from neuronpipe.core.errors import SetupError
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def layer_kinds(config: Any) -> tuple[str, ...]:
+    """The kind of attention of each layer, by the names that transformers has for the masks of a model."""
+    given = getattr(config, "layer_types", None)
+    if given:
+        return tuple(given)
+    slides = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    return (SLIDING if slides else FULL,) * int(config.num_hidden_layers)
+
+
+def layer_windows(config: Any) -> tuple[int, ...]:
+    """How many tokens each layer of a decoder sees, the last one included; 0: all of them."""
+    window = int(getattr(config, "sliding_window", None) or 0)
+    return tuple(window if kind == SLIDING else 0 for kind in layer_kinds(config))
+
+
+def masks_by_kind(config: Any, masks: dict[int, Any]) -> Any:
+    """What a decoder takes as its mask, of the masks by window: one, or one for each kind of its layers."""
+    by_kind = {kind: masks[window] for kind, window in zip(layer_kinds(config), layer_windows(config), strict=True)}
+    return by_kind if len(by_kind) > 1 else next(iter(by_kind.values()))
+
+
+def check_kinds(architecture: str, config: Any) -> None:
+    """Raises SetupError for layers whose attention is neither full nor in a window."""
+    if others := sorted({*layer_kinds(config)} - {FULL, SLIDING}):
+        raise SetupError(
+            f"{architecture} cannot be compiled for text generation: it has layers of {', '.join(others)}; "
+            f"{FULL} and {SLIDING} are supported"
+        )
+
+
+def rotary_limit(config: Any) -> int | None:
+    """The length up to which the angles of positions are those of a short text; None for a model without such a limit.
+
+    A model with longrope turns all keys by other factors once its text is longer, those in the cache too. A graph has
+    the factors of short texts. Source: longrope_frequency_update in transformers/modeling_rope_utils.py.
+    """
+    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    several = [given, *(one for one in given.values() if isinstance(one, dict))]
+    if all(one.get("rope_type", one.get("type")) != "longrope" for one in several):
+        return None
+    limits = [one.get("original_max_position_embeddings") for one in several]
+    limits.append(getattr(config, "original_max_position_embeddings", None))
+    return int(next((limit for limit in limits if limit), config.max_position_embeddings))
+
+
+# The attention masks of decoders that make vectors and scores in place of text.
+#
+# Sources: transformers 5, masking_utils.py and the forward of each model.
+
+# The kinds whose layers are known to see what is written here.
+MASKED_DECODERS = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+
+
+def decoder_inputs(model: Any, attention_mask: torch.Tensor) -> dict[str, Any]:
+    """What a decoder takes beside its tokens, from int64 [batch, tokens], 1 for each token that is not padding.
+
+    A mask is float [batch, 1, tokens, tokens]: 0 where a token may see another one. It is made here, because
+    transformers leaves it out where a sample input has no padding.
+    """
+    config = model.config
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if config.model_type == "mistral":  # it goes by its window alone
+        kinds = {"sliding_attention"} if config.sliding_window else set()
+    dtype = next(model.parameters()).dtype
+    masks = {kind: _mask(config, attention_mask, kind == "sliding_attention", dtype) for kind in sorted(kinds)}
+    if not masks:
+        masks = {"full_attention": _mask(config, attention_mask, False, dtype)}
+    return {"attention_mask": masks if len(masks) > 1 else next(iter(masks.values())), "use_cache": False}
+
+
+def _mask(config: Any, attention_mask: torch.Tensor, slides: bool, dtype: torch.dtype) -> torch.Tensor:
+    positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    distance = positions[:, None] - positions[None, :]
+    if not getattr(config, "is_causal", True):
+        is_near = distance.abs() <= config.sliding_window if slides else distance == distance
+    elif getattr(config, "use_bidirectional_attention", False):
+        is_near = distance.abs() < config.sliding_window if slides else distance == distance
+    else:
+        is_near = (distance >= 0) & (distance < config.sliding_window) if slides else distance >= 0
+    # Padding sees itself, where it would see nothing in a window: of nothing a softmax is NaN.
+    is_seen = (is_near[None, None] & attention_mask[:, None, None, :].bool()) | (distance == 0)[None, None]
+    return torch.where(is_seen, 0.0, torch.finfo(dtype).min).to(dtype)
+
+
+# Lets a model compute a batch without rows.
+#
+# Models of transformers split and join axes by views that leave one length to be guessed (-1). Of an empty tensor it
+# cannot be: any length would fit.
+
+_VIEWS = (torch.Tensor.view, torch.Tensor.reshape)
+
+
+class EmptyBatches(TorchFunctionMode):
+    """While it is entered, such a length follows from the axes behind the first one, which is the batch."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _VIEWS and not kwargs:
+            tensor, *given = args
+            sizes = list(given[0] if isinstance(given[0], (tuple, list)) else given)
+            if -1 in sizes[1:]:
+                place = sizes.index(-1)
+                known = math.prod(sizes[1:place] + sizes[place + 1 :])
+                sizes[place] = math.prod(tensor.shape[1:]) // known
+                return func(tensor, sizes)
+        if func is torch.Tensor.flatten and not kwargs and len(args) == 2 and args[1] > 0:
+            tensor, start = args
+            return tensor.reshape(*tensor.shape[:start], math.prod(tensor.shape[start:]))
+        return func(*args, **(kwargs or {}))
+
+
+# Positions of image models for images of one size, computed once.
+#
+# DINOv2 interpolates the positions that it learned to the size of each image. While a model is traced it always does,
+# and not every back end interpolates with the same rounding.
+
+_METHOD, _BUFFER = "interpolate_pos_encoding", "fixed_positions"
+
+
+def _positions(part: Any, embeddings: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    positions: torch.Tensor = part.fixed_positions
+    return positions
+
+
+@contextmanager
+def fixing_positions(model: torch.nn.Module) -> Iterator[None]:
+    """From then on each part of the model has the positions that it computes within the context."""
+    parts: list[Any] = [part for part in model.modules() if callable(getattr(part, _METHOD, None))]
+    computed: dict[Any, torch.Tensor] = {}
+
+    def record(part: Any) -> None:
+        original = getattr(part, _METHOD)
+
+        def recorded(*args: Any, **options: Any) -> torch.Tensor:
+            computed[part] = positions = original(*args, **options)
+            return positions
+
+        setattr(part, _METHOD, recorded)
+
+    for part in parts:
+        record(part)
+    try:
+        yield
+    finally:
+        for part in parts:
+            delattr(part, _METHOD)
+    for part, positions in computed.items():
+        part.register_buffer(_BUFFER, positions.clone(), persistent=False)
+        # A method, whose copy belongs to the copy of the part.
+        setattr(part, _METHOD, types.MethodType(_positions, part))
+
+
+# Longformer as one graph for all lengths: full attention under a mask that leaves out what is beyond a token's window.
+#
+# transformers cuts texts into windows by their length in Python, which a trace cannot hold. The result is the same; the
+# mask has a number for each pair of a text's tokens. Source: modeling_longformer.py.
+
+
+def mask_windows(model: Any) -> None:
+    """Changes a Longformer of any head."""
+    encoder = model.base_model
+    encoder.forward = types.MethodType(_encode, encoder)
+    if type(model).__name__ == "LongformerForQuestionAnswering":
+        model.register_forward_pre_hook(_see_questions, with_kwargs=True)
+
+
+def _see_questions(model: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The tokens of the question, which are those before the first separator, see all others and are seen by them."""
+    is_separator = inputs["input_ids"] == model.config.sep_token_id
+    return args, inputs | {"global_attention_mask": (is_separator.cumsum(dim=1) == 0).to(torch.int64)}
+
+
+def _encode(
+    encoder: Any,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    global_attention_mask: torch.Tensor | None = None,
+    token_type_ids: torch.Tensor | None = None,
+    **ignored: Any,
+) -> LongformerBaseModelOutputWithPooling:
+    """In place of LongformerModel.forward. `global_attention_mask`: 1 for tokens that see all, and are seen by all."""
+    vectors = encoder.embeddings(input_ids=input_ids, token_type_ids=token_type_ids)
+    is_text = attention_mask.bool()
+    is_global = None if global_attention_mask is None else global_attention_mask.bool() & is_text
+    positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+    distance = (positions[:, None] - positions[None, :]).abs()
+    for layer in encoder.encoder.layer:
+        own = layer.attention.self
+        is_near = (distance <= own.one_sided_attn_window_size)[None]
+        if is_global is not None:
+            is_near = is_near | is_global[:, None, :]
+        # Padding sees itself: of nothing a softmax is NaN.
+        seen = is_near & is_text[:, None, :] | (distance == 0)[None]
+        attended = _attend((own.query, own.key, own.value), own.num_heads, vectors, seen)
+        if is_global is not None:
+            parts = own.query_global, own.key_global, own.value_global
+            of_all = _attend(parts, own.num_heads, vectors, is_text[:, None, :])
+            attended = torch.where(is_global[:, :, None], of_all, attended)
+        attended = layer.attention.output(attended, vectors)
+        vectors = layer.output(layer.intermediate(attended), attended)
+    pooled = None if encoder.pooler is None else encoder.pooler(vectors)
+    return LongformerBaseModelOutputWithPooling(last_hidden_state=vectors, pooler_output=pooled)
+
+
+def _attend(
+    projections: tuple[torch.nn.Module, ...], heads: int, vectors: torch.Tensor, seen: torch.Tensor
+) -> torch.Tensor:
+    """Attention of vectors [batch, tokens, width] to where `seen`, bool [batch or 1, tokens or 1, tokens], is true."""
+    shape = (*vectors.shape[:2], heads, -1)
+    query, key, value = (projection(vectors).view(shape).transpose(1, 2) for projection in projections)
+    attended = scaled_dot_product_attention(query, key, value, attn_mask=seen[:, None])
+    return attended.transpose(1, 2).reshape(vectors.shape)
+
 
 # The first position is the one after the padding id in these families, which costs them positions.
 # Source: create_position_ids_from_input_ids in each one's modeling file.

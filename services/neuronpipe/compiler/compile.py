@@ -19,30 +19,26 @@ from neuronpipe.bundles.repository import (
     read_bundle,
     write_manifest,
 )
-from neuronpipe.compiler import (
-    accuracy,
-    decoder_accuracy,
-    decoders,
-    fake,
-    neuronx,
-    openvino,
-    quantization,
-    sensitivity,
-)
+from neuronpipe.compiler import accuracy, decoder_accuracy, decoders, fake, neuronx, openvino, quantization
 from neuronpipe.compiler import torch as torch_
 from neuronpipe.compiler.adapters import merge_adapter
 from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
-from neuronpipe.compiler.calibration import built_in_calibration, read_calibration
 from neuronpipe.compiler.conversion import DEFAULT_OPTIONS, ArtifactCompiler, Conversion, NeuronxOptions
 from neuronpipe.compiler.detection import Found, describe, read_configuration
-from neuronpipe.compiler.device_times import DEVICE_TIMES
-from neuronpipe.compiler.embedding_ranges import EMBEDDING_TASKS, with_ranges
+from neuronpipe.compiler.fake import DEVICE_TIMES
 from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
 from neuronpipe.compiler.own_code import KNOWN_FORM, in_known_form
 from neuronpipe.compiler.pipeline import ONE_CORE, PipelineOptions, cut_module
-from neuronpipe.compiler.samples import BUILT_IN, BUILT_IN_IMAGES, calibration_batches, comparison_batches
-from neuronpipe.compiler.source import ModelSource, find_source
-from neuronpipe.compiler.source_checks import check_kind
+from neuronpipe.compiler.quantization import EMBEDDING_TASKS, with_ranges
+from neuronpipe.compiler.samples import (
+    BUILT_IN,
+    BUILT_IN_IMAGES,
+    built_in_calibration,
+    calibration_batches,
+    comparison_batches,
+    read_calibration,
+)
+from neuronpipe.compiler.source import ModelSource, check_kind, find_source
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.compiler.tokenizers import SourceTokenizer, serving_json, token_texts
 from neuronpipe.core.errors import SetupError
@@ -209,8 +205,8 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
             report(
                 f"      int8 agrees less than --min-agreement {request.min_agreement:g}; find the parts that lose most"
             )
-            ranked = sensitivity.rank(quantizer, compiler, conversion, texts)
-            artifact, measured = sensitivity.search(quantizer, ranked, measure, request.min_agreement)
+            ranked = quantization.rank(quantizer, compiler, conversion, texts)
+            artifact, measured = quantization.search(quantizer, ranked, measure, request.min_agreement)
             report(f"      {len(artifact.float_parts)} of {len(ranked)} in float32: {', '.join(artifact.float_parts)}")
         if measured is not None:
             report(accuracy.describe(measured, request.dtype, request.task))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.compiler import accuracy
-from neuronpipe.compiler.attention_limits import layer_windows
+from neuronpipe.compiler.architectures import layer_windows
 from neuronpipe.compiler.modules import SourceModule, pretrained_model
 from neuronpipe.compiler.samples import sample_prompts
 from neuronpipe.core.errors import SetupError

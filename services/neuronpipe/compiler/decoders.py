@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicCache
 
 from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.compiler import encoder_decoders, gathered, neuronx, quantization, slots
-from neuronpipe.compiler.attention_limits import layer_windows, masks_by_kind
+from neuronpipe.compiler.architectures import layer_windows, masks_by_kind
 from neuronpipe.compiler.conversion import Conversion
 from neuronpipe.compiler.decoder_accuracy import compare, shown
 from neuronpipe.compiler.detection import WITH_SHARED_BIASES

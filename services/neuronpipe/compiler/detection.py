@@ -14,12 +14,12 @@ import transformers
 from huggingface_hub.repocard import metadata_load
 from transformers.models.auto import modeling_auto
 
-from neuronpipe.compiler.cross_encoders import entailing, is_cross_encoder, ranking
-from neuronpipe.compiler.decoder_masks import MASKED_DECODERS
+from neuronpipe.compiler.architectures import MASKED_DECODERS
 from neuronpipe.compiler.modules import SourceModule
 from neuronpipe.compiler.own_code import OWN_GRAPHS
+from neuronpipe.compiler.rerankers import entailing, is_cross_encoder, ranking
 from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
-from neuronpipe.compiler.source_checks import check_configuration, reads_of
+from neuronpipe.compiler.source import check_configuration, reads_of
 from neuronpipe.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS

@@ -1,12 +1,39 @@
-"""Makes bundles for the fake back end. They have no artefact, only the model's description."""
+"""Makes bundles for the fake back end, with batch times of a device for each bucket, for simulations.
 
-from collections.abc import Sequence
+They have no artefact, only the model's description.
+"""
+
+from collections.abc import Mapping, Sequence
 
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.compiler.conversion import Conversion, Ran
-from neuronpipe.compiler.device_times import DEVICE_TIMES, format_times
 from neuronpipe.compiler.modules import Batch
 from neuronpipe.core.errors import SetupError
+
+# Batch times of a device for each bucket, for simulations.
+#
+# Bundles of the fake back end wait for this time, and compute nothing.
+
+# AWS's figures for inf2.xlarge, which has two cores: length 128, float32 with matmult-bf16. A core's time for a batch
+# is 2 x batch / throughput. No figure is published for these models on 16 or 24 cores: a simulation takes each core to
+# be as fast there. Source: about-neuron/benchmarks/inf2 of aws-neuron/aws-neuron-sdk, last update 2026-02-26.
+_THROUGHPUT_PER_S = {
+    "inf2-bert-base": {(1, 128): 1998.21, (8, 128): 2674.19},
+    "inf2-distilbert": {(1, 128): 3401.97, (16, 128): 5307.88},
+}
+_CORES = 2
+
+# name → bucket → milliseconds
+DEVICE_TIMES: Mapping[str, Mapping[str, float]] = {
+    name: {f"{batch}x{tokens}": round(1000 * _CORES * batch / rate, 3) for (batch, tokens), rate in rates.items()}
+    for name, rates in _THROUGHPUT_PER_S.items()
+}
+
+
+def format_times(times: Mapping[str, float]) -> str:
+    """A table in the format of the fake back end's property."""
+    return ",".join(f"{bucket}:{time_ms:g}" for bucket, time_ms in times.items())
+
 
 DTYPES: tuple[str, ...] = ("float32",)
 BUCKETS = "optional"

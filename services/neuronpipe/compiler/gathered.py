@@ -1,6 +1,6 @@
 """The step of a model as a graph that gathers the keys and values of each row from blocks.
 
-Its other half is stages/neuron_executor/runtimes/gathered.py.
+Its other half is stages/neuron_executor/runtimes/decoders.py.
 All that attention depends on, position biases too, is in the mask, which is computed from where tokens are.
 """
 
@@ -14,8 +14,8 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from neuronpipe.compiler import encoder_decoders
-from neuronpipe.compiler.attention_limits import layer_windows, masks_by_kind
-from neuronpipe.compiler.position_biases import biases_by_distance, without_biases
+from neuronpipe.compiler.architectures import layer_windows, masks_by_kind
+from neuronpipe.compiler.encoder_decoders import biases_by_distance, without_biases
 from neuronpipe.compiler.stateful import arrays_of, cache_of, converted, placing, shapes_of
 from neuronpipe.stages.neuron_executor.runtimes.decoder import BLOCK_TOKENS, ENCODER, GATHERED
 from neuronpipe.stages.neuron_executor.runtimes.openvino import openvino
@@ -27,7 +27,7 @@ _ROWS, _NEW, _MOST, _SOURCE, _BLOCKS = 2, 3, 4, 5, 7
 class GatheredStep(torch.nn.Module):
     """A model as a function of new tokens of rows, and of what they have in blocks.
 
-    Inputs: see `_inputs` in stages/neuron_executor/runtimes/gathered.py, and the cache. Outputs: logits, [rows,
+    Inputs: see `_inputs` in stages/neuron_executor/runtimes/decoders.py, and the cache. Outputs: logits, [rows,
     vocabulary], after the last token of each row; keys and values of the new tokens, [rows, new, 2 * layers, heads,
     width].
     """

@@ -1,8 +1,8 @@
-"""A Transformers model as one PyTorch module with named inputs and outputs, and with everything that describes it."""
+"""A Transformers model as one PyTorch module with named inputs and outputs, and with everything that a bundle says."""
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -11,10 +11,27 @@ import transformers
 from numpy.typing import NDArray
 
 from neuronpipe.bundles.buckets import BucketPlan
-from neuronpipe.compiler.architectures import positions
-from neuronpipe.compiler.decoder_masks import MASKED_DECODERS, decoder_inputs
+from neuronpipe.compiler.architectures import MASKED_DECODERS, decoder_inputs, positions
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec, TaskFacts
+
+
+class Positional(torch.nn.Module):
+    """A module that takes its inputs in a fixed order, passes them on by name, and returns a tuple of outputs.
+
+    A trace is called by position. BERT's tokenizer puts token_type_ids before attention_mask, and BERT's forward the
+    other way round.
+    """
+
+    def __init__(self, module: torch.nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        super().__init__()
+        self.module = module
+        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        result = self.module(**dict(zip(self._inputs, tensors, strict=True)))
+        return tuple(result[name] for name in self._outputs)
+
 
 Batch: TypeAlias = Mapping[str, NDArray[Any]]  # int64 [batch, tokens], or uint8 [batch, 3, height, width]
 Outputs: TypeAlias = Mapping[str, NDArray[Any]]

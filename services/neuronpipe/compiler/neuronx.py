@@ -1,4 +1,7 @@
-"""Converts PyTorch to AWS Neuron: one trace for each bucket, made in separate processes and kept in a cache."""
+"""Converts PyTorch to AWS Neuron: one trace for each bucket, made in separate processes and kept in a cache.
+
+The Neuron SDK's own cache does not cover the results of traces.
+"""
 
 import hashlib
 import json
@@ -8,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,17 +19,67 @@ import transformers
 
 from neuronpipe import __version__
 from neuronpipe.bundles.buckets import Bucket, BucketPlan, bucket_inputs, fill_bucket
-from neuronpipe.bundles.manifest import Artifact
+from neuronpipe.bundles.manifest import Artifact, file_sha256
 from neuronpipe.compiler import neuronx_processes
 from neuronpipe.compiler.conversion import CASTS, Conversion, Ran
 from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
-from neuronpipe.compiler.neuronx_cache import ArtifactCache
 from neuronpipe.compiler.neuronx_processes import FilledBucket, TraceJob
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.neuron import CORES_PER_DEVICE, device_count, sdk_release
 from neuronpipe.stages.neuron_executor.runtimes.parts import part_names
 from neuronpipe.stages.neuron_executor.runtimes.slots import CHUNK_PROPERTY, CHUNK_TOKENS, encoder_file
 from neuronpipe.tasks import TASKS
+
+Stamp: TypeAlias = Mapping[str, Any]
+
+
+class ArtifactCache:
+    """A folder of artefacts, `<own digest>.pt`, and of stamps, `<digest of a stamp>.json`, which name their artefacts.
+
+    Processes may share it. If two make the same artefact at once, the last description counts, with its own artefact.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises SetupError for a folder that cannot be created."""
+        self._folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SetupError(
+                f"{folder}: cannot be made: {os.strerror(error.errno or 0)}; see --compile-cache"
+            ) from error
+
+    def find(self, stamp: Stamp) -> Path | None:
+        """The artefact of a stamp; None if it is missing or broken."""
+        try:
+            described = json.loads(self._description(stamp).read_text())
+            path = self._artifact(described["sha256"])
+            is_whole = described["stamp"] == stamp and described["sha256"] == file_sha256(path)
+        except (OSError, ValueError, KeyError, TypeError):  # missing, or not written by this class
+            return None
+        return path if is_whole else None
+
+    def add(self, stamp: Stamp, artifact: Path) -> None:
+        """Stores an artefact, completely or not at all. Raises SetupError if it cannot be written."""
+        try:
+            with tempfile.TemporaryDirectory(prefix=".", dir=self._folder) as folder:
+                copy, description = Path(folder) / "artifact", Path(folder) / "description"
+                shutil.copyfile(artifact, copy)
+                sha256 = file_sha256(copy)
+                description.write_text(json.dumps({"stamp": stamp, "sha256": sha256}, indent=2) + "\n")
+                copy.replace(self._artifact(sha256))
+                description.replace(self._description(stamp))
+        except OSError as error:
+            raise SetupError(
+                f"{self._folder}: cannot be written: {os.strerror(error.errno or 0)}; see --compile-cache"
+            ) from error
+
+    def _artifact(self, sha256: str) -> Path:
+        return self._folder / f"{sha256}.pt"
+
+    def _description(self, stamp: Stamp) -> Path:
+        return self._folder / (hashlib.sha256(json.dumps(stamp, sort_keys=True).encode()).hexdigest() + ".json")
+
 
 DTYPES = tuple(CASTS)
 BUCKETS = "required"

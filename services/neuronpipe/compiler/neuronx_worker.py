@@ -16,11 +16,10 @@ import numpy as np
 import torch
 
 from neuronpipe.bundles.buckets import Bucket, bucket_inputs, parse_bucket
-from neuronpipe.compiler.modules import SourceModule
+from neuronpipe.compiler.modules import Positional, SourceModule
 from neuronpipe.compiler.neuronx_processes import DONE, INPUTS_FILE, TraceJob
 from neuronpipe.compiler.own_code import register_own_graphs
 from neuronpipe.compiler.pipeline import Pipeline
-from neuronpipe.compiler.positional import Positional
 from neuronpipe.compiler.slots import slot_step, source_encoder
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN

@@ -1,7 +1,7 @@
 """Reads models that are published with code of their own, which is not run.
 
 The configuration of each known kind is written anew: in the names of transformers, which has the same model under
-another name, or of our own graph of it. All other kinds are refused by their configuration (source_checks.py).
+another name, or of our own graph of it. All other kinds are refused by their configuration (source.py).
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import safetensors
 import torch
 import transformers
 
-from neuronpipe.compiler.decoder_masks import MASKED_DECODERS
+from neuronpipe.compiler.architectures import MASKED_DECODERS
 from neuronpipe.compiler.jina_bert import FEED_FORWARD_TYPES, JINA_BERTS, register_jina_bert
 from neuronpipe.compiler.nomic_experts import NomicExpertsConfig, NomicExpertsModel, register_nomic_experts
 from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder

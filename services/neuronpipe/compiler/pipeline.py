@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from neuronpipe.compiler.modules import Batch, SourceModule
-from neuronpipe.compiler.positional import Positional
+from neuronpipe.compiler.modules import Batch, Positional, SourceModule
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN
 

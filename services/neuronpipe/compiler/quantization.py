@@ -1,18 +1,27 @@
-"""Quantizes an OpenVINO model in float32 with NNCF, to int8 or to 8-bit weights with computation in float32."""
+"""Quantizes an OpenVINO model in float32 with NNCF, to int8 or to 8-bit weights with computation in float32.
+
+The layers that lose most in int8 may stay as they are. Vectors in int8 are made by the range of each dimension.
+"""
 
 import contextlib
+import dataclasses
 import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from neuronpipe.bundles.manifest import Artifact, Calibration
-from neuronpipe.compiler.modules import Batch
+import numpy as np
+
+from neuronpipe.bundles.manifest import Accuracy, Artifact, Calibration
+from neuronpipe.compiler import accuracy
+from neuronpipe.compiler.conversion import ArtifactCompiler, Conversion
+from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, openvino
+from neuronpipe.tasks.vectors import EmbeddingFacts, normalized, vector_of
 
 # SmoothQuant's alpha, https://arxiv.org/abs/2211.10438, section 4: 1 moves all of the outliers from activations into
 # weights. Weights of 7 bits hold fewer than NNCF's default of 0.95 assumes. Measured in docs/decisions/0008 and 0020.
@@ -126,3 +135,72 @@ def _nncf() -> Iterator[Any]:
                 ) from error
     finally:
         logging.setLoggerClass(logger_class)
+
+
+# Finds the layers of a model that lose most in int8.
+#
+# It keeps as few of them in float32 as a limit on the agreement requires.
+
+# Texts that rank the parts. They are among those that calibrate, so the comparison's texts have no say in it.
+_RANKING_TEXTS = 32
+
+Measure = Callable[[Artifact], Accuracy | None]
+
+
+def rank(
+    quantizer: Quantizer, compiler: ArtifactCompiler, conversion: Conversion, batches: Sequence[Batch]
+) -> list[str]:
+    """The model's parts; first the one with the least error in the outputs when it alone computes in float32.
+
+    Quantizes the model once for each part. `batches` hold one text each.
+    """
+    sample = batches[:: max(1, len(batches) // _RANKING_TEXTS)]
+    reference = accuracy.reference_outputs(conversion.module, sample)
+    errors: dict[str, float] = {}
+    for part in quantizer.parts:
+        ran = compiler.run(conversion, quantizer.quantize((part,)), sample)
+        pairs = zip(ran.outputs if ran else (), reference, strict=True)
+        errors[part] = float(
+            np.mean([np.mean((one[name] - array) ** 2) for one, expected in pairs for name, array in expected.items()])
+        )
+    return sorted(errors, key=lambda part: errors[part])
+
+
+def search(
+    quantizer: Quantizer, ranked: Sequence[str], measure: Measure, min_agreement: float
+) -> tuple[Artifact, Accuracy | None]:
+    """The artefact that meets the limit with the fewest of the ranked parts in float32, found by bisection.
+
+    If none does, it is the artefact with all parts in float32.
+    """
+    fewest, most = 1, len(ranked)
+    while fewest < most:
+        count = (fewest + most) // 2
+        if accuracy.agrees(measure(quantizer.quantize(ranked[:count])), min_agreement):
+            most = count
+        else:
+            fewest = count + 1
+    artifact = quantizer.quantize(ranked[:most])
+    return artifact, measure(artifact)
+
+
+# The range of each dimension of a model's vectors, by which int8 vectors are made of them.
+#
+# Measured on the outputs of PyTorch for the texts of the comparison: some 120 sample texts in many languages, or up to
+# 128 texts of --calibration. quantize_embeddings of sentence-transformers advises 100 or more.
+
+# Whose vectors are of texts alone: sample images say little of photographs.
+EMBEDDING_TASKS = ("sentence_embedding", "sentence_similarity")
+
+
+def with_ranges(module: SourceModule, outputs: Sequence[Outputs]) -> SourceModule:
+    """The module with the ranges of its outputs among its facts; another kind of module as it is."""
+    if module.task not in EMBEDDING_TASKS:
+        return module
+    vectors = normalized(np.concatenate([vector_of(one) for one in outputs]))
+    ranges = {"lowest": tuple(vectors.min(axis=0).tolist()), "highest": tuple(vectors.max(axis=0).tolist())}
+    facts = {
+        task: one.model_copy(update=ranges) if isinstance(one, EmbeddingFacts) else one
+        for task, one in module.facts.items()
+    }
+    return dataclasses.replace(module, facts=facts)

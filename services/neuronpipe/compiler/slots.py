@@ -22,10 +22,9 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from neuronpipe.bundles.buckets import Bucket
-from neuronpipe.compiler.attention_limits import layer_windows
-from neuronpipe.compiler.encoder_decoders import read
+from neuronpipe.compiler.architectures import layer_windows
+from neuronpipe.compiler.encoder_decoders import attending_by, biases_by_distance, read
 from neuronpipe.compiler.modules import SourceModule, pretrained_model
-from neuronpipe.compiler.position_biases import attending_by, biases_by_distance
 from neuronpipe.compiler.stateful import arrays_of, shapes_of
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.decoder import TOP_TOKENS, Scores

@@ -1,21 +1,229 @@
-"""Gets a model from a local folder or from the Hugging Face Hub."""
+"""Gets a model from a local folder or from the Hugging Face Hub, and says what is wrong with its files."""
 
 import hashlib
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
+import safetensors
+import torch
+import transformers
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from transformers.models.auto import modeling_auto
 
 from neuronpipe.bundles.manifest import Source, file_sha256
+from neuronpipe.compiler.images import IMAGE_TEXT_KINDS
+from neuronpipe.compiler.modules import SourceModule
 from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
-from neuronpipe.compiler.source_checks import ADAPTER_CONFIG, check_files, refuse_adapter
 from neuronpipe.core.errors import SetupError
+from neuronpipe.tasks import TASKS
+from neuronpipe.tasks.base import Reads
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+_LFS = b"version https://git-lfs"
+_SHOWN = 4
+_WEIGHT_FILES = ("*.safetensors", "*.bin")
+# Of ONNX, OpenVINO, TensorFlow, Flax and llama.cpp.
+_OTHER_WEIGHTS = ("*.onnx", "onnx/*.onnx", "openvino/*.xml", "*.h5", "*.msgpack", "*.gguf")
+
+
+def check_files(folder: Path) -> None:
+    """Raises SetupError for files that cannot be read, and for Git LFS pointers in place of files."""
+    for path in _files(folder):
+        try:
+            with path.open("rb") as file:
+                head = file.read(len(_LFS))
+        except PermissionError as error:
+            raise _unreadable(path, folder) from error
+        if head == _LFS:
+            raise SetupError(f"{path}: a pointer of Git LFS, not the file itself; run: git -C {folder} lfs pull")
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raises SetupError for a folder with an adapter, which is not a whole model."""
+    if (folder / ADAPTER_CONFIG).is_file():
+        base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+        kind = (
+            "an adapter (LoRA) beside its weights"
+            if (folder / "config.json").is_file()
+            else "an adapter (LoRA), not a whole model"
+        )
+        raise SetupError(
+            f"{folder}: holds {kind}, made for {base}; --merge-adapter compiles the two as one (pip install "
+            "'neuronpipe[compile-adapters]'); to compile the folder without it, move the adapter's files away"
+        )
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The files to read. Weights in PyTorch's format are read only if there are none in safetensors."""
+    try:
+        for parent, _, names in os.walk(folder, onerror=_raise):
+            has_safetensors = any(name.endswith(".safetensors") for name in names)
+            kinds = (".json", ".txt", ".model", ".spm", ".safetensors" if has_safetensors else ".bin")
+            yield from (Path(parent) / name for name in names if name.endswith(kinds))
+    except PermissionError as error:
+        raise _unreadable(Path(error.filename), folder) from error
+
+
+def _unreadable(path: Path, folder: Path) -> SetupError:
+    return SetupError(f"{path}: not readable for user {os.geteuid()}; its owner can run: chmod -R a+rX {folder}")
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _own_classes(content: Mapping[str, Any]) -> list[str]:
+    """The model's own classes that transformers does not have."""
+    named = content.get("auto_map") or {}
+    classes = [str(name).rpartition(".")[2] for kind, name in named.items() if kind.startswith("AutoModel")]
+    return [name for name in classes if not hasattr(transformers, name)]
+
+
+def _quantization(content: Mapping[str, Any]) -> str:
+    settings = content.get("quantization_config") or {}
+    is_bitsandbytes = any(
+        key.startswith(("load_in_", "_load_in_", "bnb_")) and value for key, value in settings.items()
+    )
+    return (
+        str(settings.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else "a method that is not named"))
+        if settings
+        else ""
+    )
+
+
+def _encoder_of_a_pair(content: Mapping[str, Any]) -> str:
+    return next((name for name in content.get("architectures") or () if str(name).endswith("EncoderModel")), "")
+
+
+_OF_IMAGES = (
+    modeling_auto.MODEL_FOR_IMAGE_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+)
+# What a model takes, and the tasks to choose from.
+_TASKS_OF: Mapping[Reads, tuple[str, str]] = {
+    "texts": ("texts", "a task of texts"),
+    "images": ("images", "--task image-classification or image-embedding"),
+    "both": (
+        "images and texts",
+        "--task zero-shot-image-classification, whose bundle also answers image-embedding and sentence-embedding",
+    ),
+}
+
+# A test of config.json → the error message.
+_CONFIGURATIONS: tuple[tuple[Callable[[Mapping[str, Any]], object], str], ...] = (
+    (
+        _quantization,
+        "its weights are quantized by {}; compile the original in its place, with --dtype int8 to have it "
+        "quantized here",
+    ),
+    (
+        _encoder_of_a_pair,
+        "{} is the encoder of a model with a decoder, which is not supported; take a model of an encoder only, as BERT",
+    ),
+    (
+        lambda content: ", ".join(_own_classes(content)),
+        "config.json names code of its own (auto_map: {}), which is not run, and what transformers has for its model "
+        "type may compute "
+        "something else; take auto_map out of config.json to compile that",
+    ),
+)
+
+
+def check_configuration(folder: Path, content: Mapping[str, Any]) -> None:
+    """Raises SetupError for a config.json of a model that is not supported, or that would give wrong results."""
+    for find, sentence in _CONFIGURATIONS:
+        if found := find(content):
+            raise SetupError(f"{folder}: {sentence.format(found)}")
+
+
+def reads_of(config: Any, architecture: str) -> Reads | None:
+    """What inputs a model has, if its kind decides that."""
+    kind = config.model_type
+    if kind in IMAGE_TEXT_KINDS and not architecture.endswith("ForImageClassification"):
+        return "both"
+    takes_images = any(kind in names for names in _OF_IMAGES)
+    takes_texts = kind in modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+    return ("images" if takes_images else "texts") if takes_images != takes_texts else None
+
+
+def check_kind(folder: Path, config: Any, architecture: str, task: str) -> None:
+    """Raises SetupError for a task of texts with a model of images, and the like."""
+    reads = reads_of(config, architecture)
+    if reads is None or reads == TASKS[task].reads:
+        return
+    inputs, others = _TASKS_OF[reads]
+    raise SetupError(
+        f"{folder}: {architecture or config.model_type} takes {inputs}, so it cannot have the task {task}; leave out "
+        f"--task, or choose {others}"
+    )
+
+
+def check_labels(folder: Path, config: Any) -> None:
+    """Raises SetupError for labels that are not texts, or not numbered from 0."""
+    if bad := [
+        f"{index}: {config.id2label.get(index)!r}" for index in range(config.num_labels) if not _is_label(config, index)
+    ]:
+        raise SetupError(
+            f"{folder}: config.json has no name for each label (id2label has {', '.join(bad[:_SHOWN])}); write there, "
+            "and in label2id, a "
+            f"text for each number from 0 to {config.num_labels - 1}"
+        )
+
+
+def _is_label(config: Any, index: int) -> bool:
+    return isinstance(config.id2label.get(index), str)
+
+
+def check_tokens(folder: Path, module: SourceModule) -> None:
+    """Raises SetupError for tokens of the tokenizer for which the model has no embeddings."""
+    if module.takes_images:
+        return
+    rows = int(module.config.vocab_size)
+    if beyond := [
+        token for token, number in module.tokenizer.transformers_tokenizer.get_vocab().items() if number >= rows
+    ]:
+        raise SetupError(
+            f"{folder}: its tokenizer has tokens beyond the model's {rows} embeddings "
+            f"({', '.join(sorted(beyond)[:_SHOWN])}); train the "
+            "model after resize_token_embeddings, or take them out of the tokenizer"
+        )
+
+
+def why_not_loaded(folder: Path, error: Exception) -> str:
+    """The reason why a model's weights cannot be loaded: a damaged file, or else the error of transformers."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safetensors.safe_open(path, "pt"):
+                pass
+        except Exception as damage:  # an invalid header, or a file that ends early
+            return f"{path.name} is damaged or cut off ({damage}); get the file again"
+    for path in sorted(folder.glob("pytorch_model*.bin")):
+        try:
+            torch.load(path, map_location="meta", weights_only=True)
+        except Exception as damage:
+            if isinstance(damage, pickle.UnpicklingError) and "GLOBAL" in str(damage):
+                return (
+                    f"{path.name} holds more than numbers, and to read it might run its code; get the weights "
+                    "as safetensors"
+                )
+            return f"{path.name} is damaged or cut off; get the file again"
+    if not any(path for kind in _WEIGHT_FILES for path in folder.glob(kind)):
+        others = sorted(path.name for kind in _OTHER_WEIGHTS for path in folder.glob(kind))
+        only = f", only {', '.join(others[:_SHOWN])}" if others else ""
+        return f"it has no weights of PyTorch (model.safetensors or pytorch_model.bin){only}; get these, too"
+    return str(error)
+
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Configurations, tokenizers of every kind, and modules of sentence-transformers. Weights of other frameworks are not

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from neuronpipe.compiler.architectures import prepare
 from neuronpipe.compiler.modules import SourceModule, pretrained_model
 from neuronpipe.compiler.sentence_transformers import transformer_folder
-from neuronpipe.compiler.source_checks import why_not_loaded
+from neuronpipe.compiler.source import why_not_loaded
 from neuronpipe.core.errors import SetupError
 
 _SHOWN_KEYS = 4

@@ -1,17 +1,18 @@
 """The description of a model that every service has, and the table of a service's models."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, create_model, model_validator
 
 from neuronpipe.core.errors import InvalidInput, ModelNotFound, Unavailable, WrongTask
 from neuronpipe.core.tensors import Arrays
 
 EntryT = TypeVar("EntryT")
+PydanticT = TypeVar("PydanticT", bound=BaseModel)
 Resampling = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
 
 # Every model of texts answers these by its tokenizer alone, besides the tasks of its graph.
@@ -70,6 +71,16 @@ class ImageSpec(BaseModel):
         """
         height, width = self.size
         return max(3, -(-height // 16) * -(-width // 16))  # 3 is the least that a model can have
+
+
+def with_fields(fields: Mapping[str, tuple[Any, Any]]) -> Callable[[type[PydanticT]], type[PydanticT]]:
+    """Decorates a class of pydantic's: it gets these fields, each a type and a default, but for those that it has."""
+
+    def decorate(kind: type[PydanticT]) -> type[PydanticT]:
+        missing: Any = {name: field for name, field in fields.items() if name not in kind.model_fields}
+        return create_model(kind.__name__, __base__=kind, __module__=kind.__module__, __doc__=kind.__doc__, **missing)
+
+    return decorate
 
 
 class TaskFacts(BaseModel):

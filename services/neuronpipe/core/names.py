@@ -154,7 +154,7 @@ class Attributes:
     )
     NEURON_ERROR = Name("neuronpipe.neuron.error", "generic, numerical, transient, model, runtime or hardware")
     SERVICE = Name("neuronpipe.service", "the service of the stage")
-    LIMIT = Name("neuronpipe.limit", "the setting that was exceeded")
+    LIMIT = Name("neuronpipe.limit", "the setting that was exceeded; protocol: what HTTP/2 allows a peer to send")
     DOOR = Name("neuronpipe.door", "grpc or http")
     TLS_SIDE = Name(
         "neuronpipe.tls.side", "server: of the process's ports; client: of a gateway's connections to stages"
@@ -542,8 +542,8 @@ class Metrics:
     CONNECTIONS_ENDED = _counter(
         "neuronpipe.connection.ended",
         "{connection}",
-        "connections that were refused or ended since they exceeded a limit; over gRPC only by max_send_s, as gRPC "
-        "does not tell of others",
+        "connections that were refused or ended because they exceeded a limit; with --grpc-transport grpcio, over gRPC "
+        "only those for max_send_s",
         Attributes.DOOR,
         Attributes.LIMIT,
     )

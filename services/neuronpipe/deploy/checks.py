@@ -19,8 +19,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.settings import NEAR, GatewaySettings
 from neuronpipe.platform.process.settings import ProcessSettings, ServerSettings, StageSettings
 from neuronpipe.serve.settings import PipelineProcessSettings
-from neuronpipe.stages.neuron_executor.runtimes.cpus import cpu_threads
-from neuronpipe.stages.neuron_executor.runtimes.memory import memory_limit
+from neuronpipe.stages.neuron_executor.runtimes.host import cpu_threads, memory_limit
 from neuronpipe.stages.neuron_executor.runtimes.neuron import CORES_PER_DEVICE, core_count, runtime_environment
 from neuronpipe.stages.neuron_executor.runtimes.parts import check_parts
 from neuronpipe.stages.neuron_executor.settings import EngineSettings, NeuronExecutorSettings
@@ -80,7 +79,7 @@ def check_deployment(
 
 def _check_files(settings: ProcessSettings) -> None:
     """Reads certificates and what says who may call. Raises SetupError."""
-    from neuronpipe.platform.tls.files import watched_tls
+    from neuronpipe.platform.tls import watched_tls
 
     if files := settings.tls_files:
         watched_tls(files, "server")

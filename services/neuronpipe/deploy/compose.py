@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from neuronpipe.core.errors import SetupError, Unavailable
-from neuronpipe.deploy.bundle import given_bundle, model_name
-from neuronpipe.deploy.endpoint import Endpoint
-from neuronpipe.deploy.steps import Step, command, run_program, shipped
+from neuronpipe.deploy.endpoint import Endpoint, Step, command, given_bundle, model_name, run_program, shipped
 
 _SERVICES = ("gateway", "tokenizer", "neuron-executor", "postprocessor", "redis")
 _POLL_S = 0.5

@@ -1,11 +1,87 @@
-"""What is deployed: a model, and the endpoint that serves it."""
+"""What is deployed: a model, its bundle, made on this machine, and the endpoint that serves it, step by step.
 
+Each step says what it does, so that a dry run is their list.
+"""
+
+import os
 import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from neuronpipe import __version__
+from neuronpipe.bundles.manifest import MANIFEST_FILE
+from neuronpipe.bundles.repository import Bundle, read_repository
 from neuronpipe.core.errors import SetupError
+
+# In a wheel they are beside this file, in a checkout at its root.
+_FOLDERS = (Path(__file__).parent / "files", Path(__file__).parents[3])
+_INSTALL = {
+    "docker": "install Docker Engine, or Podman with its docker command",
+    "kubectl": "install kubectl, https://kubernetes.io/docs/tasks/tools/",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`text`: what it does, for people; `run` does it, and raises SetupError."""
+
+    text: str
+    run: Callable[[], object]
+
+
+def command(*words: str, variables: Mapping[str, str] | None = None) -> Step:
+    """Runs a program, whose output is shown where it fails. `variables` are added to its environment."""
+    added = variables or {}
+    text = shlex.join([*(f"{name}={value}" for name, value in added.items()), *words])
+    return Step(text, lambda: run_program(words, added))
+
+
+def run_program(words: Sequence[str], variables: Mapping[str, str], *, input: str | None = None) -> str:
+    """What a program prints. Raises SetupError where it is missing, or fails, with its last words."""
+    if not shutil.which(words[0]):
+        raise SetupError(f"{words[0]} is not on this machine: {_INSTALL.get(words[0], 'install it')}")
+    result = subprocess.run(  # noqa: S603 (no shell)
+        words, env={**os.environ, **variables}, input=input, capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        said = (result.stderr or result.stdout).strip().splitlines()[-5:]
+        raise SetupError(f"{words[0]} ended with {result.returncode}: {shlex.join(words)}\n" + "\n".join(said))
+    return result.stdout
+
+
+def written(file: Path, content: str) -> Step:
+    """Writes a file."""
+
+    def write() -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+
+    return Step(f"write {file}:\n" + "\n".join(f"    {line}" for line in content.splitlines()), write)
+
+
+def take(steps: Iterable[Step], report: Callable[[str], Any], *, is_dry: bool) -> None:
+    """Takes steps one after the other, each reported before it; a dry run only reports. Raises SetupError."""
+    for step in steps:
+        report(step.text if is_dry else step.text.partition("\n")[0].rstrip(":"))
+        if not is_dry:
+            step.run()
+
+
+def shipped(name: str) -> Path:
+    """The path of a file or folder of this project that deployments are made of: deploy, docker/compose.yaml.
+
+    Raises SetupError where this installation does not have it.
+    """
+    for folder in _FOLDERS:
+        if (folder / name).exists():
+            return folder / name
+    raise SetupError(f"{name} is not part of this installation; install neuronpipe from a wheel or a checkout")
+
 
 # https://docs.aws.amazon.com/sagemaker/latest/dg/serverless-endpoints.html: 1 to 6 GB in steps of 1 GB, and at most 200
 # requests at once.
@@ -87,3 +163,38 @@ class Endpoint:
 def endpoint_name(source: str) -> str:
     """The default name of an endpoint: the last part of its source, in lower case, other characters as -."""
     return re.sub(r"[^a-z0-9]+", "-", Path(source).resolve().name.lower()).strip("-")[:42].strip("-")
+
+
+def given_bundle(endpoint: Endpoint) -> Bundle | None:
+    """The bundle that the source is; None for a source that must be compiled. Raises SetupError."""
+    if endpoint.folder is None or not (endpoint.folder / MANIFEST_FILE).is_file():
+        return None
+    [bundle] = read_repository(endpoint.folder)
+    return bundle
+
+
+def model_name(endpoint: Endpoint) -> str:
+    """The name by which callers ask for the model."""
+    bundle = given_bundle(endpoint)
+    return bundle.spec.name if bundle else endpoint.name
+
+
+def make_bundle(endpoint: Endpoint, repository: Path, report: Callable[[str], None]) -> Bundle:
+    """The bundle that the source is, or else the source compiled into a repository. Raises SetupError."""
+    if bundle := given_bundle(endpoint):
+        return bundle
+    try:
+        from neuronpipe.compiler import CompileRequest, compile_bundle
+    except ModuleNotFoundError as error:
+        raise SetupError(
+            f"{endpoint.source}: to compile it here, {error.name} is needed: pip install 'neuronpipe[compile]'"
+        ) from error
+    request = CompileRequest(
+        source=endpoint.source,
+        task=endpoint.task.replace("-", "_"),
+        repository=repository,
+        name=endpoint.name,
+        backend=endpoint.backend,
+        dtype=endpoint.dtype,
+    )
+    return compile_bundle(request, report)

@@ -11,9 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.deploy.bundle import given_bundle, make_bundle, model_name
-from neuronpipe.deploy.endpoint import Endpoint
-from neuronpipe.deploy.steps import Step, command, run_program, shipped, written
+from neuronpipe.deploy.endpoint import (
+    Endpoint,
+    Step,
+    command,
+    given_bundle,
+    make_bundle,
+    model_name,
+    run_program,
+    shipped,
+    written,
+)
 
 # The base's own: policies, certificates and scalers have it in their names.
 NAMESPACE = "neuronpipe"

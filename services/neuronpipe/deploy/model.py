@@ -1,19 +1,144 @@
-"""A model from its source to an endpoint, in one call."""
+"""A model from its source to an endpoint, in one call, which gives the client's methods and the end of the endpoint."""
 
-from collections.abc import Callable, Iterator
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from neuronpipe.core.errors import SetupError
+from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
+from neuronpipe.client import Client
+from neuronpipe.client.task_call import TaskCall, ValueT
+from neuronpipe.client.task_methods import TaskMethods
+from neuronpipe.core.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidInput,
+    ModelNotFound,
+    NeuronpipeError,
+    Overloaded,
+    SetupError,
+    Unavailable,
+)
 from neuronpipe.deploy import compose, kubernetes, sagemaker
 from neuronpipe.deploy.compose import ComposeTarget
-from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig, endpoint_name
+from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig, Step, endpoint_name, take
 from neuronpipe.deploy.kubernetes import KubernetesTarget
-from neuronpipe.deploy.predictors import Predictor, SageMakerPredictor
-from neuronpipe.deploy.sagemaker import SageMakerPlace, SageMakerTarget
-from neuronpipe.deploy.steps import Step, take
+from neuronpipe.deploy.sagemaker import SageMakerPlace, SageMakerTarget, failures, service
+from neuronpipe.platform.storage.objects import ObjectUri
 from neuronpipe.tasks import TASKS
+
+PROTOBUF = "application/x-protobuf"
+_POLL_S = 0.5
+_BY_STATUS: Mapping[int, Callable[[str], NeuronpipeError]] = {
+    400: lambda said: InvalidInput("request", said),
+    404: ModelNotFound,
+    429: lambda said: Overloaded(said, 1.0),
+    503: Unavailable,
+    504: DeadlineExceeded,
+}
+
+
+class Predictor(Client):
+    """The client of an endpoint in containers; see Client. `undeploy` ends the endpoint, `close` this client alone."""
+
+    def __init__(self, connected: AbstractContextManager[str], undeploy: Callable[[], None], api_key: str = "") -> None:
+        """`connected`: gives the address, for as long as it is open."""
+        self._stack = ExitStack()
+        self._undeploy = undeploy
+        super().__init__(self._stack.enter_context(connected), api_key=api_key or None)
+
+    def close(self) -> None:
+        """See Client.close."""
+        super().close()
+        self._stack.close()
+
+    def undeploy(self) -> None:
+        """Deletes the endpoint, and closes this client. Raises SetupError."""
+        self.close()
+        self._undeploy()
+
+
+class SageMakerPredictor(TaskMethods):
+    """The methods of tasks, and `infer`, over SageMaker's runtime. A call takes as long as SageMaker lets it."""
+
+    def __init__(self, name: str, undeploy: Callable[[], None], inputs: ObjectUri | None = None) -> None:
+        """`inputs`: of an asynchronous endpoint the folder for requests. Raises SetupError."""
+        super().__init__(is_bulk=False)
+        self._name, self._undeploy, self._inputs = name, undeploy, inputs
+        self.runtime = service("sagemaker-runtime")
+
+    def _call(self, call: TaskCall[ValueT]) -> ValueT:
+        return call.read(self.infer(call.request).result)
+
+    def infer(self, request: InferRequest, *, timeout_s: float = 900.0) -> InferResponse:
+        """Runs one input of any task. `timeout_s`: how long an asynchronous endpoint is waited for.
+
+        Raises NeuronpipeError, and SetupError for what AWS refuses.
+        """
+        body = request.SerializeToString()
+        answer = self._invoke_later(body, timeout_s) if self._inputs else self._invoke(body)
+        return InferResponse.FromString(answer)
+
+    def undeploy(self) -> None:
+        """Deletes the endpoint. Raises SetupError."""
+        self._undeploy()
+
+    def _invoke(self, body: bytes) -> bytes:
+        words = {"EndpointName": self._name, "ContentType": PROTOBUF, "Accept": PROTOBUF}
+        with failures("sagemaker-runtime"):
+            try:
+                answer: bytes = self.runtime.invoke_endpoint(Body=body, **words)["Body"].read()
+            except self.runtime.exceptions.ModelError as error:
+                raise _error_of(error.response["OriginalStatusCode"], error.response["OriginalMessage"]) from error
+        return answer
+
+    def _invoke_later(self, body: bytes, timeout_s: float) -> bytes:
+        assert self._inputs  # noqa: S101 (of asynchronous endpoints)
+        storage, id = service("s3"), uuid.uuid4().hex
+        place = {"Bucket": self._inputs.bucket, "Key": f"{self._inputs.path.strip('/')}/{id}".strip("/")}
+        gives_up_s = time.monotonic() + timeout_s
+        with failures("sagemaker-runtime"):
+            storage.put_object(Body=body, **place)
+            try:
+                found = self.runtime.invoke_endpoint_async(
+                    EndpointName=self._name,
+                    ContentType=PROTOBUF,
+                    Accept=PROTOBUF,
+                    InputLocation=f"s3://{place['Bucket']}/{place['Key']}",
+                )
+                while time.monotonic() < gives_up_s:
+                    if (answer := _object(storage, found["OutputLocation"])) is not None:
+                        return answer
+                    if "FailureLocation" in found and (said := _object(storage, found["FailureLocation"])) is not None:
+                        raise InternalError(said.decode(errors="replace"))
+                    time.sleep(_POLL_S)
+            finally:
+                storage.delete_object(**place)
+        raise DeadlineExceeded(f"endpoint {self._name}: no result after {timeout_s:g} s")
+
+
+def _object(storage: Any, location: str) -> bytes | None:
+    """The content of an object, which is deleted; None where there is none yet."""
+    uri = ObjectUri.parse(location)
+    try:
+        content: bytes = storage.get_object(Bucket=uri.bucket, Key=uri.path)["Body"].read()
+    except storage.exceptions.NoSuchKey:
+        return None
+    storage.delete_object(Bucket=uri.bucket, Key=uri.path)
+    return content
+
+
+def _error_of(status: int, body: str) -> NeuronpipeError:
+    try:
+        said = str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        said = body
+    return _BY_STATUS.get(status, InternalError)(said)
+
 
 _TARGETS = {"compose": ComposeTarget, "kubernetes": KubernetesTarget, "sagemaker": SageMakerTarget}
 

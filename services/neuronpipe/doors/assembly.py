@@ -18,8 +18,7 @@ from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.platform.process.door import Door, Guard, Handler
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.settings import ServerSettings
-from neuronpipe.platform.tls.files import WatchedTls
-from neuronpipe.platform.tls.server import ServerTls
+from neuronpipe.platform.tls import ServerTls, WatchedTls
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.rpcs import Rpc
 from neuronpipe.rpc.trace_service import GET_TRACE, trace_handlers, trace_rpcs

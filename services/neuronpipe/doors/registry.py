@@ -8,7 +8,7 @@ from pathlib import Path
 
 from neuronpipe.api.v1 import registry_pb2 as messages
 from neuronpipe.bundles.registry import Operation, Registry, Routing, Shadow, Signed
-from neuronpipe.bundles.repositories import Repository, approve_version, open_repository, reject_version
+from neuronpipe.bundles.sources import Repository, approve_version, open_repository, reject_version
 from neuronpipe.core.callers import Caller, current_caller
 from neuronpipe.core.errors import InvalidInput, ModelNotFound, SetupError
 from neuronpipe.core.items import ModelKey

@@ -12,7 +12,7 @@ from neuronpipe.gateway.callers.watched import WatchedFile
 from neuronpipe.gateway.settings import GatewaySettings, PipelineSettings
 from neuronpipe.gateway.tenants.rights import EVERYTHING, Rights, TenantBook, parse_tenants
 from neuronpipe.gateway.tenants.tenants import Tenants
-from neuronpipe.platform.cache.settings import RedisSettings
+from neuronpipe.platform.cache.economics import RedisSettings
 from neuronpipe.platform.process.door import Credentials
 
 

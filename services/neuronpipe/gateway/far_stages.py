@@ -11,7 +11,7 @@ from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.gateway.holding import Holding
-from neuronpipe.platform.tls.files import WatchedTls
+from neuronpipe.platform.tls import WatchedTls
 from neuronpipe.rpc.endpoints import follow_endpoints
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE
 

@@ -10,7 +10,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
 from neuronpipe.gateway.callers.settings import CallerSettings
 from neuronpipe.gateway.concurrency import parse_limits
-from neuronpipe.platform.cache.settings import CachePolicy, RedisSettings
+from neuronpipe.platform.cache.economics import CachePolicy, RedisSettings
 from neuronpipe.platform.process.settings import (
     CALLERS_CONNECTION_AGE_S,
     CALLERS_STREAM_IDLE_S,
@@ -21,7 +21,7 @@ from neuronpipe.platform.process.settings import (
     optional_listen_field,
     stream_idle_field,
 )
-from neuronpipe.platform.tls.files import TlsFiles
+from neuronpipe.platform.tls import TlsFiles
 
 # The target of a stage in the gateway's own process.
 NEAR = "local"

@@ -10,7 +10,7 @@ from google.rpc.status_pb2 import Status
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Unavailable
 from neuronpipe.core.status import from_status
-from neuronpipe.platform.tls.files import LoadedTls
+from neuronpipe.platform.tls import LoadedTls
 
 ServiceConfig: TypeAlias = Mapping[str, object]
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import grpc
 
 from neuronpipe.core.watched import LOOK_EVERY_S
-from neuronpipe.platform.tls.files import TlsFiles, WatchedTls, watched_tls
+from neuronpipe.platform.tls import TlsFiles, WatchedTls, watched_tls
 from neuronpipe.rpc.client import ServiceConfig, open_channel
 
 StubsT = TypeVar("StubsT")

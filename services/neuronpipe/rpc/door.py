@@ -17,7 +17,7 @@ from neuronpipe.platform.process.door import Guard, Handler
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import MAX_CALLS, InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
-from neuronpipe.platform.tls.server import ServerTls
+from neuronpipe.platform.tls import ServerTls
 from neuronpipe.rpc.call_end import end_of
 from neuronpipe.rpc.health import HEALTH_SERVICE, WATCH, health_handlers
 from neuronpipe.rpc.peers import check_peer, credentials_of
@@ -156,11 +156,12 @@ class GrpcDoor:
         if self._is_draining:
             raise self._in_flight.stopping()
         self._reads.add(read)
-        try:
-            while (data := await read.next()) is not None:
-                yield _decoded(rpc, data)
-        finally:
-            self._reads.discard(read)
+        while (data := await read.next()) is not None:
+            yield _decoded(rpc, data)
+
+    def forget(self, read: StreamRead) -> None:
+        """A stream is not read any more. Not left to its iterator, which may end much later than its call."""
+        self._reads.discard(read)
 
     def stream_read(self, rpc: Rpc, call: ServerCall) -> StreamRead:
         """Reads the stream of a call."""
@@ -199,9 +200,9 @@ class _Method:
 
     async def answer(self, call: ServerCall, request: bytes | None) -> None:
         rpc = self._rpc
+        read = self._door.stream_read(rpc, call) if self.takes_stream else None
         try:
             handler = self._handler or self._door.handler_of(rpc)
-            read = self._door.stream_read(rpc, call) if self.takes_stream else None
             message = self._door.requests(rpc, read) if read else _decoded(rpc, request)
             if not rpc.server_streaming:
                 await call.send(rpc.encode(await handler(message, call)))
@@ -213,6 +214,9 @@ class _Method:
                         read.answered()
         except Exception as error:
             raise self._end_of(error) from None
+        finally:
+            if read:
+                self._door.forget(read)
 
     def done(self, call: ServerCall) -> None:
         self._counted.__exit__(None, None, None)

@@ -14,7 +14,7 @@ from neuronpipe.core.items import ModelKey, StageItem
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.status import from_status
 from neuronpipe.core.streams import Outcome, StageResponse
-from neuronpipe.platform.tls.files import LoadedTls, WatchedTls
+from neuronpipe.platform.tls import LoadedTls, WatchedTls
 from neuronpipe.rpc.codecs import read_models, read_problems, read_unloaded, write_models
 from neuronpipe.rpc.items import LARGE_BYTES, StageRpc
 from neuronpipe.rpc.transport import CallEnd, ClientCall

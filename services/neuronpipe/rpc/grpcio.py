@@ -22,8 +22,7 @@ from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, SetupError
 from neuronpipe.core.names import Metrics
 from neuronpipe.platform.process.in_flight import MAX_CALLS
 from neuronpipe.platform.process.settings import ProcessSettings
-from neuronpipe.platform.tls.files import LoadedTls
-from neuronpipe.platform.tls.server import ServerTls
+from neuronpipe.platform.tls import LoadedTls, ServerTls
 from neuronpipe.rpc.call_end import end_of
 from neuronpipe.rpc.client import open_channel
 from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions

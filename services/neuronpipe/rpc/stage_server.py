@@ -9,7 +9,7 @@ from neuronpipe.core.streams import AnnouncedModels
 from neuronpipe.platform.process.door import Handler
 from neuronpipe.platform.process.life import Life, serve
 from neuronpipe.platform.process.settings import StageSettings
-from neuronpipe.platform.tls.server import ServerTls
+from neuronpipe.platform.tls import ServerTls
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.items import StageFunction, StageRpc, stage_method
 from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs

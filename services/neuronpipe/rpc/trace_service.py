@@ -15,7 +15,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Traces
 from neuronpipe.platform.process.door import Handler
-from neuronpipe.platform.tls.files import LoadedTls, WatchedTls
+from neuronpipe.platform.tls import LoadedTls, WatchedTls
 from neuronpipe.rpc.client import open_channel
 from neuronpipe.rpc.endpoints import resolve
 from neuronpipe.rpc.rpcs import Rpc, by_path, rpcs_of

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
-from neuronpipe.platform.tls.server import ServerTls
+from neuronpipe.platform.tls import ServerTls
 
 # Names in lower case. Values of names that end with "-bin" are bytes.
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]

@@ -1,6 +1,6 @@
 """Chooses the transport of gRPC, as the setting says."""
 
-from neuronpipe.platform.tls.files import LoadedTls
+from neuronpipe.platform.tls import LoadedTls
 from neuronpipe.rpc.transport import Channel, Server, ServerOptions
 
 

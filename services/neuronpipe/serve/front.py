@@ -13,7 +13,7 @@ from neuronpipe.doors.native import INFERENCE_SERVICE
 from neuronpipe.gateway.access import access_by
 from neuronpipe.platform.process.door import Handler
 from neuronpipe.platform.process.life import Life, serve
-from neuronpipe.platform.tls.server import ServerTls
+from neuronpipe.platform.tls import ServerTls
 from neuronpipe.serve.metric_sums import write_families
 from neuronpipe.serve.server import additions_of, running_pipeline
 from neuronpipe.serve.settings import AllSettings

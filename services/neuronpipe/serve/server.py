@@ -18,9 +18,7 @@ from neuronpipe.gateway.scaler import running_scaler
 from neuronpipe.gateway.settings import NEAR
 from neuronpipe.platform.process.door import Door, Handler
 from neuronpipe.platform.process.life import Life, serve
-from neuronpipe.platform.tls.files import watched_tls
-from neuronpipe.platform.tls.server import ServerTls
-from neuronpipe.platform.tls.telemetry import show_tls
+from neuronpipe.platform.tls import ServerTls, show_tls, watched_tls
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.serve.stages import running_stages
 

@@ -12,7 +12,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.gateway.far_stages import running_far_stages
 from neuronpipe.gateway.holding import Holding
-from neuronpipe.platform.tls.files import WatchedTls
+from neuronpipe.platform.tls import WatchedTls
 from neuronpipe.serve.settings import PipelineProcessSettings
 
 

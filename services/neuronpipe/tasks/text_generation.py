@@ -4,11 +4,11 @@ Equal to transformers' `generate` with the same options, whose names they have. 
 (stages/neuron_executor/generation/); here prompts are encoded, options completed, and tokens turned into text.
 """
 
-import math
 import random
 from collections.abc import Mapping, Sequence
 from datetime import date
-from typing import ClassVar, Literal
+from itertools import chain
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -29,7 +29,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generated import TokenLogprobs
-from neuronpipe.core.model import ModelSpec, TaskFacts
+from neuronpipe.core.generation_options import DRAWING, OPTIONS, Option
+from neuronpipe.core.model import ModelSpec, TaskFacts, with_fields
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import (
     Encoded,
@@ -44,41 +45,19 @@ from neuronpipe.tasks.generated_text import WINDOW_TOKENS, Detokenizer, release
 
 # Without a value of the model's own; transformers' pipeline has the same.
 _MAX_NEW_TOKENS = 256
-_MAX_STOP_STRINGS, _MAX_STOP_LENGTH = 16, 256
-_MAX_STOP_TOKENS = 64
-_MAX_BAD_WORDS, _MAX_BAD_WORD_TOKENS = 64, 32
-MOST_BEAMS, _MOST_LENGTH_PENALTY = 16, 10
-_MAX_SEQUENCES = 16
-_MAX_LOGPROBS = 20
-# Of temperature and repetition_penalty: far from where float32 ends. vLLM has the same least temperature.
-_LEAST, _MOST = 0.01, 100.0
 _MAX_MESSAGES, _MAX_ROLE_LENGTH = 1024, 64
-# Fields that have an effect with do_sample only.
-_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
-_FORCED = ("forced_bos_token_id", "forced_eos_token_id")
-# Fields that have the model's own value where a request has none.
-_COMPLETED = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "min_new_tokens",
-    "no_repeat_ngram_size",
-    "length_penalty",
-    *_FORCED,
-)
-# By its value in transformers.
-EARLY_STOPPING = {
-    False: EarlyStopping.EARLY_STOPPING_FALSE,
-    True: EarlyStopping.EARLY_STOPPING_TRUE,
-    "never": EarlyStopping.EARLY_STOPPING_NEVER,
+_MAX_LOGPROBS = int(OPTIONS["top_logprobs"].most)
+_OWN = {
+    name: (type(one.own) if one.own is not None else int | None, one.own)
+    for name, one in OPTIONS.items()
+    if one.has_own
 }
 
 
+@with_fields(_OWN)
 class GenerationFacts(TaskFacts):
     """Facts about a model that generates: what its generation_config says, each field by its name there, and its
-    template for chats.
+    template for chats. The fields of options that are numbers are made of their declarations.
     """
 
     encoded: ClassVar[tuple[str, ...]] = ("chat_template", "template_variables", "prefix")
@@ -92,12 +71,6 @@ class GenerationFacts(TaskFacts):
     max_length: int | None = Field(None, description="in place of max_new_tokens, the prompt included")
     min_length: int = Field(0, description="in place of min_new_tokens, the prompt included")
     do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 50
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     suppress_tokens: tuple[int, ...] = ()
     begin_suppress_tokens: tuple[int, ...] = ()
@@ -105,10 +78,7 @@ class GenerationFacts(TaskFacts):
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
     exponential_decay_length_penalty: tuple[int, float] | None = None
     renormalize_logits: bool = False
-    forced_bos_token_id: int | None = None
-    forced_eos_token_id: int | None = None
     num_beams: int = 1
-    length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     decoder_start_token_ids: tuple[int, ...] = Field((), description="what texts follow, in a model with an encoder")
     prefix: str = Field("", description="what is put before every text, in a model with an encoder")
@@ -118,6 +88,10 @@ class GenerationFacts(TaskFacts):
     def has_chat_template(self) -> bool:
         """Whether the model takes messages."""
         return bool(self.chat_template)
+
+    def own(self, option: str) -> Any:
+        """The model's own value of an option."""
+        return getattr(self, option)
 
 
 def check(input: TextGenerationInput, model: ModelSpec) -> None:
@@ -135,7 +109,7 @@ def check_all_options(options: GenerationOptions, model: ModelSpec) -> None:
     check_options(options, model)
     facts = GenerationFacts.of(model)
     samples, beams, texts = _samples(options, facts), _num_beams(options, facts), options.num_return_sequences
-    for name in _OF_SAMPLING if not samples else ():
+    for name in DRAWING if not samples else ():
         if name in _given(options):
             raise InvalidInput(f"options.{name}", "has an effect only with do_sample; set do_sample to true")
     if texts > 1 and beams == 1 and not samples:
@@ -177,10 +151,12 @@ def _check_messages(input: TextGenerationInput, model: ModelSpec) -> None:
 
 def check_options(options: GenerationOptions, model: ModelSpec) -> None:
     """Checks the values of the fields that are set. Raises InvalidInput."""
-    _check_numbers(options, model)
-    _check_stops(options, model)
-    _check_tokens(options, model)
-    _check_beams(options)
+    _check_lengths(options, model)
+    for field, value in options.ListFields():
+        _check_value(f"options.{field.name}", OPTIONS[field.name], value, model)
+    if options.num_beams > 1 and options.stop_strings:
+        problem = "cannot be combined with num_beams, which searches tokens and knows no text; use stop_token_ids"
+        raise InvalidInput("options.stop_strings", problem)
 
 
 def _room(model: ModelSpec, prompt_tokens: int) -> int:
@@ -188,7 +164,7 @@ def _room(model: ModelSpec, prompt_tokens: int) -> int:
     return GenerationFacts.of(model).max_text_tokens or model.max_tokens - prompt_tokens
 
 
-def _check_numbers(options: GenerationOptions, model: ModelSpec) -> None:
+def _check_lengths(options: GenerationOptions, model: ModelSpec) -> None:
     room = _room(model, 1)
     if options.HasField("max_new_tokens") and not 1 <= options.max_new_tokens <= room:
         takes = f": the model takes {model.max_tokens} tokens, the prompt included" if room < model.max_tokens else ""
@@ -199,71 +175,29 @@ def _check_numbers(options: GenerationOptions, model: ModelSpec) -> None:
         )
     if options.min_new_tokens > room:
         raise InvalidInput("options.min_new_tokens", f"{options.min_new_tokens}, must be at most {room}")
-    given = _given(options)
-    if "num_return_sequences" in given and not 1 <= options.num_return_sequences <= _MAX_SEQUENCES:
-        problem = f"{options.num_return_sequences}, must be 1 to {_MAX_SEQUENCES}"
-        raise InvalidInput("options.num_return_sequences", problem)
-    if options.top_logprobs > _MAX_LOGPROBS:
-        raise InvalidInput("options.top_logprobs", f"{options.top_logprobs}, must be 0 to {_MAX_LOGPROBS}")
-    for name, least, most in (
-        ("temperature", _LEAST, _MOST),
-        ("repetition_penalty", _LEAST, _MOST),
-        ("top_p", math.ulp(0.0), 1.0),
-        ("min_p", 0.0, 1.0),
-    ):
-        value = getattr(options, name)
-        if name in given and not least <= value <= most:  # true for NaN, too
-            bounds = f"more than 0, and at most {most:g}" if name == "top_p" else f"{least:g} to {most:g}"
-            raise InvalidInput(f"options.{name}", f"{value:g}, must be {bounds}")
+
+
+def _check_value(place: str, option: Option, value: Any, model: ModelSpec) -> None:
+    """Checks one field by its declaration."""
+    if option.bounds and not option.least <= value <= option.most:  # true for NaN, too
+        raise InvalidInput(place, f"{value:g}, must be {option.bounds}")
+    if option.kind == "words" and value not in EarlyStopping.values():
+        raise InvalidInput(place, f"{value} is not known")
+    if option.max_items and len(value) > option.max_items:
+        raise InvalidInput(place, f"{len(value)}, the limit is {option.max_items}")
+    words = [one.token_ids for one in value] if option.kind == "sequences" else []
+    for one in value if option.kind == "texts" else words:
+        if not 1 <= len(one) <= option.max_size:
+            unit = "characters" if option.kind == "texts" else "tokens"
+            raise InvalidInput(place, f"one has {len(one)} {unit}, must have 1 to {option.max_size}")
+    ids = {"token": [value], "tokens": value, "sequences": chain(*words)}.get(option.kind, ())
+    if (largest := max(ids, default=-1)) >= model.vocabulary_size:
+        raise InvalidInput(place, f"the id {largest}, the vocabulary has {model.vocabulary_size}")
 
 
 def _given(options: GenerationOptions) -> set[str]:
     """The fields that are set."""
     return {field.name for field, _ in options.ListFields()}
-
-
-def _check_beams(options: GenerationOptions) -> None:
-    if options.HasField("num_beams") and not 1 <= options.num_beams <= MOST_BEAMS:
-        raise InvalidInput("options.num_beams", f"{options.num_beams}, must be 1 to {MOST_BEAMS}")
-    if not abs(options.length_penalty) <= _MOST_LENGTH_PENALTY:  # false for NaN too
-        problem = f"{options.length_penalty:g}, must be {-_MOST_LENGTH_PENALTY} to {_MOST_LENGTH_PENALTY}"
-        raise InvalidInput("options.length_penalty", problem)
-    if options.early_stopping not in EarlyStopping.values():
-        raise InvalidInput("options.early_stopping", f"{options.early_stopping} is not known")
-    if options.num_beams > 1 and options.stop_strings:
-        problem = "cannot be combined with num_beams, which searches tokens and knows no text; use stop_token_ids"
-        raise InvalidInput("options.stop_strings", problem)
-
-
-def _check_stops(options: GenerationOptions, model: ModelSpec) -> None:
-    if len(options.stop_strings) > _MAX_STOP_STRINGS:
-        raise InvalidInput("options.stop_strings", f"{len(options.stop_strings)}, the limit is {_MAX_STOP_STRINGS}")
-    for stop in options.stop_strings:
-        if not 1 <= len(stop) <= _MAX_STOP_LENGTH:
-            raise InvalidInput(
-                "options.stop_strings", f"one has {len(stop)} characters, must have 1 to {_MAX_STOP_LENGTH}"
-            )
-    if len(options.stop_token_ids) > _MAX_STOP_TOKENS:
-        raise InvalidInput("options.stop_token_ids", f"{len(options.stop_token_ids)}, the limit is {_MAX_STOP_TOKENS}")
-    if options.stop_token_ids and max(options.stop_token_ids) >= model.vocabulary_size:
-        raise InvalidInput(
-            "options.stop_token_ids",
-            f"the id {max(options.stop_token_ids)}, the vocabulary has {model.vocabulary_size}",
-        )
-
-
-def _check_tokens(options: GenerationOptions, model: ModelSpec) -> None:
-    if len(options.bad_words_ids) > _MAX_BAD_WORDS:
-        raise InvalidInput("options.bad_words_ids", f"{len(options.bad_words_ids)}, the limit is {_MAX_BAD_WORDS}")
-    for word in options.bad_words_ids:
-        if not 1 <= len(word.token_ids) <= _MAX_BAD_WORD_TOKENS:
-            raise InvalidInput(
-                "options.bad_words_ids", f"one has {len(word.token_ids)} tokens, must have 1 to {_MAX_BAD_WORD_TOKENS}"
-            )
-    ids = {"bad_words_ids": max((max(word.token_ids) for word in options.bad_words_ids), default=0)}
-    for name, largest in (ids | {name: getattr(options, name) for name in _FORCED}).items():
-        if largest >= model.vocabulary_size:
-            raise InvalidInput(f"options.{name}", f"the id {largest}, the vocabulary has {model.vocabulary_size}")
 
 
 def traits(input: TextGenerationInput) -> tuple[str | int, ...]:
@@ -321,8 +255,8 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
     if not options.HasField("max_new_tokens"):
         complete.max_new_tokens = min(_default_new_tokens(options, facts, prompt_tokens), room)
     given = _given(options)
-    for name in _COMPLETED:
-        if name not in given and (value := getattr(facts, name)) is not None:
+    for name in _OWN:
+        if name not in given and (value := facts.own(name)) is not None:
             setattr(complete, name, value)
     if "min_new_tokens" not in given and not facts.min_new_tokens:
         complete.min_new_tokens = max(0, facts.min_length - prompt_tokens)
@@ -330,7 +264,7 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
     complete.min_new_tokens = min(complete.min_new_tokens, complete.max_new_tokens)
     complete.do_sample, complete.num_beams = _samples(options, facts), _num_beams(options, facts)
     if not options.early_stopping:
-        complete.early_stopping = EARLY_STOPPING[facts.early_stopping]
+        complete.early_stopping = EarlyStopping.Value(f"EARLY_STOPPING_{str(facts.early_stopping).upper()}")
     if not options.bad_words_ids:
         complete.bad_words_ids.extend(TokenSequence(token_ids=word) for word in facts.bad_words_ids)
     if not options.HasField("seed"):

@@ -58,7 +58,7 @@ def _check_translation(input: TranslationInput, model: ModelSpec) -> None:
             raise InvalidInput(name, f"model {model.name!r} translates one pair of languages; leave it out")
         if language and language not in facts.languages:
             raise InvalidInput(name, f"{language[:64]!r} is not known to model {model.name!r}, which knows: {known}")
-    says_target = input.target_language or facts.forced_bos_token_id is not None
+    says_target = input.target_language or facts.own("forced_bos_token_id") is not None
     if facts.languages and not says_target and not {*facts.languages.values()} & {*facts.decoder_start_token_ids}:
         raise InvalidInput("target_language", f"is missing; model {model.name!r} knows: {known}")
     if input.target_language and input.options.HasField("forced_bos_token_id"):

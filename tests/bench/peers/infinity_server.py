@@ -13,7 +13,7 @@ def main() -> None:
     """Serves POST /classify until SIGTERM."""
     # Not ranked: single runs on 2 shared cores (2026-11-21): 8 callers got 45 to 55 texts/s with two threads, 44 with
     # one. One worker.
-    settings = read_settings(threads=2, replicas=1, max_batch_size=32, compile=0)
+    settings = read_settings(threads=2, max_batch_size=32, compile=0)
     end_with_parent()
     if (Path(settings.source) / GRAPH_FILE).is_file():
         from tests.bench.peers.infinity_graph import install
@@ -37,9 +37,8 @@ def main() -> None:
         str(settings.max_batch_size),
     )
     compiled = ("--compile" if settings.compile else "--no-compile",)
-    replicas = ("--device-id", ",".join(map(str, range(settings.replicas))))
     listen = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "warning")
-    sys.argv = ["infinity_emb", "v2", *served, *engine, *compiled, *replicas, "--no-bettertransformer", *listen]
+    sys.argv = ["infinity_emb", "v2", *served, *engine, *compiled, "--no-bettertransformer", *listen]
     cli.cli()
 
 

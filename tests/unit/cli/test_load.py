@@ -7,7 +7,7 @@ import pytest
 
 from neuronpipe import cli
 from neuronpipe.measure.load import run
-from neuronpipe.measure.load.figures import LoadResult
+from neuronpipe.measure.load.report import LoadResult
 from neuronpipe.measure.load.request import LoadRequest
 from tests.unit.measure.load.results import result_of, rows
 

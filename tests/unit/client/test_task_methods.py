@@ -34,8 +34,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
 )
 from neuronpipe.client import AsyncClient, Client, InvalidInput
-from neuronpipe.client.generation import Options
 from neuronpipe.client.task_methods import TaskMethods
+from neuronpipe.core.generation_options import Options
 from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
 from tests.unit.every_error import EVERY_ERROR
 

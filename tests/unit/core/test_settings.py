@@ -6,7 +6,7 @@ import pytest
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import read_settings, variable_name
-from neuronpipe.platform.cache.settings import RedisSettings
+from neuronpipe.platform.cache.economics import RedisSettings
 from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.stages.neuron_executor.settings import NeuronExecutorSettings

@@ -10,8 +10,8 @@ from moto.sagemakerruntime.models import sagemakerruntime_backends
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.core.errors import DeadlineExceeded, InternalError
-from neuronpipe.deploy.predictors import PROTOBUF, SageMakerPredictor
-from neuronpipe.platform.storage.uris import ObjectUri
+from neuronpipe.deploy.model import PROTOBUF, SageMakerPredictor
+from neuronpipe.platform.storage.objects import ObjectUri
 
 _REGION, _ACCOUNT, _BUCKET = "eu-central-1", "123456789012", "models"
 

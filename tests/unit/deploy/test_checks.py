@@ -9,7 +9,7 @@ from neuronpipe.bundles.manifest import MANIFEST_FILE, Artifact
 from neuronpipe.deploy import checks
 from neuronpipe.deploy.checks import Findings, check_deployment
 from neuronpipe.serve.settings import PipelineProcessSettings
-from neuronpipe.stages.neuron_executor.runtimes import cpus, neuron
+from neuronpipe.stages.neuron_executor.runtimes import host, neuron
 from neuronpipe.stages.neuron_executor.settings import NeuronExecutorSettings
 from neuronpipe.stages.tokenizer.settings import TokenizerSettings
 from tests.unit.bundles.written import write_bundle
@@ -30,7 +30,7 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     for module in (checks, neuron):
         monkeypatch.setattr(module, "DEVICE_FOLDER", folder)
-    monkeypatch.setattr(cpus, "available_cpus", lambda: 2)
+    monkeypatch.setattr(host, "available_cpus", lambda: 2)
     return folder
 
 
@@ -165,7 +165,7 @@ def test_of_models_that_make_room_for_each_other_the_largest_must_fit(large_mode
     ("text", "expected"), [("4294967296\n", 1 << 32), ("max\n", None), ("9223372036854771712\n", None), (None, None)]
 )
 def test_the_memory_limit_is_that_of_the_control_group(tmp_path: Path, text: str | None, expected: int | None) -> None:
-    from neuronpipe.stages.neuron_executor.runtimes.memory import memory_limit
+    from neuronpipe.stages.neuron_executor.runtimes.host import memory_limit
 
     if text is not None:
         (tmp_path / "memory.max").write_text(text)

@@ -11,8 +11,7 @@ import yaml
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.deploy.compose import ComposeTarget, undeploying
-from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig
-from neuronpipe.deploy.steps import shipped, take
+from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig, shipped, take
 from tests.unit.bundles.written import write_bundle
 from tests.unit.deploy.programs import Programs
 
@@ -85,7 +84,7 @@ def test_an_engine_that_is_missing_is_said_by_its_name(tmp_path: Path, monkeypat
 
 
 def test_a_program_that_fails_is_said_with_its_last_words(programs: Programs) -> None:
-    from neuronpipe.deploy.steps import run_program
+    from neuronpipe.deploy.endpoint import run_program
 
     with pytest.raises(SetupError, match=r"docker ended with 3: docker fail\nbroken"):
         run_program(["docker", "fail"], {})

@@ -8,9 +8,8 @@ import pytest
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.deploy import kubernetes
-from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig
+from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig, take
 from neuronpipe.deploy.kubernetes import KubernetesTarget, undeploying
-from neuronpipe.deploy.steps import take
 from tests.deploy.combinations import kustomize, rendered
 from tests.deploy.objects import Objects
 from tests.deploy.rules import RULES

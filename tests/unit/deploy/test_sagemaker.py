@@ -12,9 +12,8 @@ import pytest
 from moto import mock_aws
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig
+from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig, take
 from neuronpipe.deploy.sagemaker import VARIANT, SageMakerPlace, SageMakerTarget, undeploying
-from neuronpipe.deploy.steps import take
 from tests.unit.bundles.written import write_bundle
 
 _BUCKET, _REGION = "models", "eu-central-1"

@@ -10,8 +10,7 @@ import pytest
 import pytest_asyncio
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.platform.tls.files import TlsFiles
-from neuronpipe.platform.tls.server import ServerTls
+from neuronpipe.platform.tls import ServerTls, TlsFiles
 from neuronpipe.rpc import connection as rpc_connection
 from neuronpipe.rpc.connection import Connection
 from neuronpipe.rpc.grpcio import peer_names, server_credentials

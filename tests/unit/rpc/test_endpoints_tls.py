@@ -9,8 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from neuronpipe.platform.tls.files import TlsFiles, WatchedTls, watched_tls
-from neuronpipe.platform.tls.server import ServerTls
+from neuronpipe.platform.tls import ServerTls, TlsFiles, WatchedTls, watched_tls
 from neuronpipe.rpc.endpoints import StageStream, follow_endpoints
 from neuronpipe.rpc.grpcio import peer_names, server_credentials
 from neuronpipe.rpc.items import TOKENIZE

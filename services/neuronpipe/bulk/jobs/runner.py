@@ -1,20 +1,184 @@
-"""Runs a job: reads its inputs, sends them to the gateway, writes what came of them."""
+"""Runs a job: reads its inputs, sends them to the gateway with bulk priority, writes what came of them.
+
+An asynchronous invocation of a SageMaker client is sent as the body of a request to /endpoints/NAME/invocations, and
+what comes back is written as an object.
+"""
 
 import asyncio
-from collections.abc import Sequence
+import json
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
+import grpc
 from google.protobuf import json_format
 
-from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest
+from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, Priority
+from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.api.v1.jobs_pb2 import JobResult, SubmitInferenceRequest
-from neuronpipe.bulk.jobs.gateway import Gateway
-from neuronpipe.bulk.jobs.invocations import Invoker, object_failed
-from neuronpipe.bulk.jobs.job import Job, Progress
-from neuronpipe.core.errors import InvalidInput
+from neuronpipe.bulk.jobs.job import Invocation, Job, Progress
+from neuronpipe.bulk.jobs.post import Answer, Destination, PostFailed, post, resolve
+from neuronpipe.core.errors import (
+    Cancelled,
+    InvalidInput,
+    NeuronpipeError,
+    NotConfigured,
+    Overloaded,
+    SetupError,
+    Unauthenticated,
+    Unavailable,
+)
+from neuronpipe.core.logs import log_warning
+from neuronpipe.core.names import ON_BEHALF, TRACEPARENT
 from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import SpanContext
-from neuronpipe.platform.storage.objects import Storage, StorageError
-from neuronpipe.platform.storage.uris import ObjectUri
+from neuronpipe.platform.storage.objects import ObjectUri, Storage, StorageError
+from neuronpipe.platform.tls import TlsFiles
+from neuronpipe.rpc.api_key import key_metadata
+from neuronpipe.rpc.client import error_of
+from neuronpipe.rpc.connection import Connection
+
+ResultT = TypeVar("ResultT")
+
+# Between attempts while the gateway cannot be reached: doubled each time.
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0
+
+
+class Gateway:
+    """Calls a gateway as fast as it admits bulk work: where it refuses a call, no other one is sent for as long as it
+    says.
+    """
+
+    def __init__(self, target: str, tls: TlsFiles | None, max_in_flight: int) -> None:
+        """Raises SetupError for TLS files that cannot be used."""
+        self._connection = Connection(target, InferenceServiceStub, None, tls)
+        self._key = key_metadata()
+        self._places = asyncio.Semaphore(max_in_flight)
+        self._closed_until_s = 0.0
+
+    @property
+    def closed_s(self) -> float:
+        """For how many seconds it admits no more work."""
+        return max(0.0, self._closed_until_s - time.monotonic())
+
+    async def outcome(
+        self, request: InferRequest, tenant: str, trace: SpanContext | None, limit_s: float, sent: Callable[[], None]
+    ) -> InferOutcome:
+        """What comes of a request. It is sent until the gateway has worked on it, which may take `limit_s` seconds.
+        Calls `sent` each time.
+        """
+        request.priority = Priority.PRIORITY_BULK
+        metadata = self.metadata(tenant, trace)
+        try:
+            return await self.admitted(lambda: self._infer(request, metadata, limit_s), tenant, sent)
+        except NeuronpipeError as error:
+            return InferOutcome(error=to_status(error))
+
+    def metadata(self, tenant: str, trace: SpanContext | None) -> list[tuple[str, str]]:
+        """What a call for a tenant shows the gateway."""
+        metadata = [*self._key, *([(ON_BEHALF, tenant)] if tenant else [])]
+        return [*metadata, (TRACEPARENT, trace.traceparent)] if trace else metadata
+
+    async def admitted(self, call: Callable[[], Awaitable[ResultT]], tenant: str, sent: Callable[[], None]) -> ResultT:
+        """What a call returns, which is made until the gateway admits it. Raises the call's other errors."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            async with self._places:
+                await asyncio.sleep(self.closed_s)
+                sent()
+                try:
+                    return await call()
+                except Overloaded as error:
+                    self._close(error.retry_after_s)
+                except (Unavailable, Cancelled, Unauthenticated) as error:
+                    if isinstance(error, Unauthenticated):
+                        log_warning("the gateway does not let this worker call for the tenant of a job", tenant=tenant)
+                    self._close(pause_s)
+                    pause_s = min(_LAST_PAUSE_S, 2 * pause_s)
+
+    async def close(self) -> None:
+        """Ends all calls."""
+        await self._connection.close()
+
+    def _close(self, seconds: float) -> None:
+        until_s = time.monotonic() + seconds * random.uniform(1.0, 1.2)  # noqa: S311
+        self._closed_until_s = max(self._closed_until_s, until_s)
+
+    async def _infer(self, request: InferRequest, metadata: Sequence[tuple[str, str]], limit_s: float) -> InferOutcome:
+        ends_s = time.monotonic() + limit_s
+        with self._connection.use() as stub:
+            try:
+                return InferOutcome(response=await stub.Infer(request, timeout=limit_s, metadata=metadata))
+            except grpc.aio.AioRpcError as failure:
+                raise error_of(failure, ends_s - time.monotonic()) from failure
+
+
+class Invoker:
+    """Calls the gateway over HTTP. `max_bytes`: of an object, and of an answer."""
+
+    def __init__(self, target: str, gateway: Gateway, storage: Storage, max_bytes: int) -> None:
+        """`target`: http://HOST:PORT; empty for none. Raises SetupError for another one."""
+        try:
+            self._to = Destination.of(target) if target else None
+        except ValueError as error:
+            raise SetupError(f"--http-target: {error}") from error
+        self._gateway = gateway
+        self._storage = storage
+        self._max_bytes = max_bytes
+
+    async def run(self, job: Job, progress: Progress, trace: SpanContext | None) -> JobResult:
+        """What comes of an invocation. Raises NeuronpipeError where its objects cannot be read or written."""
+        invocation = Invocation(**json.loads(job.invocation))
+        body = await self._read(invocation.input_uri)
+        send = partial(self._send, invocation, job, body, trace)
+        answer = await self._gateway.admitted(send, job.tenant, progress.begin)
+        has_failed = answer.status >= 300
+        uri = invocation.failure_uri if has_failed else invocation.output_uri
+        await self._write(uri, answer.body)
+        return JobResult(output_uri=uri, succeeded=not has_failed, failed=has_failed)
+
+    async def _send(self, invocation: Invocation, job: Job, body: bytes, trace: SpanContext | None) -> Answer:
+        if not self._to:
+            raise NotConfigured("the worker that had this job knows no HTTP address of the gateway: set http_target")
+        to = Destination(self._to.scheme, self._to.host, self._to.port, f"/endpoints/{invocation.endpoint}/invocations")
+        headers = dict(self._gateway.metadata(job.tenant, trace)) | {
+            "content-type": invocation.content_type,
+            "accept": invocation.accept,
+            "neuronpipe-priority": "bulk",
+            "x-request-id": job.id,
+            "x-request-timeout-ms": str(job.limit_s * 1000),
+        }
+        try:
+            answer = await post(to, await resolve(to, None), headers, body, (job.limit_s, self._max_bytes))
+        except PostFailed as error:
+            raise Unavailable(f"the gateway does not answer over HTTP: {error}") from error
+        if answer.status == 429:
+            raise Overloaded("the gateway is overloaded", int(answer.headers.get("retry-after-ms", "1000")) / 1000)
+        if answer.status == 401:
+            raise Unauthenticated("the gateway does not let this worker call")
+        if answer.status == 503:
+            raise Unavailable("the gateway cannot answer now")
+        return answer
+
+    async def _read(self, uri: str) -> bytes:
+        try:
+            return await asyncio.to_thread(self._storage.read, ObjectUri.parse(uri), self._max_bytes)
+        except StorageError as error:
+            raise object_failed("input_uri", uri, error) from error
+
+    async def _write(self, uri: str, data: bytes) -> None:
+        try:
+            await asyncio.to_thread(self._storage.write, ObjectUri.parse(uri), data)
+        except StorageError as error:
+            raise object_failed("output_uri", uri, error) from error
+
+
+def object_failed(field: str, uri: str, error: StorageError) -> NeuronpipeError:
+    """The error of a job whose object cannot be used; an Unavailable may be tried again."""
+    return InvalidInput(field, f"{uri} {error}") if error.is_lasting else Unavailable(f"{field}: {uri} {error}")
+
 
 # Requests of one job that wait for a place at the gateway at once.
 _LANES = 64

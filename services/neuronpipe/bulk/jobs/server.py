@@ -1,26 +1,64 @@
-"""A worker as a process of its own."""
+"""A worker as a process of its own, and how many workers KEDA shall start, also where there are none.
 
+KEDA's own scaler for Redis Streams counts what groups lag behind, and does not wake up for one message (keda #6478).
+"""
+
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from neuronpipe.bulk.jobs.gateway import Gateway
-from neuronpipe.bulk.jobs.invocations import Invoker
 from neuronpipe.bulk.jobs.notifications import Notifier
-from neuronpipe.bulk.jobs.runner import Runner
-from neuronpipe.bulk.jobs.scaler import job_load, show_counts
+from neuronpipe.bulk.jobs.runner import Gateway, Invoker, Runner
 from neuronpipe.bulk.jobs.settings import WorkerSettings
 from neuronpipe.bulk.jobs.store import JobStore
 from neuronpipe.bulk.jobs.worker import Worker
 from neuronpipe.core.background import run_beside
-from neuronpipe.core.errors import SetupError
-from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.errors import NeuronpipeError, SetupError
+from neuronpipe.core.metrics import Meters, Telemetry
+from neuronpipe.core.names import Metrics
 from neuronpipe.platform.process.door import Handler
 from neuronpipe.platform.process.life import Life, serve
 from neuronpipe.platform.storage.objects import Storage
-from neuronpipe.platform.tls.server import ServerTls
+from neuronpipe.platform.tls import ServerTls
 from neuronpipe.rpc.door import GrpcDoor
-from neuronpipe.rpc.scaler import scaler_handlers, scaler_rpcs
+from neuronpipe.rpc.scaler import Load, scaler_handlers, scaler_rpcs
 from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs
+
+_METRIC = "neuronpipe-jobs"
+# Of a trigger: jobs for one worker.
+_TARGET = "jobsPerWorker"
+_DEFAULT_TARGET = 8.0
+_LOOK_EVERY_S = 1.0
+_SHOW_EVERY_S = 2.0
+
+
+def job_load(store: JobStore) -> Load:
+    """The jobs that wait or run."""
+
+    async def count() -> int:
+        counts, _, _ = await store.count()
+        return sum(one.waiting + one.running for one in counts.values())
+
+    async def is_active() -> bool:
+        return bool(await count())
+
+    return Load(_METRIC, _TARGET, _DEFAULT_TARGET, count, is_active, _LOOK_EVERY_S)
+
+
+async def show_counts(store: JobStore, meters: Meters) -> None:
+    """Keeps the gauges of jobs up to date until it is cancelled."""
+    while True:
+        try:
+            counts, dead, notifications = await store.count()
+            meters.show(Metrics.JOBS_WAITING, {(word,): one.waiting for word, one in counts.items()})
+            meters.show(Metrics.JOBS_RUNNING, {(word,): one.running for word, one in counts.items()})
+            meters.show(Metrics.JOBS_OLDEST, {(word,): one.oldest_s * 1e9 for word, one in counts.items()})
+            meters.show(Metrics.JOBS_DEAD, {(): dead})
+            meters.show(Metrics.NOTIFICATIONS_WAITING, {(): notifications})
+        except NeuronpipeError:
+            for gauge in (Metrics.JOBS_WAITING, Metrics.JOBS_RUNNING, Metrics.JOBS_OLDEST, Metrics.JOBS_DEAD):
+                meters.show(gauge, {})
+        await asyncio.sleep(_SHOW_EVERY_S)
 
 
 async def run(settings: WorkerSettings, telemetry: Telemetry, tls: ServerTls | None = None) -> None:

@@ -6,9 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from neuronpipe.api.v1.jobs_pb2 import JobResult
-from neuronpipe.bulk.jobs.gateway import Gateway
 from neuronpipe.bulk.jobs.job import EndState, Progress, TakenJob, end_of, expired
-from neuronpipe.bulk.jobs.runner import Runner
+from neuronpipe.bulk.jobs.runner import Gateway, Runner
 from neuronpipe.bulk.jobs.store import JobStore, worker_name
 from neuronpipe.core.background import run_beside
 from neuronpipe.core.calls import Call, told_error

@@ -2,7 +2,7 @@
 
 The rows of a window go through the pipeline side by side. Each arrives here with its sequences, in place of the
 executor. When all have arrived, or failed before, the sequences are sorted by length, cut into batches, and each batch
-is one item for the executor (stages/neuron_executor/batching/whole_items.py).
+is one item for the executor (stages/neuron_executor/batching.py).
 """
 
 import asyncio

@@ -21,7 +21,7 @@ from neuronpipe.core.errors import (
     WrongTask,
 )
 from neuronpipe.core.status import from_status
-from neuronpipe.platform.tls.files import TlsFiles
+from neuronpipe.platform.tls import TlsFiles
 
 # Each is a stream, on which a gateway has 64 rows in flight (max_stream_in_flight).
 _WINDOWS = 4

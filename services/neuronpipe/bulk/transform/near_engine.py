@@ -3,12 +3,15 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bulk.transform.batches import BatchMaker, request_id
 from neuronpipe.bulk.transform.request import Answer, ModelFacts, Outcome
-from neuronpipe.bulk.transform.settings import TransformSettings
 from neuronpipe.bundles.registry_file import read_registry
 from neuronpipe.bundles.repository import Bundle, read_trusted_repository
 from neuronpipe.bundles.served import running_models
@@ -30,9 +33,40 @@ from neuronpipe.core.packed import pack_input
 from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.models import open_gateway_models
 from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.stages.neuron_executor.settings import EngineSettings
 from neuronpipe.stages.neuron_executor.stage import running_executor
 from neuronpipe.stages.postprocessor.stage import running_postprocessor
+from neuronpipe.stages.tokenizer.settings import TokenCacheSettings
 from neuronpipe.stages.tokenizer.stage import running_tokenizer
+
+
+class TransformSettings(EngineSettings, TokenCacheSettings, PipelineSettings):
+    """Settings of `neuronpipe transform --repository`."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_TRANSFORM_")
+    whole_items: ClassVar[bool] = True
+
+    # A batch of MiniLM with 256 to 512 tokens was fastest on CPUs (docs/benchmarks/README.md). Devices want more.
+    max_batch_tokens: int = Field(
+        512, ge=1, description="padded tokens of a batch of several sequences; not for buckets. More for GPUs, as 16384"
+    )
+    max_batch_size: int = Field(256, ge=1, le=4096, description="sequences in a batch; not for buckets")
+    window_rows: int = Field(
+        1024,
+        ge=1,
+        le=1 << 16,
+        description="neighbouring rows of a shard whose sequences are sorted by length and cut into batches",
+    )
+    # Rows wait for those of their window, and memory is bounded by the windows in flight.
+    max_requests_in_flight: int = Field(1 << 20, ge=1, description="as of the gateway; a window's rows must fit in")
+    max_tokens_in_flight: int = Field(1 << 40, ge=1, description="as of the gateway")
+    max_queue_sequences: int = Field(1 << 20, ge=1, description="as of the neuron-executor")
+    max_request_s: float = Field(86_400.0, gt=0, le=86_400, description="as of the gateway")
+    # Texts seldom come twice.
+    token_cache_bytes: int = Field(0, ge=0, description="as of the tokenizer")
+    image_cache_bytes: int = Field(0, ge=0, description="as of the tokenizer")
+
 
 # A window is computed while the next one is tokenized and the last one written.
 _WINDOWS = 3

@@ -17,11 +17,9 @@ from typing import Any
 import ray
 import ray.data
 
-from neuronpipe.bulk.transform.manifest import DoneShard
-from neuronpipe.bulk.transform.near_engine import find_bundle, running_near_engine
-from neuronpipe.bulk.transform.plan import Shard
+from neuronpipe.bulk.transform.near_engine import TransformSettings, find_bundle, running_near_engine
+from neuronpipe.bulk.transform.plan import DoneShard, Shard
 from neuronpipe.bulk.transform.run import RunShards
-from neuronpipe.bulk.transform.settings import TransformSettings
 from neuronpipe.bulk.transform.shards import NAMED_ERRORS, Progress, RowError, ShardWork, run_shards
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 

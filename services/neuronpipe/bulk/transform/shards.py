@@ -7,12 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
-from neuronpipe.bulk.transform.files import naming, open_input, unwritable
-from neuronpipe.bulk.transform.folders import open_folder
+from neuronpipe.bulk.transform.files import naming, open_folder, open_input, unwritable
 from neuronpipe.bulk.transform.formats import find_format
 from neuronpipe.bulk.transform.formats.base import Row, RowReader
-from neuronpipe.bulk.transform.manifest import DoneShard, Manifest
-from neuronpipe.bulk.transform.plan import Shard
+from neuronpipe.bulk.transform.plan import DoneShard, Manifest, Shard
 from neuronpipe.bulk.transform.request import Answer, Engine, Outcome
 from neuronpipe.bulk.transform.rows import RowTask, is_failed
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError

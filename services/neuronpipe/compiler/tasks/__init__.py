@@ -5,47 +5,46 @@ from pathlib import Path
 import transformers
 
 from neuronpipe.compiler.modules import SourceModule, pretrained_model
-from neuronpipe.compiler.source_checks import check_tokens
-from neuronpipe.compiler.tasks import (
-    feature_extraction,
-    fill_mask,
-    image_classification,
-    image_embedding,
-    multi_vector_embedding,
-    question_answering,
-    rerank,
-    sentence_embedding,
-    sentence_similarity,
-    sparse_embedding,
-    text_classification,
-    text_generation,
-    text_to_text,
-    token_classification,
-    zero_shot_classification,
-    zero_shot_image_classification,
-)
+from neuronpipe.compiler.source import check_tokens
 from neuronpipe.compiler.tasks.base import SourceTask
+from neuronpipe.compiler.tasks.fill_mask import FILL_MASK
+from neuronpipe.compiler.tasks.images import IMAGE_CLASSIFICATION, IMAGE_EMBEDDING, ZERO_SHOT_IMAGE_CLASSIFICATION
+from neuronpipe.compiler.tasks.labels import (
+    QUESTION_ANSWERING,
+    RERANK,
+    TEXT_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
+    ZERO_SHOT_CLASSIFICATION,
+)
+from neuronpipe.compiler.tasks.texts import SUMMARIZATION, TEXT_GENERATION, TRANSLATION
+from neuronpipe.compiler.tasks.vectors import (
+    FEATURE_EXTRACTION,
+    MULTI_VECTOR_EMBEDDING,
+    SENTENCE_EMBEDDING,
+    SENTENCE_SIMILARITY,
+    SPARSE_EMBEDDING,
+)
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.compiler.weights import check_missing
 
 SOURCE_TASKS: dict[str, SourceTask] = {
-    "text_classification": text_classification.TASK,
-    "sentence_embedding": sentence_embedding.TASK,
-    "question_answering": question_answering.TASK,
-    "token_classification": token_classification.TASK,
-    "fill_mask": fill_mask.TASK,
-    "feature_extraction": feature_extraction.TASK,
-    "sentence_similarity": sentence_similarity.TASK,
-    "rerank": rerank.TASK,
-    "zero_shot_classification": zero_shot_classification.TASK,
-    "image_classification": image_classification.TASK,
-    "text_generation": text_generation.TASK,
-    "summarization": text_to_text.SUMMARIZATION,
-    "translation": text_to_text.TRANSLATION,
-    "sparse_embedding": sparse_embedding.TASK,
-    "multi_vector_embedding": multi_vector_embedding.TASK,
-    "image_embedding": image_embedding.TASK,
-    "zero_shot_image_classification": zero_shot_image_classification.TASK,
+    "text_classification": TEXT_CLASSIFICATION,
+    "sentence_embedding": SENTENCE_EMBEDDING,
+    "question_answering": QUESTION_ANSWERING,
+    "token_classification": TOKEN_CLASSIFICATION,
+    "fill_mask": FILL_MASK,
+    "feature_extraction": FEATURE_EXTRACTION,
+    "sentence_similarity": SENTENCE_SIMILARITY,
+    "rerank": RERANK,
+    "zero_shot_classification": ZERO_SHOT_CLASSIFICATION,
+    "image_classification": IMAGE_CLASSIFICATION,
+    "text_generation": TEXT_GENERATION,
+    "summarization": SUMMARIZATION,
+    "translation": TRANSLATION,
+    "sparse_embedding": SPARSE_EMBEDDING,
+    "multi_vector_embedding": MULTI_VECTOR_EMBEDDING,
+    "image_embedding": IMAGE_EMBEDDING,
+    "zero_shot_image_classification": ZERO_SHOT_IMAGE_CLASSIFICATION,
 }
 
 

@@ -69,7 +69,7 @@ def _choosing(encoder: torch.nn.Module, position: torch.Tensor | None) -> Iterat
         handle.remove()
 
 
-def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+def _load_fill_mask(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     own = tokenizer.transformers_tokenizer
     if own.mask_token_id is None:
         raise SetupError(f"{folder}: its tokenizer has no mask token, so there is nothing to fill")
@@ -80,7 +80,7 @@ def _load(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     )
 
 
-def _encode(module: SourceModule, texts: Sequence[str]) -> Batch:
+def _encode_fill_mask(module: SourceModule, texts: Sequence[str]) -> Batch:
     """The texts with a mask in place of one token in the middle."""
     batch = dict(encode_texts(module, texts))
     batch["input_ids"] = batch["input_ids"].copy()
@@ -97,6 +97,10 @@ def _same_best_token(outputs: Outputs, reference: Outputs, batch: Batch) -> Meas
     return same
 
 
-TASK = SourceTask(
-    _load, _encode, _same_best_token, np.mean, "share of texts with the same best token in place of a mask"
+FILL_MASK = SourceTask(
+    _load_fill_mask,
+    _encode_fill_mask,
+    _same_best_token,
+    np.mean,
+    "share of texts with the same best token in place of a mask",
 )

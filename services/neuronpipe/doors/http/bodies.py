@@ -4,6 +4,7 @@ pydantic checks, which the settings need anyway, in 1 Âµs for one text and 1.5 Â
 reads and writes: it refuses NaN and what is not UTF-8, and writes arrays of NumPy.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
@@ -11,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from pydantic_core import ErrorDetails
 
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.generation_options import Kind, Option
 
 # Of one error's path: what stands in it of the caller's own words has an end.
 _MAX_PATH = 200
@@ -58,6 +60,24 @@ Count = Annotated[int, Field(ge=1, lt=1 << 32)]
 Whole = Annotated[int, Field(ge=0, lt=1 << 32)]
 # Of one text: more than any model takes, and few enough to be converted on the event loop, in about 10 ms.
 TokenIds = Annotated[list[Whole], Field(fail_fast=True, max_length=1 << 16)]
+_FORMS: Mapping[Kind, Any] = {
+    "float": float,
+    "bool": bool,
+    "words": bool | Literal["never"],
+    "token": Whole,
+    "texts": str | Many[str],
+    "tokens": Many[Whole],
+    "sequences": Many[TokenIds],
+}
+
+
+def option_field(option: Option) -> tuple[Any, Any]:
+    """The field of an option of generation: its type, where it is given, and its default. Tasks check its bounds."""
+    least, most = int(max(option.least, 0)), (1 << (64 if option.most > 1 << 32 else 32)) - 1
+    form = Annotated[int, Field(ge=least, le=most)] if option.kind == "int" else _FORMS[option.kind]
+    return form | None, Field(None, description=option.text)
+
+
 Direction = Literal["Right", "Left", "right", "left"]
 
 

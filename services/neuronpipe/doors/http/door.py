@@ -23,7 +23,7 @@ from neuronpipe.platform.process.door import Guard, Handler
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.settings import ServerSettings
-from neuronpipe.platform.tls.server import ServerTls
+from neuronpipe.platform.tls import ServerTls
 
 # Days, where connections may be idle for ever.
 _FOR_EVER_S = 7 * 86_400

@@ -4,19 +4,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
+from neuronpipe.core.generation_options import OPTIONS
+from neuronpipe.core.model import with_fields
 from neuronpipe.doors.http.bodies import (
     Body,
     Count,
     Direction,
     Many,
     StrictBody,
-    TokenIds,
     Unsupported,
     Whole,
     only,
+    option_field,
 )
-
-Seed = Annotated[int, Field(ge=0, le=(1 << 64) - 1)]
 
 
 def _refuse_length(value: Any) -> None:
@@ -153,28 +153,10 @@ class TextRanking(Body):
     parameters: RankParameters = RankParameters()
 
 
+@with_fields({name: option_field(one) for name, one in OPTIONS.items() if one.huggingface})
 class WritingOptions(StrictBody):
-    """Those of transformers' `generate`, and what pipelines have beside them."""
+    """Those of transformers' `generate` are made of their declarations; these are what pipelines have beside them."""
 
-    max_new_tokens: Count | None = None
-    min_new_tokens: Whole | None = None
-    do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: Whole | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: Seed | None = None
-    repetition_penalty: float | None = None
-    no_repeat_ngram_size: Whole | None = None
-    bad_words_ids: Many[TokenIds] | None = None
-    forced_bos_token_id: Whole | None = None
-    forced_eos_token_id: Whole | None = None
-    num_beams: Count | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | Literal["never"] | None = None
-    num_return_sequences: Count | None = None
-    stop_strings: str | Many[str] | None = None
-    stop_token_ids: Many[Whole] | None = Field(None, description="tokens that end the text, besides the model's own")
     truncation: bool | Literal["do_not_truncate", "longest_first", "only_first"] | None = None
     clean_up_tokenization_spaces: Annotated[Any, only(False)] = None
     use_cache: bool | None = Field(None, description="changes nothing")
@@ -184,6 +166,10 @@ class WritingOptions(StrictBody):
     num_beam_groups: Annotated[Any, only(1)] = None
     penalty_alpha: Annotated[Any, only(0)] = None
     typical_p: Annotated[Any, only(1)] = None
+
+    def option(self, name: str) -> Any:
+        """An option that is declared; None where it is not given."""
+        return getattr(self, name)
 
 
 class GenerateParameters(WritingOptions):

@@ -10,11 +10,11 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SummarizationInput,
     TaskInput,
     TextGenerationInput,
-    TokenSequence,
     TranslationInput,
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.generation_options import DRAWING, OPTIONS, message_fields
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.doors.http.huggingface_bodies import (
     GenerateParameters,
@@ -23,7 +23,7 @@ from neuronpipe.doors.http.huggingface_bodies import (
     WritingOptions,
 )
 from neuronpipe.doors.inference import truncation_of
-from neuronpipe.tasks.text_generation import EARLY_STOPPING, GenerationFacts
+from neuronpipe.tasks.text_generation import GenerationFacts
 
 
 class Prompted(Protocol):
@@ -34,10 +34,8 @@ class Prompted(Protocol):
         """How to continue its text."""
 
 
-_DRAWING = ("temperature", "top_k", "top_p", "min_p")
-_SAMPLING = (*_DRAWING, "seed")
 # Those that requests give by the same names.
-_OPTIONS = tuple(name for name in WritingOptions.model_fields if name in GenerationOptions.DESCRIPTOR.fields_by_name)
+_OPTIONS = tuple(name for name, one in OPTIONS.items() if one.huggingface)
 # By what transformers calls them of a model with a decoder only, and with the token that the text follows.
 _LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
 TEXT_FIELDS = {
@@ -56,14 +54,8 @@ _REASONS = {
 
 def _options(given: Mapping[str, Any]) -> GenerationOptions:
     """Options by transformers' names."""
-    options = {name: value for name, value in given.items() if name in _OPTIONS}
-    if isinstance(stops := options.get("stop_strings"), str):
-        options["stop_strings"] = [stops]
-    if "bad_words_ids" in options:
-        options["bad_words_ids"] = [TokenSequence(token_ids=word) for word in options["bad_words_ids"]]
-    if "early_stopping" in options:
-        options["early_stopping"] = EARLY_STOPPING[options["early_stopping"]]
-    return GenerationOptions(**options)
+    fields = message_fields({name: value for name, value in given.items() if name in _OPTIONS})
+    return GenerationOptions(**fields)
 
 
 def _cuts(given: WritingOptions) -> "Truncation.ValueType":
@@ -75,13 +67,13 @@ def read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
     given = body.parameters
     fields = given.model_dump(exclude_none=True)
     is_drawn = _is_drawn(given)
-    if given.do_sample is not None or is_drawn:
+    if given.option("do_sample") is not None or is_drawn:
         fields["do_sample"] = is_drawn
     # A model of another task is refused later, by all doors alike.
     model_draws = model.task == "text_generation" and GenerationFacts.of(model).do_sample
-    is_left_to_model = given.do_sample is None and (model_draws or (given.num_beams or 1) > 1)
+    is_left_to_model = given.option("do_sample") is None and (model_draws or (given.option("num_beams") or 1) > 1)
     if not (is_drawn or is_left_to_model):
-        fields = {name: value for name, value in fields.items() if name not in _SAMPLING}
+        fields = {name: value for name, value in fields.items() if name not in DRAWING}
     options = _options(fields)
     if given.details:
         options.top_logprobs = 0
@@ -91,15 +83,17 @@ def read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
 
 def read_one_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
     """The input of a request whose answer has one text. Raises InvalidInput."""
-    if (body.parameters.num_return_sequences or 1) > 1:
+    if (body.parameters.option("num_return_sequences") or 1) > 1:
         raise InvalidInput("parameters.num_return_sequences", "must be 1, since the answer has one text")
     return read_prompt(input, body, model)
 
 
 def _is_drawn(given: GenerateParameters) -> bool:
     """Whether the parameters say that tokens are drawn. A seed alone does not."""
-    has_limits = (given.num_beams or 1) == 1 and any(getattr(given, name) is not None for name in _DRAWING)
-    return has_limits if given.do_sample is None else given.do_sample
+    has_limits = (given.option("num_beams") or 1) == 1 and any(
+        given.option(name) is not None for name in DRAWING if name != "seed"
+    )
+    return has_limits if given.option("do_sample") is None else given.option("do_sample")
 
 
 def _read_text(input: str, body: Summarization | Translation) -> dict[str, Any]:
@@ -162,5 +156,5 @@ def text_details(text: GeneratedText, body: Prompted) -> dict[str, Any]:
     return {
         "finish_reason": _REASONS[text.finish_reason],
         "generated_tokens": len(text.token_ids),
-        "seed": body.parameters.seed if _is_drawn(body.parameters) else None,
+        "seed": body.parameters.option("seed") if _is_drawn(body.parameters) else None,
     }

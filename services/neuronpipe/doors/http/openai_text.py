@@ -19,6 +19,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TopLogprob,
 )
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.generation_options import DRAWING, OPTIONS, message_fields
 from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
@@ -34,20 +35,11 @@ from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Inference
 from neuronpipe.doors.text_stream import Event
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, Usage
-from neuronpipe.tasks.text_generation import EARLY_STOPPING
 
 # Of completions, as OpenAI has it.
 _MAX_TOKENS = 16
 _SEEDS = 1 << 64
-# Fields of the same name and meaning.
-_SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "num_beams", "length_penalty")
-_DRAWN = ("temperature", "top_k", "top_p", "min_p", "seed")
-_FIELDS = {
-    "options.min_new_tokens": "min_tokens",
-    "options.stop_strings": "stop",
-    "options.num_return_sequences": "n",
-    **{f"options.{name}": name for name in (*_SAME, "early_stopping", "stop_token_ids")},
-}
+_FIELDS = {f"options.{name}": one.openai for name, one in OPTIONS.items() if one.openai}
 _REASONS = {FinishReason.FINISH_REASON_LENGTH: "length"}
 
 
@@ -257,10 +249,11 @@ def _options(body: CompletionOptions, max_tokens: int | None, top_logprobs: int 
 
     Raises InvalidInput.
     """
-    given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
-    drawn = [name for name in _DRAWN if name in given]
-    texts, beams = body.n or 1, body.num_beams or 1
-    if body.temperature == 0:
+    named = {name: getattr(body, one.openai) for name, one in OPTIONS.items() if one.openai}
+    given = {name: value for name, value in named.items() if value is not None}
+    drawn = [name for name in DRAWING if name in given]
+    texts, beams = body.n or 1, given.get("num_beams", 1)
+    if given.get("temperature") == 0:
         if texts > 1 and beams == 1:
             raise InvalidInput("n", "must be 1 with a temperature of 0, which gives the same text each time")
         given = {"do_sample": False} | {name: value for name, value in given.items() if name not in drawn}
@@ -272,15 +265,4 @@ def _options(body: CompletionOptions, max_tokens: int | None, top_logprobs: int 
         given["seed"] %= _SEEDS
     if given.get("top_k") == -1:
         given["top_k"] = 0
-    if body.early_stopping is not None:
-        given["early_stopping"] = EARLY_STOPPING[body.early_stopping]
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop
-    return GenerationOptions(
-        **given,
-        max_new_tokens=max_tokens,
-        min_new_tokens=body.min_tokens,
-        num_return_sequences=body.n,
-        top_logprobs=top_logprobs,
-        stop_strings=stops or (),
-        stop_token_ids=body.stop_token_ids or (),
-    )
+    return GenerationOptions(**message_fields(given), max_new_tokens=max_tokens, top_logprobs=top_logprobs)

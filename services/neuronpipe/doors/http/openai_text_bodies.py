@@ -4,7 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from neuronpipe.doors.http.bodies import Body, Count, Many, Unsupported, Whole, only
+from neuronpipe.core.generation_options import OPTIONS
+from neuronpipe.core.model import with_fields
+from neuronpipe.doors.http.bodies import Body, Count, Many, Unsupported, Whole, only, option_field
 
 
 class TextPart(Body):
@@ -22,32 +24,24 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
+@with_fields({one.openai: option_field(one) for one in OPTIONS.values() if one.openai})
 class CompletionOptions(Body):
-    """What both have. Of the fields after `stream_options`, OpenAI has none; they are vLLM's.
+    """What both have. The other options of generation are made of their declarations. Of these fields, those after
+    `stream_options` are vLLM's.
 
     `user`, `metadata`, `store` and other fields that do not change the text are ignored.
     """
 
     model: str
     max_tokens: Count | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     seed: int | None = None
-    stop: str | Many[str] | None = None
     n: Annotated[Count | None, Field(description="so many texts, drawn at random")] = None
     frequency_penalty: Annotated[Any, only(0)] = None
     presence_penalty: Annotated[Any, only(0)] = None
     logit_bias: Annotated[Any, only({})] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    min_tokens: Whole | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 32, description="0 and -1: all")] | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: Many[Whole] | None = None
-    num_beams: Count | None = Field(None, description="ours: as in transformers, with the next two")
-    length_penalty: float | None = None
-    early_stopping: bool | Literal["never"] | None = None
     # What vLLM has, and we have not.
     use_beam_search: Annotated[Any, only(False)] = None
     ignore_eos: Annotated[Any, only(False)] = None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from neuronpipe.api.v1.models_pb2 import VersionState
 from neuronpipe.bundles.registry import Registry, Signed
-from neuronpipe.bundles.repositories import Repository, open_repository
+from neuronpipe.bundles.sources import Repository, open_repository
 from neuronpipe.core.callers import current_caller
 from neuronpipe.core.errors import ChangeRefused, DeadlineExceeded
 from neuronpipe.core.items import ModelKey

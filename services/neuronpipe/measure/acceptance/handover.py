@@ -1,4 +1,4 @@
-"""The files in a folder by which `accept` and its measuring process communicate."""
+"""The files in a folder by which `accept` and its measuring process communicate, and the settings of `accept`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,6 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic_settings import SettingsConfigDict
+
+from neuronpipe.stages.neuron_executor.settings import CoreSettings
+
+
+class AcceptSettings(CoreSettings):
+    """Settings of `neuronpipe accept`."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_ACCEPT_")
+
 
 REQUEST_FILE, FOUND_FILE = "request.json", "found.json"
 

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from neuronpipe.bundles.buckets import Bucket, parse_bucket
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.measure.acceptance import generation
 from neuronpipe.measure.acceptance.handover import (
     FOUND_FILE,
     REQUEST_FILE,
@@ -32,9 +31,97 @@ from neuronpipe.measure.acceptance.handover import (
 from neuronpipe.stages.neuron_executor.backends import ONE_IN_FLIGHT, load_backend, load_decoder
 from neuronpipe.stages.neuron_executor.backends.base import Backend, BackendError, BackendRequest, compute
 from neuronpipe.stages.neuron_executor.neuron_monitor import NeuronMonitor, running_monitor
-from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderModel
-from neuronpipe.stages.neuron_executor.runtimes.given_texts import GivenText
+from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderModel, Run
+from neuronpipe.stages.neuron_executor.runtimes.given_texts import (
+    GivenText,
+    computed_logits,
+    largest_difference,
+    largest_logit,
+    token_agreement,
+)
 from neuronpipe.tasks import TASKS
+
+# Prompts are computed in parts of so many tokens.
+_PART_TOKENS = 64
+
+
+def generated_parity(model: DecoderModel, texts: Sequence[GivenText]) -> dict[str, Any]:
+    """How far the model's logits and tokens are from those that were given; see run.py."""
+    found = computed_logits(model, texts)
+    return {
+        "texts": len(texts),
+        "cores": 1,
+        "largest_output": largest_logit(texts),
+        "largest_difference": largest_difference(found, texts),
+        "agreement": token_agreement(found, texts)[0],
+        "largest_difference_of_cores": 0.0,
+    }
+
+
+def sequence_counts(model: DecoderModel, shape: Bucket, source: Sequence[int]) -> list[int]:
+    """How many texts are to be answered side by side: one, and as many as the shape says or the cache has room for.
+
+    Raises SetupError where it has none.
+    """
+    room = (model.blocks - _blocks(model, len(source))) // _blocks(model, shape.tokens)
+    if room < 1:
+        raise SetupError(f"{shape.tokens} tokens of a text: the cache holds {model.blocks * model.block_tokens}")
+    return sorted({1, min(shape.batch, room)})
+
+
+def token_throughput(
+    model: DecoderModel, shape: Bucket, count: int, source: Sequence[int], vocabulary: int, seconds: float
+) -> dict[str, float]:
+    """Answers so many texts side by side for a time, each of half the shape's tokens after a prompt of the other half.
+
+    Latency is that of a step. `source`: of a model with an encoder; all texts share it.
+    """
+    held = _blocks(model, shape.tokens)
+    of_source = list(range(count * held, count * held + _blocks(model, len(source))))
+    blocks = [range(row * held, (row + 1) * held) for row in range(count)]
+    if of_source:
+        model.read(source, of_source)
+
+    def runs(first: int, length: int, *, is_scored: bool) -> Iterator[Run]:
+        ids = [token % vocabulary for token in range(first, first + length)]
+        for own in blocks:
+            yield Run(ids, first, list(own), is_scored, len(source), of_source)
+
+    prompt, prompt_s, steps = max(1, shape.tokens // 2), list[float](), list[float]()
+    end_s = time.monotonic() + seconds
+    while not steps or time.monotonic() < end_s:
+        parts = range(0, prompt, _PART_TOKENS)
+        prompt_s.append(
+            sum(
+                _timed(lambda run=run: model.compute([run]))  # type: ignore[misc]
+                for first in parts
+                for run in runs(first, min(_PART_TOKENS, prompt - first), is_scored=False)
+            )
+        )
+        for position in range(prompt, shape.tokens):
+            step = list(runs(position, 1, is_scored=True))
+            steps.append(_timed(lambda step=step: model.compute(step)))  # type: ignore[misc]
+            if time.monotonic() >= end_s:
+                break
+    p50, p95, p99 = (round(1000 * float(value), 3) for value in np.percentile(steps, (50, 95, 99)))
+    return {
+        "throughput_per_s": round(count * len(steps) / sum(steps), 1),
+        "p50_ms": p50,
+        "p95_ms": p95,
+        "p99_ms": p99,
+        "prompt_tokens_per_s": round(count * prompt * len(prompt_s) / sum(prompt_s), 1),
+    }
+
+
+def _blocks(model: DecoderModel, tokens: int) -> int:
+    return -(-tokens // model.block_tokens)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began_s = time.monotonic()
+    work()
+    return time.monotonic() - began_s
+
 
 _IN_FLIGHT = (1, 2)
 _WARM_UP_RUNS = 10
@@ -117,13 +204,13 @@ async def _measure_generation(bundle: Bundle, request: MeasureRequest, found: _F
     async with running_monitor() as monitor:
         for model in loaded:
             with found.step("compare"):
-                found.values["parity"] = generation.parity(model, texts)
+                found.values["parity"] = generated_parity(model, texts)
             for shape in shapes:
                 with found.step(f"{shape}"):
                     _check_length(shape, bundle.spec)
                     source, vocabulary = texts[0].source, bundle.spec.vocabulary_size
-                    for count in generation.counts(model, shape, source):
-                        figures = generation.throughput(model, shape, count, source, vocabulary, request.seconds)
+                    for count in sequence_counts(model, shape, source):
+                        figures = token_throughput(model, shape, count, source, vocabulary, request.seconds)
                         found.values["figures"].append({"shape": str(shape), "in_flight": count, **figures})
         _note_memory(monitor, found)
 

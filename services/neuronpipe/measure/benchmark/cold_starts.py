@@ -16,7 +16,7 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput, TokenizationInput
 from neuronpipe.bundles.repository import Bundle, read_repository
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError, Unavailable
-from neuronpipe.measure.benchmark.inputs import texts_of_length
+from neuronpipe.measure.benchmark.measuring import texts_of_length
 from neuronpipe.measure.benchmark.results import ColdStart
 from neuronpipe.measure.benchmark.service_process import ServiceProcess
 from neuronpipe.measure.load.inputs import make_input

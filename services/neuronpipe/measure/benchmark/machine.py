@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from neuronpipe import __version__
-from neuronpipe.stages.neuron_executor.runtimes.cpus import available_cpus
+from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 
 _INSTRUCTIONS = {
     "AVX2": "avx2",

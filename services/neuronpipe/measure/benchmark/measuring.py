@@ -7,7 +7,7 @@ gets its result. The latency is that of all rows, as the published figures count
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -16,16 +16,44 @@ from pathlib import Path
 import numpy as np
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TokenizationInput
-from neuronpipe.bulk.transform.near_engine import NearEngine, running_near_engine
+from neuronpipe.bulk.transform.near_engine import NearEngine, TransformSettings, running_near_engine
 from neuronpipe.bulk.transform.request import Answer
-from neuronpipe.bulk.transform.settings import TransformSettings
 from neuronpipe.bundles.repository import Bundle, read_repository
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.items import Execute, ExecuteItem, Prediction
-from neuronpipe.measure.benchmark.inputs import texts_of_length
 from neuronpipe.measure.benchmark.matrix import Cell, Variant
 from neuronpipe.measure.benchmark.statistics import bootstrap, p95
-from neuronpipe.measure.load.inputs import make_input
+from neuronpipe.measure.load.inputs import builtin_texts, make_input
+
+# One token of every tokenizer that knows English.
+_FILLER = "the"
+
+
+async def texts_of_length(count_tokens: Callable[[str], Awaitable[int]], length: int, number: int) -> list[str]:
+    """Different English texts of exactly `length` tokens, special ones included; of any length for 0.
+
+    `count_tokens`: of a text, special ones included.
+    """
+    texts = builtin_texts(0)
+    if not length:
+        return texts[:number]
+    words = itertools.cycle(" ".join(texts).split())
+    return [await _text(count_tokens, length, words) for _ in range(number)]
+
+
+async def _text(count_tokens: Callable[[str], Awaitable[int]], length: int, words: Iterator[str]) -> str:
+    taken = list(itertools.islice(words, length))
+    # The most words that fit, found by halving; then one token each.
+    low, high = 0, len(taken)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if await count_tokens(" ".join(taken[:middle])) <= length:
+            low = middle
+        else:
+            high = middle - 1
+    text = " ".join(taken[:low]) or _FILLER
+    return " ".join([text, *[_FILLER] * (length - await count_tokens(text))])
+
 
 # Different inputs of a length; larger batches repeat them, which nothing caches.
 _INPUTS = 16

@@ -1,14 +1,36 @@
-"""The tables of a report, ours beside the published ones, in the same columns."""
+"""The tables of a report, ours beside the published ones, in the same columns.
 
+What others have published is for comparing: on other machines, never measured here.
+"""
+
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from neuronpipe.measure.benchmark.advice import ON_DEMAND, SPOT, Instance, Prices, cost_per_million, dollars
 from neuronpipe.measure.benchmark.matrix import LATENCY, Variant
-from neuronpipe.measure.benchmark.prices import ON_DEMAND, SPOT, Instance, Prices, cost_per_million, dollars
-from neuronpipe.measure.benchmark.published import Published, published_tables
 from neuronpipe.measure.benchmark.results import CellResult, ColdStart, Results
+
+_FILE = Path(__file__).with_name("published.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A table as it was published."""
+
+    title: str
+    source: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def published_tables() -> Mapping[str, Published]:
+    """By name."""
+    return {name: Published(**one) for name, one in json.loads(_FILE.read_text()).items()}
+
 
 # Of the published g4dn.xlarge with batch 1 and with its best: throughput, and cost per million.
 _G4DN = {True: (149.0, 0.98), False: (422.0, 0.35)}

@@ -1,17 +1,62 @@
-"""Sends requests from one process and records the outcome of each."""
+"""A generator process: sends requests at their times, records the outcome of each, and reports to the parent."""
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TypeAlias
+
+import numpy as np
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError, Unavailable
-from neuronpipe.measure.load.arrivals import pace, poisson_arrivals_s
-from neuronpipe.measure.load.samples import NOT_SENT, UNANSWERED, PartTimes, Recorder
+from neuronpipe.measure.load.inputs import Words, generation_requests, make_requests
+from neuronpipe.measure.load.request import LoadRequest
+from neuronpipe.measure.load.samples import NOT_SENT, UNANSWERED, PartTimes, Recorder, Rows, Tick
+
+_CHUNK = 1024
+
+
+def poisson_arrivals_s(rate_per_s: float, duration_s: float, seed: Sequence[int]) -> Iterator[float]:
+    """The times of a Poisson process from 0 up to `duration_s`: gaps are independent and exponential.
+
+    Processes with different seeds are independent, so several of them together are a Poisson process of the summed
+    rate.
+    """
+    random = np.random.default_rng(seed)
+    last_s = 0.0
+    while last_s < duration_s:
+        times_s = last_s + np.cumsum(random.exponential(1 / rate_per_s, _CHUNK))
+        last_s = float(times_s[-1])
+        yield from times_s[times_s < duration_s].tolist()
+
+
+def pace(times_s: Iterator[float], send: Callable[[list[float]], None], stop: threading.Event) -> None:
+    """Calls `send` at each of the times, on time.monotonic()'s clock, until there are no more or `stop` is set.
+
+    Blocks: give it a thread. Event loops round their timers to milliseconds, asyncio's up and uvloop's to the nearest
+    one, which sends early. Measured as the median delay from the time asked for to the send, 1,000/s, 2 cores:
+    asyncio.sleep 0.6 ms, a thread that wakes the loop 0.1 ms. Latencies of 2 ms cannot afford the former.
+    """
+    due_s: list[float] = []
+    for time_s in times_s:
+        wait_s = time_s - time.monotonic()
+        if wait_s > 0:
+            if due_s:
+                send(due_s)
+                due_s = []
+                wait_s = time_s - time.monotonic()
+            if stop.wait(max(0.0, wait_s)):
+                return
+        due_s.append(time_s)
+    if due_s and not stop.is_set():
+        send(due_s)
+
 
 # How long an interrupted run waits for requests in flight.
 _BROKEN_OFF_DRAIN_S = 1.0
@@ -176,3 +221,115 @@ class Generator:
             call.cancel()
         if self._calls:
             await asyncio.wait(self._calls)
+
+
+_CONNECT_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The parameters of a generator process."""
+
+    request: LoadRequest
+    task: str
+    texts: Sequence[str]
+    share: Share
+    # What prompts of given lengths are made of.
+    words: Words | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The process is connected and waits for the time to begin."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The last message: every request of the process, every part of a generated text, and the share of a CPU core that
+    it used.
+    """
+
+    rows: Rows
+    parts: Rows
+    cpu_share: float
+
+
+Message: TypeAlias = Ready | Tick | Report
+# The start time, on time.monotonic()'s clock, and then at most one None, which interrupts the run. End of file: the
+# parent has died.
+Order: TypeAlias = float | None
+Orders: TypeAlias = "Connection[None, Order]"
+Messages: TypeAlias = "Connection[Message, None]"
+
+
+def work(orders: Orders, messages: Messages, assignment: Assignment) -> None:
+    """The main function of a generator process."""
+    # Without a parent the process ends.
+    with contextlib.suppress(EOFError, ConnectionError), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_work(orders, messages, assignment))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ModuleNotFoundError:  # it is installed with the servers; the client does not need it
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _work(orders: Orders, messages: Messages, assignment: Assignment) -> None:
+    request, task, texts = assignment.request, assignment.task, assignment.texts
+    if request.generation:
+        seed = assignment.share.seed
+        requests = generation_requests(request, request.generation, task, texts, assignment.words, seed)
+    else:
+        requests = itertools.cycle(make_requests(request, task, texts))
+    async with AsyncClient(request.target, timeout_s=None, retries=False, tls=request.tls) as client:
+        # Connects. If the gateway is gone meanwhile, the requests fail and are recorded.
+        with contextlib.suppress(NeuronpipeError, TimeoutError):
+            async with asyncio.timeout(_CONNECT_LIMIT_S):
+                await client.get_model(request.model, request.version)
+        messages.send(Ready())
+        begin_s = await asyncio.to_thread(orders.recv)
+        if begin_s is None:
+            return
+        generator = Generator(client, requests, assignment.share, begin_s)
+        has_ended = asyncio.Event()
+        with _breaking_off(orders, generator):
+            ticking = asyncio.create_task(_tick(messages, generator, begin_s, has_ended))
+            try:
+                cpu_share = await generator.run()
+            finally:
+                has_ended.set()
+                await ticking
+    messages.send(Report(generator.recorder.rows(), generator.recorder.parts(), cpu_share))
+
+
+@contextlib.contextmanager
+def _breaking_off(orders: Orders, generator: Generator) -> Iterator[None]:
+    """Ends the run when anything arrives: an order, or the end of file."""
+    loop = asyncio.get_running_loop()
+
+    def break_off() -> None:
+        loop.remove_reader(orders.fileno())
+        generator.break_off()
+
+    # uvloop makes the pipe that it reads non-blocking, so messages have another pipe.
+    loop.add_reader(orders.fileno(), break_off)
+    try:
+        yield
+    finally:
+        loop.remove_reader(orders.fileno())
+
+
+async def _tick(messages: Messages, generator: Generator, begin_s: float, has_ended: asyncio.Event) -> None:
+    second = 0
+    while not has_ended.is_set():
+        second += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, begin_s + second - time.monotonic())):
+                await has_ended.wait()
+                return
+        # In a thread: a parent that reads slowly, such as one with a slow terminal, must not block the event loop.
+        await asyncio.to_thread(messages.send, generator.recorder.tick(second, generator.in_flight))

@@ -1,18 +1,180 @@
-"""Makes requests from texts, for the task of the model."""
+"""Makes requests from texts, for the task of the model: the texts themselves, images, or prompts of a wanted length.
 
+Texts are the lines of a file, or English text that comes with Python. Prompts are made of words whose tokens the
+gateway has counted. Images are made with the standard library and NumPy.
+"""
+
+import random
+import re
+import struct
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
-from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation
-from neuronpipe.core.errors import SetupError
-from neuronpipe.measure.load.generation import TASKS, GenerationLoad
-from neuronpipe.measure.load.images import make_image
-from neuronpipe.measure.load.prompts import PromptMaker, Words
-from neuronpipe.measure.load.request import LoadRequest
+from neuronpipe.api.v1.tasks_pb2 import TaskInput, TokenizationInput, Truncation
+from neuronpipe.client import Client
+from neuronpipe.core.errors import NeuronpipeError, SetupError
+from neuronpipe.core.lines import read_lines
+from neuronpipe.measure.load.request import TASKS, GenerationLoad, LoadRequest
+
+_MAX_FILE_BYTES = 64 << 20
+
+# Words and punctuation marks. With at most 120, no built-in text has more than 128 tokens of MiniLM's tokenizer.
+_PIECE = re.compile(r"[^\W_]+|[^\w\s]|_")
+_MIN_PIECES = 4
+_MAX_PIECES = 120
+# The share of texts with two sentences. It makes the mean 33 tokens of MiniLM's tokenizer.
+_PAIRED = 0.2
+
+_PARAGRAPH_END = re.compile(r"\n\s*\n")
+_SENTENCE_END = re.compile(r'(?<=[.!?]) (?=[A-Z"*])')
+_RULE = re.compile(r"[=*\-~+^|# ]*")
+
+
+def read_texts(path: Path) -> list[str]:
+    """The lines of a UTF-8 file that are not blank. Raises SetupError."""
+    texts = [line.strip() for _, line in read_lines(path, "--texts", max_bytes=_MAX_FILE_BYTES)]
+    if not texts:
+        raise SetupError(f"--texts {path}: has no text")
+    return texts
+
+
+def builtin_texts(seed: int) -> list[str]:
+    """About 1,800 different texts of one or two sentences, shuffled. Equal seeds give equal texts.
+
+    They have up to 128 tokens, 33 on average. Their source is the language reference of Python's help(), so another
+    Python version has slightly different texts.
+    """
+    chance = random.Random(seed)  # noqa: S311 (nothing to guess here)
+    sentences = _sentences()
+    texts = []
+    for index, sentence in enumerate(sentences):
+        pair = f"{sentence} {sentences[index - 1]}"
+        texts.append(pair if chance.random() < _PAIRED and _is_of_length(pair) else sentence)
+    texts = list(dict.fromkeys(texts))
+    chance.shuffle(texts)
+    return texts
+
+
+def _sentences() -> list[str]:
+    # Half a megabyte: imported only when used.
+    from pydoc_data.topics import topics
+
+    paragraphs = [
+        paragraph
+        for _, topic in sorted(topics.items())
+        for paragraph in _PARAGRAPH_END.split(topic)
+        if _is_prose(paragraph)
+    ]
+    return [
+        sentence
+        for paragraph in paragraphs
+        for sentence in _SENTENCE_END.split(" ".join(paragraph.split()))
+        if _is_of_length(sentence)
+    ]
+
+
+def _is_prose(paragraph: str) -> bool:
+    """Whether a paragraph is text: code and grammar are indented, headings underlined."""
+    return not any(line.startswith("   ") or _RULE.fullmatch(line) for line in paragraph.splitlines())
+
+
+def _is_of_length(text: str) -> bool:
+    return _MIN_PIECES <= len(_PIECE.findall(text)) <= _MAX_PIECES
+
+
+_HEIGHT, _WIDTH = 320, 480
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_RGB = 2
+# They repeat within deflate's window of 32 KiB, so that the file takes 30 kB, as a photograph of this size does.
+_LINES = 20
+
+
+def make_image(text: str) -> bytes:
+    """A PNG file. Each text gives another image."""
+    generator = np.random.default_rng(zlib.crc32(text.encode()))
+    lines = generator.integers(0, 256, (_LINES, _WIDTH * 3), np.uint8)
+    rows = np.zeros((_HEIGHT, 1 + _WIDTH * 3), np.uint8)  # each begins with its filter: none
+    rows[:, 1:] = np.resize(lines, (_HEIGHT, _WIDTH * 3))
+    header = struct.pack(">IIBBBBB", _WIDTH, _HEIGHT, 8, _RGB, 0, 0, 0)
+    return (
+        _SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows.tobytes(), 1)) + _chunk(b"IEND", b"")
+    )
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+# So many texts have enough different words.
+_COUNTED_TEXTS = 64
+_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words, and how many tokens each is within a text."""
+
+    words: Sequence[str]
+    tokens: Sequence[int]
+
+
+class PromptMaker:
+    """Makes prompts of random words, no two of them alike, so that only what shall be shared is in a prefix cache."""
+
+    def __init__(self, words: Words, seed: Sequence[int]) -> None:
+        self._random = np.random.default_rng(seed)
+        self._words = np.array(words.words)
+        self._tokens = np.array(words.tokens)
+        self._short = self._words[self._tokens == self._tokens.min()]
+        self._shortest = int(self._tokens.min())
+
+    def make(self, tokens: int) -> str:
+        """A prompt. A tokenizer that joins words may make a few tokens more or less of it."""
+        drawn = self._random.integers(len(self._words), size=tokens)
+        kept = drawn[np.cumsum(self._tokens[drawn]) <= tokens]
+        missing = (tokens - int(self._tokens[kept].sum())) // self._shortest
+        return " ".join([*self._words[kept], *self._random.choice(self._short, missing)])
+
+
+def count_words(request: LoadRequest, texts: Sequence[str]) -> Words:
+    """The words of some texts with their tokens, as the model's tokenizer has them. Raises SetupError."""
+    texts = texts[:_COUNTED_TEXTS]
+    inputs = (TaskInput(tokenization=TokenizationInput(text=text, skip_special_tokens=True)) for text in texts)
+    requests = [InferRequest(model=request.model, version=request.version, input=input) for input in inputs]
+    found: dict[str, int] = {}
+    try:
+        with Client(request.target, timeout_s=_LIMIT_S, tls=request.tls) as client:
+            outcomes = client.infer_batch(requests)
+    except NeuronpipeError as error:
+        raise SetupError(f"--prompt-tokens: cannot count tokens: {error.reason}: {error.message}") from error
+    for text, outcome in zip(texts, outcomes, strict=True):
+        if outcome.HasField("response"):
+            starts = [token.start for token in outcome.response.result.tokenization.tokens]
+            found.update(_words_of(text, np.array(starts)))
+    if not found:
+        raise SetupError("--texts: has no text of several words, which prompts are made of")
+    return Words([*found], [*found.values()])
+
+
+def _words_of(text: str, starts: NDArray[np.int64]) -> Iterator[tuple[str, int]]:
+    """The words of a text but for the first one, which has no space before it."""
+    began = 0
+    for word in text.split(" "):
+        ended = began + len(word)
+        # Of some tokenizers a token begins with the space before the word.
+        tokens = int(np.count_nonzero((starts >= began - 1) & (starts < ended)))
+        if began and word and tokens:
+            yield word, tokens
+        began = ended + 1
+
 
 _QUESTION = "What is it that is described here?"
 _CANDIDATE_LABELS = ("numbers", "text", "errors")

@@ -1,14 +1,94 @@
-"""The parameters of a load test, and their limits."""
+"""The parameters of a load test, and their limits; of generated texts also their lengths in tokens."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.measure.load.generation import GenerationLoad
 
 if TYPE_CHECKING:
-    from neuronpipe.platform.tls.files import TlsFiles
+    import numpy as np
+if TYPE_CHECKING:
+    from neuronpipe.platform.tls import TlsFiles
+
+
+MAX_TOKENS = 32_768
+FORMS = "N, uniform:LOW,HIGH or lognormal:MEDIAN,P90"
+
+# The 90th percentile of the standard normal distribution.
+_NORMAL_P90 = 1.2815515655446004
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths in tokens, from 1 to MAX_TOKENS: all the same, uniform, or lognormal, as those of real prompts are."""
+
+    form: str
+    low: int
+    high: int
+
+    @classmethod
+    def fixed(cls, tokens: int) -> Self:
+        """All the same."""
+        return cls("fixed", tokens, tokens)
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> Self:
+        """One of FORMS. Raises SetupError, which names the option."""
+        form, colon, numbers = text.partition(":")
+        if not colon:
+            form, numbers = "fixed", f"{text},{text}"
+        try:
+            low, high = (int(number) for number in numbers.split(","))
+        except ValueError:
+            low = high = 0
+        if form not in ("fixed", "uniform", "lognormal") or not 1 <= low <= high <= MAX_TOKENS:
+            raise SetupError(f"{option} {text}: must be {FORMS}, of tokens from 1 to {MAX_TOKENS:,}")
+        return cls(form, low, high)
+
+    def draw(self, random: "np.random.Generator") -> int:
+        """A length. Lognormal ones beyond MAX_TOKENS are cut."""
+        if self.form == "uniform":
+            return int(random.integers(self.low, self.high, endpoint=True))
+        if self.form == "lognormal":
+            sigma = math.log(self.high / self.low) / _NORMAL_P90
+            return min(MAX_TOKENS, max(1, round(random.lognormal(math.log(self.low), sigma))))
+        return self.low
+
+
+MAX_LIMIT_MS = 3_600_000
+# As the gateway has it (tasks/decoding_checks.py).
+MAX_BEAMS = 16
+OUTPUT_TOKENS = Lengths.fixed(32)
+TASKS = ("text_generation", "summarization", "translation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationLoad:
+    """Texts are generated, and read as they come.
+
+    `prompt_tokens` None: the prompts are the texts as they are. `first_token_limit_ms` and `token_limit_ms`: an answer
+    beyond them is no goodput. Raises SetupError for a value that is out of range, and names the option.
+    """
+
+    prompt_tokens: Lengths | None = None
+    output_tokens: Lengths = OUTPUT_TOKENS
+    # So many tokens before each prompt are the same in all.
+    shared_prefix_tokens: int = 0
+    num_beams: int = 1
+    first_token_limit_ms: float | None = None
+    token_limit_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shared_prefix_tokens <= MAX_TOKENS:
+            raise SetupError(f"--shared-prefix-tokens {self.shared_prefix_tokens}: must be from 0 to {MAX_TOKENS:,}")
+        if not 1 <= self.num_beams <= MAX_BEAMS:
+            raise SetupError(f"--num-beams {self.num_beams}: must be from 1 to {MAX_BEAMS}")
+        for option, limit_ms in (("--ttft-ms", self.first_token_limit_ms), ("--itl-ms", self.token_limit_ms)):
+            if limit_ms is not None and not 0 < limit_ms <= MAX_LIMIT_MS:  # false for NaN too
+                raise SetupError(f"{option} {limit_ms:g}: must be more than 0 and at most {MAX_LIMIT_MS:,} ms")
+
 
 PRIORITIES = ("interactive", "bulk")
 

@@ -17,15 +17,18 @@ import numpy as np
 from neuronpipe.api.v1.models_pb2 import Model
 from neuronpipe.client import Client
 from neuronpipe.core.errors import InvalidInput, ModelNotFound, NeuronpipeError, SetupError
-from neuronpipe.measure.load.figures import LoadResult, compute_result
-from neuronpipe.measure.load.generator import Share
-from neuronpipe.measure.load.inputs import generation_requests, make_requests
-from neuronpipe.measure.load.prompts import Words, count_words
-from neuronpipe.measure.load.report import progress_line
+from neuronpipe.measure.load.generator import Assignment, Message, Order, Ready, Report, Share, work
+from neuronpipe.measure.load.inputs import (
+    Words,
+    builtin_texts,
+    count_words,
+    generation_requests,
+    make_requests,
+    read_texts,
+)
+from neuronpipe.measure.load.report import LoadResult, compute_result, progress_line
 from neuronpipe.measure.load.request import LoadRequest
 from neuronpipe.measure.load.samples import PART, ROW, Tick
-from neuronpipe.measure.load.texts import builtin_texts, read_texts
-from neuronpipe.measure.load.worker import Assignment, Message, Order, Ready, Report, work
 
 Tell: TypeAlias = Callable[[str], None]
 

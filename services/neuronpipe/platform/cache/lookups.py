@@ -1,19 +1,111 @@
-"""Look-ups in Redis for a cache: batched, only where they save time, and not at all while Redis fails."""
+"""Look-ups in Redis for a cache: batched, only where they save time, and not at all while Redis does not work."""
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic
 
 from neuronpipe.core.logs import log, log_fault, log_warning
-from neuronpipe.platform.cache.breaker import Breaker
-from neuronpipe.platform.cache.economics import LookupEconomics
+from neuronpipe.platform.cache.economics import CachePolicy, LookupEconomics
 from neuronpipe.platform.cache.remote import Remote, RemoteError
-from neuronpipe.platform.cache.sealing import ValueCodec, ValueT, unseal
-from neuronpipe.platform.cache.settings import CachePolicy
-from neuronpipe.platform.cache.unstored import Unstored
+from neuronpipe.platform.cache.sealing import ValueCodec, ValueT, seal, unseal
+
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 5.0
+# After being closed for this long, the next pause starts at the shortest again. Until then pauses keep growing: small
+# probes may succeed where real look-ups fail.
+_WELL_AFTER_S = 10.0
+
+
+class Breaker:
+    """Closed while Redis works; the first failure opens it.
+
+    Skipping Redis costs a few cache hits. Waiting for a Redis that hangs costs latency. The breaker is open at first,
+    because nothing is connected yet.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._probe_at_s = 0.0
+        self._next_pause_s = _FIRST_PAUSE_S
+        self._closed_at_s = -math.inf
+        self.is_closed = False
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until the next probe is due; 0 if it is due now."""
+        return max(0.0, self._probe_at_s - self._clock())
+
+    def close(self) -> None:
+        """Call after a successful probe."""
+        self.is_closed = True
+        self._closed_at_s = self._clock()
+
+    def open(self) -> bool:
+        """Call after a failure. Failures of calls that were in flight at that time do not count again.
+
+        Returns whether it had been closed for long.
+        """
+        if not self.is_closed and self.pause_s:
+            return False
+        was_well = self.is_closed and self._clock() - self._closed_at_s >= _WELL_AFTER_S
+        if was_well:
+            self._next_pause_s = _FIRST_PAUSE_S
+        self.is_closed = False
+        self._probe_at_s = self._clock() + self._next_pause_s
+        self._next_pause_s = min(2 * self._next_pause_s, _MAX_PAUSE_S)
+        return was_well
+
+
+# Beyond this, values are dropped; they are computed again when needed.
+_MAX_BYTES = 8 << 20
+# Larger values are not stored in the shared cache.
+_MAX_VALUE_BYTES = 1 << 20
+# Packed in one pass of the event loop, which takes 1 ms. A single larger value is packed alone.
+_MAX_BATCH_BYTES = 256 << 10
+
+
+class Unstored(Generic[ValueT]):
+    """A first-in, first-out queue of values, which are packed only when they are taken out."""
+
+    def __init__(self, codec: ValueCodec[ValueT]) -> None:
+        self._codec = codec
+        # With the size of each.
+        self._values: dict[bytes, tuple[ValueT, int]] = {}
+        self._size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, key: bytes, value: ValueT) -> None:
+        """Adds a value if there is room for it."""
+        size_bytes = self._codec.size_bytes(value)
+        if size_bytes > _MAX_VALUE_BYTES or self._size_bytes + size_bytes > _MAX_BYTES:
+            return
+        if before := self._values.get(key):
+            self._size_bytes -= before[1]
+        self._values[key] = value, size_bytes
+        self._size_bytes += size_bytes
+
+    def next_sealed(self, max_values: int) -> dict[bytes, bytes]:
+        """Takes out the next values, sealed."""
+        batch: dict[bytes, bytes] = {}
+        taken_bytes = 0
+        while self._values and len(batch) < max_values and taken_bytes < _MAX_BATCH_BYTES:
+            key = next(iter(self._values))
+            value, size_bytes = self._values.pop(key)
+            taken_bytes += size_bytes
+            batch[key] = seal(key, self._codec.pack(value))
+        self._size_bytes -= taken_bytes
+        return batch
+
+    def clear(self) -> None:
+        """Drops everything."""
+        self._values.clear()
+        self._size_bytes = 0
+
 
 # Values in one MGET, and in one pipeline of SETs.
 _MAX_VALUES = 256

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
-from neuronpipe.platform.tls.files import TlsFiles
+from neuronpipe.platform.tls import TlsFiles
 
 _LAST_PORT = 65535
 # A week. gRPC takes milliseconds in 31 bits, less than 25 days.

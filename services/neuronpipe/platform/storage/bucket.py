@@ -6,13 +6,13 @@ from datetime import datetime
 from typing import BinaryIO
 
 from neuronpipe.platform.storage.objects import (
+    ObjectUri,
     StorageError,
     bucket_failures,
     is_not_modified,
     is_other_writer,
     open_bucket,
 )
-from neuronpipe.platform.storage.uris import ObjectUri
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,72 @@
-"""Reads and writes objects. S3 by obstore, files by Python. No other file imports obstore.
+"""Objects by URI, read and written. S3 by obstore, files by Python. No other file imports obstore.
 
 Credentials and endpoints of S3 are AWS's variables (AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL, …), or those of
 the machine, the container or the pod that it runs in.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, Self
+from urllib.parse import unquote, urlsplit
 
 from neuronpipe.core.files import replace_file
-from neuronpipe.platform.storage.uris import ObjectUri
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
+
+
+SCHEMES = ("s3", "file")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectUri:
+    """An object. `bucket`: empty for a file. `path`: of a file absolute; in a bucket the key, without a slash before.
+
+    A folder ends with a slash, or has an empty path.
+    """
+
+    scheme: str
+    bucket: str
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError, which says what is wrong."""
+        parts = urlsplit(text)
+        if parts.scheme not in SCHEMES:
+            raise ValueError(f"must begin with {' or '.join(f'{scheme}://' for scheme in SCHEMES)}")
+        if parts.query or parts.fragment:
+            raise ValueError("must have no ? and no #")
+        path = unquote(parts.path)
+        if "\0" in path or any(step in (".", "..") for step in path.split("/")):
+            raise ValueError("must have no steps . and .. in its path")
+        if parts.scheme == "file":
+            if parts.netloc or not path.startswith("/"):
+                raise ValueError("must be an absolute path, as file:///data/inputs.jsonl")
+            return cls("file", "", path)
+        if not parts.netloc:
+            raise ValueError("must name a bucket, as s3://BUCKET/KEY")
+        return cls("s3", parts.netloc, path.removeprefix("/"))
+
+    def is_below(self, folder: "ObjectUri") -> bool:
+        """Whether it is in a folder, at any depth."""
+        prefix = f"{folder.path.rstrip('/')}/" if folder.path.strip("/") else folder.path
+        is_same_place = (self.scheme, self.bucket) == (folder.scheme, folder.bucket)
+        return is_same_place and self.path.startswith(prefix) and self.path != prefix
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.path}" if self.scheme == "s3" else f"file://{self.path}"
+
+
+def parse_below(text: str, folders: Sequence[ObjectUri]) -> ObjectUri:
+    """An object that must be in one of the folders. Raises ValueError, which says what is wrong."""
+    uri = ObjectUri.parse(text)
+    if not any(uri.is_below(folder) for folder in folders):
+        raise ValueError(f"must be below {' or '.join(map(str, folders))}")
+    return uri
 
 
 class StorageError(Exception):
@@ -132,3 +184,39 @@ def _failed(error: Exception) -> StorageError:
 
 def _too_large(max_bytes: int) -> StorageError:
     return StorageError(f"is larger than {max_bytes} bytes, the limit", is_lasting=True)
+
+
+_CHUNK_BYTES = 8 << 20
+
+
+def list_objects(folder: ObjectUri) -> list[ObjectUri]:
+    """Every object whose key begins with that of the URI, in order. Raises StorageError."""
+    prefix = folder.path.rpartition("/")[0]
+    with bucket_failures():
+        # Prefixes of obstore are whole folders.
+        found = [one["path"] for chunk in open_bucket(folder.bucket).list(prefix or None) for one in chunk]
+    return [ObjectUri(folder.scheme, folder.bucket, key) for key in sorted(found) if key.startswith(folder.path)]
+
+
+def size_of(uri: ObjectUri) -> int | None:
+    """The size of an object in bytes; None where there is none. Raises StorageError."""
+    with bucket_failures():
+        try:
+            return int(open_bucket(uri.bucket).head(uri.path)["size"])
+        except FileNotFoundError:
+            return None
+
+
+def fetch(uri: ObjectUri, file: BinaryIO) -> None:
+    """Writes the content of an object to a file. Raises StorageError."""
+    with bucket_failures():
+        for chunk in open_bucket(uri.bucket).get(uri.path).stream(_CHUNK_BYTES):
+            file.write(memoryview(chunk))
+
+
+def store(file: BinaryIO, uri: ObjectUri) -> None:
+    """Replaces an object by the content of a file, from its place on: others see all of it or nothing.
+    Raises StorageError.
+    """
+    with bucket_failures():
+        open_bucket(uri.bucket).put(uri.path, file)

@@ -10,8 +10,7 @@ from neuronpipe.core.tracing import Clock, Span, Tracer
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.platform.telemetry.environment import Environment, read_environment
 from neuronpipe.platform.telemetry.store import TraceStore
-from neuronpipe.platform.tls.server import ServerTls
-from neuronpipe.platform.tls.telemetry import show_tls
+from neuronpipe.platform.tls import ServerTls, show_tls
 
 
 @contextmanager

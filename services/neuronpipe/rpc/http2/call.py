@@ -228,8 +228,7 @@ class Call(Stream):
             self.put(message)
         except NGH2Error:  # the stream has just ended
             raise asyncio.CancelledError from None
-        if self.connection.is_paused or self.connection.engine.queued_body_size(self.number) > len(message):
-            await self.wait_for_room()
+        await self.wait_for_room()
 
     def _finish_well(self) -> None:
         if self.is_closed or self.has_sent_end:

@@ -9,7 +9,7 @@ from ngh2 import NGH2Error, Role
 from ngh2.events import GoAwayReceived, ResponseReceived, TrailersReceived
 
 from neuronpipe.core.addresses import unix_path
-from neuronpipe.platform.tls.files import LoadedTls
+from neuronpipe.platform.tls import LoadedTls
 from neuronpipe.rpc.http2.connection import CANCEL, TLS_CLOSE_S, Connection
 from neuronpipe.rpc.http2.stream import INTERNAL, UNAVAILABLE, Stream
 from neuronpipe.rpc.transport import CallEnd

@@ -296,14 +296,17 @@ class Http2Server:
     async def stop_listening(self, limit_s: float) -> None:
         if self.all_know is None:
             self.all_know = asyncio.Event()
-            for listener in self._listeners:
-                listener.close()
-            if self._path and self._listeners:
-                Path(self._path).unlink(missing_ok=True)
+            self._close_listeners()
             self.ask_to_leave()
             self.note_leaving()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.all_know.wait(), limit_s)
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        if self._path and self._listeners:
+            Path(self._path).unlink(missing_ok=True)
 
     def take_no_more(self) -> None:
         self.is_stopping = True

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
+import numpy as np
+
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import (
     DeadlineExceeded,
@@ -19,20 +21,20 @@ from neuronpipe.core.errors import (
     Unavailable,
 )
 from neuronpipe.core.logs import log, log_warning
-from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.tensors import Arrays
+from neuronpipe.core.model import ModelSpec, OutputSpec
+from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.stages.neuron_executor.backends.base import Backend, Finish, Prepare
 from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver
-from neuronpipe.stages.neuron_executor.batching.batch_time import BatchTimes
-from neuronpipe.stages.neuron_executor.batching.fixed_buckets import FixedBuckets
-from neuronpipe.stages.neuron_executor.batching.forecast import Forecast
-from neuronpipe.stages.neuron_executor.batching.free_shapes import FreeShapes
-from neuronpipe.stages.neuron_executor.batching.outputs import cut, fault_of
-from neuronpipe.stages.neuron_executor.batching.policy import Batch, BatchPolicy, Limits
-from neuronpipe.stages.neuron_executor.batching.queue import ComputedSequence, QueuedSequence, SequenceQueue
-from neuronpipe.stages.neuron_executor.batching.whole_items import WholeItems
+from neuronpipe.stages.neuron_executor.batching import Batch, BatchPolicy, FixedBuckets, FreeShapes, Limits, WholeItems
 from neuronpipe.stages.neuron_executor.cores import Cores
+from neuronpipe.stages.neuron_executor.forecast import (
+    BatchTimes,
+    ComputedSequence,
+    Forecast,
+    QueuedSequence,
+    SequenceQueue,
+)
 from neuronpipe.tasks.inputs.kind import input_kind
 
 # The shortest retry delay of a refused caller; room in the queue is seldom free sooner.
@@ -249,3 +251,20 @@ def uncomputable() -> InternalError:
 def stopping() -> Unavailable:
     """The error of waiting callers when a model, or the executor, ends."""
     return Unavailable("the neuron-executor is stopping")
+
+
+def cut(outputs: Arrays, row: int, tokens: int, specs: Sequence[OutputSpec]) -> dict[str, Array]:
+    """One sequence's outputs without padding, copied so that they do not keep the batch alive."""
+    arrays = {}
+    for output in specs:
+        without_padding = tuple(slice(tokens) if axis == "tokens" else slice(None) for axis in output.axes)
+        arrays[output.name] = outputs[output.name][(row, *without_padding)].copy()
+    return arrays
+
+
+def fault_of(arrays: Arrays) -> InternalError | None:
+    """The error of a sequence with outputs that are NaN or infinite."""
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            return InternalError(f"the model's output {name!r} is not finite for this input")
+    return None

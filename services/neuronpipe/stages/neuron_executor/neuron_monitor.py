@@ -1,4 +1,4 @@
-"""Reads neuron-monitor, a tool of the Neuron SDK that writes one JSON document a line, into snapshots for metrics.
+"""Reads neuron-monitor, a tool of the Neuron SDK that writes one JSON document a line, into metrics.
 
 Source of the schema: tools/neuron-sys-tools/neuron-monitor-user-guide.rst of aws-neuron/aws-neuron-sdk.
 """
@@ -17,6 +17,8 @@ from typing import Any
 
 from neuronpipe.core.background import run_beside
 from neuronpipe.core.logs import log, log_warning
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.names import Instrument, Metrics
 
 COMMAND = ("neuron-monitor",)
 # A document of a 48xlarge with its 24 cores is some 20 kB.
@@ -173,3 +175,29 @@ async def _end(process: Process) -> None:
             os.killpg(process.pid, number)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), _END_LIMIT_S)
+
+
+_NANOSECONDS = 1e9
+
+
+def record_snapshot(meters: Meters, snapshot: NeuronSnapshot) -> None:
+    """Records the snapshot of one period: gauges are replaced, counters are increased.
+
+    A value that is missing in the snapshot is unknown, and has no gauge.
+    """
+
+    def show(instrument: Instrument, values: Mapping[int, float] | Mapping[str, float], unit: float = 1) -> None:
+        meters.show(instrument, {(str(label),): value * unit for label, value in values.items()})
+
+    show(Metrics.NEURON_UTILIZATION, snapshot.core_utilization)
+    show(Metrics.NEURON_CORE_MEMORY, snapshot.core_memory_bytes)
+    memory_bytes = {"device": snapshot.device_memory_bytes, "host": snapshot.host_memory_bytes}
+    show(Metrics.NEURON_MEMORY, {where: size for where, size in memory_bytes.items() if size})
+    show(Metrics.NEURON_DEVICE_LATENCY, snapshot.device_latency_s, _NANOSECONDS)
+    show(Metrics.NEURON_TOTAL_LATENCY, snapshot.total_latency_s, _NANOSECONDS)
+    for instrument, counts in (
+        (Metrics.NEURON_EXECUTIONS, snapshot.executions),
+        (Metrics.NEURON_ERRORS, snapshot.errors),
+    ):
+        for outcome, count in counts.items():
+            meters.counter(instrument, outcome).add(count)

@@ -1,7 +1,7 @@
 """Runs waiting sequences in batches on the cores of one device, which its models share.
 
 A free core decides which model is next: the one with the oldest interactive sequence, or the oldest bulk sequence if
-there is none. That model's policy then takes a batch out of its queue (batching/), without waiting for more. While
+there is none. That model's policy then takes a batch out of its queue (batching.py), without waiting for more. While
 interactive sequences come, bulk leaves one core idle, and its batches are short. A batch that fails is run again one
 sequence at a time, so that one bad sequence fails alone. A core that is lost, or hangs, gets no more work, and its
 sequences return to the queues. Knows no transport and no task.
@@ -20,13 +20,10 @@ from neuronpipe.core.logs import log_fault
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.stages.neuron_executor.backends.base import Backend, CoreLost
 from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver, BatchRun
-from neuronpipe.stages.neuron_executor.batching.batch_time import BatchTimes
-from neuronpipe.stages.neuron_executor.batching.forecast import Forecast
-from neuronpipe.stages.neuron_executor.batching.policy import Batch, Limits
-from neuronpipe.stages.neuron_executor.batching.queue import QueuedSequence
-from neuronpipe.stages.neuron_executor.cores import Cores, CoresLost
+from neuronpipe.stages.neuron_executor.batching import Batch, Limits
+from neuronpipe.stages.neuron_executor.cores import Cores, CoresLost, CoreWatchdog
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel, fail, stopping, uncomputable
-from neuronpipe.stages.neuron_executor.watchdog import CoreWatchdog
+from neuronpipe.stages.neuron_executor.forecast import BatchTimes, Forecast, QueuedSequence
 
 # A sequence fails when this many cores were lost while they computed it: it may be the reason. After the first loss it
 # runs alone, so that no other sequence fails with it.

@@ -12,10 +12,8 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.stages.neuron_executor.devices import running_devices
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
-from neuronpipe.stages.neuron_executor.memory import LoadedModel
-from neuronpipe.stages.neuron_executor.neuron_metrics import record_snapshot
-from neuronpipe.stages.neuron_executor.neuron_monitor import running_monitor
-from neuronpipe.stages.neuron_executor.on_demand import OnDemandModel, model_table
+from neuronpipe.stages.neuron_executor.neuron_monitor import record_snapshot, running_monitor
+from neuronpipe.stages.neuron_executor.on_demand import LoadedModel, OnDemandModel, model_table
 from neuronpipe.stages.neuron_executor.settings import EngineSettings
 
 _NEURON = "neuronx"

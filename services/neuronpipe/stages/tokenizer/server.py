@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from neuronpipe.bundles.live import LiveRepository, running_live_models
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.platform.tls.server import ServerTls
+from neuronpipe.platform.tls import ServerTls
 from neuronpipe.rpc.items import TOKENIZE
 from neuronpipe.rpc.stage_server import OpenedStage, serve_stage
 from neuronpipe.stages.tokenizer.settings import TokenizerSettings

@@ -3,7 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from neuronpipe.platform.cache.settings import CachePolicy, RedisSettings
+from neuronpipe.platform.cache.economics import CachePolicy, RedisSettings
 from neuronpipe.platform.process.settings import StageSettings, listen_field
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from neuronpipe.bulk.transform.batches import BatchMaker, request_id
-from neuronpipe.bulk.transform.settings import TransformSettings
+from neuronpipe.bulk.transform.near_engine import TransformSettings
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InternalError

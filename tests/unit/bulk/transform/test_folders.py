@@ -1,13 +1,12 @@
-"""bulk/transform/folders.py and files.py over S3: a bucket holds what a folder would."""
+"""bulk/transform/files.py and files.py over S3: a bucket holds what a folder would."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from neuronpipe.bulk.transform.files import find_inputs, open_input
-from neuronpipe.bulk.transform.folders import Folder, open_folder, write_file
-from neuronpipe.bulk.transform.manifest import DoneShard, Manifest
+from neuronpipe.bulk.transform.files import Folder, find_inputs, open_folder, open_input, write_file
+from neuronpipe.bulk.transform.plan import DoneShard, Manifest
 from neuronpipe.core.errors import SetupError
 from tests.s3_server import running_s3
 

@@ -27,9 +27,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     ZeroShotClassificationInput,
 )
 from neuronpipe.bulk.transform.formats.base import Column
-from neuronpipe.bulk.transform.openai_batch import OpenAiRows
 from neuronpipe.bulk.transform.request import Answer
-from neuronpipe.bulk.transform.rows import TaskRows
+from neuronpipe.bulk.transform.rows import OpenAiRows, TaskRows
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.tasks import ANSWERED_TASKS
 

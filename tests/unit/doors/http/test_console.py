@@ -14,7 +14,7 @@ from neuronpipe.doors.http.console.pages import CONSOLE_ROUTES, console_handlers
 from neuronpipe.doors.http.handlers import ROUTES
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.settings import HttpSettings
-from neuronpipe.measure.waterfall import page
+from neuronpipe.measure.waterfall import drawing
 from neuronpipe.tasks import TASKS
 from tests.door import models_of
 from tests.unit.doors.http.doubles import Browser
@@ -118,4 +118,4 @@ def test_the_waterfall_has_the_colours_and_words_of_the_trace_command() -> None:
     (legend,) = re.findall(r"LEGEND = \{(.*?)\}", script)
     shown = {text: colours[kind] for kind, text in re.findall(r'(\w+): "([\w-]+)"', legend)}
     assert len(shown) == 7
-    assert shown == dict(page._LEGEND)
+    assert shown == dict(drawing._LEGEND)

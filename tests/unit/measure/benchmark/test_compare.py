@@ -1,12 +1,10 @@
-"""compare.py and advice.py: what is worse is named, and noise is not."""
+"""results.py and advice.py: what is worse is named, and noise is not."""
 
 import pytest
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.measure.benchmark.advice import Advice, advise
-from neuronpipe.measure.benchmark.compare import compare_results, compared_rows, differences
-from neuronpipe.measure.benchmark.prices import Instance
-from neuronpipe.measure.benchmark.results import CellResult
+from neuronpipe.measure.benchmark.advice import Advice, Instance, advise
+from neuronpipe.measure.benchmark.results import CellResult, compare_results, compared_rows, differences
 from tests.unit.measure.benchmark.runs import cell, result, run
 
 

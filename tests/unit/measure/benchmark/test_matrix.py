@@ -5,8 +5,15 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.measure.benchmark.matrix import LATENCY, THROUGHPUT, MatrixRequest, make_matrix
-from neuronpipe.measure.benchmark.models import DEFAULT_MODELS, find_models, published_model
+from neuronpipe.measure.benchmark.matrix import (
+    DEFAULT_MODELS,
+    LATENCY,
+    THROUGHPUT,
+    MatrixRequest,
+    find_models,
+    make_matrix,
+    published_model,
+)
 
 _BERT, _VIT = published_model("bert-base-uncased"), published_model("vit-base-patch16-224")
 

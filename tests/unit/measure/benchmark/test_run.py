@@ -8,11 +8,10 @@ from typing import Any, Self
 import pytest
 
 from neuronpipe.measure.benchmark import run
-from neuronpipe.measure.benchmark.matrix import LATENCY, Cell, MatrixRequest, make_matrix
+from neuronpipe.measure.benchmark.matrix import LATENCY, Cell, MatrixRequest, make_matrix, published_model
 from neuronpipe.measure.benchmark.measuring import Effort, Samples
-from neuronpipe.measure.benchmark.models import published_model
+from neuronpipe.measure.benchmark.processes import CannotMeasure
 from neuronpipe.measure.benchmark.run import Run, RunRequest
-from neuronpipe.measure.benchmark.worker import CannotMeasure
 
 _LENGTHS = (8, 16, 32, 64)
 

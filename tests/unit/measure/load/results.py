@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from neuronpipe.measure.load.figures import LoadResult, compute_result
+from neuronpipe.measure.load.report import LoadResult, compute_result
 from neuronpipe.measure.load.request import LoadRequest
 from neuronpipe.measure.load.samples import OUTCOMES, PART, ROW, Rows
 

@@ -1,18 +1,127 @@
-"""inputs.py: the request that each task takes."""
+"""measure/load/inputs.py: requests for each task, prompts of wanted lengths, the built-in texts, and files."""
 
 from itertools import islice
+from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
+from demo.model import find_minilm
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
 from neuronpipe.api.v1.tasks_pb2 import Truncation
 from neuronpipe.core.errors import SetupError
-from neuronpipe.measure.load.generation import GenerationLoad
-from neuronpipe.measure.load.inputs import generation_requests, make_requests
-from neuronpipe.measure.load.lengths import Lengths
-from neuronpipe.measure.load.prompts import Words
-from neuronpipe.measure.load.request import LoadRequest
+from neuronpipe.measure.load import inputs
+from neuronpipe.measure.load.inputs import (
+    PromptMaker,
+    Words,
+    builtin_texts,
+    generation_requests,
+    make_requests,
+    read_texts,
+)
+from neuronpipe.measure.load.request import GenerationLoad, Lengths, LoadRequest
 from neuronpipe.tasks import TASKS
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(find_minilm() / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def test_builtin_texts_have_the_length_that_is_promised(tokenizer: Tokenizer) -> None:
+    lengths = [len(encoding.ids) for encoding in tokenizer.encode_batch(builtin_texts(0))]
+    # 32.8 and 126 under Python 3.11; other versions have slightly other texts.
+    assert 29 <= sum(lengths) / len(lengths) <= 37
+    assert max(lengths) <= 140
+    assert min(lengths) >= 4
+
+
+def test_builtin_texts_are_many_and_different() -> None:
+    found = builtin_texts(0)
+    assert len(found) == len(set(found)) > 1000
+
+
+def test_builtin_texts_are_single_lines_of_prose() -> None:
+    assert [text for text in builtin_texts(0) if "\n" in text or "  " in text or "====" in text or "::=" in text] == []
+
+
+def test_equal_seeds_give_equal_texts_and_different_ones_do_not() -> None:
+    assert builtin_texts(3) == builtin_texts(3)
+    assert builtin_texts(3) != builtin_texts(4)
+
+
+def test_builtin_texts_are_shuffled() -> None:
+    # The first hundred of 1,800 have about six in common by chance, and nearly all where both keep the order of their
+    # source.
+    assert len(set(builtin_texts(3)[:100]) & set(builtin_texts(4)[:100])) < 30
+
+
+def test_a_file_holds_a_text_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "texts"
+    file.write_bytes("\ufeffeins\r\n\n  zwei Wörter \n\t\n三".encode())
+    assert read_texts(file) == ["eins", "zwei Wörter", "三"]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "has no text"),
+        (b" \n\n\t\n", "has no text"),
+        (b"a\nb\nab\xff\n", "line 3 is not UTF-8 (byte 3 of the line)"),
+        (b"\xe9t\xe9", "line 1 is not UTF-8 (byte 1 of the line)"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
+    file = tmp_path / "texts"
+    file.write_bytes(content)
+    with pytest.raises(SetupError) as caught:
+        read_texts(file)
+    assert str(caught.value) == f"--texts {file}: {problem}"
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=f"--texts {tmp_path}/none: No such file or directory"):
+        read_texts(tmp_path / "none")
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=f"--texts {tmp_path}: Is a directory"):
+        read_texts(tmp_path)
+
+
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "_MAX_FILE_BYTES", 3)
+    file = tmp_path / "texts"
+    file.write_text("four")
+    with pytest.raises(SetupError, match="more than 3 bytes, the limit of such a file"):
+        read_texts(file)
+
+
+_TOKENS = {"a": 1, "of": 1, "longer": 2, "tokenizer": 4}
+_WORDS = Words([*_TOKENS], [*_TOKENS.values()])
+
+
+def test_a_prompt_has_as_many_tokens_as_it_should() -> None:
+    maker = PromptMaker(_WORDS, (0,))
+    for tokens in (1, 2, 17, 500):
+        assert sum(_TOKENS[word] for word in maker.make(tokens).split()) == tokens
+
+
+def test_words_of_several_tokens_alone_make_a_prompt_that_is_a_little_short() -> None:
+    maker = PromptMaker(Words(["longer", "tokenizer"], [2, 4]), (0,))
+    assert sum(_TOKENS[word] for word in maker.make(9).split()) == 8
+
+
+def test_prompts_differ_and_the_same_seed_makes_the_same_ones() -> None:
+    first, again, other = (PromptMaker(_WORDS, seed) for seed in ((0, 0), (0, 0), (0, 1)))
+    made = [first.make(40) for _ in range(20)]
+    assert len(set(made)) == 20
+    assert made == [again.make(40) for _ in range(20)]
+    assert not {other.make(40) for _ in range(20)} & set(made)
+
 
 _REQUEST = LoadRequest(target="h:1", model="m", version="2")
 

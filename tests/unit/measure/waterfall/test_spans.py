@@ -8,10 +8,9 @@ import pytest
 from neuronpipe.core.errors import DeadlineExceeded
 from neuronpipe.core.names import Attributes, Events, Spans
 from neuronpipe.core.tracing import AttributeValue, Clock, Event, Link, Span, SpanContext
-from neuronpipe.measure.waterfall.chart import draw, split
-from neuronpipe.measure.waterfall.page import draw_page, draw_svg
+from neuronpipe.measure.waterfall.drawing import draw, draw_page, draw_svg, split
 from neuronpipe.measure.waterfall.spans import Mate, Trace, read_trace
-from neuronpipe.platform.telemetry.otlp_json import Json, to_otlp_json
+from neuronpipe.platform.telemetry.store import Json, to_otlp_json
 
 _MS = 1_000_000
 _ROOT, _BATCH, _MATE = (SpanContext.new(is_sampled=True) for _ in range(3))

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from neuronpipe.platform.storage.objects import Storage, StorageError
-from neuronpipe.platform.storage.uris import ObjectUri, parse_below
+from neuronpipe.platform.storage.objects import ObjectUri, Storage, StorageError, parse_below
 from tests.s3_server import running_s3
 
 

@@ -1,4 +1,4 @@
-"""platform/telemetry/store.py and otlp_json.py: the last traces, in a form that every collector reads."""
+"""platform/telemetry/store.py: the last traces, in a form that every collector reads."""
 
 import base64
 import copy
@@ -8,8 +8,7 @@ from google.protobuf import json_format
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from neuronpipe.core.tracing import Clock, Event, Link, Span, SpanContext
-from neuronpipe.platform.telemetry.otlp_json import Json
-from neuronpipe.platform.telemetry.store import TraceStore
+from neuronpipe.platform.telemetry.store import Json, TraceStore
 
 
 def _store(max_traces: int = 10) -> TraceStore:

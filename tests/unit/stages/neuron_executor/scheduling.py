@@ -17,10 +17,9 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.stages.neuron_executor.backends.base import Backend
 from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver
-from neuronpipe.stages.neuron_executor.batching.batch_time import BatchTime, BatchTimes
-from neuronpipe.stages.neuron_executor.batching.policy import Limits
-from neuronpipe.stages.neuron_executor.batching.queue import ComputedSequence
+from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
+from neuronpipe.stages.neuron_executor.forecast import BatchTime, BatchTimes, ComputedSequence
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.held_backend import HeldBackend
@@ -29,14 +28,11 @@ from tests.unit.stages.neuron_executor.held_backend import HeldBackend
 TIMED_MODULES = [
     f"neuronpipe.stages.neuron_executor.{module}.time"
     for module in (
-        "executor_model",
-        "scheduler",
+        "batching",
         "cores",
-        "batching.queue",
-        "batching.policy",
-        "batching.forecast",
-        "batching.free_shapes",
-        "batching.fixed_buckets",
+        "executor_model",
+        "forecast",
+        "scheduler",
     )
 ]
 SPEC = model_spec("question_answering")

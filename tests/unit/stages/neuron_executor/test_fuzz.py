@@ -28,11 +28,10 @@ from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, CoreLost
 from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
-from neuronpipe.stages.neuron_executor.batching.batch_time import BatchTime
-from neuronpipe.stages.neuron_executor.batching.policy import Limits
-from neuronpipe.stages.neuron_executor.batching.queue import ComputedSequence, QueuedSequence
+from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
+from neuronpipe.stages.neuron_executor.forecast import BatchTime, ComputedSequence, QueuedSequence
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.scheduling import FixedClock, running_model
 

@@ -13,9 +13,9 @@ from neuronpipe.core.errors import DeadlineExceeded, Overloaded
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest
 from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
-from neuronpipe.stages.neuron_executor.batching.batch_time import BatchTime
-from neuronpipe.stages.neuron_executor.batching.policy import Limits
+from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
+from neuronpipe.stages.neuron_executor.forecast import BatchTime
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.jumping_time import JumpingLoop
 from tests.unit.stages.neuron_executor.scheduling import running_model

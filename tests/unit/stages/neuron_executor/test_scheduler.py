@@ -22,9 +22,8 @@ from neuronpipe.core.errors import (
     Unavailable,
 )
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.stages.neuron_executor.batching.batch_time import BatchTime
-from neuronpipe.stages.neuron_executor.batching.policy import Limits
-from neuronpipe.stages.neuron_executor.batching.queue import ComputedSequence
+from neuronpipe.stages.neuron_executor.batching import Limits
+from neuronpipe.stages.neuron_executor.forecast import BatchTime, ComputedSequence
 from tests.unit.stages.neuron_executor.held_backend import FAILING, NAN, HeldBackend
 from tests.unit.stages.neuron_executor.scheduling import (
     LIMITS,

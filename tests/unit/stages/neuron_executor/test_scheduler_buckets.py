@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput
-from neuronpipe.stages.neuron_executor.batching.policy import Limits
+from neuronpipe.stages.neuron_executor.batching import Limits
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.held_backend import FAILING
 from tests.unit.stages.neuron_executor.scheduling import FixedClock, KnownTime, held_scheduler, queued

@@ -11,10 +11,9 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver
-from neuronpipe.stages.neuron_executor.batching.batch_time import BatchTime
-from neuronpipe.stages.neuron_executor.batching.policy import Limits
-from neuronpipe.stages.neuron_executor.batching.queue import ComputedSequence
+from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.cores import CoresLost
+from neuronpipe.stages.neuron_executor.forecast import BatchTime, ComputedSequence
 from tests.unit.soon import soon
 from tests.unit.stages.neuron_executor.held_backend import FAILING, KILLING, HeldBackend
 from tests.unit.stages.neuron_executor.scheduling import (

@@ -12,9 +12,9 @@ from neuronpipe.core.errors import DeadlineExceeded, Overloaded, Unavailable
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest
 from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
-from neuronpipe.stages.neuron_executor.batching.batch_time import BatchTime
-from neuronpipe.stages.neuron_executor.batching.policy import Limits
+from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.cores import CoresLost
+from neuronpipe.stages.neuron_executor.forecast import BatchTime
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.held_backend import HeldBackend

@@ -18,10 +18,9 @@ from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.backends import BACKENDS
 from neuronpipe.stages.neuron_executor.backends.base import Finish, Prepare, ResultT
 from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
-from neuronpipe.stages.neuron_executor.batching.batch_time import BatchTime
-from neuronpipe.stages.neuron_executor.batching.queue import ComputedSequence
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.devices import running_devices
+from neuronpipe.stages.neuron_executor.forecast import BatchTime, ComputedSequence
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
 from neuronpipe.stages.neuron_executor.settings import EngineSettings
 from tests.unit.bundles.written import write_bundle

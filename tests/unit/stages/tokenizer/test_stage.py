@@ -29,7 +29,7 @@ from neuronpipe.core.items import EncodedInput, ModelKey, TokenizeItem
 from neuronpipe.core.model import ImageSpec
 from neuronpipe.core.packed import Packed, pack_input
 from neuronpipe.core.tensors import Array
-from neuronpipe.measure.load.images import make_image
+from neuronpipe.measure.load.inputs import make_image
 from neuronpipe.stages.tokenizer.encoder import Encoder
 from neuronpipe.stages.tokenizer.settings import TokenCacheSettings
 from neuronpipe.stages.tokenizer.stage import TokenizerStage, running_tokenizer

@@ -1,16 +1,19 @@
-"""stages/tokenizer/text.py: MiniLM's WordPiece tokenizer as tasks need it. Ids are line numbers, from 0 on, of BERT's
-published vocab.txt.
+"""stages/tokenizer/text.py: MiniLM's WordPiece tokenizer as tasks need it, and which tokens continue a word.
+
+Ids are line numbers, from 0 on, of BERT's published vocab.txt.
 """
 
 import concurrent.futures
 import json
 import random
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from demo.model import find_minilm
-from neuronpipe.stages.tokenizer.text import JsonTokenizer
+from neuronpipe.stages.tokenizer.text import JsonTokenizer, WordRule
 from neuronpipe.tasks.base import Side, Window
 from tests.trained_tokenizers import unigram_charsmap
 
@@ -293,3 +296,39 @@ def test_tokens_have_their_places_in_the_text_as_it_was_written(tokenizer: JsonT
 def test_tokens_become_a_text_with_or_without_the_special_ones(tokenizer: JsonTokenizer) -> None:
     assert tokenizer.text_of([CLS, ONE, TWO, SEP], special_tokens=True) == "[CLS] one two [SEP]"
     assert tokenizer.text_of([CLS, ONE, TWO, SEP], special_tokens=False) == "one two"
+
+
+_WORD_PIECE: dict[str, Any] = {"continuing_subword_prefix": "##", "unk_token": "[UNK]", "vocab": {"[UNK]": 7}}
+_UNIGRAM: dict[str, Any] = {"unk_id": 3, "vocab": [["<s>", 0.0]]}
+_BYTE_LEVEL: dict[str, Any] = {"continuing_subword_prefix": "", "unk_token": None, "vocab": {"a": 0}}
+
+
+def _continues(
+    model: dict[str, Any], text: str, tokens: list[tuple[str, int, int]], ids: list[int] | None = None
+) -> list[bool]:
+    starts, ends = (np.array([token[column] for token in tokens], np.int32) for column in (1, 2))
+    token_ids = np.array(ids or [50] * len(tokens), np.int32)
+    answer: list[bool] = (
+        WordRule.of_model(model).continues_word(text, token_ids, [token[0] for token in tokens], starts, ends).tolist()
+    )
+    return answer
+
+
+def test_a_marked_token_continues_a_word() -> None:
+    assert _continues(_WORD_PIECE, "unable!", [("un", 0, 2), ("##able", 2, 6), ("!", 6, 7)]) == [False, True, False]
+
+
+def test_a_token_for_what_the_vocabulary_lacks_is_a_word() -> None:
+    assert _continues(_WORD_PIECE, "ꙮ", [("[UNK]", 0, 1)], [7]) == [False]
+    assert _continues(_UNIGRAM, "aꙮ", [("▁a", 0, 1), ("ꙮ", 1, 2)], [9, 3]) == [False, False]
+
+
+@pytest.mark.parametrize("model", [_UNIGRAM, _BYTE_LEVEL], ids=["unigram", "byte-level"])
+def test_without_marks_a_token_continues_a_word_unless_a_space_is_before_it(model: dict[str, Any]) -> None:
+    tokens = [("a", 0, 1), ("b", 1, 2), ("c", 3, 4), (" d", 4, 6), ("e", 7, 8)]
+    # The last space is not one of ASCII's; transformers' pipeline does not count it as a space either.
+    assert _continues(model, "ab c d\u00a0e", tokens) == [False, True, False, False, True]
+
+
+def test_a_token_behind_the_texts_end_does_no_harm() -> None:
+    assert _continues(_UNIGRAM, "a ", [("a", 0, 1), ("▁", 1, 2), ("", 2, 2)]) == [False, False, False]

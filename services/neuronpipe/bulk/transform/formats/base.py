@@ -1,8 +1,11 @@
 """The contract of a format: rows in, rows out."""
 
+import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol, TypeAlias
+
+import numpy as np
 
 # A row that is no row: what is wrong with it.
 Row: TypeAlias = Mapping[str, Any] | str
@@ -97,3 +100,15 @@ def move_to(file: BinaryIO, offset: int) -> None:
         file.seek(offset)
     while not file.seekable() and offset > 0 and (skipped := file.read(min(offset, _SKIPPED_BYTES))):
         offset -= len(skipped)
+
+
+def plain(value: Any) -> Any:
+    """JSON for what is none of its values: bytes as Base64, scalars of Arrow as Python's, dates as text."""
+    if hasattr(value, "as_py"):
+        # Python's own times have no nanoseconds; pyarrow gives those of pandas where that is installed.
+        return (value.cast("string") if "[ns" in str(value.type) else value).as_py()
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, np.ndarray):  # not contiguous, or of a type that orjson does not write
+        return value.tolist()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -16,8 +16,8 @@ from neuronpipe.bulk.transform.formats.base import (
     Row,
     lines,
     move_to,
+    plain,
 )
-from neuronpipe.bulk.transform.formats.values import plain
 from neuronpipe.core.errors import SetupError
 
 _UTF8_MARK = b"\xef\xbb\xbf"

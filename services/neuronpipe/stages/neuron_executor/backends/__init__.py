@@ -17,7 +17,7 @@ BACKENDS = {
     "neuronx": "neuronpipe.stages.neuron_executor.backends.neuronx:NeuronxBackend",
     "torch": "neuronpipe.stages.neuron_executor.backends.torch:TorchBackend",
 }
-_SLOTS = "neuronpipe.stages.neuron_executor.backends.neuronx_decoder"
+_SLOTS = "neuronpipe.stages.neuron_executor.backends.neuronx"
 # Back ends whose cores take one batch at a time: they have no device for which a second batch could be prepared.
 ONE_IN_FLIGHT = ("openvino",)
 GENERATING = ("openvino", "torch", "neuronx")

@@ -94,3 +94,13 @@ async def compute(backend: Backend, core: int, inputs: Arrays, *, is_alone: bool
     return await backend.run(
         core, lambda: inputs, lambda outputs: {name: array.copy() for name, array in outputs.items()}, is_alone=is_alone
     )
+
+
+def check_shapes(inputs: Arrays) -> None:
+    """Raises BackendError for inputs of tokens that differ in shape.
+
+    OpenVINO 2026.4 with one thread computes them, with what is behind the shorter one in memory.
+    """
+    shapes = {array.shape for array in inputs.values() if array.ndim == 2}
+    if len(shapes) > 1:
+        raise BackendError(f"inputs of different shapes: {[array.shape for array in inputs.values()]}")

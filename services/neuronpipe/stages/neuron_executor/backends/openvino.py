@@ -15,10 +15,10 @@ from neuronpipe.stages.neuron_executor.backends.base import (
     Finish,
     Prepare,
     ResultT,
+    check_shapes,
 )
 from neuronpipe.stages.neuron_executor.backends.part_turns import PartTurns
-from neuronpipe.stages.neuron_executor.backends.shapes import check_shapes
-from neuronpipe.stages.neuron_executor.runtimes.cpus import compute_pool, cpu_threads
+from neuronpipe.stages.neuron_executor.runtimes.host import compute_pool, cpu_threads
 from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, has_bfloat16, openvino
 from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN
 

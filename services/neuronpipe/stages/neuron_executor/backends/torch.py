@@ -18,9 +18,9 @@ from neuronpipe.stages.neuron_executor.backends.base import (
     Finish,
     Prepare,
     ResultT,
+    check_shapes,
 )
-from neuronpipe.stages.neuron_executor.backends.shapes import check_shapes
-from neuronpipe.stages.neuron_executor.runtimes.cpus import compute_pool, cpu_threads
+from neuronpipe.stages.neuron_executor.runtimes.host import compute_pool, cpu_threads
 from neuronpipe.stages.neuron_executor.runtimes.torch import is_lost, load_program
 
 # Lengths in steps, so that sequences share batches; tensor cores work on multiples of 8.

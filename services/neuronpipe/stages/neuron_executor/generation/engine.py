@@ -33,8 +33,8 @@ from neuronpipe.stages.neuron_executor.generation.pace import Pace
 from neuronpipe.stages.neuron_executor.generation.planner import Planner, Row, Sequence
 from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
 from neuronpipe.stages.neuron_executor.generation.steps import Progress, StepLoop
-from neuronpipe.stages.neuron_executor.runtimes.cpus import ComputeThread
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, DecoderModel
+from neuronpipe.stages.neuron_executor.runtimes.host import ComputeThread
 from neuronpipe.tasks.inputs.kind import input_kind
 from neuronpipe.tasks.text_generation import GenerationFacts, check_options, logprob_arrays, part_arrays
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.core.errors import SetupError
 
-# The names of a bundle's graphs: of a step over a paged cache, or over one that it gathers itself (gathered.py), and of
+# The names of a bundle's graphs: of a step over a paged cache, or over one that it gathers itself (decoders.py), and of
 # the encoder, if the model has one.
 MODEL, GATHERED, ENCODER = "model", "gathered", "encoder"
 # Tokens in a block, of OpenVINO's attention on CPUs.

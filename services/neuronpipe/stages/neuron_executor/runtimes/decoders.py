@@ -1,11 +1,128 @@
-"""The runtimes that generate, by the names of the back ends. Each is imported only if it is needed."""
+"""Loads decoders that generate, by the names of the back ends; each runtime is imported only if it is needed.
 
-from collections.abc import Mapping
+GatheredModel is a decoder over a cache in blocks whose graph gathers the keys and values of each row itself. It is for
+models whose attention is no paged one (position biases), and for runtimes that have no paged attention. What a step
+computes is written to the blocks here.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
-from neuronpipe.stages.neuron_executor.runtimes.cpus import compute_pool
-from neuronpipe.stages.neuron_executor.runtimes.decoder import GATHERED, DecoderModel
-from neuronpipe.stages.neuron_executor.runtimes.gathered import GatheredModel
+import numpy as np
+from numpy.typing import NDArray
+
+from neuronpipe.stages.neuron_executor.runtimes.decoder import (
+    BLOCK_TOKENS,
+    GATHERED,
+    PART_TOKENS,
+    DecoderModel,
+    Run,
+    Scores,
+)
+from neuronpipe.stages.neuron_executor.runtimes.host import compute_pool
+
+
+class GatheringGraph(Protocol):
+    """The graph of a model, with its cache: [2 * layers, blocks, heads, BLOCK_TOKENS, width], of NumPy or PyTorch.
+
+    The keys and values of the layers take turns.
+    """
+
+    cache: Any
+
+    def step(self, inputs: dict[str, NDArray[np.int64]]) -> tuple[Scores, Any]:
+        """The scores of each row, and the keys and values of its new tokens: [rows, new, 2 * layers, heads, width].
+
+        `inputs`: see `_inputs`. Raises RuntimeError.
+        """
+
+    def read(self, token_ids: NDArray[np.int64]) -> Any:
+        """The cross keys and values of a source, [1, tokens]: [2 * layers, heads, tokens, width]. Raises RuntimeError.
+
+        Of models with an encoder.
+        """
+
+
+class GatheredModel:
+    """See DecoderModel."""
+
+    block_tokens = BLOCK_TOKENS
+    part_tokens = PART_TOKENS
+
+    def __init__(self, graph: GatheringGraph) -> None:
+        self.blocks = int(graph.cache.shape[1])
+        self._graph = graph
+        self._cache = graph.cache
+
+    def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
+        """See DecoderModel."""
+        computed = self._graph.read(np.array([token_ids], np.int64))
+        self._cache[:, list(blocks)] = 0
+        for number, block in enumerate(blocks):
+            part = computed[:, :, number * BLOCK_TOKENS : (number + 1) * BLOCK_TOKENS]
+            self._cache[:, block, :, : part.shape[2]] = part
+
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """See DecoderModel."""
+        for source, target in blocks:
+            self._cache[:, target] = self._cache[:, source]
+
+    def compute(self, runs: Sequence[Run]) -> Scores:
+        """See DecoderModel. Runs of one length are computed together, without padding."""
+        # What is masked counts with a weight of zero, which does not help against the NaN of a text before.
+        if begun := [block for run in runs for block in _begun(run)]:
+            self._cache[:, begun] = 0
+        by_length: dict[int, list[int]] = {}
+        for place, run in enumerate(runs):
+            by_length.setdefault(len(run.token_ids), []).append(place)
+        found: dict[int, tuple[Scores, int]] = {}
+        for places in by_length.values():
+            together = [runs[place] for place in places]
+            scores, new = self._graph.step(_inputs(together))
+            self._write(together, new)
+            if len(by_length) > 1:  # the graph may use its memory again
+                scores = Scores._make(array.copy() for array in scores)
+            found |= {place: (scores, row) for row, place in enumerate(places)}
+        chosen = [found[place] for place, run in enumerate(runs) if run.is_scored]
+        if len(by_length) == 1 and len(chosen) == len(runs):
+            return scores
+        return Scores.of_rows(chosen)
+
+    def _write(self, runs: Sequence[Run], new: Any) -> None:
+        positions = [(run, run.past + number) for run in runs for number in range(len(run.token_ids))]
+        blocks = [run.blocks[position // BLOCK_TOKENS] for run, position in positions]
+        offsets = [position % BLOCK_TOKENS for _, position in positions]
+        self._cache[:, blocks, :, offsets] = new.reshape(len(positions), *new.shape[2:])
+
+
+def _begun(run: Run) -> Sequence[int]:
+    """The blocks whose first token is computed."""
+    first, end = -(-run.past // BLOCK_TOKENS), -(-(run.past + len(run.token_ids)) // BLOCK_TOKENS)
+    return run.blocks[first:end]
+
+
+def _inputs(runs: Sequence[Run]) -> dict[str, NDArray[np.int64]]:
+    """The inputs of a step of rows of one length.
+
+    `input_ids`: [rows, new]. `past`: [rows], how many tokens are in the blocks. `blocks`: [rows, most], filled up.
+    Of models with an encoder also `source_tokens` and `source_blocks`.
+    """
+    inputs = {
+        "input_ids": np.array([run.token_ids for run in runs], np.int64),
+        "past": np.array([run.past for run in runs], np.int64),
+        "blocks": _table([run.blocks[: max(1, -(-run.past // BLOCK_TOKENS))] for run in runs]),
+    }
+    if runs[0].source_tokens:
+        inputs["source_tokens"] = np.array([run.source_tokens for run in runs], np.int64)
+        inputs["source_blocks"] = _table([run.source_blocks for run in runs])
+    return inputs
+
+
+def _table(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Blocks of each row, filled up with its own first one."""
+    most = max(map(len, rows))
+    return np.array([[*row, *[row[0]] * (most - len(row))] for row in rows], np.int64)
 
 
 def load(
@@ -17,11 +134,10 @@ def load(
     cannot be loaded, and if not even two blocks fit; ModuleNotFoundError without the runtime.
     """
     if name == "torch":
-        from neuronpipe.stages.neuron_executor.runtimes.gathered_torch import TorchGraph
+        from neuronpipe.stages.neuron_executor.runtimes.torch import TorchGraph
 
         return GatheredModel(TorchGraph(model_file, threads, max_tokens, max_bytes))
-    from neuronpipe.stages.neuron_executor.runtimes.gathered_openvino import OpenVinoGraph
-    from neuronpipe.stages.neuron_executor.runtimes.paged import PagedModel
+    from neuronpipe.stages.neuron_executor.runtimes.paged import OpenVinoGraph, PagedModel
 
     properties = {**properties, "INFERENCE_NUM_THREADS": str(threads)}
 

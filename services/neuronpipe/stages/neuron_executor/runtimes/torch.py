@@ -1,12 +1,15 @@
-"""PyTorch's exported programs, loaded without transformers."""
+"""PyTorch's exported programs, loaded without transformers: on the first GPU, or on the CPU as the reference."""
 
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.stages.neuron_executor.runtimes.decoder import ENCODER, TOP_TOKENS, DecoderLost, Scores, block_count
 
 
 def load_program(path: Path, device: torch.device) -> Any:
@@ -33,3 +36,46 @@ def is_lost(error: Exception, device: torch.device) -> bool:
     """
     is_memory = isinstance(error, torch.cuda.OutOfMemoryError)
     return device.type == "cuda" and not is_memory and "CUDA error" in str(error)
+
+
+class TorchGraph:
+    """See GatheringGraph. The cache is a tensor on the device."""
+
+    def __init__(self, model_file: Path, threads: int, max_tokens: int, max_bytes: int) -> None:
+        """See load. `threads`: of the CPU, which all models of the process share; 0: as they are."""
+        self._device = device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if device.type == "cpu" and threads:
+            torch.set_num_threads(threads)
+        program = load_program(model_file, device)
+        described = next(node.meta["val"] for node in program.graph.nodes if node.name == "cache")
+        parts, heads, size, width = (int(described.shape[axis]) for axis in (0, 2, 3, 4))
+        block_bytes = parts * heads * size * width * described.dtype.itemsize
+        blocks = block_count(model_file, block_bytes, max_tokens, max_bytes)
+        self.cache: Any = torch.zeros((parts, blocks, heads, size, width), dtype=described.dtype, device=device)
+        self._step = program.module()
+        encoder_file = model_file.with_name(f"{ENCODER}.pt2")
+        self._encoder = load_program(encoder_file, device).module() if encoder_file.exists() else None
+
+    def step(self, inputs: dict[str, NDArray[np.int64]]) -> tuple[Scores, Any]:
+        """See GatheringGraph."""
+        given = {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
+        logits, new = self._run(self._step, **given, cache=self.cache)
+        logits = logits.float()
+        top_logits, top_ids = logits.topk(min(TOP_TOKENS, logits.shape[1]))
+        log_sums = (logits - top_logits[:, :1]).exp().sum(1).log()
+        return Scores(*(array.cpu().numpy() for array in (logits, top_ids.int(), top_logits, log_sums))), new
+
+    def read(self, token_ids: NDArray[np.int64]) -> Any:
+        """See GatheringGraph."""
+        if self._encoder is None:
+            raise RuntimeError("the model has no encoder")
+        return self._run(self._encoder, input_ids=torch.from_numpy(token_ids).to(self._device))
+
+    def _run(self, program: Any, **inputs: torch.Tensor) -> Any:
+        try:
+            with torch.no_grad():
+                return program(**inputs)
+        except (RuntimeError, IndexError, AssertionError) as error:
+            if is_lost(error, self._device):
+                raise DecoderLost(f"{self._device} was lost") from error
+            raise RuntimeError(f"PyTorch could not compute a step on {self._device}") from error

@@ -16,7 +16,7 @@ TAKEN: Mapping[tuple[int, int], tuple[int, int]] = {(0, 0): (4, 4), (2, 0): (2, 
 
 @pytest.fixture(autouse=True)
 def four_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neuronpipe.stages.neuron_executor.runtimes.cpus.available_cpus", lambda: 4)
+    monkeypatch.setattr("neuronpipe.stages.neuron_executor.runtimes.host.available_cpus", lambda: 4)
 
 
 def _request(**resources: Any) -> BackendRequest:

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
-from neuronpipe.compiler.tasks.text_generation import generation_facts
+from neuronpipe.compiler.tasks.texts import generation_facts
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.stages.neuron_executor.generation.beams import BeamSearch
 from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser

@@ -1,0 +1,331 @@
+"""Models of images as modules: normalization of the levels, then the model; with texts, both parts as one graph.
+
+A model's image processor is split into an ImageSpec, by which the tokenizer reads images, and the part in the graph.
+"""
+
+import os
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import ValidationError
+
+from neuronpipe.compiler.architectures import EmptyBatches, fixing_positions
+from neuronpipe.compiler.modules import PIXELS, Batch, SourceModule
+from neuronpipe.compiler.tokenizers import SourceTokenizer
+from neuronpipe.core.errors import InvalidInput, SetupError
+from neuronpipe.core.model import ImageSpec, Resampling, TaskFacts
+from neuronpipe.tasks.inputs.images import read_pixels, to_pixels, whiten
+from neuronpipe.tasks.zero_shot_image_classification import ImageTextFacts
+
+# In the order of Pillow's numbers.
+_FILTERS: tuple[Resampling, ...] = get_args(Resampling)
+_STEPS = frozenset({"do_resize", "do_center_crop", "do_rescale", "do_normalize"})
+# They do not change an RGB image: the last is for maps of labels.
+_WITHOUT_EFFECT = frozenset({"do_convert_rgb", "do_reduce_labels"})
+# Below this size, ConvNeXt's processor scales to a larger size than requested, and crops. Source: its `resize`.
+_CONVNEXT_WARPS_FROM = 384
+# float32 at the largest values, 2.7, has steps of 2.4e-7.
+_TOLERANCE = 1e-6
+# Wide, high, smaller than most models' images, and larger.
+_SAMPLE_SIZES = ((300, 200), (37, 91), (512, 640))
+_TRANSPARENT = (10, 20, 30)
+
+
+class Normalize(torch.nn.Module):
+    """Converts levels, uint8 [batch, 3, height, width], to float32 numbers, as the model was trained."""
+
+    def __init__(self, scale: float, means: Sequence[float], deviations: Sequence[float]) -> None:
+        super().__init__()
+        # No buffers, which would lose digits with the model's dtype.
+        self._factors = [scale / deviation for deviation in deviations]
+        self._offsets = [-mean / deviation for mean, deviation in zip(means, deviations, strict=True)]
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        factors, offsets = (
+            torch.tensor(numbers, device=pixels.device).view(1, 3, 1, 1) for numbers in (self._factors, self._offsets)
+        )
+        return pixels.to(torch.float32) * factors + offsets
+
+
+@dataclass(frozen=True, slots=True)
+class SourceImageProcessor:
+    """An image processor in two parts: `spec` is for the pre-process stage, `normalize` runs before the model."""
+
+    spec: ImageSpec
+    normalize: Normalize
+
+    def run(self, image: Image.Image) -> NDArray[np.float32]:
+        """The model's input for an RGB image: float32 [1, 3, height, width]."""
+        numbers: NDArray[np.float32] = self.normalize(
+            torch.from_numpy(to_pixels(np.asarray(image), self.spec))[None]
+        ).numpy()
+        return numbers
+
+
+def load_image_processor(folder: Path) -> SourceImageProcessor:
+    """Reads the processor on Pillow and NumPy.
+
+    Raises SetupError for a processor with an operation that cannot be reproduced, and names it.
+    """
+    is_4 = transformers.__version__.startswith("4.")
+    try:
+        processor = transformers.AutoImageProcessor.from_pretrained(
+            folder, trust_remote_code=False, **({"use_fast": False} if is_4 else {"backend": "pil"})
+        )
+    except Exception as error:  # a file of unknown origin may raise anything
+        raise SetupError(
+            f"{folder}: transformers {transformers.__version__} cannot load its image processor: {error}"
+        ) from error
+    options = {name: value for name, value in processor.to_dict().items() if value is not None}
+    name = type(processor).__name__
+    unknown = sorted(
+        step for step in options if step.startswith("do_") and options[step] and step not in _STEPS | _WITHOUT_EFFECT
+    )
+    if unknown:
+        raise SetupError(f"{folder}: its {name} has {', '.join(unknown)}, which is not supported")
+    try:
+        read = SourceImageProcessor(_image_spec(options), _normalize(options))
+    except (ValidationError, ValueError) as error:
+        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise SetupError(f"{folder}: its {name} is not supported: {problem}") from error
+    samples = [Image.fromarray(_sample_image(height, width, 0)) for height, width in _SAMPLE_SIZES]
+    difference = max(_difference(processor, sample, read.run(sample)) for sample in samples)
+    if not difference <= _TOLERANCE:
+        raise SetupError(
+            f"{folder}: its {name} makes pixels that differ by {difference:.2e} from what its options say; "
+            "not supported"
+        )
+    # No option decides this alone: with do_convert_rgb, transformers 5 whitens, 4 does not.
+    transparent = Image.new("RGB", _SAMPLE_SIZES[0], _TRANSPARENT)
+    transparent.info["transparency"] = _TRANSPARENT
+    if _difference(processor, transparent, read.run(transparent)) <= _TOLERANCE:
+        return read
+    if not _difference(processor, transparent, read.run(whiten(transparent))) <= _TOLERANCE:
+        raise SetupError(f"{folder}: its {name} makes another colour than white of what is transparent; not supported")
+    return SourceImageProcessor(read.spec.model_copy(update={"whitens": True}), read.normalize)
+
+
+def sample_pixels(spec: ImageSpec, seed: int) -> NDArray[np.uint8]:
+    """An image made from a number: uint8 [3, height, width]."""
+    height, width = (200 + seed % length for length in (170, 230))
+    return to_pixels(_sample_image(height, width, seed), spec)
+
+
+def _sample_image(height: int, width: int, seed: int) -> NDArray[np.uint8]:
+    """Patches of colour that blend into each other, under noise: [height, width, 3].
+
+    Photographs have large and small structures, too.
+    """
+    generator = np.random.default_rng([seed, height, width])
+    patches = generator.integers(0, 256, (6, 8, 3), np.uint8)
+    smooth = np.moveaxis(to_pixels(patches, ImageSpec(resize=(height, width), resampling="bicubic")), 0, -1)
+    noisy = smooth + generator.integers(-20, 21, smooth.shape, np.int16)
+    return np.ascontiguousarray(noisy.clip(0, 255).astype(np.uint8))
+
+
+def _image_spec(options: Mapping[str, Any]) -> ImageSpec:
+    resize: tuple[int, int] | int | None = None
+    crop: tuple[int, int] | None = None
+    if options.get("do_center_crop"):
+        crop = _height_and_width(options["crop_size"], "crop_size")
+    if options.get("do_resize"):
+        size = {key: value for key, value in options["size"].items() if value is not None}
+        if set(size) == {"shortest_edge"} and "crop_pct" in options:
+            if crop is not None:
+                raise ValueError("do_center_crop beside crop_pct")
+            edge = int(size["shortest_edge"])
+            if edge < _CONVNEXT_WARPS_FROM:
+                resize, crop = int(edge / options["crop_pct"]), (edge, edge)
+            else:
+                resize = (edge, edge)
+        else:
+            resize = int(size["shortest_edge"]) if set(size) == {"shortest_edge"} else _height_and_width(size, "size")
+    number = int(options.get("resample", _FILTERS.index("bilinear")))
+    if not 0 <= number < len(_FILTERS):
+        raise ValueError(f"resample {number}")
+    return ImageSpec(resize=resize, resampling=_FILTERS[number], crop=crop)
+
+
+def _height_and_width(size: Mapping[str, Any], name: str) -> tuple[int, int]:
+    known = {key: value for key, value in size.items() if value is not None}
+    if set(known) != {"height", "width"}:
+        raise ValueError(f"{name} has {', '.join(sorted(known))}")
+    return int(known["height"]), int(known["width"])
+
+
+def _normalize(options: Mapping[str, Any]) -> Normalize:
+    scale = float(options["rescale_factor"]) if options.get("do_rescale") else 1.0
+    if not options.get("do_normalize"):
+        return Normalize(scale, [0.0] * 3, [1.0] * 3)
+    means, deviations = (_of_channels(options[name], name) for name in ("image_mean", "image_std"))
+    if not all(deviations):
+        raise ValueError("image_std has a zero")
+    return Normalize(scale, means, deviations)
+
+
+def _of_channels(value: Any, name: str) -> list[float]:
+    numbers = [float(one) for one in value] if isinstance(value, Sequence) else [float(value)] * 3
+    if len(numbers) != 3:
+        raise ValueError(f"{name} has {len(numbers)} numbers, not one for each of 3 channels")
+    return numbers
+
+
+def _difference(processor: Any, image: Image.Image, numbers: NDArray[np.float32]) -> float:
+    """The largest difference between `numbers` and the processor's result for an RGB image.
+
+    For numbers above 1 it is relative.
+    """
+    expected = np.asarray(processor(images=[image], return_tensors="np")["pixel_values"], np.float64)
+    if numbers.shape != expected.shape:
+        return float("inf")
+    return float((np.abs(numbers - expected) / np.maximum(1, np.abs(expected))).max())
+
+
+# Models that make comparable vectors of images and texts: both parts as one graph.
+#
+# Sources: transformers 5, CLIPModel and SiglipModel; the pipeline for zero-shot-image-classification.
+
+# Kinds whose scores and texts are known to be what is written here.
+IMAGE_TEXT_KINDS = ("clip", "siglip")
+
+
+class ImagesAndTexts(torch.nn.Module):
+    """Vectors of texts and of images, in the order of `places` [batch], which counts the texts and then the images.
+
+    There may be no text, or no image: then its part of the model computes nothing.
+    """
+
+    def __init__(self, model: Any, normalize: Normalize, tokenizer: SourceTokenizer) -> None:
+        super().__init__()
+        self.model = model
+        self.normalize = normalize
+        self._is_causal = model.config.model_type == "clip"
+        self._tokens = int(model.config.text_config.max_position_embeddings)
+        self._pad_token_id = tokenizer.pad_token_id
+
+    def forward(self, input_ids: torch.Tensor, pixels: torch.Tensor, places: torch.Tensor) -> dict[str, torch.Tensor]:
+        pixel_values = self.normalize(pixels).to(next(self.model.parameters()).dtype)
+        with EmptyBatches():
+            images = self.model.get_image_features(pixel_values=pixel_values).pooler_output
+            texts = self._texts_of(input_ids).pooler_output
+        return {"embedding": torch.cat([texts, images]).index_select(0, places)}
+
+    def _texts_of(self, input_ids: torch.Tensor) -> Any:
+        if self._is_causal:
+            # What follows a text's end is not seen, padding included. transformers makes no mask where it knows the
+            # length, which a trace would keep for ever.
+            positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+            dtype = next(self.model.parameters()).dtype
+            is_seen = positions[:, None] >= positions[None, :]
+            mask = torch.where(is_seen, 0.0, torch.finfo(dtype).min).to(dtype)[None, None]
+            return self.model.get_text_features(input_ids=input_ids, attention_mask=mask)
+        # SigLIP was trained on texts padded to its full length, whose last token gives the vector.
+        padding = input_ids.new_full((input_ids.shape[0], self._tokens), self._pad_token_id)
+        return self.model.get_text_features(input_ids=torch.cat([input_ids, padding], 1)[:, : self._tokens])
+
+
+def image_text_facts(folder: Path, model: Any) -> ImageTextFacts:
+    """How the model makes a score of a cosine. Raises SetupError if its files do not say."""
+    parameters = [model.logit_scale] + ([model.logit_bias] if model.config.model_type == "siglip" else [])
+    if any(one.requires_grad for one in parameters):  # as load_weights marks what the files lack
+        raise SetupError(f"{folder}: its weights lack logit_scale or logit_bias, without which it has no scores")
+    scale, shift = float(model.logit_scale.exp()), sum(float(one) for one in parameters[1:])
+    return ImageTextFacts(scale=scale, shift=shift, function="softmax" if len(parameters) == 1 else "sigmoid")
+
+
+def check_texts(folder: Path, model: Any, tokenizer: SourceTokenizer) -> None:
+    """Raises SetupError for a tokenizer whose texts the graph would read otherwise than transformers."""
+    if model.config.model_type == "siglip" and "attention_mask" in tokenizer.input_names:
+        raise SetupError(
+            f"{folder}: its tokenizer masks padding (model_input_names has attention_mask), with which SigLIP was not "
+            "trained; leave attention_mask out of model_input_names in tokenizer_config.json"
+        )
+
+
+class ImageModule(torch.nn.Module):
+    """A model after the normalization of its images. `attribute`: of its result, which becomes the output `name`."""
+
+    def __init__(self, normalize: Normalize, model: torch.nn.Module, attribute: str, name: str) -> None:
+        super().__init__()
+        self.normalize = normalize
+        self.model = model
+        self._attribute, self._name = attribute, name
+
+    def forward(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+        dtype = next(self.model.parameters()).dtype
+        result = self.model(pixel_values=self.normalize(pixels).to(dtype), return_dict=True)
+        return {self._name: getattr(result, self._attribute)}
+
+
+def image_module(
+    processor: SourceImageProcessor,
+    module: ImageModule,
+    outputs: tuple[str, ...],
+    task: str,
+    tokenizer: SourceTokenizer,
+    *,
+    labels: tuple[str, ...] = (),
+    facts: Mapping[str, TaskFacts],
+) -> SourceModule:
+    """`module` with the data of the model's configuration and image processor."""
+    model: Any = module.model
+    height, width = processor.spec.size
+    return SourceModule(
+        module=module.eval(),
+        task=task,
+        architecture=type(model).__name__,
+        inputs=(PIXELS,),
+        outputs=outputs,
+        max_tokens=processor.spec.tokens,
+        config=model.config,
+        tokenizer=tokenizer,
+        labels=labels,
+        image=processor.spec,
+        facts=facts,
+        remarks={"images": f"{width} x {height} pixels"},
+    )
+
+
+def try_images(
+    folder: Path, module: Callable[[torch.Tensor], dict[str, torch.Tensor]], model: Any, size: tuple[int, int]
+) -> dict[str, torch.Tensor]:
+    """The outputs of a module for one image of a size, height and width, to which the model's positions are fixed from
+    now on. Raises SetupError if the model does not take it.
+    """
+    try:
+        with torch.no_grad(), fixing_positions(model):
+            return module(torch.zeros((1, 3, *size), dtype=torch.uint8))
+    except Exception as error:  # each model raises other exceptions for images of another size
+        raise SetupError(
+            f"{folder}: its image processor makes RGB images of {size[0]} x {size[1]}, which {type(model).__name__} "
+            "does not take"
+        ) from error
+
+
+def encode_images(module: SourceModule, texts: Sequence[str]) -> Batch:
+    """An image for each text, made from its words."""
+    assert module.image is not None  # noqa: S101 (it is a module of images)
+    return {PIXELS: np.stack([sample_pixels(module.image, zlib.crc32(text.encode())) for text in texts])}
+
+
+def encode_image_files(module: SourceModule, files: Sequence[Path]) -> Batch:
+    """The images of files. Raises SetupError for one that cannot be read, or is no image."""
+    assert module.image is not None  # noqa: S101 (it is a module of images)
+    return {PIXELS: np.stack([_pixels(file, module.image) for file in files])}
+
+
+def _pixels(file: Path, spec: ImageSpec) -> NDArray[np.uint8]:
+    try:
+        return read_pixels(file.read_bytes(), spec)
+    except OSError as error:
+        raise SetupError(f"{file}: cannot be read: {os.strerror(error.errno or 0)}") from error
+    except InvalidInput as error:
+        raise SetupError(f"{file}: {error}") from error

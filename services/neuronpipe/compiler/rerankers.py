@@ -1,0 +1,260 @@
+"""Rerankers: further tasks of a classifier of text pairs, and decoders that answer yes or no (Qwen3-Reranker)."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import transformers
+
+from neuronpipe.compiler.modules import Named, SourceModule, source_module
+from neuronpipe.compiler.sentence_transformers import (
+    default_prompt,
+    last_token,
+    read_json,
+    read_limits,
+    read_settings,
+    transformer_folder,
+)
+from neuronpipe.compiler.source import check_labels
+from neuronpipe.compiler.tokenizers import SourceTokenizer
+from neuronpipe.compiler.weights import load_weights
+from neuronpipe.core.errors import SetupError
+from neuronpipe.tasks.rerank import RerankFacts
+from neuronpipe.tasks.scores import ScoreFunctionName
+from neuronpipe.tasks.zero_shot_classification import ZeroShotFacts
+
+# Further tasks of a classifier of text pairs: reranking as a cross-encoder, and zero-shot classification.
+#
+# Sources: sentence-transformers 6, cross_encoder/model.py (get_default_activation_fn); transformers,
+# pipelines/zero_shot_classification.py.
+
+_ACTIVATIONS: dict[str, ScoreFunctionName] = {
+    "torch.nn.modules.linear.Identity": "none",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+}
+
+
+def ranking(folder: Path, config: Any) -> RerankFacts:
+    """The facts of a model for reranking. Raises SetupError for a model that cannot rank."""
+    if config.num_labels != 1:
+        raise SetupError(
+            f"{folder}: has {config.num_labels} labels; a cross-encoder that ranks texts has one, the score"
+        )
+    return RerankFacts(score_function=score_function(folder, config), prompt=default_prompt(folder))
+
+
+def score_function(folder: Path, config: Any) -> ScoreFunctionName:
+    """How a cross-encoder makes scores of its logits. Raises SetupError."""
+    activation = _activation(folder, config)
+    if activation not in _ACTIVATIONS:
+        raise SetupError(f"{folder}: makes scores of logits by {activation}; supported are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[activation]
+
+
+def entailing(folder: Path, config: Any) -> ZeroShotFacts:
+    """The facts of a model for zero-shot classification. Raises SetupError for one without a label for entailment."""
+    check_labels(folder, config)
+    entailment = next((index for label, index in config.label2id.items() if label.lower().startswith("entail")), None)
+    if entailment is None or config.num_labels < 2:
+        labels = ", ".join(map(str, config.label2id))
+        raise SetupError(
+            f"{folder}: none of its labels begins with 'entail', or it is the only one; there are: {labels}. Zero-shot "
+            "classification "
+            "needs a model of entailment; if this is one, name its labels in config.json (id2label and label2id)"
+        )
+    return ZeroShotFacts(entailment_id=entailment)
+
+
+def is_cross_encoder(folder: Path, config: Any) -> bool:
+    """Whether sentence-transformers saved it as a cross-encoder."""
+    return read_settings(folder).get("model_type") == "CrossEncoder" or any(
+        hasattr(config, name) for name in ("sentence_transformers", "sbert_ce_default_activation_function")
+    )
+
+
+def _activation(folder: Path, config: Any) -> str:
+    candidates = (
+        read_settings(folder).get("activation_fn"),
+        (getattr(config, "sentence_transformers", None) or {}).get("activation_fn"),
+        getattr(config, "sbert_ce_default_activation_function", None),
+    )
+    return next((str(candidate) for candidate in candidates if candidate), "torch.nn.modules.activation.Sigmoid")
+
+
+# Reranking by a decoder that answers yes or no, such as Qwen3-Reranker: the graph, and the template of its texts.
+#
+# Sources: sentence-transformers 6, cross_encoder/model.py, logit_score.py and base/modules/transformer.py; the model
+# card of Qwen3-Reranker.
+
+Template: TypeAlias = tuple[tuple[int, ...] | str, ...]
+
+# What published models were trained on whose own chat template is another.
+_PUBLISHED = {
+    "qwen3": (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {prompt}\n'
+        "<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+}
+_PUBLISHED_PROMPT = "Given a web search query, retrieve relevant passages that answer the query"
+# Stand for the texts in a template, and are in none.
+_QUERY, _DOCUMENT = "\ue000\ue001", "\ue002\ue003"
+# Pairs on which a template must be what was found of it: of spaces and line ends some templates take away.
+_SAMPLES = (("one", "other"), (" Two words. ", "\n1. {a}\n\n"), ("naïve 🙂", "的 text"))
+
+
+class _YesOrNo(torch.nn.Module):
+    """A decoder and, of its head, the rows of one or two answers: the logit of the first, less that of the second."""
+
+    def __init__(self, model: Any, answers: Sequence[int]) -> None:
+        super().__init__()
+        self.named = Named(model.base_model, "last_hidden_state")
+        head = model.get_output_embeddings()
+        self.head = torch.nn.Linear(head.in_features, len(answers), bias=head.bias is not None)
+        with torch.no_grad():
+            self.head.weight.copy_(head.weight[list(answers)])
+            if head.bias is not None:
+                self.head.bias.copy_(head.bias[list(answers)])
+        self.head.requires_grad_(False)
+        self._cap = getattr(model.config, "final_logit_softcapping", None)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        vectors = self.named(input_ids, attention_mask)["last_hidden_state"]
+        logits = self.head(last_token(vectors, attention_mask))
+        if self._cap is not None:
+            logits = torch.tanh(logits / self._cap) * self._cap
+        return {"logits": logits if logits.shape[1] == 1 else logits[:, :1] - logits[:, 1:]}
+
+
+def load_decoder_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    """The reranker. Raises SetupError for a model without the tokens or the template of one."""
+    model = load_weights(transformers.AutoModelForCausalLM, folder)
+    if model.get_output_embeddings().weight.requires_grad:
+        raise SetupError(f"{folder}: its weights lack the head, which makes tokens of vectors; save the model again")
+    answers = _answers(folder, tokenizer)
+    template = _template(folder, tokenizer, model.config.model_type)
+    prompt = "" if template else default_prompt(folder)
+    facts = RerankFacts(score_function=score_function(folder, model.config), prompt=prompt, template=template)
+    names = tokenizer.transformers_tokenizer.convert_ids_to_tokens(list(answers))
+    return source_module(
+        _YesOrNo(model, answers),
+        model,
+        "rerank",
+        tokenizer,
+        outputs=("logits",),
+        max_tokens=read_limits(transformer_folder(folder)).get("max_seq_length"),
+        facts={"rerank": facts},
+        remarks={"score": "the logit of " + ", less that of ".join(map(repr, names))},
+    )
+
+
+def encode_written(module: SourceModule, template: Template, queries: Sequence[str], texts: Sequence[str]) -> Any:
+    """The pairs as inputs of the model, int64 [batch, tokens] by name, each cut to what the model takes."""
+    own = module.tokenizer.transformers_tokenizer
+    rows = [
+        [number for part in template for number in _tokens_of(own, part, query, text)][-module.max_tokens :]
+        for query, text in zip(queries, texts, strict=True)
+    ]
+    width = max(map(len, rows))
+    padded = [[*row, *[module.tokenizer.pad_token_id] * (width - len(row))] for row in rows]
+    masks = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
+    return {"input_ids": np.array(padded, np.int64), "attention_mask": np.array(masks, np.int64)}
+
+
+def _answers(folder: Path, tokenizer: SourceTokenizer) -> tuple[int, ...]:
+    """The tokens of yes and no, or of yes alone."""
+    path = folder / "modules.json"
+    for module in read_json(path) if path.is_file() else ():
+        if module["type"].endswith(".LogitScore"):
+            config = read_json(folder / module["path"] / "config.json")
+            named = (config["true_token_id"], config.get("false_token_id"))
+            return tuple(int(number) for number in named if number is not None)
+    vocabulary = tokenizer.transformers_tokenizer.get_vocab()
+    if not {"yes", "no"} <= vocabulary.keys():
+        raise SetupError(f"{folder}: its tokenizer has no tokens 'yes' and 'no', by which a decoder ranks texts")
+    return vocabulary["yes"], vocabulary["no"]
+
+
+def _template(folder: Path, tokenizer: SourceTokenizer, kind: str) -> Template:
+    """The template of a query and a text; empty for a model that reads them as a pair. Raises SetupError."""
+    own = tokenizer.transformers_tokenizer
+    if not own.chat_template:
+        return ()
+    options = dict(read_limits(transformer_folder(folder)).get("processing_kwargs", {}).get("chat_template", {}))
+    options.pop("restore_suffix", None)
+    prompt = default_prompt(folder)
+    for wrap in (lambda text: text, lambda text: [{"type": "text", "text": text}]):  # flat, and structured
+        render = _renderer(own, prompt, options, wrap)
+        if _has_both(render(_QUERY, _DOCUMENT)):
+            return _checked(folder, own, render)
+    if kind in _PUBLISHED and not (folder / "modules.json").is_file():
+        written = _PUBLISHED[kind].replace("{prompt}", prompt or _PUBLISHED_PROMPT)
+        return _checked(folder, own, lambda query, text: _put(written, query, text))
+    raise SetupError(
+        f"{folder}: its chat template has no place for a query and a document, so how it reads them is not known; "
+        "give the tokenizer the chat template that it was trained with, with the roles query and document"
+    )
+
+
+def _renderer(
+    own: Any, prompt: str, options: Mapping[str, Any], wrap: Callable[[str], Any]
+) -> Callable[[str, str], str]:
+    def render(query: str, text: str) -> str:
+        messages = [{"role": "query", "content": wrap(query)}, {"role": "document", "content": wrap(text)}]
+        if prompt:
+            messages = [{"role": "system", "content": wrap(prompt)}, *messages]
+        try:
+            return str(own.apply_chat_template(messages, tokenize=False, **options))
+        except Exception:  # a template refuses what it does not know as it likes
+            return ""
+
+    return render
+
+
+def _has_both(rendered: str) -> bool:
+    return rendered.count(_QUERY) == 1 and rendered.count(_DOCUMENT) == 1
+
+
+def _put(written: str, query: str, text: str) -> str:
+    before, _, after = written.partition("{query}")
+    between, _, behind = after.partition("{document}")
+    return before + query + between + text + behind
+
+
+def _checked(folder: Path, own: Any, render: Callable[[str, str], str]) -> Template:
+    """The parts of what is rendered. Raises SetupError for a template that changes the texts."""
+    template = _parts(own, render(_QUERY, _DOCUMENT))
+    for query, text in _SAMPLES:
+        found = [number for part in template for number in _tokens_of(own, part, query, text)]
+        if found != own(render(query, text), add_special_tokens=False)["input_ids"]:
+            raise SetupError(f"{folder}: its chat template changes the texts that are written into it; not supported")
+    return template
+
+
+def _parts(own: Any, rendered: str) -> Template:
+    """Tokens where nothing varies, and texts with {query} and {document}, cut at special tokens.
+
+    These end what a tokenizer joins, so that the parts can be tokenized one by one.
+    """
+    special = {token.content: number for number, token in own.added_tokens_decoder.items() if token.special}
+    pattern = "|".join(re.escape(content) for content in sorted(special, key=len, reverse=True))
+    parts: list[tuple[int, ...] | str] = []
+    for piece in re.split(f"({pattern})", rendered) if pattern else [rendered]:
+        if _QUERY in piece or _DOCUMENT in piece:
+            escaped = piece.replace("{", "{{").replace("}", "}}")
+            parts.append(escaped.replace(_QUERY, "{query}").replace(_DOCUMENT, "{document}"))
+        elif piece:
+            tokens = (special[piece],) if piece in special else tuple(own(piece, add_special_tokens=False)["input_ids"])
+            before = parts.pop() if parts and not isinstance(parts[-1], str) else ()
+            parts.append((*before, *tokens))
+    return tuple(parts)
+
+
+def _tokens_of(own: Any, part: Sequence[int] | str, query: str, text: str) -> Sequence[int]:
+    if not isinstance(part, str):
+        return part
+    tokens: Sequence[int] = own(part.format(query=query, document=text), add_special_tokens=False)["input_ids"]
+    return tokens

@@ -1,0 +1,207 @@
+"""Compiles for tasks of a label, a score or a span: classification of texts and tokens, reranking, question answering.
+
+Zero-shot classification takes the logits of a model of natural language inference. A reranker is a cross-encoder, a
+classifier of pairs with one label, or a decoder whose yes is scored.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from neuronpipe.compiler.architectures import MASKED_DECODERS
+from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, source_module
+from neuronpipe.compiler.rerankers import encode_written, entailing, load_decoder_reranker, ranking
+from neuronpipe.compiler.sentence_transformers import last_token, read_json, read_limits, transformer_folder
+from neuronpipe.compiler.source import check_labels
+from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
+from neuronpipe.compiler.tokenizers import SourceTokenizer
+from neuronpipe.compiler.weights import load_weights
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.model import TaskFacts
+from neuronpipe.tasks.question_answering import QuestionAnsweringFacts
+from neuronpipe.tasks.scores import ClassifierFacts, ScoreFunctionName
+
+# Compiles for text classification: the logits of a classifier.
+#
+# The same graph serves two more tasks if its labels allow it.
+
+# Task → its facts about a model; raises SetupError for a model that cannot have the task.
+_FACTS: Mapping[str, Callable[[Path, Any], TaskFacts]] = {
+    "text_classification": lambda folder, config: classifier_facts(config),
+    "rerank": ranking,
+    "zero_shot_classification": entailing,
+}
+
+
+def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_classification") -> SourceModule:
+    """A classifier for one of the tasks of its graph. The module also names the others. Raises SetupError."""
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)  # before the weights are read
+    check_labels(folder, config)
+    _FACTS[task](folder, config)
+    model = load_weights(transformers.AutoModelForSequenceClassification, folder)
+    facts = {}
+    for answered, find in _FACTS.items():
+        with contextlib.suppress(SetupError):
+            facts[answered] = find(folder, model.config)
+    labels = labels_of(model.config)
+    limit = read_limits(folder).get("max_seq_length")
+    named = DecoderClassifier(model) if model.config.model_type in MASKED_DECODERS else Named(model, "logits")
+    return source_module(
+        named, model, task, tokenizer, outputs=("logits",), max_tokens=limit, labels=labels, facts=facts
+    )
+
+
+class DecoderClassifier(torch.nn.Module):
+    """A decoder whose head sees its last token that is not padding.
+
+    As transformers has it, a token is padding that has the id of padding, wherever it comes from. Source:
+    GenericForSequenceClassification, modeling_layers.py.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.named = Named(model.base_model, "last_hidden_state")
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        vectors = self.named(input_ids, attention_mask)["last_hidden_state"]
+        padding = self.model.config.pad_token_id
+        mask = attention_mask if padding is None else attention_mask * (input_ids != padding)
+        return {"logits": self.model.score(last_token(vectors, mask))}
+
+
+def labels_of(config: Any) -> tuple[str, ...]:
+    """A classifier's labels, in the order of its logits."""
+    return tuple(config.id2label[index] for index in range(config.num_labels))
+
+
+def classifier_facts(config: Any) -> ClassifierFacts:
+    """The function that turns a classifier's logits into scores."""
+    return ClassifierFacts(score_function=_score_function(config))
+
+
+def _score_function(config: Any) -> ScoreFunctionName:
+    # The default of the pipelines of text and image classification.
+    if config.problem_type == "regression":
+        return "none"
+    if config.problem_type == "multi_label_classification" or config.num_labels == 1:
+        return "sigmoid"
+    return "softmax"
+
+
+def same_best_label(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured | None:
+    """Whether each text's best label is the same; None for a model with one label."""
+    if reference["logits"].shape[1] == 1:
+        return None
+    same: Measured = np.equal(outputs["logits"].argmax(axis=1), reference["logits"].argmax(axis=1))
+    return same
+
+
+TEXT_CLASSIFICATION = SourceTask(
+    load_classifier, encode_texts, same_best_label, np.mean, "share of texts with the same best label"
+)
+
+
+def _load_token_classification(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    model = load_weights(transformers.AutoModelForTokenClassification, folder)
+    check_labels(folder, model.config)
+    labels, facts = labels_of(model.config), {"token_classification": TaskFacts()}
+    named = Named(model, "logits")
+    return source_module(
+        named, model, "token_classification", tokenizer, outputs=("logits",), per_token=True, labels=labels, facts=facts
+    )
+
+
+def _same_best_labels(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+    is_token = batch["attention_mask"] == 1
+    same = outputs["logits"].argmax(axis=-1) == reference["logits"].argmax(axis=-1)
+    shares: Measured = (same & is_token).sum(axis=1) / is_token.sum(axis=1)
+    return shares
+
+
+TOKEN_CLASSIFICATION = SourceTask(
+    _load_token_classification,
+    encode_texts,
+    _same_best_labels,
+    np.mean,
+    "mean share of a text's tokens with the same best label",
+)
+
+
+def _encode_zero_shot_classification(module: SourceModule, texts: Sequence[str]) -> Batch:
+    # The hypothesis is shorter than the text, and has a word of it.
+    return encode_texts(module, [f"This example is {text.split()[0]}." for text in texts], texts)
+
+
+ZERO_SHOT_CLASSIFICATION = replace(
+    TEXT_CLASSIFICATION,
+    load=partial(load_classifier, task="zero_shot_classification"),
+    encode=_encode_zero_shot_classification,
+)
+
+
+# The first words of a text are its query. Like a real query, it is short, and has words of its text.
+_QUERY_WORDS = 8
+
+
+def _load_rerank(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    (architecture, *_) = read_json(transformer_folder(folder) / "config.json").get("architectures") or ("",)
+    if str(architecture).endswith("ForCausalLM"):
+        return load_decoder_reranker(folder, tokenizer)
+    return load_classifier(folder, tokenizer, "rerank")
+
+
+def _encode_rerank(module: SourceModule, texts: Sequence[str]) -> Batch:
+    queries = [" ".join(text.split()[:_QUERY_WORDS]) for text in texts]
+    template = module.fact("template")
+    return encode_written(module, template, queries, texts) if template else encode_texts(module, texts, queries)
+
+
+RERANK = replace(TEXT_CLASSIFICATION, load=_load_rerank, encode=_encode_rerank)
+
+
+_OUTPUTS = ("start_logits", "end_logits")
+
+# The first words of a text are its question. Like a real question, it is short, and has words of its context.
+_QUESTION_WORDS = 8
+
+
+def _load_question_answering(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    if tokenizer.transformers_tokenizer.padding_side != "right":
+        raise SetupError(
+            f"{folder}: pads on the left, so it reads the context before the question, which is not supported"
+        )
+    model = load_weights(transformers.AutoModelForQuestionAnswering, folder)
+    facts = {"question_answering": QuestionAnsweringFacts(cls_token_id=tokenizer.cls_token_id)}
+    return source_module(
+        Named(model, *_OUTPUTS), model, "question_answering", tokenizer, outputs=_OUTPUTS, per_token=True, facts=facts
+    )
+
+
+def _encode_question_answering(module: SourceModule, texts: Sequence[str]) -> Batch:
+    return encode_texts(module, texts, [" ".join(text.split()[:_QUESTION_WORDS]) for text in texts])
+
+
+def _same_best_answer(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+    is_token = batch["attention_mask"] == 1
+    same: Measured = np.ones(len(is_token), np.bool_)
+    for name in _OUTPUTS:
+        best, expected = (np.where(is_token, logits[name], -np.inf).argmax(axis=1) for logits in (outputs, reference))
+        same = same & (best == expected)
+    return same
+
+
+QUESTION_ANSWERING = SourceTask(
+    _load_question_answering,
+    _encode_question_answering,
+    _same_best_answer,
+    np.mean,
+    "share of texts with the same best start and end",
+)

@@ -1,0 +1,298 @@
+"""Compiles for tasks of generated texts: a decoder, with an encoder or without, and what its generation_config says."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import transformers
+from pydantic import ValidationError
+
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
+from neuronpipe.compiler.architectures import check_kinds, positions, rotary_limit
+from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, source_module
+from neuronpipe.compiler.sentence_transformers import read_json
+from neuronpipe.compiler.tasks.base import Measured, SourceTask
+from neuronpipe.compiler.tokenizers import SourceTokenizer, language_codes
+from neuronpipe.compiler.weights import load_weights
+from neuronpipe.core.errors import InvalidInput, SetupError
+from neuronpipe.tasks.text_generation import GenerationFacts, check_options, complete_options
+from neuronpipe.tasks.text_to_text import TranslationFacts
+
+FactsT = TypeVar("FactsT", bound=GenerationFacts)
+
+# Fields of a generation_config that choose no tokens: ids that are found elsewhere, what `generate` returns, how its
+# cache is kept, and how tokens are guessed ahead, which leaves the text as it is.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "bos_token_id",
+        "pad_token_id",
+        "eos_token_id",
+        "decoder_start_token_id",
+        "transformers_version",
+        "_from_model_config",
+        "output_attentions",
+        "output_hidden_states",
+        "output_scores",
+        "output_logits",
+        "return_dict_in_generate",
+        "use_cache",
+        "cache_config",
+        "max_cache_len",
+        "low_memory",
+        "prefill_chunk_size",
+        "compile_config",
+        "disable_compile",
+        "continuous_batching_config",
+        "use_mtp",
+        "speculation_type",
+        "is_assistant",
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "assistant_confidence_threshold",
+        "prompt_lookup_num_tokens",
+        "max_matching_ngram_size",
+        "assistant_early_exit",
+        "assistant_lookbehind",
+        "target_lookbehind",
+        "assistant_ensemble_weight",
+    }
+)
+# Others that are not applied → the values, besides None, with which they change nothing.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "num_return_sequences": (1,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "guidance_scale": (1.0,),
+    "remove_invalid_values": (False,),
+    "token_healing": (False,),
+    "stop_strings": ([],),
+    # All but the quantized one hold the same numbers.
+    "cache_implementation": ("dynamic", "dynamic_full", "static", "hybrid", "sliding_window", "offloaded"),
+}
+# The default of transformers, which no model means.
+UNSET_LENGTH = 20
+
+
+def _load_text_generation(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    model = load_weights(transformers.AutoModelForCausalLM, folder)
+    check_kinds(type(model).__name__, model.config)
+    limit = rotary_limit(model.config)
+    chat = _chat(tokenizer.transformers_tokenizer)
+    facts = {"text_generation": generation_facts(folder, model, GenerationFacts, **chat)}
+    module = source_module(
+        Named(model, "logits"),
+        model,
+        "text_generation",
+        tokenizer,
+        outputs=("logits",),
+        per_token=True,
+        max_tokens=limit,
+        facts=facts,
+        remarks={"positions": f"longrope, whose factors of short texts hold up to {limit} tokens"} if limit else {},
+    )
+    return checked(folder, module)
+
+
+def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: Any) -> FactsT:
+    """What a model's generation_config says, and `further` facts. Raises SetupError for what is not supported."""
+    config = model.generation_config
+    _check_supported(folder, config)
+    if config.do_sample and (config.num_beams or 1) > 1:
+        raise SetupError(f"{folder}: its generation_config draws tokens with num_beams, which is not supported")
+    ends = config.eos_token_id if config.eos_token_id is not None else model.config.eos_token_id
+    given = {
+        name: value
+        for name in GenerationFacts.model_fields
+        if (value := getattr(config, name, None)) is not None and name != "end_token_ids"
+    }
+    given["end_token_ids"] = (ends,) if isinstance(ends, int) else tuple(ends or ())
+    if given.get("max_length") == UNSET_LENGTH:
+        del given["max_length"]
+    for name in ("suppress_tokens", "begin_suppress_tokens"):  # ids that no token has are without effect
+        given[name] = [one for one in given.get(name) or () if 0 <= one < model.config.vocab_size]
+    try:
+        return kind(**given | further)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise SetupError(f"{folder}: its generation_config cannot be read: {problems}") from error
+
+
+def _check_supported(folder: Path, config: Any) -> None:
+    """Raises SetupError, which names the first field that changes what `generate` returns, and that is not applied."""
+    applied = {*GenerationFacts.model_fields} | _WITHOUT_EFFECT
+    for name in sorted({*transformers.GenerationConfig().to_dict(), *_NEUTRAL} - applied):
+        value = getattr(config, name, None)
+        if value is not None and value not in _NEUTRAL.get(name, ()):
+            raise SetupError(
+                f"{folder}: its generation_config sets {name} to {value!r}, which is not supported; take it out there"
+            )
+
+
+def checked(folder: Path, module: SourceModule) -> SourceModule:
+    """The module of a model that takes a request without options.
+
+    Raises SetupError, which names the field of its generation_config for which it would refuse all of them.
+    """
+    spec = module.spec("model", 1, {})
+    try:
+        check_options(complete_options(GenerationOptions(), spec, 1), spec)
+    except InvalidInput as error:
+        name = error.field.removeprefix("options.")
+        value = getattr(GenerationFacts.of(spec), name, None)
+        raise SetupError(
+            f"{folder}: its generation_config sets {name} to {value!r}, which is not supported: {error.problem}"
+        ) from error
+    except (ValueError, TypeError) as error:  # of numbers that a field of the options cannot hold
+        raise SetupError(f"{folder}: its generation_config has a value that no request can have: {error}") from error
+    for tokens, _ in GenerationFacts.of(spec).sequence_bias:
+        if not tokens or not 0 <= min(tokens) <= max(tokens) < spec.vocabulary_size:
+            raise SetupError(
+                f"{folder}: its generation_config sets sequence_bias for the tokens {list(tokens)}, the vocabulary has "
+                f"{spec.vocabulary_size}"
+            )
+    return module
+
+
+def _chat(tokenizer: Any) -> dict[str, Any]:
+    """The template for chats, and the special tokens that it may name; none where the tokenizer has no default one."""
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError:
+        return {}
+    named = tokenizer.special_tokens_map.items()
+    return {
+        "chat_template": template,
+        "template_variables": {name: token for name, token in named if isinstance(token, str)},
+    }
+
+
+def first_text(module: SourceModule, texts: Sequence[str]) -> Batch:
+    """The first text alone: a decoder's tokenizer may have no padding."""
+    encoded = module.tokenizer.transformers_tokenizer(texts[0], return_tensors="np", truncation=False)
+    return {name: np.asarray(encoded[name], np.int64)[:, : module.max_tokens] for name in module.inputs}
+
+
+def same_tokens(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+    same: Measured = np.equal(outputs["logits"].argmax(axis=-1), reference["logits"].argmax(axis=-1)).mean(axis=-1)
+    return same
+
+
+MEANING = "share of the same tokens as transformers' generate, greedy"
+TEXT_GENERATION = SourceTask(_load_text_generation, first_text, same_tokens, np.mean, MEANING)
+
+
+_BEAMS = 4
+# Of a model without positions whose tokenizer has no limit, as of what it reads (modules.py).
+_NO_LIMIT_TOKENS = 512
+
+
+class _Both(Named):
+    """The model with its source as its text."""
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        result = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=input_ids, return_dict=True
+        )
+        return {name: result[name] for name in self.outputs}
+
+
+def _load_text_to_text(task: str, folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    model = load_weights(transformers.AutoModelForSeq2SeqLM, folder)
+    module = source_module(
+        _Both(model, "logits"),
+        model,
+        task,
+        tokenizer,
+        outputs=("logits",),
+        per_token=True,
+        facts={task: _facts(task, folder, model, tokenizer)},
+    )
+    return checked(folder, module)
+
+
+def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> GenerationFacts:
+    config = model.generation_config
+    parameters, prefixes = _of_task(task, folder)
+    # As pipelines of transformers 4: the length of a task counts only where the model has one, too.
+    length = parameters.pop("max_length", None)
+    if config.max_length not in (None, UNSET_LENGTH) and length is not None:
+        parameters["max_length"] = length
+    config.update(**parameters)
+    start = next(
+        (
+            one
+            for one in (config.decoder_start_token_id, model.config.decoder_start_token_id, config.bos_token_id)
+            if one is not None
+        ),
+        None,
+    )
+    if start is None:
+        raise SetupError(f"{folder}: its generation_config has no decoder_start_token_id, which its texts begin with")
+    # A model without positions (T5) writes as much as it reads, or more if it says so.
+    said = config.max_length if config.max_length not in (None, UNSET_LENGTH) else 0
+    most = (positions(model.config) or max(tokenizer.max_tokens or _NO_LIMIT_TOKENS, said)) - 1
+    further: dict[str, Any] = {"decoder_start_token_ids": (start,), "max_text_tokens": most}
+    further["prefix"] = prefixes.pop("", str(read_json(folder / "config.json").get("prefix") or ""))
+    # As pipelines of transformers 4 have it, which take one beam for none that is set.
+    if config.num_beams in (None, 1):
+        further["num_beams"] = 1 if config.do_sample else _BEAMS
+    # Both lengths count the first token, which is not generated.
+    further |= {"max_length": None, "min_length": 0}
+    if config.max_length not in (None, UNSET_LENGTH) and config.max_new_tokens is None:
+        further["max_new_tokens"] = min(config.max_length - 1, most)
+    if config.min_length:
+        further["min_new_tokens"] = max(config.min_length - 1, config.min_new_tokens or 0)
+    if task != "translation":
+        return generation_facts(folder, model, GenerationFacts, **further)
+    own = tokenizer.transformers_tokenizer
+    languages = getattr(own, "lang_code_to_id", None) or {}
+    if codes := language_codes(own):
+        source = str(own.init_kwargs.get("source_lang") or "")
+        further["prefixes"], further["source_language"] = {source: {one: f">>{one}<< " for one in codes}}, source
+        return generation_facts(folder, model, TranslationFacts, **further)
+    if prefixes:
+        further["prefixes"], further["source_language"] = _directions(prefixes)
+        return generation_facts(folder, model, TranslationFacts, **further)
+    further["languages"] = {str(name): int(token_id) for name, token_id in languages.items()}
+    further["source_language"] = str(own.src_lang) if languages else ""
+    return generation_facts(folder, model, TranslationFacts, **further)
+
+
+def _of_task(task: str, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """What config.json says of a task (task_specific_params): settings of `generate`, and what is put before texts.
+
+    The latter is by the languages, as in en_to_de, or by the empty word. Raises SetupError where directions differ in
+    the former.
+    """
+    said = read_json(folder / "config.json").get("task_specific_params") or {}
+    found = {name: dict(one) for name, one in said.items() if name == task or name.startswith(f"{task}_")}
+    directions = {name.removeprefix(task).removeprefix("_"): str(one.pop("prefix", "")) for name, one in found.items()}
+    several = list(found.values())
+    if any(one != several[0] for one in several):
+        raise SetupError(
+            f"{folder}: task_specific_params in its config.json has other settings for some languages than for others, "
+            "which is not supported; make them equal"
+        )
+    return several[0] if several else {}, directions
+
+
+def _directions(prefixes: Mapping[str, str]) -> tuple[dict[str, dict[str, str]], str]:
+    """What is put before texts by their language and that of the translation, and the language of all if it is one."""
+    found: dict[str, dict[str, str]] = {}
+    for name, prefix in prefixes.items():
+        source, _, target = name.partition("_to_")
+        found.setdefault(source, {})[target] = prefix
+    return found, next(iter(found)) if len(found) == 1 else ""
+
+
+SUMMARIZATION = SourceTask(partial(_load_text_to_text, "summarization"), first_text, same_tokens, np.mean, MEANING)
+TRANSLATION = SourceTask(partial(_load_text_to_text, "translation"), first_text, same_tokens, np.mean, MEANING)

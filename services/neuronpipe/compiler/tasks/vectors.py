@@ -1,0 +1,300 @@
+"""Compiles for tasks of vectors: of a text, of its similarity, of each token, and sparse ones over the vocabulary.
+
+The model and its pooling are one graph: of the tokens' vectors, of SPLADE, or the layers behind an encoder of late
+interaction. Feature extraction is the last hidden state of a model without a head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from neuronpipe.compiler.late_interaction import read_late_interaction
+from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, source_module
+from neuronpipe.compiler.sentence_transformers import (
+    default_prompt,
+    read_json,
+    read_limits,
+    read_prompts,
+    read_sentence_transformer,
+    read_settings,
+    transformer_folder,
+)
+from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
+from neuronpipe.compiler.tokenizers import SourceTokenizer
+from neuronpipe.compiler.weights import load_weights
+from neuronpipe.core.errors import SetupError
+from neuronpipe.tasks.feature_extraction import FeatureFacts
+from neuronpipe.tasks.multi_vector_embedding import KEPT, SEEN, SEEN_AND_KEPT, MultiVectorFacts
+from neuronpipe.tasks.rerank import RerankFacts
+from neuronpipe.tasks.sparse_embedding import SparseFacts
+from neuronpipe.tasks.vectors import EmbeddingFacts, vector_of
+
+_HIDDEN_STATE = "last_hidden_state"
+
+
+def _load_feature_extraction(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    model = load_weights(transformers.AutoModel, folder)
+    facts = {"feature_extraction": FeatureFacts(embedding_dimensions=model.config.hidden_size)}
+    return source_module(
+        Named(model, _HIDDEN_STATE),
+        model,
+        "feature_extraction",
+        tokenizer,
+        outputs=(_HIDDEN_STATE,),
+        per_token=True,
+        facts=facts,
+    )
+
+
+def _smallest_token_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+    one, other = (vectors[_HIDDEN_STATE].astype(np.float64) for vectors in (outputs, reference))
+    lengths = np.linalg.norm(one, axis=2) * np.linalg.norm(other, axis=2)
+    cosines = (one * other).sum(axis=2) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    smallest: Measured = np.where(batch["attention_mask"] == 1, cosines, 1).min(axis=1)
+    return np.clip(smallest, 0, 1)  # rounding may exceed 1, and below 0 is as wrong as 0
+
+
+FEATURE_EXTRACTION = SourceTask(
+    _load_feature_extraction,
+    encode_texts,
+    _smallest_token_similarity,
+    np.min,
+    "smallest cosine similarity of a token's vectors",
+)
+
+
+_EMBEDDING = "sentence_embedding"
+
+
+class _Embedding(torch.nn.Module):
+    """A model and the modules after it, which make one vector of its token vectors."""
+
+    def __init__(self, model: torch.nn.Module, head: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = Named(model, "last_hidden_state")
+        self.head = head
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        token_vectors = self.model(input_ids, attention_mask, token_type_ids)["last_hidden_state"]
+        return {_EMBEDDING: self.head(token_vectors, attention_mask)}
+
+
+_TASKS = ("sentence_embedding", "sentence_similarity")
+
+
+def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentence_embedding") -> SourceModule:
+    """An embedding model for one of the tasks of its graph. The module also names the other task.
+
+    Raises SetupError.
+    """
+    parts = read_sentence_transformer(folder)
+    model = load_weights(transformers.AutoModel, parts.model_folder)
+    module = _Embedding(model, parts.head)
+    with torch.inference_mode():
+        example = module(torch.zeros((1, 1), dtype=torch.int64), torch.ones((1, 1), dtype=torch.int64))
+    shared = EmbeddingFacts(
+        embedding_dimensions=example[_EMBEDDING].shape[1], prompt=parts.prompt, prompts=dict(parts.prompts)
+    )
+    facts = dict.fromkeys(_TASKS, shared)
+    remarks = {"pooling": parts.head.describe()}
+    return source_module(
+        module, model, task, tokenizer, outputs=(_EMBEDDING,), max_tokens=parts.max_tokens, facts=facts, remarks=remarks
+    )
+
+
+def cosine_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+    """The cosine similarity of each row's vectors, 0 to 1."""
+    one, other = (vector_of(vectors).astype(np.float64) for vectors in (outputs, reference))
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    cosines: Measured = (one * other).sum(axis=1) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    return np.clip(cosines, 0, 1)  # rounding may exceed 1, and below 0 is as wrong as 0
+
+
+SENTENCE_EMBEDDING = SourceTask(
+    load_embedder, encode_texts, cosine_similarity, np.min, "smallest cosine similarity of a text's embeddings"
+)
+
+
+SENTENCE_SIMILARITY = replace(SENTENCE_EMBEDDING, load=partial(load_embedder, task="sentence_similarity"))
+
+
+_WEIGHTS = "sparse_embedding"
+_ENCODERS = ("Transformer", "MLMTransformer")
+_STRATEGIES, _ACTIVATIONS = ("max", "sum"), ("relu", "log1p_relu")
+
+
+class _Splade(torch.nn.Module):
+    """log(1 + relu(logits)), pooled over the tokens: [batch, vocabulary]. Source: sentence-transformers' SpladePooling.
+
+    The largest logit has the largest weight, so that of `max` the logarithms are of one number for each token of the
+    vocabulary.
+    """
+
+    def __init__(self, model: Any, strategy: str, activation: str) -> None:
+        super().__init__()
+        self.named = Named(model, "logits")
+        self._is_sum = strategy == "sum"
+        self._logarithms = 2 if activation == "log1p_relu" else 1
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        logits = self.named(input_ids, attention_mask, token_type_ids)["logits"]
+        # Not a product: ModernBERT can compute NaN for padding.
+        seen = torch.where(attention_mask.unsqueeze(-1).bool(), logits, torch.zeros_like(logits))
+        weights = seen.relu() if self._is_sum else seen.amax(dim=1).relu()
+        for _ in range(self._logarithms):
+            weights = weights.log1p()
+        return {_WEIGHTS: weights.sum(dim=1) if self._is_sum else weights}
+
+
+def _load_sparse_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    pooling = _read_pooling(folder)
+    strategy = str(pooling.get("pooling_strategy", "max"))
+    activation = str(pooling.get("activation_function", "relu"))
+    if strategy not in _STRATEGIES or activation not in _ACTIVATIONS:
+        raise SetupError(
+            f"{folder}: SpladePooling by {strategy} and {activation}; supported are {' and '.join(_STRATEGIES)} of "
+            f"{' and '.join(_ACTIVATIONS)}"
+        )
+    model = load_weights(transformers.AutoModelForMaskedLM, folder)
+    facts = SparseFacts(
+        prompt=default_prompt(folder),
+        prompts=read_prompts(folder),
+        top_k=read_settings(folder).get("max_active_dims") or 0,
+    )
+    return source_module(
+        _Splade(model, strategy, activation),
+        model,
+        "sparse_embedding",
+        tokenizer,
+        outputs=(_WEIGHTS,),
+        max_tokens=read_limits(transformer_folder(folder)).get("max_seq_length"),
+        facts={"sparse_embedding": facts},
+        remarks={"pooling": f"{strategy} of {activation}", "vectors": f"{model.config.vocab_size} tokens"},
+    )
+
+
+def _read_pooling(folder: Path) -> dict[str, Any]:
+    """The settings of the module SpladePooling; empty for a plain model. Raises SetupError for other modules."""
+    path = folder / "modules.json"
+    modules = read_json(path) if path.is_file() else []
+    kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+    if modules and (len(kinds) != 2 or kinds[0] not in _ENCODERS or kinds[1] != "SpladePooling"):
+        raise SetupError(
+            f"{folder}: makes sparse vectors by the modules {', '.join(kinds)}; supported is a transformer with "
+            "SpladePooling"
+        )
+    settings: dict[str, Any] = read_json(folder / modules[1]["path"] / "config.json") if modules else {}
+    return settings
+
+
+def _weights_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+    one, other = (vectors[_WEIGHTS].astype(np.float64) for vectors in (outputs, reference))
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    both_empty = ~one.any(axis=1) & ~other.any(axis=1)
+    cosines: Measured = (one * other).sum(axis=1) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    return np.where(both_empty, 1.0, np.clip(cosines, 0, 1))
+
+
+SPARSE_EMBEDDING = SourceTask(
+    _load_sparse_embedding, encode_texts, _weights_similarity, np.min, "smallest cosine similarity of a text's weights"
+)
+
+
+_OUTPUT, _ROLE = "token_embeddings", "token_role"
+
+
+class _TokenVectors(torch.nn.Module):
+    """Vectors [batch, tokens, width] of the tokens that have one; zeros for the others.
+
+    `token_role`, int64 [batch, tokens], is what each token is for (tasks/multi_vector_embedding.py).
+    """
+
+    def __init__(self, model: Any, layers: Sequence[torch.nn.Module]) -> None:
+        super().__init__()
+        self.named = Named(model, "last_hidden_state")
+        self.layers = torch.nn.Sequential(*layers)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+        token_role: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        assert token_role is not None  # noqa: S101 (the input that the module is made for)
+
+        is_seen = (token_role == SEEN_AND_KEPT) | (token_role == SEEN)
+        is_kept = (token_role == SEEN_AND_KEPT) | (token_role == KEPT)
+        vectors = self.named(input_ids, is_seen.to(input_ids.dtype), token_type_ids)["last_hidden_state"]
+        made = self.layers(vectors)
+        return {_OUTPUT: torch.where(is_kept.unsqueeze(-1), made, torch.zeros_like(made))}
+
+
+def _load_multi_vector_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    parts = read_late_interaction(folder)
+    model = load_weights(transformers.AutoModel, parts.model_folder)
+    module = source_module(
+        _TokenVectors(model, parts.layers),
+        model,
+        "multi_vector_embedding",
+        tokenizer,
+        outputs=(_OUTPUT,),
+        per_token=True,
+        max_tokens=parts.max_tokens,
+        further_inputs=(_ROLE,),
+    )
+    linear = [layer for layer in module.module.modules() if isinstance(layer, torch.nn.Linear)]
+    facts = MultiVectorFacts(
+        embedding_dimensions=linear[-1].out_features if parts.layers else model.config.hidden_size,
+        query=parts.kind("query", tokenizer, module.max_tokens),
+        document=parts.kind("document", tokenizer, module.max_tokens),
+        divides_by_tokens=parts.divides_by_tokens,
+    )
+    # It ranks, too; a cross-encoder's facts say that scores are what they are.
+    ranking = RerankFacts(score_function="none", compares_tokens=True)
+    return replace(
+        module,
+        inputs=tuple(name for name in module.inputs if name != "attention_mask"),  # token_role says it
+        facts={"multi_vector_embedding": facts, "rerank": ranking},
+        remarks={
+            "queries": f"up to {facts.query.max_tokens} tokens"
+            + (f", with [MASK] up to {facts.query.expanded_to}" if facts.query.expanded_to else ""),
+            "documents": f"up to {facts.document.max_tokens} tokens",
+        },
+    )
+
+
+def _encode_multi_vector_embedding(module: SourceModule, texts: Sequence[str]) -> Batch:
+    batch = dict(encode_texts(module, texts))
+    mask = batch["attention_mask"]
+    # Every fifth token has no vector, and every seventh is not seen, so that both are compared.
+    places = np.arange(mask.shape[1])
+    roles = np.where(places % 7 == 6, KEPT, np.where(places % 5 == 4, SEEN, SEEN_AND_KEPT))
+    return {**batch, _ROLE: mask * roles}
+
+
+def _smallest_vector_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+    one, other = (vectors[_OUTPUT].astype(np.float64) for vectors in (outputs, reference))
+    lengths = np.linalg.norm(one, axis=2) * np.linalg.norm(other, axis=2)
+    cosines = (one * other).sum(axis=2) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    is_kept = np.isin(batch[_ROLE], (KEPT, SEEN_AND_KEPT))
+    smallest: Measured = np.where(is_kept, cosines, 1).min(axis=1)
+    return np.clip(smallest, 0, 1)
+
+
+MULTI_VECTOR_EMBEDDING = SourceTask(
+    _load_multi_vector_embedding,
+    _encode_multi_vector_embedding,
+    _smallest_vector_similarity,
+    np.min,
+    "smallest cosine similarity of a token's vectors",
+)

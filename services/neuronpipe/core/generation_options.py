@@ -1,0 +1,174 @@
+"""The options of tasks that generate: each is declared here once.
+
+The checks of requests (tasks/text_generation.py), models' own values, the forms of doors, the client's arguments, the
+flags of `neuronpipe generate` and the table of docs/generation.md are made of it. A new option is a field of
+GenerationOptions (tasks.proto), an entry here, and the algorithm that applies it (stages/neuron_executor/generation/).
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args
+
+if TYPE_CHECKING:
+    from neuronpipe.api.v1.tasks_pb2 import EarlyStopping
+
+# A number, whether, one of three words, a token's id, texts, tokens' ids, or several lists of these.
+Kind = Literal["int", "float", "bool", "words", "token", "texts", "tokens", "sequences"]
+_NONE: Any = object()
+_MAX_UINT32, _MAX_UINT64 = (1 << 32) - 1, (1 << 64) - 1
+_POSITIVE = math.ulp(0.0)
+EARLY_STOPPING_WORDS = ("false", "true", "never")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option. Its name is that of its field in GenerationOptions, and of transformers.
+
+    - `text`: its meaning, for the command line and the documentation.
+    - `least`, `most`: of a number; what the model limits has the bounds of its type.
+    - `max_items`: of a list, and `max_size`: of each element, in characters or tokens.
+    - `draws`: it has an effect with do_sample only.
+    - `own`: the value of a model whose generation_config has none. Without it, models have no value of their own.
+    - `openai`: the name in OpenAI's or vLLM's requests; empty: they have none.
+    - `huggingface`: whether requests of Hugging Face and of TGI take it.
+    """
+
+    text: str
+    kind: Kind = "int"
+    least: float = 0
+    most: float = _MAX_UINT32
+    max_items: int = 0
+    max_size: int = 0
+    draws: bool = False
+    own: Any = _NONE
+    openai: str = ""
+    huggingface: bool = True
+
+    @property
+    def has_own(self) -> bool:
+        """Whether models may have a value of their own that requests without one get."""
+        return self.own is not _NONE
+
+    @property
+    def bounds(self) -> str:
+        """The valid numbers; empty where the type says them."""
+        if self.kind not in ("int", "float") or self.most >= _MAX_UINT32:
+            return ""
+        if self.least == _POSITIVE:
+            return f"more than 0, and at most {self.most:g}"
+        return f"{self.least:g} to {self.most:g}"
+
+
+class Options(TypedDict, total=False):
+    """The fields of GenerationOptions, which has a comment for each."""
+
+    max_new_tokens: Annotated[int, Option("the most tokens to generate (default: the model's own, or 256)", least=1)]
+    min_new_tokens: Annotated[int, Option("tokens before one may end the text", own=0, openai="min_tokens")]
+    do_sample: Annotated[bool, Option("draw tokens at random; without it, the most probable token is taken", "bool")]
+    # Far from where float32 ends. vLLM has the same least temperature.
+    temperature: Annotated[
+        float, Option("divide logits by it", "float", 0.01, 100, draws=True, own=1.0, openai="temperature")
+    ]
+    top_k: Annotated[int, Option("draw from the best N tokens; 0: from all", draws=True, own=50, openai="top_k")]
+    top_p: Annotated[
+        float,
+        Option(
+            "draw from the best tokens that reach it together",
+            "float",
+            _POSITIVE,
+            1,
+            draws=True,
+            own=1.0,
+            openai="top_p",
+        ),
+    ]
+    min_p: Annotated[
+        float,
+        Option(
+            "draw from tokens with this share of the best one's probability",
+            "float",
+            0,
+            1,
+            draws=True,
+            own=0.0,
+            openai="min_p",
+        ),
+    ]
+    seed: Annotated[
+        int,
+        Option(
+            "the same seed gives the same text, alone and in any batch", most=_MAX_UINT64, draws=True, openai="seed"
+        ),
+    ]
+    repetition_penalty: Annotated[
+        float,
+        Option(
+            "make tokens of prompt and text less probable; 1: no change",
+            "float",
+            0.01,
+            100,
+            own=1.0,
+            openai="repetition_penalty",
+        ),
+    ]
+    no_repeat_ngram_size: Annotated[int, Option("never repeat N tokens in a row; 0: may repeat", own=0)]
+    stop_strings: Annotated[
+        Iterable[str],
+        Option("end the text before the first of these", "texts", max_items=16, max_size=256, openai="stop"),
+    ]
+    stop_token_ids: Annotated[
+        Iterable[int],
+        Option(
+            "end the text after one of these, as after the model's own", "tokens", max_items=64, openai="stop_token_ids"
+        ),
+    ]
+    bad_words_ids: Annotated[
+        Iterable[Iterable[int]],
+        Option("words that the text must not contain, each as its tokens", "sequences", max_items=64, max_size=32),
+    ]
+    forced_bos_token_id: Annotated[int, Option("the first token of the text", "token", own=None)]
+    forced_eos_token_id: Annotated[int, Option("the last token of a text of `max_new_tokens`", "token", own=None)]
+    num_beams: Annotated[
+        int, Option("search with N beams for the best text, which comes as a whole", "int", 1, 16, openai="num_beams")
+    ]
+    length_penalty: Annotated[
+        float,
+        Option(
+            "with `num_beams`: more than 0 prefers longer texts", "float", -10, 10, own=1.0, openai="length_penalty"
+        ),
+    ]
+    early_stopping: Annotated[
+        "EarlyStopping.ValueType",
+        Option("with `num_beams`: when the search ends (default: false)", "words", openai="early_stopping"),
+    ]
+    num_return_sequences: Annotated[
+        int,
+        Option(
+            "texts: with `num_beams` the best ones, with `do_sample` each drawn by itself", "int", 1, 16, openai="n"
+        ),
+    ]
+    top_logprobs: Annotated[
+        int,
+        Option("log probabilities of each token, and of the N best in its place", "int", 0, 20, huggingface=False),
+    ]
+
+
+OPTIONS: Mapping[str, Option] = {name: get_args(kind)[1] for name, kind in Options.__annotations__.items()}
+# Those that have an effect with do_sample only.
+DRAWING = tuple(name for name, one in OPTIONS.items() if one.draws)
+
+
+def message_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as callers give them in Python, JSON and on the command line, as GenerationOptions takes them."""
+    return {name: _field(OPTIONS[name], value) for name, value in given.items()}
+
+
+def _field(option: Option, value: Any) -> Any:
+    if option.kind == "sequences":
+        return [{"token_ids": word} for word in value]
+    if option.kind == "texts" and isinstance(value, str):
+        return [value]
+    if option.kind == "words" and str(value).lower() in EARLY_STOPPING_WORDS:
+        return f"EARLY_STOPPING_{str(value).upper()}"
+    return value

@@ -1,0 +1,212 @@
+"""TLS: files of certificates and keys, which are checked before they are used, and a server's side of it.
+
+Files that change are read again. The ports of a process have the same certificate.
+"""
+
+import math
+import os
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.names import Metrics
+from neuronpipe.core.watched import Watched, watching
+
+Side: TypeAlias = Literal["server", "client"]
+
+# More than a handshake in memory takes.
+_HANDSHAKE_TURNS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Paths of files in PEM form. Raises SetupError for a certificate without its key, and the reverse.
+
+    `certificate`: shown to peers; the certificates of intermediate authorities follow it. `key`: its private key,
+    without a passphrase. `ca`: the authorities of peers' certificates.
+    """
+
+    certificate: Path | str = ""
+    key: Path | str = ""
+    ca: Path | str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.certificate) != bool(self.key):
+            raise SetupError("a TLS certificate and its key belong together: give both files, or neither")
+
+    @property
+    def paths(self) -> list[Path]:
+        """Those that there are."""
+        return [Path(file) for file in (self.certificate, self.key, self.ca) if file]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTls:
+    """What the files hold, in PEM form; None where there is no such file.
+
+    `expires_s`: when the certificate ends to be valid, in seconds since 1970; without end where there is none.
+    `context`: of a server side, for HTTP/1.1. `h2_context`: of either side, for HTTP/2, which TLS negotiates (ALPN).
+    """
+
+    certificate: bytes | None
+    key: bytes | None = field(repr=False)
+    ca: bytes | None
+    expires_s: float
+    context: ssl.SSLContext | None
+    h2_context: ssl.SSLContext
+
+
+WatchedTls: TypeAlias = Watched[LoadedTls]
+
+
+def watched_tls(files: TlsFiles, side: Side) -> WatchedTls:
+    """The files of one side, whose certificate a peer would take when they are read. Raises SetupError, which names the
+    file and the reason.
+    """
+    return Watched(files.paths, lambda: _load(files, side))
+
+
+def _load(files: TlsFiles, side: Side) -> LoadedTls:
+    certificate, key, ca = (_read(file) if file else None for file in (files.certificate, files.key, files.ca))
+    expires_s = math.inf
+    if certificate is not None:
+        _check_certificates(files.certificate, certificate)
+        expires_s = _try_handshake(files, certificate, side)
+    if ca is not None:
+        _check_certificates(files.ca, ca)
+    context = _server_context(files, ca) if side == "server" else None
+    h2_context = _server_context(files, ca) if side == "server" else _client_context(files, ca)
+    h2_context.set_alpn_protocols(["h2"])
+    return LoadedTls(certificate, key, ca, expires_s, context, h2_context)
+
+
+def _server_context(files: TlsFiles, ca: bytes | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # A resumed session would not show the caller's certificate again, whatever the authorities are by then.
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    _load_pair(context, files)
+    if ca:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=_text(ca))
+    return context
+
+
+def _client_context(files: TlsFiles, ca: bytes | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cadata=_text(ca) if ca else None)
+    if files.certificate:
+        _load_pair(context, files)
+    return context
+
+
+def _read(file: Path | str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise SetupError(f"TLS file {file}: cannot be read: {os.strerror(error.errno or 0)}") from error
+
+
+def _check_certificates(file: Path | str, content: bytes) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=_text(content))
+    except (ssl.SSLError, ValueError) as error:  # ValueError: it is empty
+        raise SetupError(f"TLS file {file}: does not hold certificates in PEM form") from error
+
+
+def _load_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=lambda: "")
+    except ssl.SSLError as error:
+        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+            problem = f"TLS key {files.key}: is not the key of the certificate in {files.certificate}"
+        elif "TOO_" in (error.reason or ""):  # EE_KEY_TOO_SMALL, CA_MD_TOO_WEAK
+            problem = f"TLS certificate {files.certificate}: is too weak for OpenSSL: {error.reason}"
+        else:
+            problem = f"TLS key {files.key}: does not hold a private key in PEM form without a passphrase"
+        raise SetupError(problem) from error
+    except OSError as error:
+        raise SetupError(f"TLS key {files.key}: cannot be read: {os.strerror(error.errno or 0)}") from error
+
+
+def _try_handshake(files: TlsFiles, certificate: bytes, side: Side) -> float:
+    """Has a peer in memory, which trusts the certificate itself, verify it. Returns when it expires."""
+    client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    for context in (client, server):
+        _load_pair(context, files)
+    verifying = client if side == "server" else server
+    verifying.verify_mode = ssl.CERT_REQUIRED
+    verifying.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    verifying.load_verify_locations(cadata=_text(certificate))
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
+    try:
+        _shake_hands(ends)
+    except ssl.SSLCertVerificationError as error:
+        raise SetupError(f"TLS certificate {files.certificate}: {error.verify_message}") from error
+    except ssl.SSLError as error:
+        raise SetupError(f"TLS certificate {files.certificate}: a handshake fails: {error.reason}") from error
+    shown = ends[0 if side == "server" else 1].getpeercert()
+    return float(ssl.cert_time_to_seconds(str(shown["notAfter"]))) if shown else math.inf
+
+
+def _shake_hands(ends: Sequence[ssl.SSLObject]) -> None:
+    left = list(ends)
+    for _ in range(_HANDSHAKE_TURNS):
+        for end in list(left):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            left.remove(end)
+
+
+def _text(content: bytes) -> str:
+    return content.decode("ascii", "ignore")
+
+
+class ServerTls:
+    """What a server shows its callers, and asks of them, from the files as they are now.
+
+    `context`, for HTTP/1.1, and `h2_context`, for HTTP/2: each new connection gets the current certificate.
+    `asks_for_certificates`: whether callers must show one.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises SetupError, which names the file and the reason."""
+        self.asks_for_certificates = bool(files.ca)
+        self.watched: WatchedTls = watched_tls(files, "server")
+        loaded = self.watched.value
+        assert loaded.context  # noqa: S101 (every server side has one)
+        self.context, self.h2_context = loaded.context, loaded.h2_context
+        # OpenSSL asks at the begin of each handshake, also where the caller names no server.
+        self.context.sni_callback = lambda connection, *_: self._take_current(connection, self.watched.value.context)
+        self.h2_context.sni_callback = lambda connection, *_: self._take_current(
+            connection, self.watched.value.h2_context
+        )
+
+    def _take_current(self, connection: ssl.SSLObject, current: ssl.SSLContext | None) -> None:
+        connection.context = current  # type: ignore[assignment]
+
+
+@contextmanager
+def running_server_tls(files: TlsFiles | None) -> Iterator[ServerTls | None]:
+    """A server's TLS, whose files are looked at while the block runs; None without files. Raises SetupError."""
+    if not files:
+        yield None
+        return
+    tls = ServerTls(files)
+    with watching(tls.watched):
+        yield tls
+
+
+def show_tls(meters: Meters, side: Side, watched: WatchedTls) -> None:
+    """Adds the metrics of one side's files."""
+    meters.gauge(Metrics.TLS_REJECTED, lambda: float(bool(watched.problem)), side)
+    if watched.value.certificate:
+        meters.gauge(Metrics.TLS_EXPIRY, lambda: watched.value.expires_s * 1e9, side)

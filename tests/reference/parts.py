@@ -1,0 +1,67 @@
+"""Tables that are made of the code, in pages that are written by hand: between a line with their name and an end."""
+
+from collections.abc import Callable, Mapping
+
+from neuronpipe.core.generation_options import OPTIONS, Option
+from neuronpipe.doors.oip.task_model import TaskModel
+from neuronpipe.doors.oip.tensors import TensorSpec
+from neuronpipe.tasks import TASKS
+from tests.reference.markdown import code, table, text
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "a boolean",
+    "words": "`false`, `true`, `never`",
+    "token": "a token",
+    "texts": "up to {0.max_items} strings of up to {0.max_size} characters",
+    "tokens": "up to {0.max_items} tokens",
+    "sequences": "up to {0.max_items} sequences of up to {0.max_size} tokens",
+}
+
+
+def _options() -> list[str]:
+    """The options of generation."""
+    rows = []
+    for name, option in OPTIONS.items():
+        meaning = f"with `do_sample`: {option.text}" if option.draws else option.text
+        rows.append([code(name), text(meaning), _valid(option), code(option.openai)])
+    return [*table(["Option", "Meaning", "Valid", "OpenAI's API"], rows)]
+
+
+def _valid(option: Option) -> str:
+    return option.bounds or _KINDS[option.kind].format(option)
+
+
+def _oip_tasks() -> list[str]:
+    """The tensors and parameters of each task in the Open Inference Protocol."""
+    rows = []
+    for task in TASKS:
+        model = TaskModel(task)
+        cells = [[_tensor(one) for one in model.inputs], [_tensor(one) for one in model.outputs]]
+        rows.append([task, *map(", ".join, cells), ", ".join(map(code, model.parameters))])
+    return [*table(["Task", "Inputs", "Outputs", "Parameters"], rows)]
+
+
+def _tensor(spec: TensorSpec) -> str:
+    axes = ["n" for dim in spec.dims if dim == -1]
+    return code(spec.name) + (f" [{', '.join(axes)}]" if axes else "") + "?" * spec.is_optional
+
+
+# Page of docs/ → its tables by their names.
+PARTS: Mapping[str, Mapping[str, Callable[[], list[str]]]] = {
+    "generation.md": {"options": _options},
+    "oip.md": {"tasks": _oip_tasks},
+}
+
+
+def filled(page: str, content: str) -> str:
+    """The content of a page with its tables as the code has them. Raises ValueError for a page without their places."""
+    for name, made in PARTS[page].items():
+        before, begin, rest = content.partition(f"<!-- {name}: made by make fix-docs -->\n")
+        _, end, after = rest.partition("\n<!-- end -->")
+        if not end:
+            raise ValueError(f"docs/{page} has no place for {name}")
+        lines = "\n".join(made())
+        content = f"{before}{begin}{lines}\n{end}{after}"
+    return content
