@@ -11,7 +11,6 @@ import torch
 
 from neuronpipe.stages.neuron_executor.runtimes import neuron
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
-from tests.models import NEURONX_MODELS, make_repository, make_sources
 from tests.oracle.comparison import HEADER, PROPERTY, row, write
 from tests.sampling import DEFAULT_SEED, DEFAULT_SHARE, sample_of
 from tests.shared_folder import shared_folder
@@ -109,16 +108,25 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(row(record))
 
 
+def _models() -> Any:
+    """tests.models, which takes seconds to import: the process that shares the tests out needs none of it."""
+    from tests import models
+
+    return models
+
+
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The folders of the test models by name, as transformers reads them."""
-    return make_sources(shared_folder(tmp_path_factory, "sources", make_sources))
+    make_sources = _models().make_sources
+    made: dict[str, Path] = make_sources(shared_folder(tmp_path_factory, "sources", make_sources))
+    return made
 
 
 @pytest.fixture(scope="session")
 def repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with an openvino float32 bundle of each test model."""
-    return shared_folder(tmp_path_factory, "repository", lambda folder: make_repository(folder, sources))
+    return shared_folder(tmp_path_factory, "repository", lambda folder: _models().make_repository(folder, sources))
 
 
 @pytest.fixture(scope="session")
@@ -157,9 +165,9 @@ def neuronx_repository(
         added = tmp_path_factory.mktemp("neuronx-sources")
         of_each_task = {
             name: sources[name] if name in sources else make_source(added)
-            for name, (_, make_source) in NEURONX_MODELS.items()
+            for name, (_, make_source) in _models().NEURONX_MODELS.items()
         }
-        make_repository(folder, of_each_task, backend="neuronx", buckets=("1x16", "4x64", "16x64"))
+        _models().make_repository(folder, of_each_task, backend="neuronx", buckets=("1x16", "4x64", "16x64"))
 
     return shared_folder(tmp_path_factory, "neuronx-repository", make)
 
@@ -168,7 +176,7 @@ def neuronx_repository(
 def torch_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same models, exported from PyTorch."""
     return shared_folder(
-        tmp_path_factory, "torch-repository", lambda folder: make_repository(folder, sources, backend="torch")
+        tmp_path_factory, "torch-repository", lambda folder: _models().make_repository(folder, sources, backend="torch")
     )
 
 
@@ -176,5 +184,5 @@ def torch_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPath
 def fake_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same models for the fake back end."""
     return shared_folder(
-        tmp_path_factory, "fake-repository", lambda folder: make_repository(folder, sources, backend="fake")
+        tmp_path_factory, "fake-repository", lambda folder: _models().make_repository(folder, sources, backend="fake")
     )

@@ -1,5 +1,6 @@
 """The files that make images and the stack of containers, without an engine."""
 
+import functools
 import json
 import os
 import re
@@ -65,6 +66,7 @@ def _defaults() -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
+@functools.cache
 def _compose_command() -> list[str]:
     """Compose v2, or Debian's 1.29; `make setup` installs one where there is none."""
     if (
@@ -78,8 +80,9 @@ def _compose_command() -> list[str]:
     return ["docker-compose"]
 
 
+@functools.cache
 def _merged(layers: tuple[str, ...], **given: str) -> dict[str, Any]:
-    """What compose itself makes of the files and .env."""
+    """What compose itself makes of the files and .env. Nobody may change it."""
     files = ["compose.yaml", *(f"compose.{layer}.yaml" for layer in layers)]
     command = [*_compose_command(), *(word for file in files for word in ("-f", str(_DOCKER / file))), "config"]
     environment = {name: value for name, value in os.environ.items() if name not in _defaults()} | given

@@ -32,7 +32,8 @@ def _python_texts() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
     # The Makefile's messages hold values of the shell.
-    return [*_python_texts(), re.sub(r"\$\$\w+", _VALUE, (_ROOT / "docker" / "docker.mk").read_text(encoding="utf-8"))]
+    makefile = re.sub(r"\$\$\w+", _VALUE, (_ROOT / "docker" / "docker.mk").read_text(encoding="utf-8"))
+    return list({*_python_texts(), makefile})
 
 
 def _is_in(quoted: str, texts: list[str]) -> bool:
