@@ -194,7 +194,7 @@ bench-cache: .venv/.dev redis-server
 bench: .venv/.dev
 	$(BIN)/python -m tests.bench
 bench-quick: .venv/.dev
-	$(BIN)/python -m tests.bench --rounds 2 --seconds 1.5 --only start,overhead,models,overload --out .cache/bench/quick
+	$(BIN)/python -m tests.bench --rounds 2 --seconds 1.5 --only start,overhead,models,overload --peers none --out .cache/bench/quick
 
 # A simulation: no Neuron device is involved.
 .PHONY: bench-neuron-sim

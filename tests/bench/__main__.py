@@ -4,6 +4,7 @@ Run: python -m tests.bench [--rounds N] [--seconds S] [--only overhead,models [-
 """
 
 import argparse
+import itertools
 import shlex
 import signal
 import sys
@@ -14,18 +15,20 @@ from pathlib import Path
 from neuronpipe.measure.benchmark.machine import cpu_kind, describe_machine
 from tests.bench.against_peers import ALL_PEERS, measure_peers
 from tests.bench.generation import measure_generation
+from tests.bench.like_for_like import measure_like_for_like
 from tests.bench.measurements import Measurement
 from tests.bench.models import measure_models
 from tests.bench.overhead import measure_overhead
 from tests.bench.overload import measure_overload
 from tests.bench.report import Run, keep_sections, write_report
 from tests.bench.startup import measure_starts
-from tests.bench.systems import read_texts
+from tests.bench.systems import choose_transport, chosen_transport, has_transports, read_texts
 from tests.bench.telemetry import measure_telemetry
 
 _SECTIONS = ("start", "overhead", "models", "peers", "overload", "telemetry", "generation")
 # The queue has to fill before an open loop says anything.
 _OVERLOAD_FACTOR = 2
+_NONE = "none"
 
 
 def main() -> None:
@@ -34,16 +37,22 @@ def main() -> None:
     # The blocks below end what they started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     began_s = time.monotonic()
+    if options.grpc_transport:
+        choose_transport(options.grpc_transport)
     command = shlex.join(["python", "-m", "tests.bench", *sys.argv[1:]])
-    run = Run(command=command, machine=describe_machine(), rounds=options.rounds, seconds=options.seconds)
-    file, texts = read_texts()
+    machine = describe_machine() | {"gRPC transport": chosen_transport()}
+    run = Run(command=command, machine=machine, rounds=options.rounds, seconds=options.seconds)
+    _, texts = read_texts()
     sections: dict[str, Callable[[], Iterator[Measurement]]] = {
         "overhead": lambda: measure_overhead(texts, options.rounds, options.seconds),
-        "models": lambda: measure_models(texts, options.rounds, options.seconds),
+        "models": lambda: itertools.chain(
+            measure_models(texts, options.rounds, options.seconds),
+            measure_like_for_like(options.peers, texts, options.rounds, options.seconds, run.unavailable),
+        ),
         "peers": lambda: measure_peers(options.peers, texts, options.rounds, options.seconds, run.unavailable),
         "telemetry": lambda: measure_telemetry(texts, options.rounds, options.seconds),
         "generation": lambda: measure_generation(options.rounds, options.seconds, run.unavailable),
-        "overload": lambda: measure_overload(file, options.rounds, options.seconds * _OVERLOAD_FACTOR),
+        "overload": lambda: measure_overload(texts, options.rounds, options.seconds * _OVERLOAD_FACTOR),
     }
     if options.add:
         keep_sections(run, options.out, options.only)
@@ -74,8 +83,14 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=_positive(int), default=5, help="turns of each system (default: 5)")
     parser.add_argument("--seconds", type=_positive(float), default=3.0, help="length of a turn (default: 3)")
     parser.add_argument("--only", type=_names_of(_SECTIONS), default=_SECTIONS, help=f"some of {','.join(_SECTIONS)}")
+    if has_transports():
+        parser.add_argument("--grpc-transport", default="", help="that of all services (default: the services' own)")
+    else:
+        parser.set_defaults(grpc_transport="")
     parser.add_argument("--add", action="store_true", help="keep the page's other sections")
-    parser.add_argument("--peers", type=_names_of(ALL_PEERS), default=ALL_PEERS, help=f"some of {','.join(ALL_PEERS)}")
+    parser.add_argument(
+        "--peers", type=_names_of(ALL_PEERS), default=ALL_PEERS, help=f"{_NONE}, or some of {','.join(ALL_PEERS)}"
+    )
     out = Path("docs/benchmarks") / cpu_kind()
     parser.add_argument("--out", type=Path, default=out, help=f"folder to write to (here {out}, by the kind of CPU)")
     return parser.parse_args()
@@ -93,7 +108,7 @@ def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
 
 def _names_of(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     def parse(text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
+        names = () if text == _NONE else tuple(text.split(","))
         if unknown := set(names) - set(allowed):
             raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join(allowed)}")
         return names

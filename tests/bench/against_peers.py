@@ -8,7 +8,7 @@ from tests.bench.closed_loop import ClosedLoop
 from tests.bench.measurements import Measurement
 from tests.bench.models import of_dtype
 from tests.bench.peers.running import PEERS, PeerResult, PeerUnavailable, running_peer
-from tests.bench.systems import ALL, DTYPES, find_repository, make_request, serving_all
+from tests.bench.systems import ALL, computed_dtypes, find_repository, make_request, serving_all
 
 SECTION = "peers"
 CALLERS = (1, 32)
@@ -30,7 +30,10 @@ def measure_peers(
     setting.
     """
     with ExitStack() as stack:
-        ours = [stack.enter_context(serving_all(find_repository(dtype), of_dtype(ALL, dtype))) for dtype in DTYPES]
+        ours = [
+            stack.enter_context(serving_all(find_repository(dtype), of_dtype(ALL, dtype)))
+            for dtype in computed_dtypes()
+        ]
         loop = stack.enter_context(ClosedLoop.started([make_request(text) for text in texts]))
         first = 0
         for name in peers:

@@ -12,7 +12,7 @@ AnswerT = TypeVar("AnswerT")
 
 WARM_UP_S = 0.5
 # After an error, or asking a server that refuses would take the time from those that it does not refuse.
-_PAUSE_S = 0.001
+PAUSE_S = 0.001
 
 
 async def run_callers(
@@ -35,7 +35,7 @@ async def run_callers(
                 answer = await call()
             except expected_error:
                 errors += began_s <= time.perf_counter() <= ends_s
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(PAUSE_S)
                 continue
             answered_s = time.perf_counter()
             if began_s <= answered_s <= ends_s:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from tests.bench.ceiling import running_ceiling
 from tests.bench.closed_loop import ClosedLoop
 from tests.bench.measurements import Measurement
-from tests.bench.systems import ALL, DTYPES, FOUR, find_repository, make_request, serving_all, serving_four
+from tests.bench.systems import ALL, FOUR, computed_dtypes, find_repository, make_request, serving_all, serving_four
 
 SECTION = "models"
 CALLERS = (1, 32)
@@ -19,7 +19,7 @@ def measure_models(texts: Sequence[str], rounds: int, seconds: float) -> Iterato
     The ceiling has no callers. It stands under 0 callers, with the padded tokens of a batch as its figure.
     """
     with ExitStack() as stack:
-        repositories = {dtype: find_repository(dtype) for dtype in DTYPES}
+        repositories = {dtype: find_repository(dtype) for dtype in computed_dtypes()}
         ceilings = {
             dtype: stack.enter_context(running_ceiling(repository, texts)) for dtype, repository in repositories.items()
         }
@@ -32,8 +32,7 @@ def measure_models(texts: Sequence[str], rounds: int, seconds: float) -> Iterato
         }
         loop = stack.enter_context(ClosedLoop.started([make_request(text) for text in texts]))
         for round in range(rounds):
-            for dtype in DTYPES:
-                ceiling = ceilings[dtype]
+            for dtype, ceiling in ceilings.items():
                 yield Measurement(
                     section=SECTION,
                     system=of_dtype(CEILING, dtype),

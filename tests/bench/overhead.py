@@ -5,21 +5,57 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 
 from neuronpipe.bundles.manifest import MANIFEST_FILE
-from tests.bench.closed_loop import INFER, ClosedLoop, System
+from tests.bench.closed_loop import GRPCIO, INFER, ClosedLoop, System
 from tests.bench.measurements import Measurement
-from tests.bench.systems import ALL, MODEL, find_repository, make_request, serving_all, serving_echo, serving_four
+from tests.bench.systems import (
+    ALL,
+    ECHO_SERVER,
+    FOUR,
+    MODEL,
+    OUR_ECHO,
+    find_repository,
+    make_request,
+    serving_all,
+    serving_echo,
+    serving_four,
+    with_tls,
+)
 
 SECTION = "overhead"
-CALLERS = (1, 8, 32, 64)
 # `serve all` with room for one request, which never ends: it refuses every other one.
 REFUSING = f"{ALL}, refusing"
+_BY_GRPCIO = ", called by grpcio"
+# The numbers of callers of each system, by our light client; and by grpcio, to check the former.
+_CALLERS = {
+    ECHO_SERVER: (1, 8, 32, 64),
+    OUR_ECHO: (1, 32),
+    ALL: (1, 8, 32, 64),
+    FOUR: (1, 8, 32, 64),
+    REFUSING: (32,),
+    with_tls(ECHO_SERVER): (1, 32),
+    with_tls(OUR_ECHO): (1, 32),
+}
+_CALLERS_BY_GRPCIO = dict.fromkeys((ECHO_SERVER, ALL, FOUR), (1, 32, 64))
 _FIRST_TOKEN_ID = "101"  # MiniLM's texts begin with it; batches of the warm-up do not have it
 _LONGEST_BATCH_S = "3600"
+
+
+def reference_of(system: str) -> str:
+    """The echo server of grpc.aio that a system is compared with: called in the same way."""
+    if system.endswith(_BY_GRPCIO):
+        return by_grpcio(ECHO_SERVER)
+    return with_tls(ECHO_SERVER) if system == with_tls(OUR_ECHO) else ECHO_SERVER
+
+
+def by_grpcio(system: str) -> str:
+    """The name of a system that grpcio calls."""
+    return f"{system}{_BY_GRPCIO}"
 
 
 def measure_overhead(texts: Sequence[str], rounds: int, seconds: float) -> Iterator[Measurement]:
@@ -30,17 +66,27 @@ def measure_overhead(texts: Sequence[str], rounds: int, seconds: float) -> Itera
             stack.enter_context(one)
             for one in (
                 serving_echo(),
+                serving_echo(OUR_ECHO),
                 serving_all(repository),
                 serving_four(repository),
                 _refusing(repository, make_request(texts[0])),
+                serving_echo(has_tls=True),
+                serving_echo(OUR_ECHO, has_tls=True),
             )
         ]
+        turns = [(callers, system) for system in systems for callers in _CALLERS[system.name]]
+        turns += [
+            (callers, replace(system, name=by_grpcio(system.name), client=GRPCIO))
+            for system in systems
+            for callers in _CALLERS_BY_GRPCIO.get(system.name, ())
+        ]
+        # Those that are compared follow each other.
+        turns.sort(key=lambda turn: (turn[1].client == GRPCIO, turn[0]))
         loop = stack.enter_context(ClosedLoop.started([make_request(text) for text in texts]))
         for round in range(rounds):
-            for callers in CALLERS:
-                for system in systems:
-                    found = loop.measure(system, callers, seconds)
-                    yield Measurement(section=SECTION, system=system.name, callers=callers, round=round, **vars(found))
+            for callers, system in turns:
+                found = loop.measure(system, callers, seconds)
+                yield Measurement(section=SECTION, system=system.name, callers=callers, round=round, **vars(found))
 
 
 @contextmanager

@@ -5,12 +5,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tests.bench import against_peers, generation, models, overhead, overload, telemetry
+from tests.bench import against_peers, generation, like_for_like, models, overhead, overload, telemetry
 from tests.bench.generation_peers import GENERATION_PEERS
 from tests.bench.measurements import Measurement, Measurements, Spread, figure, latency, p50, throughput
 from tests.bench.models import CEILING, of_dtype
 from tests.bench.startup import SERVICES, Start
-from tests.bench.systems import ALL, DTYPES, ECHO_SERVER, FOUR
+from tests.bench.systems import ALL, DTYPES, FOUR, OUR_ECHO
 from tests.bench.targets import Target, best_peer, check_targets
 
 
@@ -33,13 +33,17 @@ def keep_sections(run: Run, folder: Path, measured: Collection[str]) -> None:
     content = json.loads((folder / "results.json").read_text())
     if (cpu := content["machine"]["instructions"]) != run.machine["instructions"]:
         raise SystemExit(f"{folder}: was measured on a CPU with {cpu}; it is kept as it is")
+    # Both are measured by the section of models.
+    parts = {*measured, like_for_like.SECTION, like_for_like.TRIALS} if models.SECTION in measured else set(measured)
     run.sections |= {name: how for name, how in content.get("sections", {}).items() if name not in measured}
-    run.measurements += [Measurement(**one) for one in content["measurements"] if one["section"] not in measured]
+    run.measurements += [Measurement(**one) for one in content["measurements"] if one["section"] not in parts]
     if "start" not in measured:
         run.starts += [Start(**one) for one in content["starts"]]
     for name, reason in content["unavailable"].items():
         section = generation.SECTION if name in GENERATION_PEERS else against_peers.SECTION
-        if section not in measured:
+        if name.startswith(like_for_like.SECTION):
+            section = like_for_like.SECTION
+        if section not in parts:
             run.unavailable[name] = reason
 
 
@@ -95,31 +99,34 @@ def _overhead(found: Measurements) -> Iterator[str]:
     yield "## What everything but the model costs"
     yield ""
     yield (
-        "A fake model that takes no time, against a `grpc.aio` server that answers with what it gets. One and the same "
-        "generator sends the same bytes to all and reads the answers afterwards; *generator* is the share of a CPU "
-        "that it took. *CPU µs*, here and below, is the CPU time of all server processes a request. *Refusing*: a "
-        "server whose only place is taken; it ends every call with RESOURCE_EXHAUSTED."
+        "A fake model that takes no time, against a `grpc.aio` server that answers with what it gets, and the same "
+        f"server on our transport (*{OUR_ECHO}*). One and the same client sends the same bytes to all and reads the "
+        "answers afterwards. *CPU µs*, here and below, is the CPU time of all server processes a request, *client µs* "
+        "that of the client, *client* its share of a CPU. *Refusing*: a server whose only place is taken; it ends "
+        "every call with RESOURCE_EXHAUSTED. *Called by grpcio*: a check with a client that is not ours, and that "
+        "takes more of the machine; its ratios are to the echo called by grpcio."
     )
     yield ""
     rows = []
-    for callers in found.callers(section):
-        for system in found.systems(section):
-            ratio, cpu_ratio = (
-                found.ratio(section, system, ECHO_SERVER, callers, value) if system != ECHO_SERVER else None
-                for value in (throughput, _SERVER_CPU)
+    for system in found.systems(section):
+        for callers in found.callers(section):
+            if not found.of(section, system, callers):
+                continue
+            reference = overhead.reference_of(system)
+            ratios = (
+                _spread(found.ratio(section, system, reference, callers, value)) if system != reference else ""
+                for value in (throughput, _SERVER_CPU, p50)
             )
-            generator = found.spread(section, system, callers, figure("generator_cpu"))
+            client = (
+                found.spread(section, system, callers, figure(name)) for name in ("generator_cpu_us", "generator_cpu")
+            )
             cells = _loop_cells(found, section, system, callers)
-            cpu_ratio = (
-                found.ratio(section, system, ECHO_SERVER, callers, _SERVER_CPU) if system != ECHO_SERVER else None
-            )
             rows.append(
-                (
-                    *(system, str(callers), *cells, _number(generator.median) if generator else ""),
-                    *(_spread(ratio), _spread(cpu_ratio)),
-                )
+                (system, str(callers), *cells, *(_number(one.median) if one else "" for one in client), *ratios)
             )
-    yield from _table((*_LOOP_HEADINGS, "generator", "of echo", "CPU to echo's"), rows)
+    rows.sort(key=lambda row: int(row[1]))
+    headings = ("client µs", "client", "of echo", "CPU to echo's", "p50 to echo's")
+    yield from _table((*_LOOP_HEADINGS, *headings), rows)
     yield "Where one caller's request spends its time, as the gateway sees it (p50 in ms, hops and queues included):"
     yield ""
     parts = ("total", "preprocess", "predict", "postprocess")
@@ -157,10 +164,59 @@ def _models(found: Measurements) -> Iterator[str]:
     yield from _table((*_LOOP_HEADINGS, "padding %", "batch", "of ceiling"), rows)
 
 
+def _like_for_like(found: Measurements) -> Iterator[str]:
+    section = like_for_like.SECTION
+    yield "## Beside other systems, like for like"
+    yield ""
+    yield (
+        "LitServe, Ray Serve, infinity and Triton (its Python back end) with what ours have: the same OpenVINO graph "
+        "in the same dtype, the same tokenizer in Rust, and the client that calls ours, over HTTP or (Triton) gRPC. "
+        "Their answers are checked against ours. Each was tried with several settings (below); the best with 32 "
+        "callers and the best with one were then measured in turns with ours, during which they are stopped (SIGSTOP). "
+        "The columns to "
+        "the right are ours to the system's in the same rounds. Bold: the best of a dtype."
+    )
+    yield ""
+    rows = []
+    for dtype in DTYPES:
+        systems = [system for system in found.systems(section) if system.endswith(f", {dtype}")]
+        ours = [of_dtype(system, dtype) for system in (ALL, FOUR)]
+        for callers in like_for_like.CALLERS:
+            value, is_high = (throughput, True) if callers > 1 else (p50, False)
+            best = best_peer(found, callers, value, is_high=is_high, section=section, dtype=dtype)
+            # Ours first, then each peer's.
+            for system in sorted(systems, key=lambda system: system not in ours):
+                if not found.of(section, system, callers):
+                    continue
+                ratios = (
+                    _spread(found.ratio(section, mine, system, callers, one)) if system not in ours else ""
+                    for one in (throughput, p50)
+                    for mine in ours
+                )
+                name = f"**{system}**" if system == best else system
+                rows.append((name, str(callers), *_loop_cells(found, section, system, callers), *ratios))
+    ratios = (f"{what}, {system}" for what in ("answers/s", "p50") for system in (ALL, FOUR))
+    yield from _table((*_LOOP_HEADINGS, *ratios), rows)
+    yield "The settings that were tried, one turn each:"
+    yield ""
+    trials = like_for_like.TRIALS
+    rows = [
+        (
+            system,
+            *(
+                _spread(found.spread(trials, system, callers, value))
+                for callers, value in zip(reversed(like_for_like.CALLERS), (throughput, p50), strict=True)
+            ),
+        )
+        for system in found.systems(trials)
+    ]
+    yield from _table(("", "answers/s, 32 callers", "p50 ms, 1 caller"), rows)
+
+
 def _peers(found: Measurements) -> Iterator[str]:
     section = against_peers.SECTION
     ours = [of_dtype(ALL, dtype) for dtype in DTYPES]
-    yield "## Beside other systems"
+    yield "## Beside other systems, as people write them"
     yield ""
     yield (
         "The same model on the same texts, in float32 on PyTorch, each server in a virtual environment of its own, as "
@@ -193,44 +249,31 @@ def _overload(found: Measurements) -> Iterator[str]:
     yield "## Overload"
     yield ""
     yield (
-        f"An open loop (`neuronpipe load`) at 2 to 16 times what a closed loop of {overload.CALLERS} callers got from "
-        f"the same system just before, with a deadline of {overload.DEADLINE_MS:g} ms; float32, turns twice as long "
-        "as the others. *On one CPU*: the server has one CPU, the generator the others; else they share all. "
-        "*Answered of computed*: answers within their deadline, of the sequences that the executor's log says it "
-        "computed; *left*: of "
-        "these, how many nobody waited for any more when they were done. *Warnings*: of the generator, of itself, in "
-        "all rounds; *errors*: "
-        "in the closed loops."
+        f"An open loop at 2 to 16 times what a closed loop of {overload.CALLERS} callers got from the same system just "
+        f"before, with a deadline of {overload.DEADLINE_MS:g} ms; float32, turns twice as long as the others. *On one "
+        "CPU*: the server has one CPU, the generator the others; else they share all. *Answered of computed*: answers "
+        "within their deadline, of the sequences that the executor's log says it computed; *left*: of these, how many "
+        "nobody waited for any more when they were done. *Refused*: calls that ended with an error before their "
+        "deadline; the others were given up. *Lag*: how late the generator was. *Errors*: in the closed loops."
     )
     yield ""
+    columns = {
+        "capacity/s": figure("capacity_per_s"),
+        "offered/s": figure("offered_per_s"),
+        "goodput/s": throughput,
+        "of capacity %": figure("goodput_of_capacity", 100),
+        "answered of computed %": figure("wanted", 100),
+        "left": figure("left_while_computing"),
+        "refused": figure("refused"),
+        "generator CPU": figure("generator_cpu"),
+        "lag p99 ms": figure("send_lag_p99_ms"),
+    }
     rows = []
     for system in found.systems(section):
-        values = (
-            *(figure("capacity_per_s"), figure("offered_per_s"), throughput),
-            *(figure("goodput_of_capacity", 100), figure("wanted", 100), figure("left_while_computing")),
-            *(figure("generator_cpu"), figure("send_lag_p99_ms")),
-        )
-        turns = found.of(section, system, overload.CALLERS)
-        warnings, errors = (
-            sum(int(one.figures["generator_warnings"]) for one in turns),
-            sum(one.errors for one in turns),
-        )
-        cells = (_spread(found.spread(section, system, overload.CALLERS, value)) for value in values)
-        rows.append((system, *cells, str(warnings), str(errors)))
-    headings = (
-        "",
-        "capacity/s",
-        "offered/s",
-        "goodput/s",
-        "of capacity %",
-        "answered of computed %",
-        "left",
-        "generator CPU",
-        "lag p99 ms",
-        "warnings",
-        "errors",
-    )
-    yield from _table(headings, rows)
+        cells = (_spread(found.spread(section, system, overload.CALLERS, value)) for value in columns.values())
+        errors = sum(one.errors for one in found.of(section, system, overload.CALLERS))
+        rows.append((system, *cells, str(errors)))
+    yield from _table(("", *columns, "errors"), rows)
 
 
 def _telemetry(found: Measurements) -> Iterator[str]:
@@ -320,6 +363,7 @@ def _generation(found: Measurements) -> Iterator[str]:
 
 _SECTIONS = {
     overhead.SECTION: _overhead,
+    like_for_like.SECTION: _like_for_like,
     models.SECTION: _models,
     against_peers.SECTION: _peers,
     overload.SECTION: _overload,

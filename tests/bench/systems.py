@@ -1,12 +1,16 @@
 """The systems of ours that are measured, and the bundles that they serve."""
 
+import asyncio
 import multiprocessing
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import grpc
 import uvloop
@@ -14,17 +18,28 @@ import uvloop
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput, Truncation
+from neuronpipe.platform.process.health import HealthBoard
+from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.platform.process.settings import ProcessSettings
+from neuronpipe.platform.tls import ServerTls, TlsFiles
+from neuronpipe.rpc.door import GrpcDoor
+from neuronpipe.rpc.rpcs import Rpc
 from tests.bench.closed_loop import ECHO, System
 from tests.bench.peers.environments import CACHE, ROOT
+from tests.certificates import Authority
 
 MODEL = "minilm"
 DTYPES = ("float32", "bfloat16", "int8")
-ALL, FOUR, ECHO_SERVER = "serve all", "four processes", "echo"
+ALL, FOUR = "serve all", "four processes"
+# Servers that answer with what they get.
+ECHO_SERVER, OUR_ECHO = "grpc.aio's echo", "our echo"
 # The texts come round and round: with a cache, none would be tokenized.
 NO_CACHE = ("--token-cache-bytes", "0")
 # One the reference for the other: also what the peers serve.
 SOURCE = CACHE / "source"
 _TEXTS = 1024
+# A setting of every service, from the version on that has a transport of its own.
+_TRANSPORT = "grpc_transport"
 
 
 def read_texts() -> tuple[Path, list[str]]:
@@ -60,6 +75,38 @@ def _run(*arguments: str) -> None:
     subprocess.run([sys.executable, *arguments], check=True, stdout=sys.stderr, cwd=ROOT)
 
 
+def choose_transport(name: str) -> None:
+    """Gives all services that are started from now on, and our echo, a transport of gRPC."""
+    for service in ("gateway", "tokenizer", "neuron-executor", "postprocessor", "all"):
+        os.environ[_transport_variable(service)] = name
+
+
+def chosen_transport() -> str:
+    """The transport of the services that are started now."""
+    default = ProcessSettings.model_fields[_TRANSPORT].default if has_transports() else "grpcio"
+    return os.environ.get(_transport_variable("all"), str(default))
+
+
+def has_transports() -> bool:
+    """Whether the services of this checkout have several."""
+    return _TRANSPORT in ProcessSettings.model_fields
+
+
+def _transport_variable(service: str) -> str:
+    return f"NEURONPIPE_{service}_{_TRANSPORT}".replace("-", "_").upper()
+
+
+def computed_dtypes() -> tuple[str, ...]:
+    """Those of DTYPES that this CPU computes in. Without instructions for bfloat16, OpenVINO takes float32, or, with
+    AVX-512, emulates it: 20 to 50 times slower (2026.4, 2026-11-25).
+    """
+    from neuronpipe.stages.neuron_executor.runtimes.openvino import (
+        has_bfloat16,  # processes of echo servers do without openvino
+    )
+
+    return tuple(dtype for dtype in DTYPES if dtype != "bfloat16" or has_bfloat16())
+
+
 @contextmanager
 def serving_all(
     repository: Path, name: str = ALL, options: Sequence[str] = NO_CACHE, environment: Mapping[str, str] | None = None
@@ -79,30 +126,65 @@ def serving_four(
 
 
 @contextmanager
-def serving_echo() -> Iterator[System]:
-    """A gRPC server, in a process of its own, that answers with what it gets; ended with the block."""
+def serving_echo(name: str = ECHO_SERVER, *, has_tls: bool = False) -> Iterator[System]:
+    """ECHO_SERVER or OUR_ECHO, in a process of its own; ended with the block."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_serve_echo, args=(sender,), name=ECHO_SERVER, daemon=True)
-    process.start()
-    try:
-        yield System(ECHO_SERVER, f"127.0.0.1:{receiver.recv()}", ECHO, (process.pid or 0,))
-    finally:
-        process.terminate()
-        process.join()
+    with tempfile.TemporaryDirectory() as folder:
+        ca = b""
+        if has_tls:
+            authority = Authority()
+            authority.issue().write(Path(folder))
+            ca = authority.certificate
+        process = context.Process(target=_serve_echo, args=(sender, name, folder if has_tls else ""), daemon=True)
+        process.start()
+        try:
+            target = f"127.0.0.1:{receiver.recv()}"
+            yield System(with_tls(name) if has_tls else name, target, ECHO, (process.pid or 0,), ca=ca)
+        finally:
+            process.terminate()
+            process.join()
 
 
-def _serve_echo(parent: "Connection[int, int]") -> None:
-    async def echo(message: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
-        return message
+def with_tls(name: str) -> str:
+    """The name of a system whose port has TLS."""
+    return f"{name}, TLS"
 
-    async def serve() -> None:
-        server = grpc.aio.server()
-        service, method = ECHO.strip("/").split("/")
-        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(echo)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
-        parent.send(server.add_insecure_port("127.0.0.1:0"))
-        await server.start()
-        await server.wait_for_termination()
 
-    uvloop.run(serve())
+def _serve_echo(parent: "Connection[int, int]", name: str, certificate: str) -> None:
+    """`certificate`: the folder of tls.crt and tls.key; empty: no TLS."""
+    serve = _serve_our_echo if name == OUR_ECHO else _serve_grpc_aio_echo
+    uvloop.run(serve(parent, Path(certificate) if certificate else None))
+
+
+async def _echo(message: bytes, context: object) -> bytes:
+    return message
+
+
+async def _serve_grpc_aio_echo(parent: "Connection[int, int]", certificate: Path | None) -> None:
+    server = grpc.aio.server()
+    service, method = ECHO.strip("/").split("/")
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(_echo)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    if certificate:
+        pair = (certificate / "tls.key").read_bytes(), (certificate / "tls.crt").read_bytes()
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    else:
+        port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    parent.send(port)
+    await server.wait_for_termination()
+
+
+async def _serve_our_echo(parent: "Connection[int, int]", certificate: Path | None) -> None:
+    transport: dict[str, Any] = {_TRANSPORT: chosen_transport()} if has_transports() else {}
+    settings = ProcessSettings(listen="127.0.0.1:0", **transport)
+    rpc = Rpc(ECHO, "bytes", decode=bytes, encode=bytes)
+    tls = ServerTls(TlsFiles(certificate / "tls.crt", certificate / "tls.key")) if certificate else None
+    door = GrpcDoor(settings, [rpc], tls)
+    health = HealthBoard(door.services)
+    await door.listen(health, InFlight("echo", settings.max_message_bytes, settings.max_receiving_bytes))
+    door.open({ECHO: _echo})
+    health.open()
+    parent.send(door.port)
+    await asyncio.get_running_loop().create_future()

@@ -62,8 +62,22 @@ class RawHttp2:
 
     def send_message(self, stream: int, message: bytes, *, ends: bool = True) -> None:
         """Sends a message of a call."""
-        self.frames.send_data(stream, b"\0" + len(message).to_bytes(4, "big") + message, end_stream=ends)
-        self.flush()
+        self.send_data(stream, b"\0" + len(message).to_bytes(4, "big") + message, ends=ends)
+
+    def send_data(self, stream: int, data: bytes, *, ends: bool = True) -> None:
+        """Sends bytes of a call, in frames and within windows as HTTP/2 wants them. Raises TimeoutError."""
+        place = 0
+        while place < len(data) or ends:
+            window = min(self.frames.local_flow_control_window(stream), self.frames.max_outbound_frame_size)
+            if not window and place < len(data):
+                self.events(lambda event: isinstance(event, h2.events.WindowUpdated))
+                continue
+            part = data[place : place + window]
+            place += len(part)
+            self.frames.send_data(stream, part, end_stream=ends and place == len(data))
+            self.flush()
+            if place == len(data):
+                return
 
     def events(self, is_enough: Callable[[h2.events.Event], bool]) -> list[h2.events.Event]:
         """Reads until an event is enough, or the server ends the connection. Returns all events."""

@@ -105,6 +105,11 @@ class GrpcDoor:
         """Asks callers to send new calls elsewhere, where the transport can do that."""
         return self._server is None or self._server.ask_to_leave()
 
+    async def stop_listening(self, limit_s: float) -> None:
+        """Takes no new connections. Returns once the callers of the others know that they are to leave."""
+        if self._server:
+            await self._server.stop_listening(limit_s)
+
     def drain(self) -> None:
         """Takes no new calls, and ends the reading side of open streams."""
         self._is_draining = True
@@ -151,11 +156,12 @@ class GrpcDoor:
         if self._is_draining:
             raise self._in_flight.stopping()
         self._reads.add(read)
-        try:
-            while (data := await read.next()) is not None:
-                yield _decoded(rpc, data)
-        finally:
-            self._reads.discard(read)
+        while (data := await read.next()) is not None:
+            yield _decoded(rpc, data)
+
+    def forget(self, read: StreamRead) -> None:
+        """A stream is not read any more. Not left to its iterator, which may end much later than its call."""
+        self._reads.discard(read)
 
     def stream_read(self, rpc: Rpc, call: ServerCall) -> StreamRead:
         """Reads the stream of a call."""
@@ -194,9 +200,9 @@ class _Method:
 
     async def answer(self, call: ServerCall, request: bytes | None) -> None:
         rpc = self._rpc
+        read = self._door.stream_read(rpc, call) if self.takes_stream else None
         try:
             handler = self._handler or self._door.handler_of(rpc)
-            read = self._door.stream_read(rpc, call) if self.takes_stream else None
             message = self._door.requests(rpc, read) if read else _decoded(rpc, request)
             if not rpc.server_streaming:
                 await call.send(rpc.encode(await handler(message, call)))
@@ -208,6 +214,9 @@ class _Method:
                         read.answered()
         except Exception as error:
             raise self._end_of(error) from None
+        finally:
+            if read:
+                self._door.forget(read)
 
     def done(self, call: ServerCall) -> None:
         self._counted.__exit__(None, None, None)

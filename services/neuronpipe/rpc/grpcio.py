@@ -135,6 +135,9 @@ class GrpcioServer(grpc.GenericRpcHandler):
     def ask_to_leave(self) -> bool:
         return False
 
+    async def stop_listening(self, limit_s: float) -> None:
+        return
+
     def take_no_more(self) -> None:
         return  # the door answers late calls: those that gRPC refuses itself end with CANCELLED
 

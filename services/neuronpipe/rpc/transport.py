@@ -108,8 +108,13 @@ class Server(Protocol):
         Returns whether the transport can do that.
         """
 
+    async def stop_listening(self, limit_s: float) -> None:
+        """Takes no new connections, and asks all callers to leave. Returns once they know it, or after the limit; until
+        then their calls are answered.
+        """
+
     def take_no_more(self) -> None:
-        """Takes no new connections and calls from now on."""
+        """Takes no new calls from now on."""
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new calls, and ends connections once their last responses have been sent, after `grace_s` at most.

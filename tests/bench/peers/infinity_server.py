@@ -1,10 +1,11 @@
-"""infinity with its torch engine."""
+"""infinity with its torch engine, or with the graph that its folder holds."""
 
 import sys
 from pathlib import Path
 
 from infinity_emb import cli
 
+from tests.bench.peers.classifier import GRAPH_FILE
 from tests.bench.peers.launching import end_with_parent, free_port, read_settings, say_ready_when_healthy
 
 
@@ -14,9 +15,14 @@ def main() -> None:
     # one. One worker.
     settings = read_settings(threads=2, max_batch_size=32, compile=0)
     end_with_parent()
-    import torch
+    if (Path(settings.source) / GRAPH_FILE).is_file():
+        from tests.bench.peers.infinity_graph import install
 
-    torch.set_num_threads(settings.threads)
+        install(settings.threads)
+    else:
+        import torch
+
+        torch.set_num_threads(settings.threads)
     port = free_port()
     say_ready_when_healthy(port)
     served = ("--model-id", settings.source, "--served-model-name", Path(settings.source).name)

@@ -4,7 +4,7 @@ import signal
 
 import litserve
 
-from tests.bench.peers.classifier import Classifier
+from tests.bench.peers.classifier import load_classifier
 from tests.bench.peers.launching import end_with_parent, free_port, read_settings, say_ready_when_healthy
 
 
@@ -16,7 +16,7 @@ class ClassifierAPI(litserve.LitAPI):
         self._source, self._threads = source, threads
 
     def setup(self, device: str) -> None:
-        self._classifier = Classifier(self._source, self._threads)
+        self._classifier = load_classifier(self._source, self._threads)
 
     def decode_request(self, request: dict[str, str]) -> str:
         return request["text"]

@@ -8,7 +8,7 @@ import ray
 from ray import serve
 from starlette.requests import Request
 
-from tests.bench.peers.classifier import Classifier
+from tests.bench.peers.classifier import load_classifier
 from tests.bench.peers.launching import end_with_parent, free_port, read_settings, say_ready
 
 _OBJECT_STORE_BYTES = 80 << 20
@@ -18,7 +18,7 @@ class ClassifierDeployment:
     """POST / {"text"} → {"label", "score"}."""
 
     def __init__(self, source: str, threads: int, max_batch_size: int, batch_timeout_s: float) -> None:
-        self._classifier = Classifier(source, threads)
+        self._classifier = load_classifier(source, threads)
         self.classify.set_max_batch_size(max_batch_size)
         self.classify.set_batch_wait_timeout_s(batch_timeout_s)
 

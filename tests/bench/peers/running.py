@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -108,18 +108,9 @@ class RunningPeer:
         figures = self._client.wait_for("measured", seconds + _START_LIMIT_S)
         return PeerResult(peer=self.name, callers=callers, seconds=seconds, **figures)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stops the server for the length of the block: LitServe and Ray take CPU time from others even where nobody
-        calls them.
-        """
-        if self._server:
-            self._server.pause()
-        try:
-            yield
-        finally:
-            if self._server:
-                self._server.resume()
+    def paused(self) -> AbstractContextManager[None]:
+        """Stops the server, if there is one, for the length of the block."""
+        return self._server.paused() if self._server else nullcontext()
 
 
 @contextmanager
@@ -129,11 +120,8 @@ def running_peer(name: str, texts: Sequence[str], settings: Sequence[str] = ()) 
     `settings` are options of the peer's launcher, for trying others than its defaults. Raises PeerUnavailable.
     """
     peer = PEERS[name]
-    if peer.program and not shutil.which(peer.program):
-        raise PeerUnavailable(name, f"{peer.program} is not on the PATH; {peer.source}")
-    environments = (None if peer.program else peer.server, peer.client)
     try:
-        pythons = {part: environment_python(part) for part in environments if part}
+        client_python = str(environment_python(peer.client)) if peer.client else sys.executable
     except RuntimeError as error:
         raise PeerUnavailable(name, f"cannot be installed: {error}") from error
     workload = _make_workload(tuple(texts))
@@ -141,25 +129,41 @@ def running_peer(name: str, texts: Sequence[str], settings: Sequence[str] = ()) 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"peer-{name}-")))
         target, server = "none", None
         if peer.server:
-            command = [
-                str(pythons.get(peer.server, sys.executable)),
-                "-m",
-                f"tests.bench.peers.{peer.server}_server",
-                str(_SOURCE),
-                *settings,
-            ]
-            server = stack.enter_context(PeerProcess(name, command, folder / "server.log"))
-            target = server.wait_for("ready", _START_LIMIT_S)["target"]
-        python = str(pythons[peer.client]) if peer.client else sys.executable
+            server, target = stack.enter_context(running_server(name, _SOURCE, settings))
         client = stack.enter_context(
             PeerProcess(
-                name, [python, "-m", "tests.bench.peers.client", name, target, str(workload)], folder / "client.log"
+                name,
+                [client_python, "-m", "tests.bench.peers.client", name, target, str(workload)],
+                folder / "client.log",
             )
         )
         checked = client.wait_for("checked", _START_LIMIT_S)
         if checked["wrong"]:
             raise PeerUnavailable(name, f"answers wrongly: {checked['wrong']}")
         yield RunningPeer(name, client, server)
+
+
+@contextmanager
+def running_server(
+    name: str, source: Path, settings: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[tuple["PeerProcess", str]]:
+    """The server of a peer, ready, and its address. Raises PeerUnavailable.
+
+    `source`: the folder of the model, or of a graph (tests/bench/like_for_like.py).
+    """
+    peer = PEERS[name]
+    if peer.program and not shutil.which(peer.program):
+        raise PeerUnavailable(name, f"{peer.program} is not on the PATH; {peer.source}")
+    try:
+        python = sys.executable if peer.program else str(environment_python(str(peer.server)))
+    except RuntimeError as error:
+        raise PeerUnavailable(name, f"cannot be installed: {error}") from error
+    command = [python, "-m", f"tests.bench.peers.{peer.server}_server", str(source), *settings]
+    with (
+        tempfile.TemporaryDirectory(prefix=f"peer-{name}-") as folder,
+        PeerProcess(name, command, Path(folder) / "server.log", environment) as server,
+    ):
+        yield server, server.wait_for("ready", _START_LIMIT_S)["target"]
 
 
 @functools.cache
@@ -181,7 +185,9 @@ def _make_workload(texts: tuple[str, ...]) -> Path:
 class PeerProcess:
     """A process of a peer, with its log in a file. Lines of JSON with an `event` are its words to us."""
 
-    def __init__(self, peer: str, command: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, peer: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
         self._peer, self._log = peer, log
         with log.open("w") as output:
             self._process = subprocess.Popen(
@@ -191,11 +197,16 @@ class PeerProcess:
                 stderr=output,
                 text=True,
                 cwd=ROOT,
-                env={**os.environ, **_ENVIRONMENT},
+                env={**os.environ, **_ENVIRONMENT, **(environment or {})},
                 # Ctrl-C in the terminal is for whoever started us; that one ends the peers.
                 start_new_session=True,
             )
         self._lines = log.open()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
 
     def tell(self, command: dict[str, object]) -> None:
         """Sends a line."""
@@ -240,6 +251,17 @@ class PeerProcess:
         for one in reversed(self.family()):
             with suppress(psutil.NoSuchProcess):
                 one.resume()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops it for the length of the block: LitServe and Ray take CPU time from others even where nobody calls
+        them.
+        """
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
 
     def _last_words(self) -> str:
         return self._log.read_text(errors="replace").strip()[-_LAST_WORDS:]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as triton
 
-from tests.bench.peers.classifier import Classifier
+from tests.bench.peers.classifier import load_classifier
 
 
 class TritonPythonModel:
@@ -15,7 +15,9 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Called once for an instance of the model."""
         parameters = json.loads(args["model_config"])["parameters"]
-        self._classifier = Classifier(parameters["source"]["string_value"], int(parameters["threads"]["string_value"]))
+        self._classifier = load_classifier(
+            parameters["source"]["string_value"], int(parameters["threads"]["string_value"])
+        )
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Called with the requests of one dynamic batch; each has one text or more."""

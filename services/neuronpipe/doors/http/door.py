@@ -104,6 +104,9 @@ class HttpDoor:
         self._app.is_draining = True
         return True
 
+    async def stop_listening(self, limit_s: float) -> None:
+        """Each answer ends its connection already; uvicorn listens until it stops."""
+
     def drain(self) -> None:
         """Ends streams, and asks callers to connect elsewhere."""
         self._app.drain()

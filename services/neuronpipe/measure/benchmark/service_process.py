@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -17,16 +17,25 @@ _POLL_S = 0.01
 
 
 class ServiceProcess:
-    """Runs `neuronpipe serve SERVICE` on a free port of the loopback interface. Its log lines go to a file."""
+    """Runs `neuronpipe serve SERVICE` on a free port of the loopback interface. Its log lines go to a file.
 
-    def __init__(self, service: str, *options: str, environment: Mapping[str, str] | None = None) -> None:
+    `command`: the module of another program that serves, and its first arguments.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        command: Sequence[str] | None = None,
+    ) -> None:
         self.service = service
         # Closed in stop().
         self._log: IO[str] = tempfile.NamedTemporaryFile("w+", prefix=f"{service}-", suffix=".log")  # noqa: SIM115
         listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
         self.began_s = time.monotonic()
         self._process = subprocess.Popen(  # noqa: S603 (our own command)
-            [sys.executable, "-m", "neuronpipe", "serve", service, *listen, *options],
+            [sys.executable, "-m", *(command or ("neuronpipe", "serve", service)), *listen, *options],
             stderr=self._log,
             # Ctrl-C in the terminal is for whoever started us; that one ends the services.
             start_new_session=True,

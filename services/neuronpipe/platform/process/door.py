@@ -58,6 +58,11 @@ class Door(Protocol):
     def ask_to_leave(self) -> bool:
         """Asks callers to send new calls elsewhere, and answers those that still come. Returns whether it can."""
 
+    async def stop_listening(self, limit_s: float) -> None:
+        """Takes no new connections. Returns once the callers of the others know that they are to leave, or after the
+        limit; until then their calls are answered.
+        """
+
     def drain(self) -> None:
         """Stops reading from open streams. What was read is still answered."""
 

@@ -228,8 +228,7 @@ class Call(Stream):
             self.put(message)
         except NGH2Error:  # the stream has just ended
             raise asyncio.CancelledError from None
-        if self.connection.is_paused or self.connection.engine.queued_body_size(self.number) > len(message):
-            await self.wait_for_room()
+        await self.wait_for_room()
 
     def _finish_well(self) -> None:
         if self.is_closed or self.has_sent_end:
@@ -325,9 +324,9 @@ def _timeout_s(value: bytes) -> float:
 
 def _unpacked(value: bytes) -> Iterable[bytes]:
     """The values of a field of binary metadata, several of which may stand in one. Raises CallEnd."""
-    for part in value.split(b","):
+    for part in map(bytes.strip, value.split(b",")):
         try:
-            yield base64.b64decode(part.strip() + b"==")
+            yield base64.b64decode(part.rstrip(b"=") + b"=" * (-len(part.rstrip(b"=")) % 4), validate=True)
         except ValueError as error:
             raise CallEnd(INTERNAL, "a value of binary metadata is not Base64") from error
 

@@ -19,7 +19,7 @@ from ngh2.events import (
     WindowUpdated,
 )
 
-from neuronpipe.rpc.http2.stream import MAX_QUEUED_BYTES, Stream
+from neuronpipe.rpc.http2.stream import Stream
 from neuronpipe.rpc.transport import CallEnd
 
 NO_ERROR, REFUSED_STREAM, CANCEL, ENHANCE_YOUR_CALM = 0x0, 0x7, 0x8, 0xB  # RFC 9113, 7
@@ -135,6 +135,7 @@ class Connection(asyncio.Protocol, Generic[StreamT]):
     # --- what comes ---
 
     def _handle(self, events: Iterable[object]) -> None:
+        has_new_window = False
         for event in events:
             kind = type(event)
             if kind is DataReceived:
@@ -148,12 +149,17 @@ class Connection(asyncio.Protocol, Generic[StreamT]):
             elif kind is SettingsReceived:
                 self._count_idle_frame()
                 self.greeted()
+                has_new_window = True
             elif kind is PingAcknowledged:
                 self.ping_acknowledged(event.opaque_data)  # type: ignore[attr-defined]
             elif kind is ConnectionClosed:
                 self.close()
-            elif kind is not WindowUpdated:
+            elif kind is WindowUpdated:
+                has_new_window = True
+            else:
                 self.take(event)
+        if has_new_window and self.waiting_writers:
+            self.flush_soon()
         if self.touched and not self.is_lost:
             touched, self.touched = self.touched, []
             self.taken(touched)
@@ -251,7 +257,7 @@ class Connection(asyncio.Protocol, Generic[StreamT]):
             self._written.clear()
             if self.waiting_writers:
                 for stream in list(self.waiting_writers):
-                    if stream.is_closed or engine.queued_body_size(stream.number) <= MAX_QUEUED_BYTES:
+                    if stream.is_closed or stream.has_room():
                         self.waiting_writers.discard(stream)
                         stream.wake_writer()
 

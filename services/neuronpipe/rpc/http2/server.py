@@ -47,7 +47,7 @@ class _ServerConnection(Connection[Call]):
         self.arrivals, self.deadlines, self.budget = server.arrivals, server.deadlines, server.options.in_flight.budget
         self.settings = {3: self.options.settings.max_connection_calls, 6: self.options.settings.max_header_bytes}
         self.idle_since_s = 0.0
-        self._is_greeted = self._takes_no_more = False
+        self._is_greeted = self.takes_no_more = False
         # Streams that were answered before the caller had sent all.
         self._answered_early: set[Call] = set()
         # What the caller has not read: of each stream the number of the wait, and the bytes that it must read until the
@@ -63,7 +63,7 @@ class _ServerConnection(Connection[Call]):
         super().connection_made(transport)
         if len(self._server.connections) > self.options.settings.max_connections:
             self.end("max_connections")
-        elif self._server.is_stopping:
+        elif self._server.all_know:
             self.ask_to_leave()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -212,7 +212,7 @@ class _ServerConnection(Connection[Call]):
 
     @property
     def _is_leaving(self) -> bool:
-        return self._leaves_at_s < math.inf or self._takes_no_more
+        return self._leaves_at_s < math.inf or self.takes_no_more
 
     def ask_to_leave(self) -> None:
         """Asks the caller to send new calls elsewhere. Those on their way are answered."""
@@ -233,10 +233,11 @@ class _ServerConnection(Connection[Call]):
 
     def _take_no_more(self) -> None:
         """Ends the connection with its last stream."""
-        if not (self._takes_no_more or self.is_lost or self.is_closing):
-            self._takes_no_more, self._leaves_at_s = True, math.inf
+        if not (self.takes_no_more or self.is_lost or self.is_closing):
+            self.takes_no_more, self._leaves_at_s = True, math.inf
             self.engine.send_goaway(NO_ERROR)
             self.flush_soon()
+            self._server.note_leaving()
 
     def end(self, limit: str) -> None:
         """Ends the connection at once, as the setting of this name says."""
@@ -261,6 +262,8 @@ class Http2Server:
         self.sends = in_flight.caller_waits("max_send_s", settings.max_send_s)
         self._path = unix_path(settings.listen)
         self._listeners: list[asyncio.Server] = []
+        # Once it listens no more: set while all connections take no more.
+        self.all_know: asyncio.Event | None = None
         self._is_empty: asyncio.Event | None = None
 
     async def listen(self) -> int:
@@ -290,17 +293,27 @@ class Http2Server:
             connection.ask_to_leave()
         return True
 
+    async def stop_listening(self, limit_s: float) -> None:
+        if self.all_know is None:
+            self.all_know = asyncio.Event()
+            self._close_listeners()
+            self.ask_to_leave()
+            self.note_leaving()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.all_know.wait(), limit_s)
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        if self._path and self._listeners:
+            Path(self._path).unlink(missing_ok=True)
+
     def take_no_more(self) -> None:
-        if not self.is_stopping:
-            self.is_stopping = True
-            for listener in self._listeners:
-                listener.close()
-            if self._path and self._listeners:
-                Path(self._path).unlink(missing_ok=True)
-        self.ask_to_leave()
+        self.is_stopping = True
 
     async def stop(self, grace_s: float) -> None:
         self.take_no_more()
+        await self.stop_listening(0)
         if self.connections:
             self._is_empty = asyncio.Event()
             with contextlib.suppress(TimeoutError):
@@ -308,11 +321,17 @@ class Http2Server:
         for connection in list(self.connections):
             connection.abort()
 
+    def note_leaving(self) -> None:
+        """One more connection takes no more, or has ended."""
+        if self.all_know and all(connection.takes_no_more for connection in self.connections):
+            self.all_know.set()
+        if self._is_empty and not self.connections:
+            self._is_empty.set()
+
     def lost(self, connection: _ServerConnection) -> None:
         """A connection has ended."""
         self.connections.discard(connection)
-        if self._is_empty and not self.connections:
-            self._is_empty.set()
+        self.note_leaving()
 
     def count_ended(self, limit: str) -> None:
         """A connection is ended for a limit."""

@@ -19,7 +19,7 @@ INTERNAL, UNIMPLEMENTED, RESOURCE_EXHAUSTED, UNAVAILABLE = 13, 12, 8, 14  # goog
 _MAX_UNREAD_BYTES = 1 << 18
 _MESSAGE_OVERHEAD_BYTES = 128
 # A writer waits while more of its stream is not with the operating system yet.
-MAX_QUEUED_BYTES = 1 << 18
+_MAX_QUEUED_BYTES = 1 << 18
 # Shorter pieces of a message are gathered, since each piece that is kept by itself costs more than its bytes.
 _SMALL_PIECE_BYTES = 1 << 12
 _MAX_GATHERED_BYTES = 1 << 18
@@ -254,14 +254,19 @@ class Stream:
             engine.send_data(self.number, message)
         self.connection.has_written(self)
 
+    def has_room(self) -> bool:
+        """Whether all that is queued can be sent now, so that a caller who does not read holds up who writes."""
+        engine = self.connection.engine
+        queued_bytes = engine.queued_body_size(self.number)
+        return not self.connection.is_paused and queued_bytes <= min(
+            _MAX_QUEUED_BYTES, engine.stream_remote_window_size(self.number), engine.remote_window_size
+        )
+
     async def wait_for_room(self) -> None:
         """Returns once the next message may be queued, or the stream is over."""
-        connection = self.connection
-        while not self.is_closed and (
-            connection.is_paused or connection.engine.queued_body_size(self.number) > MAX_QUEUED_BYTES
-        ):
+        while not (self.is_closed or self.has_room()):
             self._writing = asyncio.get_running_loop().create_future()
-            connection.waiting_writers.add(self)
+            self.connection.waiting_writers.add(self)
             await self._writing
 
     def wake_writer(self) -> None:

@@ -45,6 +45,8 @@ class _Door:
         self._events.append(f"{self._name} asks to leave")
         return True
 
+    async def stop_listening(self, limit_s: float) -> None: ...
+
     def drain(self) -> None:
         self._events.append(f"{self._name} drains")
 

@@ -1,0 +1,471 @@
+"""Every case of the interop table, declared once: what a client does, and what must come of it.
+
+A client is a program that reads cases as JSON, one a line, does what they say with its own gRPC library, and writes an
+outcome as JSON, one a line. So no client knows a case.
+"""
+
+import base64
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from google.rpc import code_pb2
+from google.rpc.status_pb2 import Status
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
+
+from neuronpipe.api.v1.inference_pb2 import (
+    InferBatchRequest,
+    InferBatchResponse,
+    InferResponse,
+    InferStreamRequest,
+    InferStreamResponse,
+)
+from neuronpipe.core import errors
+from neuronpipe.core.status import CODES, from_status
+from tests.integration.requests import classify
+from tests.interop.echo_server import METHODS, SERVICE, pattern
+
+_KINDS = {(False, False): "unary", (False, True): "server", (True, False): "client", (True, True): "bidi"}
+_MIB = 1 << 20
+_MAX_MESSAGE_BYTES = 64 * _MIB
+_OK, _CANCELLED, _DEADLINE, _RESOURCE_EXHAUSTED = 0, 1, 4, 8
+_INFERENCE = "/neuronpipe.api.v1.InferenceService"
+_INTERNAL, _UNIMPLEMENTED = 13, 12
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Calls of one method.
+
+    `requests`: a size stands for so many bytes of the pattern. `cancel_after`: so many responses. `repeat`: so many
+    callers at once, each of which calls once, or again and again for `for_ms`. `is_raw`: requests are sent without the
+    five bytes of a message before them.
+    """
+
+    path: str
+    kind: str
+    requests: tuple[int | bytes, ...] = (b"",)
+    metadata: tuple[tuple[str, str | bytes], ...] = ()
+    timeout_ms: int = 0
+    start_ms: int = 0
+    cancel_after_ms: int = 0
+    cancel_after: int = 0
+    send_pause_ms: int = 0
+    read_pause_ms: int = 0
+    repeat: int = 1
+    for_ms: int = 0
+    is_raw: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """What a client reads."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        values["requests"] = [one if isinstance(one, int) else base64.b64encode(one).decode() for one in self.requests]
+        values["metadata"] = [
+            [key, value if isinstance(value, str) else base64.b64encode(value).decode()] for key, value in self.metadata
+        ]
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What came of the calls that one Call stands for.
+
+    `statuses`: by gRPC's code, how many. The rest is the first call's: `responses` with their sizes, checksums and, if
+    they are small, themselves. `distinct`: how many different lists of responses there were.
+    """
+
+    statuses: dict[int, int]
+    message: str
+    trailing: dict[str, str | bytes]
+    responses: list[tuple[int, int, bytes]]
+    distinct: int
+    seconds: float
+
+    @classmethod
+    def of(cls, outcome: Mapping[str, Any]) -> "Ended":
+        """Of a client's JSON."""
+        return cls(
+            {int(code): count for code, count in outcome["statuses"].items()},
+            outcome["message"],
+            {
+                key: base64.b64decode(value + "=" * (-len(value) % 4)) if key.endswith("-bin") else value
+                for key, value in outcome["trailing"]
+            },
+            [(size, checksum, base64.b64decode(data)) for size, checksum, data in outcome["responses"]],
+            outcome["distinct"],
+            outcome["seconds"],
+        )
+
+    @property
+    def datas(self) -> list[bytes]:
+        """The responses themselves, of small ones."""
+        return [data for _, _, data in self.responses]
+
+
+# Raises AssertionError.
+Check = Callable[[Ended], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`checks`: of each call in turn. `seen`: by how much the server's own counts grow. `needs`: what a client must be
+    able to do. `server`: "echo" or "gateway". `channel`: options of the client's channel.
+    """
+
+    name: str
+    calls: tuple[Call, ...]
+    checks: tuple[Check, ...]
+    needs: frozenset[str] = frozenset()
+    seen: Mapping[str, int] = field(default_factory=dict)
+    server: str = "echo"
+    connections: int = 1
+    keepalive_ms: int = 0
+    gzip: bool = False
+    # Of the server's memory, while the case runs.
+    max_growth_mib: int = 0
+    plain_only: bool = False
+
+    def as_json(self, target: str, tls: Mapping[str, Path] | None) -> str:
+        """The line that a client reads."""
+        return json.dumps(
+            {
+                "case": self.name,
+                "target": target,
+                "tls": tls and {name: str(path) for name, path in tls.items()},
+                "connections": self.connections,
+                "keepalive_ms": self.keepalive_ms,
+                "gzip": self.gzip,
+                "calls": [call.as_json() for call in self.calls],
+            }
+        )
+
+
+def _echo(method: str, *requests: int | bytes, **fields: Any) -> Call:
+    return Call(f"/{SERVICE}/{method}", _KINDS[METHODS[method]], requests, **fields)
+
+
+def _told(method: str, told: Mapping[str, Any], **fields: Any) -> Call:
+    return _echo(method, json.dumps(told).encode(), **fields)
+
+
+def ends(*codes: int, calls: int = 1, distinct: int = 1) -> Check:
+    """All calls end with these statuses."""
+
+    def check(ended: Ended) -> None:
+        assert set(ended.statuses) <= set(codes), f"{ended.statuses}: {ended.message}"
+        assert sum(ended.statuses.values()) >= calls, ended.statuses
+        assert ended.distinct == distinct, ended.distinct
+
+    return check
+
+
+def answers(*responses: int | bytes, calls: int = 1) -> Check:
+    """All calls end well, with these responses."""
+
+    def check(ended: Ended) -> None:
+        ends(_OK, calls=calls)(ended)
+        _compare(ended, responses)
+
+    return check
+
+
+def answers_that(is_right: Callable[[list[bytes]], bool]) -> Check:
+    """All calls end well, with responses that are right."""
+
+    def check(ended: Ended) -> None:
+        ends(_OK)(ended)
+        assert is_right(ended.datas), ended.datas
+
+    return check
+
+
+def ends_after(code: int, *responses: int | bytes, within_s: float = 5.0) -> Check:
+    """The call ends with a status after these responses."""
+
+    def check(ended: Ended) -> None:
+        ends(code)(ended)
+        _compare(ended, responses)
+        assert ended.seconds < within_s, f"took {ended.seconds} s"
+
+    return check
+
+
+def fails_as(error: errors.NeuronpipeError, *responses: bytes) -> Check:
+    """The call ends with the error, whole, after these responses."""
+
+    def check(ended: Ended) -> None:
+        ends_after(CODES[type(error)], *responses)(ended)
+        assert ended.message == error.message
+        details = ended.trailing["grpc-status-details-bin"]
+        assert isinstance(details, bytes)
+        back = from_status(Status.FromString(details))
+        assert (type(back), vars(back)) == (type(error), vars(error))
+
+    return check
+
+
+def _compare(ended: Ended, responses: Sequence[int | bytes]) -> None:
+    came = [(size, checksum) for size, checksum, _ in ended.responses]
+    assert len(came) == len(responses), f"{len(came)} responses instead of {len(responses)}"
+    assert came == list(map(_measure, responses)), "other responses came"
+
+
+def _measure(data: int | bytes) -> tuple[int, int]:
+    data = pattern(data) if isinstance(data, int) else data
+    return len(data), zlib.crc32(data)
+
+
+def _joined(*sizes: int) -> bytes:
+    whole = b"".join(map(pattern, sizes))
+    return json.dumps({"count": len(sizes), "size": len(whole), "crc32": zlib.crc32(whole)}).encode()
+
+
+def _failing(method: str, error: errors.NeuronpipeError, *arguments: object) -> Call:
+    return _told(method, {"error": type(error).__name__, "arguments": list(arguments)})
+
+
+def _has(expected: Iterable[tuple[str, str | bytes]]) -> Check:
+    """The metadata that arrived are among others these, in their order."""
+    pairs = [(key, base64.b64encode(value).decode() if isinstance(value, bytes) else value) for key, value in expected]
+    keys = {key for key, _ in pairs}
+
+    def is_right(responses: list[bytes]) -> bool:
+        return [(key, value) for key, value in json.loads(responses[0]) if key in keys] == pairs
+
+    return answers_that(is_right)
+
+
+def _lists_services(responses: list[bytes]) -> bool:
+    listed = ServerReflectionResponse.FromString(responses[0]).list_services_response
+    return {SERVICE, "grpc.health.v1.Health"} <= {service.name for service in listed.service}
+
+
+_SERVING = HealthCheckResponse(status=HealthCheckResponse.SERVING).SerializeToString()
+_UNICODE = "50 % of ‘Zürich’, \n日本 😀"
+_PAIRS = (
+    ("x-text", "a b, c=%20"),
+    ("x-bytes-bin", bytes(range(256))),
+    ("x-twice", "one"),
+    ("x-twice", "two"),
+    ("x-empty-bin", b""),
+)
+_NOT_FOUND = errors.ModelNotFound(_UNICODE)
+_INVALID = errors.InvalidInput("text", "is empty")
+_OVERLOADED = errors.Overloaded("full", 1.5)
+_RAW, _AT_ONCE, _CANCEL, _GZIP = (frozenset({one}) for one in ("raw", "at once", "cancel", "gzip"))
+
+
+def _raw(path: str, body: bytes, *metadata: tuple[str, str]) -> Call:
+    return Call(path, "unary", (body,), metadata, is_raw=True)
+
+
+def _framed(data: bytes, flag: int = 0) -> bytes:
+    return bytes([flag]) + len(data).to_bytes(4, "big") + data
+
+
+def _malformed(
+    name: str, codes: int | tuple[int, ...], body: bytes, *metadata: tuple[str, str], trailing: str = ""
+) -> Case:
+    def check(ended: Ended) -> None:
+        ends(*([codes] if isinstance(codes, int) else codes))(ended)
+        assert trailing in ended.trailing or not trailing, ended.trailing
+
+    return Case(name, (_raw(f"/{SERVICE}/Echo", body, *metadata), _echo("Echo", b"a")), (check, answers(b"a")), _RAW)
+
+
+CASES = (
+    Case("unary", (_echo("Echo", b"a"),), (answers(b"a"),)),
+    Case("empty message", (_echo("Echo", b""),), (answers(b""),)),
+    Case("server streaming", (_told("Split", {"count": 50, "size": 1000}),), (answers(*[1000] * 50),)),
+    Case("server streaming without a response", (_told("Split", {"count": 0, "size": 0}),), (answers(),)),
+    Case("client streaming", (_echo("Join", *[1000] * 50),), (answers(_joined(*[1000] * 50)),)),
+    Case("client streaming without a request", (_echo("Join"),), (answers(_joined()),)),
+    Case("bidirectional streaming", (_echo("Chat", *range(50)),), (answers(*range(50)),)),
+    Case(
+        "30,000 messages of a byte",
+        (_echo("Join", *[1] * 30_000), _echo("Chat", *[1] * 30_000)),
+        (answers(_joined(*[1] * 30_000)), answers(*[1] * 30_000)),
+    ),
+    Case("metadata, binary too", (_echo("Metadata", b"", metadata=_PAIRS),), (_has(_PAIRS),)),
+    Case(
+        "errors with details",
+        (
+            _failing("Fail", _NOT_FOUND, _UNICODE),
+            _failing("Fail", _INVALID, "text", "is empty"),
+            _failing("Fail", _OVERLOADED, "full", 1.5),
+            _failing("Falter", _NOT_FOUND, _UNICODE),
+        ),
+        (fails_as(_NOT_FOUND), fails_as(_INVALID), fails_as(_OVERLOADED), fails_as(_NOT_FOUND, b"one", b"two")),
+    ),
+    Case("unknown method", (Call(f"/{SERVICE}/None", "unary"), Call("/none/None", "unary")), (ends(12), ends(12))),
+    Case("1 MiB", (_echo("Echo", _MIB),), (answers(_MIB),)),
+    Case("60 MiB", (_echo("Echo", 60 * _MIB),), (answers(60 * _MIB),)),
+    Case(
+        "60 MiB in pieces",
+        (_told("Split", {"count": 60, "size": _MIB}), _echo("Join", *[_MIB] * 60)),
+        (answers(*[_MIB] * 60), answers(_joined(*[_MIB] * 60))),
+        max_growth_mib=48,
+    ),
+    Case(
+        "message beyond the limit",
+        (_echo("Echo", _MAX_MESSAGE_BYTES + 1), _echo("Echo", b"a")),
+        (ends(_RESOURCE_EXHAUSTED, distinct=1), answers(b"a")),
+    ),
+    Case(
+        "deadline",
+        (_told("Slow", {"seconds": 60}, timeout_ms=300),),
+        (ends_after(_DEADLINE),),
+        seen={"slow cancelled": 1},
+    ),
+    Case(
+        "deadline of a stream",
+        (_told("Split", {"count": 600, "size": 10, "pause_s": 100}, timeout_ms=300),),
+        (ends_after(_DEADLINE, 10),),
+        seen={"split cancelled": 1},
+    ),
+    Case("deadline that is kept", (_echo("Echo", b"a", timeout_ms=60_000),), (answers(b"a"),)),
+    Case(
+        "cancellation",
+        (_told("Slow", {"seconds": 60}, cancel_after_ms=300),),
+        (ends_after(_CANCELLED),),
+        _CANCEL,
+        seen={"slow cancelled": 1},
+    ),
+    Case(
+        "cancellation of a stream",
+        (_told("Split", {"count": 600, "size": 10, "pause_s": 0.02}, cancel_after=3),),
+        (ends(_CANCELLED),),
+        _CANCEL,
+        seen={"split cancelled": 1},
+    ),
+    Case(
+        "answer before the request has ended",
+        (_echo("Early", *[1000] * 500, send_pause_ms=10), _echo("Echo", b"a")),
+        (ends_after(_OK, 1000, within_s=4), answers(b"a")),
+    ),
+    Case("1,000 streams at once", (_told("Slow", {"seconds": 0.5}, repeat=1000),), (ends(_OK, calls=1000),), _AT_ONCE),
+    Case("200 connections", (_echo("Echo", 100, repeat=200),), (answers(100, calls=200),), _AT_ONCE, connections=200),
+    Case(
+        "gzip",
+        (_echo("Echo", _MIB), _echo("Join", *[1000] * 50), _echo("Chat", *range(50))),
+        (answers(_MIB), answers(_joined(*[1000] * 50)), answers(*range(50))),
+        _GZIP,
+        gzip=True,
+    ),
+    Case(
+        "gzip beyond the limit",
+        (_echo("Echo", _MAX_MESSAGE_BYTES + 1), _echo("Echo", b"a")),
+        (ends(_RESOURCE_EXHAUSTED), answers(b"a")),
+        _GZIP,
+        gzip=True,
+    ),
+    Case(
+        "slow reader",
+        (_told("Split", {"count": 64, "size": _MIB}, read_pause_ms=20), _echo("Echo", b"a", start_ms=500)),
+        (answers(*[_MIB] * 64), answers(b"a")),
+        frozenset({"slow reader"}),
+        max_growth_mib=32,
+    ),
+    Case(
+        "health",
+        (
+            Call("/grpc.health.v1.Health/Check", "unary"),
+            Call("/grpc.health.v1.Health/Check", "unary", (HealthCheckRequest(service=SERVICE).SerializeToString(),)),
+            Call("/grpc.health.v1.Health/Check", "unary", (HealthCheckRequest(service="no").SerializeToString(),)),
+        ),
+        (answers(_SERVING), answers(_SERVING), ends(5)),
+    ),
+    Case(
+        "health watched",
+        (Call("/grpc.health.v1.Health/Watch", "server", cancel_after=1),),
+        (ends_after(_CANCELLED, _SERVING),),
+        _CANCEL,
+    ),
+    Case(
+        "reflection",
+        (
+            Call(
+                "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                "bidi",
+                (ServerReflectionRequest(list_services="*").SerializeToString(),),
+            ),
+        ),
+        (answers_that(_lists_services),),
+    ),
+    Case(
+        "12 KiB of metadata",
+        (_echo("Metadata", b"", metadata=(("x-large", "a" * 12_000),)),),
+        (_has([("x-large", "a" * 12_000)]),),
+    ),
+    Case(
+        "100 KiB of metadata",
+        (
+            _told("Slow", {"seconds": 1}, repeat=20),
+            _echo("Echo", b"a", metadata=(("x-large", "a" * 100_000),), start_ms=300),
+            _echo("Echo", b"a", start_ms=600),
+        ),
+        (ends(_OK, calls=20), ends(3, _RESOURCE_EXHAUSTED, _INTERNAL), answers(b"a")),
+        _AT_ONCE,
+    ),
+    Case(
+        "keepalive pings",
+        (_told("Slow", {"seconds": 32}),),
+        (ends(_OK),),
+        frozenset({"keepalive"}),
+        keepalive_ms=10_000,
+        plain_only=True,
+    ),
+    Case(
+        "inference",
+        (
+            Call(f"{_INFERENCE}/Infer", "unary", (classify("A fine day.").SerializeToString(),)),
+            Call(
+                f"{_INFERENCE}/InferBatch",
+                "unary",
+                (InferBatchRequest(requests=[classify("a"), classify("b")]).SerializeToString(),),
+            ),
+            Call(
+                f"{_INFERENCE}/InferStream",
+                "bidi",
+                tuple(
+                    InferStreamRequest(request=classify("a", request_id=str(number))).SerializeToString()
+                    for number in range(20)
+                ),
+            ),
+        ),
+        (
+            answers_that(lambda datas: InferResponse.FromString(datas[0]).HasField("result")),
+            answers_that(lambda datas: len(InferBatchResponse.FromString(datas[0]).outcomes) == 2),
+            answers_that(
+                lambda datas: (
+                    {InferStreamResponse.FromString(data).request_id for data in datas}
+                    == {str(number) for number in range(20)}
+                )
+            ),
+        ),
+        server="gateway",
+    ),
+    _malformed("malformed deadline", _INTERNAL, _framed(b"a"), ("grpc-timeout", "5x")),
+    _malformed("deadline of nine digits", _INTERNAL, _framed(b"a"), ("grpc-timeout", "123456789S")),
+    _malformed(
+        "unknown encoding",
+        _UNIMPLEMENTED,
+        _framed(b"a", flag=1),
+        ("grpc-encoding", "lzw"),
+        trailing="grpc-accept-encoding",
+    ),
+    _malformed("compressed without an encoding", _INTERNAL, _framed(b"a", flag=1)),
+    _malformed("compressed and broken", _INTERNAL, _framed(b"no gzip", flag=1), ("grpc-encoding", "gzip")),
+    _malformed("unary without a request", (3, _INTERNAL), b""),
+    _malformed("request cut short", (3, _INTERNAL), _framed(b"four")[:-1]),
+)
+
+
+def code_name(code: int) -> str:
+    """gRPC's name of a status."""
+    name: str = code_pb2.Code.Name(code)
+    return name

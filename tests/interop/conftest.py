@@ -1,0 +1,81 @@
+"""Servers and clients' programs, started once a run, and the results, which docs/interop.md is made of."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.interop.results import Result, write
+from tests.interop.run import Client, ClientProcess, Server, running_echo, running_gateway
+from tests.interop.transports import TRANSPORTS
+
+_RESULTS = pytest.StashKey[list[Result]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("interop")
+    group.addoption(
+        "--grpc-transport", choices=TRANSPORTS, action="append", help="test this transport alone (default: every one)"
+    )
+    group.addoption(
+        "--every-client", action="store_true", help="fail, instead of skipping, where a client is not installed"
+    )
+    group.addoption("--interop-results", type=Path, metavar="FILE", help="write what came of each case to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_RESULTS] = []
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "transport" in metafunc.fixturenames:
+        metafunc.parametrize("transport", metafunc.config.getoption("grpc_transport") or TRANSPORTS, scope="session")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path, results = session.config.getoption("interop_results"), session.config.stash[_RESULTS]
+    if path and results:
+        write(path, results)
+
+
+@pytest.fixture(scope="session")
+def results(request: pytest.FixtureRequest) -> list[Result]:
+    """What came of the cases so far."""
+    return request.config.stash[_RESULTS]
+
+
+class Started:
+    """Servers and clients, each started when it is first asked for."""
+
+    def __init__(self, stack: ExitStack, request: pytest.FixtureRequest, folder: Path) -> None:
+        self._stack = stack
+        self._request = request
+        self._folder = folder
+        self._servers: dict[tuple[str, str, str], Server] = {}
+        self._clients: dict[Client, ClientProcess] = {}
+
+    def server(self, kind: str, transport: str, security: str) -> Server:
+        """A server: "echo" or "gateway"."""
+        key = (kind, transport, security)
+        if key not in self._servers:
+            folder = self._folder / "-".join(key)
+            running = (
+                running_echo(transport, security, folder)
+                if kind == "echo"
+                else running_gateway(transport, self._request.getfixturevalue("fake_repository"), security, folder)
+            )
+            self._servers[key] = self._stack.enter_context(running)
+        return self._servers[key]
+
+    def client(self, client: Client) -> ClientProcess:
+        """A client's program."""
+        if client not in self._clients or self._clients[client].has_ended:
+            self._clients[client] = self._stack.enter_context(ClientProcess(client))
+        return self._clients[client]
+
+
+@pytest.fixture(scope="session")
+def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    with ExitStack() as stack:
+        yield Started(stack, request, tmp_path_factory.mktemp("interop"))

@@ -1,0 +1,54 @@
+"""Every case that fails, with its reason. The tests fail for a case that fails and is not here, and for one that is
+here and does not.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A failure. "*" stands for every transport, or client. `is_certain`: False where it depends on timing."""
+
+    transport: str
+    client: str
+    cases: tuple[str, ...]
+    reason: str
+    is_certain: bool = True
+
+    def is_of(self, transport: str, client: str, case: str) -> bool:
+        """Whether it is this case's."""
+        return case in self.cases and self.transport in ("*", transport) and self.client in ("*", client)
+
+
+_KNOWN = (
+    Known(
+        "grpcio",
+        "flood",
+        ("rapid reset", "rapid reset with a message"),
+        "calls that wait inside gRPC fill its queue (--max-pending-calls), and the next ones end with CANCELLED",
+        is_certain=False,
+    ),
+    Known(
+        "grpcio",
+        "flood",
+        ("header bomb",),
+        "gRPC's core decodes a head up to its end, of which 150 MiB stay for a while",
+        is_certain=False,
+    ),
+    Known(
+        "grpcio", "*", ("deadline of nine digits",), "gRPC's core reads it; PROTOCOL-HTTP2.md has at most eight digits"
+    ),
+    Known("grpcio", "*", ("unknown encoding",), "gRPC's core answers INTERNAL, without grpc-accept-encoding"),
+    Known(
+        "grpcio",
+        "curl",
+        ("unknown method", "message beyond the limit", "answer before the request has ended"),
+        "curl 7.88 takes the RST_STREAM behind an early answer for an error",
+        is_certain=False,
+    ),
+)
+
+
+def known_of(transport: str, client: str, case: str) -> Known | None:
+    """Why a case fails; None for one that must not."""
+    return next((known for known in _KNOWN if known.is_of(transport, client, case)), None)

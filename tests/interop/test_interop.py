@@ -1,0 +1,46 @@
+"""Clients of other gRPC libraries, and of none, call every feature. `make interop` installs them all."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.interop.cases import CASES, Case
+from tests.interop.conftest import Started
+from tests.interop.known import known_of
+from tests.interop.results import Result
+from tests.interop.run import CLIENTS, SECURITIES, Client, cases_of, run_case
+
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
+
+
+def _matrix() -> Iterator[object]:
+    for client in CLIENTS:
+        for security in SECURITIES:
+            for case in cases_of(client, security, CASES):
+                yield pytest.param(client, security, case, id=f"{client.name}-{security}-{case.name}")
+
+
+@pytest.mark.parametrize(("client", "security", "case"), list(_matrix()))
+def test_a_client_is_served_as_the_protocol_says(
+    request: pytest.FixtureRequest,
+    started: Started,
+    results: list[Result],
+    transport: str,
+    client: Client,
+    security: str,
+    case: Case,
+) -> None:
+    if not client.is_there and not request.config.getoption("every_client"):
+        pytest.skip(f"{client.wants} is not installed; `make interop` installs it")
+    known, problem = known_of(transport, client.name, case.name), ""
+    try:
+        run_case(case, started.server(case.server, transport, security), started.client(client))
+    except (AssertionError, TimeoutError) as error:
+        problem = str(error).partition("\n")[0] or type(error).__name__
+        if not known:
+            raise
+    finally:
+        results.append(Result(transport, client.name, security, case.name, problem, known.reason if known else ""))
+    assert problem or not (known and known.is_certain), (
+        f"passes now, and tests/interop/known.py says otherwise: {known}"
+    )

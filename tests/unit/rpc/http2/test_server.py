@@ -1,0 +1,461 @@
+"""rpc/http2/server.py by its frames: what no gRPC client sends, and what each end of a call looks like."""
+
+import asyncio
+import base64
+import gzip
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import pytest
+from google.rpc.code_pb2 import Code
+from ngh2 import Configuration, Role
+from ngh2 import Connection as Engine
+from ngh2.events import (
+    ConnectionClosed,
+    DataReceived,
+    GoAwayReceived,
+    ResponseReceived,
+    StreamClosed,
+    StreamReset,
+    TrailersReceived,
+)
+
+from neuronpipe.core.errors import Overloaded
+from neuronpipe.gateway.settings import GatewaySettings
+from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.rpc.call_end import end_of
+from neuronpipe.rpc.http2.server import Http2Server
+from neuronpipe.rpc.transport import CallEnd, ServerCall, ServerOptions
+from tests.unit.soon import soon
+
+_LIMIT_S = 10
+_NO_ERROR, _REFUSED_STREAM, _ENHANCE_YOUR_CALM = 0, 7, 11
+
+Answer: TypeAlias = Callable[[ServerCall, bytes | None], Awaitable[None]]
+
+
+async def _echo(call: ServerCall, request: bytes | None) -> None:
+    await call.send(request if request is not None else b"nothing")
+
+
+async def _echo_all(call: ServerCall, request: bytes | None) -> None:
+    while (message := await call.read()) is not None:
+        await call.send(message)
+
+
+class _Method:
+    """What a door does with calls: counts them, and answers so."""
+
+    def __init__(self, answer: Answer, *, takes_stream: bool = False) -> None:
+        self.takes_stream = takes_stream
+        self.refuses: Exception | None = None
+        self.accepted = self.ended = 0
+        self._answer = answer
+
+    def accept(self, call: ServerCall) -> None:
+        if self.refuses:
+            raise end_of(self.refuses)
+        self.accepted += 1
+
+    async def answer(self, call: ServerCall, request: bytes | None) -> None:
+        await self._answer(call, request)
+
+    def done(self, call: ServerCall) -> None:
+        self.ended += 1
+
+
+class _Caller:
+    """A client that sends the frames it is told to, and keeps what comes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.engine = Engine(
+            Role.CLIENT, Configuration(max_send_header_block_length=1 << 22, peer_max_concurrent_streams=10_000)
+        )
+        self.engine.initiate_connection({4: 1 << 24})
+        self.engine.set_local_window_size(1 << 26)
+        self.events: list[Any] = []
+        self.is_over = False
+        self._writer = writer
+        self._reading = asyncio.create_task(self._read(reader))
+        self.flush()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while data := await reader.read(1 << 16):
+            self.engine.receive_data(data)
+            self.events += self.engine.events()
+            self.flush()
+        self.is_over = True
+
+    def flush(self) -> None:
+        self._writer.write(self.engine.data_to_send())
+
+    def open(self, path: str = "/a/Echo", *fields: tuple[bytes, bytes], ends: bool = False) -> int:
+        head = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode()), (b":authority", b"a")]
+        number = self.engine.send_request(
+            [*head, (b"te", b"trailers"), (b"content-type", b"application/grpc"), *fields], end_stream=ends
+        )
+        self.flush()
+        return number
+
+    def send(self, number: int, data: bytes, *, ends: bool = False) -> None:
+        self.engine.send_data(number, data, end_stream=ends)
+        self.flush()
+
+    def call(self, message: bytes, path: str = "/a/Echo", *fields: tuple[bytes, bytes]) -> int:
+        number = self.open(path, *fields)
+        self.send(number, _message(message), ends=True)
+        return number
+
+    def of(self, number: int, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind) and event.stream_id == number]
+
+    async def end(self, number: int) -> dict[bytes, bytes]:
+        """The fields of the end of a call, once it is over."""
+        await soon(lambda: bool(self.of(number, StreamClosed)) or self.is_over)
+        fields = [field for event in self.of(number, ResponseReceived) for field in event.headers]
+        fields += [field for event in self.of(number, TrailersReceived) for field in event.headers]
+        return dict(fields)
+
+    async def code(self, number: int) -> str:
+        """The name of a call's status, "reset" for none."""
+        status = (await self.end(number)).get(b"grpc-status")
+        return "reset" if status is None else Code.Name(int(status))
+
+    def received(self, number: int) -> bytes:
+        return b"".join(event.data for event in self.of(number, DataReceived))
+
+    async def close(self) -> None:
+        self._writer.close()
+        self._reading.cancel()
+        await asyncio.wait([self._reading])
+
+
+def _message(data: bytes, flag: int = 0) -> bytes:
+    return bytes([flag]) + len(data).to_bytes(4, "big") + data
+
+
+class _System:
+    def __init__(self, server: Http2Server, method: _Method, port: int) -> None:
+        self.server, self.method, self.port = server, method, port
+        self.callers: list[_Caller] = []
+
+    async def connect(self) -> _Caller:
+        self.callers.append(_Caller(*await asyncio.open_connection("127.0.0.1", self.port)))
+        return self.callers[-1]
+
+
+@asynccontextmanager
+async def _serving(answer: Answer = _echo, *, takes_stream: bool = False, **changes: Any) -> AsyncIterator[_System]:
+    given: dict[str, Any] = {"repository": "/none", "listen": "127.0.0.1:0"} | changes
+    settings = GatewaySettings(**given)
+    method = _Method(answer, takes_stream=takes_stream)
+    in_flight = InFlight("test", settings.max_message_bytes, settings.max_receiving_bytes)
+    find = {"/a/Echo": method}.get
+    server = Http2Server(ServerOptions(settings, in_flight, find, None, shares_port=False))
+    system = _System(server, method, await server.listen())
+    try:
+        yield system
+        assert method.accepted == method.ended or server.connections  # each call that was counted is over
+    finally:
+        for caller in system.callers:
+            await caller.close()
+        await server.stop(1)
+    assert method.accepted == method.ended
+
+
+async def test_a_message_in_pieces_and_messages_in_one_piece_are_the_same() -> None:
+    async with _serving(_echo_all, takes_stream=True) as system:
+        caller = await system.connect()
+        messages = [b"", b"a", b"b" * 100, b"c" * 70_000]
+        wire = b"".join(map(_message, messages))
+        whole = caller.open()
+        caller.send(whole, wire, ends=True)
+        pieces = caller.open()
+        for at in range(300):
+            caller.send(pieces, wire[at : at + 1])
+        caller.send(pieces, wire[300:], ends=True)
+        assert [await caller.code(number) for number in (whole, pieces)] == ["OK", "OK"]
+        assert caller.received(whole) == caller.received(pieces) == wire
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data"),
+    [(b"gzip", gzip.compress(b"text" * 99)), (b"deflate", zlib.compress(b"text" * 99))],
+    ids=["gzip", "deflate"],
+)
+async def test_a_compressed_message_is_inflated(encoding: bytes, data: bytes) -> None:
+    async with _serving() as system:
+        caller = await system.connect()
+        number = caller.open("/a/Echo", (b"grpc-encoding", encoding))
+        caller.send(number, _message(data, flag=1), ends=True)
+        assert await caller.code(number) == "OK"
+        assert caller.received(number) == _message(b"text" * 99)
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 21, 1 << 26])
+async def test_a_message_that_becomes_too_large_is_refused_without_becoming_it(size_bytes: int) -> None:
+    async with _serving(max_message_bytes=1 << 20) as system:
+        caller = await system.connect()
+        number = caller.open("/a/Echo", (b"grpc-encoding", b"gzip"))
+        caller.send(number, _message(gzip.compress(b"\0" * size_bytes), flag=1), ends=True)
+        assert await caller.code(number) == "RESOURCE_EXHAUSTED"
+        assert b"max_message_bytes" in (await caller.end(number))[b"grpc-message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "data", "code"),
+    [
+        ([(b"grpc-encoding", b"snappy")], _message(b"a"), "UNIMPLEMENTED"),
+        ([], _message(b"a", flag=1), "INTERNAL"),
+        ([(b"grpc-encoding", b"identity")], _message(b"a", flag=1), "INTERNAL"),
+        ([(b"grpc-encoding", b"gzip")], _message(b"no gzip", flag=1), "INTERNAL"),
+        ([(b"grpc-encoding", b"gzip")], _message(gzip.compress(b"a" * 99)[:20], flag=1), "INTERNAL"),
+        ([], _message(b"a", flag=2), "INTERNAL"),
+        ([], _message(b"abc")[:-1], "INTERNAL"),
+        ([], b"\0\0", "INTERNAL"),
+        ([(b"grpc-timeout", b"1")], _message(b"a"), "INTERNAL"),
+        ([(b"grpc-timeout", b"123456789S")], _message(b"a"), "INTERNAL"),
+        ([(b"grpc-timeout", b"-1S")], _message(b"a"), "INTERNAL"),
+        ([(b"some-bin", b"!")], _message(b"a"), "INTERNAL"),
+        ([(b"grpc-timeout", b"0n")], _message(b"a"), "DEADLINE_EXCEEDED"),
+    ],
+)
+async def test_what_is_no_grpc_ends_its_call_alone(fields: list[tuple[bytes, bytes]], data: bytes, code: str) -> None:
+    async def slow(call: ServerCall, request: bytes | None) -> None:
+        await asyncio.sleep(0.05)
+        await call.send(b"answer")
+
+    async with _serving(slow) as system:
+        caller = await system.connect()
+        other = caller.open()
+        number = caller.open("/a/Echo", *fields)
+        caller.send(number, data, ends=True)
+        assert await caller.code(number) == code
+        caller.send(other, _message(b"a"), ends=True)
+        assert await caller.code(other) == "OK"
+
+
+async def test_binary_metadata_arrive_as_bytes() -> None:
+    seen: list[Any] = []
+
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        seen.extend(call.metadata)
+        raise CallEnd(Code.ABORTED, "für 100 %", (("more-bin", b"\0\1"), ("more", "text")))
+
+    async with _serving(answer) as system:
+        caller = await system.connect()
+        fields = [(b"one-bin", base64.b64encode(b"\0") + b"," + base64.b64encode(b"\1\2").rstrip(b"=")), (b"two", b"2")]
+        number = caller.call(b"a", "/a/Echo", *fields)
+        end = await caller.end(number)
+        assert seen == [("one-bin", b"\0"), ("one-bin", b"\1\2"), ("two", "2")]
+        assert (end[b"grpc-status"], end[b"grpc-message"]) == (b"10", b"f%C3%BCr 100 %25")
+        assert (base64.b64decode(end[b"more-bin"] + b"=="), end[b"more"]) == (b"\0\1", b"text")
+
+
+@pytest.mark.parametrize("fields", [[(b"x-large", b"a" * 100_000)], [(b"x-%d" % n, b"a") for n in range(3000)]])
+async def test_large_metadata_reach_the_door_and_harm_no_other_call(fields: list[tuple[bytes, bytes]]) -> None:
+    sizes: list[int] = []
+
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        sizes.append(call.metadata_bytes)
+
+    async with _serving(answer) as system:
+        caller = await system.connect()
+        other = caller.open()
+        number = caller.call(b"a", "/a/Echo", *fields)
+        assert await caller.code(number) == "OK"
+        assert sizes[0] >= sum(len(name) + len(value) for name, value in fields)
+        caller.send(other, _message(b"a"), ends=True)
+        assert await caller.code(other) == "OK"
+
+
+async def test_a_call_that_is_answered_early_is_reset_without_an_error_after_its_status() -> None:
+    async with _serving() as system:
+        caller = await system.connect()
+        number = caller.open()
+        caller.send(number, _message(b"a"))  # its side stays open
+        assert await caller.code(number) == "OK"
+        assert [event.error_code for event in caller.of(number, StreamReset)] == [_NO_ERROR]
+        assert caller.received(number) == _message(b"a")
+
+
+async def test_a_refused_call_is_ended_by_its_head_and_its_data_is_let_through_and_dropped() -> None:
+    async with _serving() as system:
+        system.method.refuses = Overloaded("no room", retry_after_s=1)
+        caller = await system.connect()
+        for _ in range(40):  # 40 MB, more than the window of the connection
+            number = caller.open()
+            caller.send(number, _message(b"x" * (1 << 20)), ends=True)
+            assert await caller.code(number) == "RESOURCE_EXHAUSTED"
+        assert system.method.accepted == 0
+
+
+async def test_a_streams_window_is_held_while_its_messages_wait_unread() -> None:
+    may_read = asyncio.Event()
+
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        await may_read.wait()
+        await _echo_all(call, request)
+
+    async with _serving(answer, takes_stream=True) as system:
+        caller = await system.connect()
+        number = caller.open()
+        wire = _message(b"x" * 100_000) * 50
+        caller.send(number, wire)
+        await asyncio.sleep(0.2)  # to prove that nothing happens
+        assert caller.engine.queued_body_size(number) > len(wire) - (2 << 20)
+        may_read.set()
+        caller.send(number, b"", ends=True)
+        assert await caller.code(number) == "OK"
+        assert caller.received(number) == wire
+
+
+async def test_many_empty_messages_are_held_as_large_ones_are() -> None:
+    may_read = asyncio.Event()
+
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        await may_read.wait()
+        await _echo_all(call, request)
+
+    async with _serving(answer, takes_stream=True) as system:
+        caller = await system.connect()
+        number = caller.open()
+        caller.send(number, _message(b"") * 600_000)  # 3 MB
+        await asyncio.sleep(0.2)  # to prove that nothing happens
+        assert caller.engine.queued_body_size(number) > 1 << 20
+        caller.engine.reset_stream(number)
+        caller.flush()
+        await soon(lambda: system.method.ended == 1)
+
+
+async def test_messages_that_arrive_slowly_share_a_budget() -> None:
+    async with _serving(max_message_bytes=1 << 20, max_receiving_bytes=1 << 20) as system:
+        caller = await system.connect()
+        numbers = [caller.open() for _ in range(8)]
+        for number in numbers:
+            caller.send(number, _message(b"x" * 500_000)[:400_000])
+        codes = [await caller.code(number) for number in numbers[3:]]
+        assert set(codes) == {"RESOURCE_EXHAUSTED"}
+        one_more = caller.call(b"a")
+        assert await caller.code(one_more) == "OK"
+
+
+async def test_a_call_that_is_reset_before_it_runs_is_not_counted_any_more() -> None:
+    async with _serving() as system:
+        caller = await system.connect()
+        for _ in range(50):
+            number = caller.engine.send_request(
+                [
+                    (b":method", b"POST"),
+                    (b":scheme", b"http"),
+                    (b":path", b"/a/Echo"),
+                    (b":authority", b"a"),
+                    (b"content-type", b"application/grpc"),
+                ]
+            )
+            caller.flush()
+            caller.send(number, _message(b"a"), ends=True)
+            caller.engine.reset_stream(number)
+            caller.flush()
+            await asyncio.sleep(0.001)
+        await soon(lambda: system.method.accepted > 0 and system.method.accepted == system.method.ended)
+
+
+async def test_a_deadline_ends_a_stream_whose_method_goes_on() -> None:
+    ended: list[str] = []
+
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        try:
+            while True:
+                await call.send(b"more")
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    async with _serving(answer) as system:
+        caller = await system.connect()
+        number = caller.call(b"a", "/a/Echo", (b"grpc-timeout", b"100m"))
+        assert await caller.code(number) == "DEADLINE_EXCEEDED"
+        await soon(lambda: ended == ["cancelled"])
+
+
+async def test_a_fault_of_the_method_ends_its_call_as_internal() -> None:
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        raise ValueError("secret")
+
+    async with _serving(answer) as system:
+        caller = await system.connect()
+        number = caller.call(b"a")
+        assert await caller.code(number) == "INTERNAL"
+        assert b"secret" not in (await caller.end(number)).get(b"grpc-message", b"")
+
+
+async def test_what_is_no_grpc_is_told_by_http() -> None:
+    async with _serving() as system:
+        caller = await system.connect()
+        number = caller.engine.send_request(
+            [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"a")], end_stream=True
+        )
+        caller.flush()
+        assert (await caller.end(number))[b":status"] == b"415"
+        assert b"gRPC" in caller.received(number)
+        unknown = caller.call(b"a", "/a/Unknown")
+        assert await caller.code(unknown) == "UNIMPLEMENTED"
+
+
+async def test_a_stop_answers_what_is_on_its_way_and_refuses_what_comes_later() -> None:
+    may_answer = asyncio.Event()
+
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        await may_answer.wait()
+        await call.send(b"answer")
+
+    async with _serving(answer) as system:
+        caller = await system.connect()
+        first = caller.call(b"a")
+        await soon(lambda: system.method.accepted == 1)
+        system.server.ask_to_leave()
+        late = caller.call(b"a")  # sent before the caller has heard of it
+        await soon(lambda: len([event for event in caller.events if isinstance(event, GoAwayReceived)]) == 2)
+        stopping = asyncio.create_task(system.server.stop(_LIMIT_S))
+        await asyncio.sleep(0.05)  # to prove that nothing happens
+        assert not stopping.done()
+        may_answer.set()
+        assert [await caller.code(number) for number in (first, late)] == ["OK", "OK"]
+        await asyncio.wait_for(stopping, _LIMIT_S)
+        notice, final = [event for event in caller.events if isinstance(event, GoAwayReceived)]
+        assert (notice.last_stream_id, final.last_stream_id) == ((1 << 31) - 1, late)
+        assert {notice.error_code, final.error_code} == {_NO_ERROR}
+
+
+async def test_a_stream_that_comes_at_the_end_of_a_stop_is_one_that_clients_repeat() -> None:
+    async with _serving() as system:
+        caller = await system.connect()
+        assert await caller.code(caller.call(b"a")) == "OK"
+        system.server.is_stopping = True
+        number = caller.call(b"a")
+        assert await caller.code(number) == "reset"
+        assert [event.error_code for event in caller.of(number, StreamReset)] == [_REFUSED_STREAM]
+        system.server.is_stopping = False
+
+
+async def test_a_flood_of_frames_that_bring_nothing_ends_the_connection_which_is_told_why() -> None:
+    async with _serving() as system:
+        caller = await system.connect()
+        for _ in range(600):
+            caller.engine.ping(b"01234567")
+        caller.flush()
+        await soon(lambda: any(isinstance(event, GoAwayReceived) for event in caller.events))
+        [end] = [event for event in caller.events if isinstance(event, GoAwayReceived)]
+        assert end.error_code == _ENHANCE_YOUR_CALM
+        await soon(lambda: not system.server.connections)
+
+
+async def test_an_idle_connection_is_asked_to_leave() -> None:
+    async with _serving(max_connection_idle_s=0.2) as system:
+        caller = await system.connect()
+        assert await caller.code(caller.call(b"a")) == "OK"
+        await soon(lambda: any(isinstance(event, ConnectionClosed) for event in caller.events))
