@@ -1,4 +1,4 @@
-"""measure/waterfall/: the rows of a trace, and how they are drawn."""
+"""measure/waterfall/: a waterfall from OTLP JSON."""
 
 import re
 from html.parser import HTMLParser

@@ -1,4 +1,4 @@
-"""platform/storage.py: objects by URI, on a file system and in S3; what cannot be read or written is said."""
+"""platform/storage.py: objects by URI, in files and in S3."""
 
 from collections.abc import Iterator
 from pathlib import Path
