@@ -20,8 +20,7 @@ from neuronpipe.bundles.registry_file import REGISTRY_FILE
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
-from neuronpipe.platform.storage.bucket import BucketFolder
-from neuronpipe.platform.storage.objects import ObjectUri, StorageError
+from neuronpipe.platform.storage import BucketFolder, ObjectUri, StorageError
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.signing import TrustedKeys

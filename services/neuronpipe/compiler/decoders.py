@@ -17,7 +17,7 @@ import transformers
 from transformers.cache_utils import DynamicCache
 
 from neuronpipe.bundles.manifest import Accuracy, Artifact
-from neuronpipe.compiler import encoder_decoders, gathered, neuronx, quantization, slots
+from neuronpipe.compiler import gathered, neuronx, quantization, slots, stateful
 from neuronpipe.compiler.architectures import layer_windows, masks_by_kind
 from neuronpipe.compiler.conversion import Conversion
 from neuronpipe.compiler.decoder_accuracy import compare, shown
@@ -204,7 +204,7 @@ def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype:
 
 
 def _paged_graphs(model: Any) -> dict[str, Any]:
-    return encoder_decoders.graphs(model) if model.config.is_encoder_decoder else {MODEL: _graph(model)}
+    return stateful.graphs(model) if model.config.is_encoder_decoder else {MODEL: _graph(model)}
 
 
 def _graph(model: Any) -> Any:

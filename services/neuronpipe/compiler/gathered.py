@@ -13,10 +13,17 @@ from torch.nn.functional import embedding
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from neuronpipe.compiler import encoder_decoders
+from neuronpipe.compiler import stateful
 from neuronpipe.compiler.architectures import layer_windows, masks_by_kind
-from neuronpipe.compiler.encoder_decoders import biases_by_distance, without_biases
-from neuronpipe.compiler.stateful import arrays_of, cache_of, converted, placing, shapes_of
+from neuronpipe.compiler.stateful import (
+    arrays_of,
+    biases_by_distance,
+    cache_of,
+    converted,
+    placing,
+    shapes_of,
+    without_biases,
+)
 from neuronpipe.stages.neuron_executor.runtimes.decoder import BLOCK_TOKENS, ENCODER, GATHERED
 from neuronpipe.stages.neuron_executor.runtimes.openvino import openvino
 
@@ -125,7 +132,7 @@ class GatheredStep(torch.nn.Module):
                 handles.append(decoder.embed_positions.register_forward_hook(placing(positions)))
             for handle in handles:
                 stack.callback(handle.remove)
-            stack.enter_context(encoder_decoders.masks_as_given(self.model))
+            stack.enter_context(stateful.masks_as_given(self.model))
             stack.enter_context(without_biases(self.model))
             if of_source is None:
                 given = {"input_ids": input_ids, "attention_mask": mask, "position_ids": positions}
@@ -156,7 +163,7 @@ def graphs(model: Any) -> dict[str, Any]:
     for port, name in zip(graph.outputs, ("logits", "new"), strict=True):
         port.get_tensor().set_names({name})
     graph.validate_nodes_and_infer_types()
-    return {GATHERED: graph} | ({ENCODER: encoder_decoders.encoder_graph(model)} if step.has_source else {})
+    return {GATHERED: graph} | ({ENCODER: stateful.encoder_graph(model)} if step.has_source else {})
 
 
 def programs(model: Any) -> dict[str, Any]:
@@ -171,7 +178,7 @@ def programs(model: Any) -> dict[str, Any]:
     if step.has_source:
         source = {"input_ids": torch.zeros(1, 5, dtype=torch.int64)}
         exported[ENCODER] = _exported(
-            encoder_decoders.Encoder(model).eval(), source, {"input_ids": {1: torch.export.Dim.DYNAMIC}}
+            stateful.Encoder(model).eval(), source, {"input_ids": {1: torch.export.Dim.DYNAMIC}}
         )
     return exported
 
@@ -186,7 +193,7 @@ def _shapes(model: Any) -> tuple[list[tuple[int, int, int]], list[tuple[int, int
     """Heads, width of the keys and of the values of each layer, of the text and of the source."""
     with torch.inference_mode():
         if model.config.is_encoder_decoder:
-            _, cache = encoder_decoders.read(model, torch.tensor([[0, 0]]))
+            _, cache = stateful.read(model, torch.tensor([[0, 0]]))
             return shapes_of(cache.self_attention_cache), shapes_of(cache.cross_attention_cache)
         own = DynamicCache()
         model(input_ids=torch.tensor([[0, 0]]), past_key_values=own, use_cache=True)

@@ -23,9 +23,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.compiler.architectures import layer_windows
-from neuronpipe.compiler.encoder_decoders import attending_by, biases_by_distance, read
 from neuronpipe.compiler.modules import SourceModule, pretrained_model
-from neuronpipe.compiler.stateful import arrays_of, shapes_of
+from neuronpipe.compiler.stateful import arrays_of, attending_by, biases_by_distance, read, shapes_of
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.decoder import TOP_TOKENS, Scores
 from neuronpipe.stages.neuron_executor.runtimes.slots import CHUNK_TOKENS, SlotModel

@@ -28,7 +28,7 @@ from neuronpipe.deploy.compose import ComposeTarget
 from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig, Step, endpoint_name, take
 from neuronpipe.deploy.kubernetes import KubernetesTarget
 from neuronpipe.deploy.sagemaker import SageMakerPlace, SageMakerTarget, failures, service
-from neuronpipe.platform.storage.objects import ObjectUri
+from neuronpipe.platform.storage import ObjectUri
 from neuronpipe.tasks import TASKS
 
 PROTOBUF = "application/x-protobuf"

@@ -13,7 +13,7 @@ from typing import Any
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.deploy.endpoint import Endpoint, Step, make_bundle, model_name
-from neuronpipe.platform.storage.objects import ObjectUri
+from neuronpipe.platform.storage import ObjectUri
 
 # How an endpoint of SageMaker is scaled: what Application Auto Scaling and CloudWatch are given.
 #

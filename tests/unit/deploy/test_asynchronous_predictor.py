@@ -11,7 +11,7 @@ from moto.sagemakerruntime.models import sagemakerruntime_backends
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.core.errors import DeadlineExceeded, InternalError
 from neuronpipe.deploy.model import PROTOBUF, SageMakerPredictor
-from neuronpipe.platform.storage.objects import ObjectUri
+from neuronpipe.platform.storage import ObjectUri
 
 _REGION, _ACCOUNT, _BUCKET = "eu-central-1", "123456789012", "models"
 

@@ -34,7 +34,7 @@ from neuronpipe.core.logs import log_warning
 from neuronpipe.core.names import ON_BEHALF, TRACEPARENT
 from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import SpanContext
-from neuronpipe.platform.storage.objects import ObjectUri, Storage, StorageError
+from neuronpipe.platform.storage import ObjectUri, Storage, StorageError
 from neuronpipe.platform.tls import TlsFiles
 from neuronpipe.rpc.api_key import key_metadata
 from neuronpipe.rpc.client import error_of

@@ -1,34 +1,260 @@
-"""A worker as a process of its own, and how many workers KEDA shall start, also where there are none.
+"""A worker as a process of its own: it takes jobs from the store and runs several at once, as the gateway admits them.
 
-KEDA's own scaler for Redis Streams counts what groups lag behind, and does not wake up for one message (keda #6478).
+It also says how many workers KEDA shall start, also where there are none. KEDA's own scaler for Redis Streams counts
+what groups lag behind, and does not wake up for one message (keda #6478).
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 
+from neuronpipe.api.v1.jobs_pb2 import JobResult
+from neuronpipe.bulk.jobs.job import EndState, Progress, TakenJob, end_of, expired
 from neuronpipe.bulk.jobs.notifications import Notifier
 from neuronpipe.bulk.jobs.runner import Gateway, Invoker, Runner
 from neuronpipe.bulk.jobs.settings import WorkerSettings
-from neuronpipe.bulk.jobs.store import JobStore
-from neuronpipe.bulk.jobs.worker import Worker
+from neuronpipe.bulk.jobs.store import JobStore, worker_name
 from neuronpipe.core.background import run_beside
-from neuronpipe.core.errors import NeuronpipeError, SetupError
+from neuronpipe.core.calls import Call, told_error
+from neuronpipe.core.errors import NeuronpipeError, SetupError, Unavailable
+from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters, Telemetry
-from neuronpipe.core.names import Metrics
+from neuronpipe.core.names import Attributes, Metrics, Spans
+from neuronpipe.core.tracing import Link, Span, SpanContext, enter_span
 from neuronpipe.platform.process.door import Handler
 from neuronpipe.platform.process.life import Life, serve
-from neuronpipe.platform.storage.objects import Storage
+from neuronpipe.platform.storage import Storage
 from neuronpipe.platform.tls import ServerTls
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.scaler import Load, scaler_handlers, scaler_rpcs
 from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs
 
+# How often it looks for jobs of workers that have died, and for new ones where no message tells of them.
+_LOOK_EVERY_S = 1.0
+_SWEEP_EVERY_S = 5.0
+_SWEPT_AT_ONCE = 1000
+# Before the next attempt where Redis does not answer.
+_PAUSE_S = 0.5
+# A lease is renewed so often while it lasts.
+_RENEWALS = 3
+# Attempts to read or write an object that may work another time.
+_OBJECT_ATTEMPTS, _OBJECT_PAUSE_S = 4, 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A job that this worker has. `is_lost`: it has ended elsewhere, or another worker has it."""
+
+    taken: TakenJob
+    progress: Progress = field(default_factory=Progress)
+    task: "asyncio.Task[None] | None" = None
+    is_lost: bool = False
+
+
+class Worker:
+    """Runs jobs of a store."""
+
+    def __init__(
+        self, store: JobStore, gateway: Gateway, runner: Runner, limits: tuple[int, float, int], telemetry: Telemetry
+    ) -> None:
+        """`limits`: jobs at once, seconds of a lease, attempts of a job."""
+        self.name = worker_name()
+        self._store = store
+        self._gateway = gateway
+        self._runner = runner
+        self._max_jobs, self._lease_s, self._max_attempts = limits
+        self._telemetry = telemetry
+        self._running: set[_Running] = set()
+        self._woken = asyncio.Event()
+        self._is_draining = False
+
+    async def run(self) -> None:
+        """Takes and runs jobs until it is cancelled. Then it gives back those that it still has."""
+        try:
+            async with run_beside(self._renew(), self._listen(), self._sweep()):
+                await self._take()
+        finally:
+            await self._end_all()
+
+    async def drain(self) -> None:
+        """Takes no more jobs, gives back those that it has not begun, and waits for the others."""
+        self._is_draining = True
+        self._woken.set()
+        for running in self._running:
+            if running.task and not running.progress.has_begun:
+                running.task.cancel()
+        while tasks := [running.task for running in self._running if running.task]:
+            await asyncio.wait(tasks)
+
+    async def _take(self) -> None:
+        while True:
+            self._woken.clear()
+            free = self._max_jobs - len(self._running)
+            taken: list[TakenJob] = []
+            if free > 0 and not self._is_draining and not self._gateway.closed_s:
+                try:
+                    taken = await self._store.take(self.name, self._lease_s, free)
+                except NeuronpipeError as error:
+                    log_warning("no jobs can be taken", problem=error.message)
+                    await asyncio.sleep(_PAUSE_S)
+            for one in taken:
+                running = _Running(one)
+                self._running.add(running)
+                running.task = asyncio.create_task(self._hold(running))
+            if len(taken) < free or free <= 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(_LOOK_EVERY_S, self._gateway.closed_s or _LOOK_EVERY_S)):
+                        await self._woken.wait()
+
+    async def _hold(self, running: _Running) -> None:
+        """Runs a job to its end, or gives it back."""
+        job = running.taken.job
+        try:
+            if self._is_draining:
+                raise asyncio.CancelledError
+            state, end = await self._attempt(running)
+            await self._end(job.id, state, end)
+        except asyncio.CancelledError:
+            if not running.is_lost:
+                await self._give_back(running.taken)
+        finally:
+            self._running.discard(running)
+            self._woken.set()
+
+    async def _attempt(self, running: _Running) -> tuple[EndState, bytes]:
+        """How the job ended."""
+        taken, job = running.taken, running.taken.job
+        if job.attempts > self._max_attempts:
+            problem = f"{job.attempts - 1} workers died or hung while they had this job, the limit; it is set aside"
+            log_warning("a job is set aside", job=job.id, workers=job.attempts - 1)
+            return "dead", end_of(Unavailable(problem))
+        if job.attempts > 1:
+            self._telemetry.meters.counter(Metrics.JOBS_RETRIED).add()
+        elif job.started_ms:
+            waits = self._telemetry.meters.histogram(Metrics.JOB_WAIT, job.priority)
+            waits.record((job.started_ms - job.created_ms) * 1e6)
+        span, began_ns = self._begin_span(running), time.monotonic_ns()
+        error: NeuronpipeError | None = None
+        timer = asyncio.timeout(max(0.0, taken.left_s))
+        try:
+            async with timer:
+                return "succeeded", end_of(await self._run(running, span.context if span else None))
+        except TimeoutError as fault:
+            if not timer.expired():
+                error = told_error(fault, Call(job.id))
+                return "failed", end_of(error)
+            error = expired()
+            return "expired", end_of(error)
+        except Exception as fault:
+            error = told_error(fault, Call(job.id))
+            return "failed", end_of(error)
+        finally:
+            ended_ns = time.monotonic_ns()
+            self._telemetry.meters.histogram(Metrics.JOB_DURATION).record(ended_ns - began_ns)
+            if span:
+                if error:
+                    span.fail(error, ended_ns)
+                span.ended_ns = ended_ns
+                self._telemetry.tracer.record(span)
+
+    async def _run(self, running: _Running, trace: SpanContext | None) -> JobResult:
+        """The result. An object that cannot be read or written now is tried again."""
+        for attempt in range(1, _OBJECT_ATTEMPTS + 1):
+            try:
+                return await self._runner.run(running.taken.job, running.progress, trace)
+            except Unavailable:
+                if attempt == _OBJECT_ATTEMPTS:
+                    raise
+                running.progress.completed = 0
+                await asyncio.sleep(_OBJECT_PAUSE_S * attempt)
+        raise AssertionError("the loop returns or raises")
+
+    def _begin_span(self, running: _Running) -> Span | None:
+        """The span of an attempt. It is sampled where the submitter's was, or else by this process's own choice."""
+        job, tracer = running.taken.job, self._telemetry.tracer
+        submitter = job.span
+        context = tracer.joined(submitter and SpanContext.new(is_sampled=submitter.is_sampled)) or tracer.begin(None)
+        if not context:
+            return None
+        span = Span(Spans.JOB, context, None, time.monotonic_ns())
+        span.attributes |= {
+            Attributes.JOB_ID: job.id,
+            Attributes.JOB_PRIORITY: job.priority,
+            Attributes.INPUTS: job.inputs,
+        }
+        if submitter:
+            span.links.append(Link(submitter))
+        enter_span(span)
+        return span
+
+    async def _end(self, id: str, state: EndState, end: bytes) -> None:
+        """Tells the store until it has understood. A worker that dies before has its job run again."""
+        while True:
+            try:
+                if await self._store.end(id, state, end):
+                    self._telemetry.meters.counter(Metrics.JOBS_ENDED, state).add()
+                return
+            except NeuronpipeError as error:
+                log_warning("the end of a job cannot be stored yet", job=id, problem=error.message)
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _give_back(self, taken: TakenJob) -> None:
+        try:
+            await self._store.give_back(self.name, taken)
+        except NeuronpipeError as error:  # its lease ends soon
+            log_warning("a job cannot be given back", job=taken.job.id, problem=error.message)
+
+    async def _renew(self) -> None:
+        """Renews leases, and stops jobs that have ended elsewhere."""
+        while True:
+            await asyncio.sleep(self._lease_s / _RENEWALS)
+            held = [running for running in self._running if running.task]
+            if not held:
+                continue
+            try:
+                kept: list[bool] = await self._store.renew(
+                    self.name, [(one.taken, one.progress.completed) for one in held]
+                )
+            except NeuronpipeError as error:
+                log_warning("leases cannot be renewed", problem=error.message)
+                continue
+            for running, is_mine in zip(held, kept, strict=True):
+                if not is_mine and running in self._running and running.task:
+                    running.is_lost = True
+                    running.task.cancel()
+
+    async def _listen(self) -> None:
+        """Wakes up for new jobs."""
+        while True:
+            try:
+                async with self._store.listening("queued") as queued:
+                    async for _ in queued:
+                        self._woken.set()
+            except NeuronpipeError:
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _sweep(self) -> None:
+        """Ends jobs whose time is over before anybody took them."""
+        while True:
+            await asyncio.sleep(_SWEEP_EVERY_S)
+            with suppress(NeuronpipeError):
+                late = await self._store.sweep(_SWEPT_AT_ONCE, end_of(expired()))
+                self._telemetry.meters.counter(Metrics.JOBS_ENDED, "expired").add(late)
+
+    async def _end_all(self) -> None:
+        tasks = [running.task for running in self._running if running.task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 _METRIC = "neuronpipe-jobs"
 # Of a trigger: jobs for one worker.
 _TARGET = "jobsPerWorker"
 _DEFAULT_TARGET = 8.0
-_LOOK_EVERY_S = 1.0
+_COUNT_EVERY_S = 1.0
 _SHOW_EVERY_S = 2.0
 
 
@@ -42,7 +268,7 @@ def job_load(store: JobStore) -> Load:
     async def is_active() -> bool:
         return bool(await count())
 
-    return Load(_METRIC, _TARGET, _DEFAULT_TARGET, count, is_active, _LOOK_EVERY_S)
+    return Load(_METRIC, _TARGET, _DEFAULT_TARGET, count, is_active, _COUNT_EVERY_S)
 
 
 async def show_counts(store: JobStore, meters: Meters) -> None:

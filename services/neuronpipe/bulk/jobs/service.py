@@ -24,7 +24,7 @@ from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.request_checks import check_fields, check_input
 from neuronpipe.gateway.settings import PipelineSettings
-from neuronpipe.platform.storage.objects import parse_below
+from neuronpipe.platform.storage import parse_below
 
 if TYPE_CHECKING:
     from neuronpipe.bulk.jobs.store import JobStore

@@ -8,7 +8,7 @@ from pydantic_settings import SettingsConfigDict
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
 from neuronpipe.platform.process.settings import ProcessSettings, listen_field
-from neuronpipe.platform.storage.objects import ObjectUri
+from neuronpipe.platform.storage import ObjectUri
 from neuronpipe.platform.tls import TlsFiles
 
 MAX_TTL_S = 7 * 86_400

@@ -22,7 +22,7 @@ from typing import BinaryIO, Protocol, cast
 
 from neuronpipe.bulk.transform.formats import COMPRESSIONS, ENDINGS
 from neuronpipe.core.errors import SetupError
-from neuronpipe.platform.storage.objects import ObjectUri, StorageError, fetch, list_objects, size_of, store
+from neuronpipe.platform.storage import ObjectUri, StorageError, fetch, list_objects, size_of, store
 
 _READ_BYTES = 1 << 20
 _ENDINGS = tuple(

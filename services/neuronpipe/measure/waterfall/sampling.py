@@ -16,8 +16,7 @@ from neuronpipe.api.v1.traces_pb2_grpc import TraceServiceStub
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.core.names import TRACEPARENT
 from neuronpipe.core.tracing import SpanContext
-from neuronpipe.measure.waterfall.drawing import draw, draw_page
-from neuronpipe.measure.waterfall.spans import read_trace
+from neuronpipe.measure.waterfall.drawing import draw, draw_page, read_trace
 from neuronpipe.platform.tls import LoadedTls, TlsFiles, watched_tls
 from neuronpipe.rpc.api_key import key_metadata
 from neuronpipe.rpc.client import error_of, open_channel

@@ -8,8 +8,7 @@ import pytest
 from neuronpipe.core.errors import DeadlineExceeded
 from neuronpipe.core.names import Attributes, Events, Spans
 from neuronpipe.core.tracing import AttributeValue, Clock, Event, Link, Span, SpanContext
-from neuronpipe.measure.waterfall.drawing import draw, draw_page, draw_svg, split
-from neuronpipe.measure.waterfall.spans import Mate, Trace, read_trace
+from neuronpipe.measure.waterfall.drawing import Mate, Trace, draw, draw_page, draw_svg, read_trace, split
 from neuronpipe.platform.telemetry.store import Json, to_otlp_json
 
 _MS = 1_000_000

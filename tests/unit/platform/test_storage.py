@@ -1,11 +1,11 @@
-"""Objects by URI, in files and in S3."""
+"""platform/storage.py: objects by URI, in files and in S3."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from neuronpipe.platform.storage.objects import ObjectUri, Storage, StorageError, parse_below
+from neuronpipe.platform.storage import ObjectUri, Storage, StorageError, parse_below
 from tests.s3_server import running_s3
 
 

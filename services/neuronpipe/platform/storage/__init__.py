@@ -1,1 +1,0 @@
-"""Objects by URI: s3://BUCKET/KEY, and file:///PATH."""
