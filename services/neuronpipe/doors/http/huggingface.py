@@ -5,14 +5,13 @@ from typing import Any
 
 from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.doors.choice import ModelChoice
 from neuronpipe.doors.http.bodies import check_body, read_json, write_body
 from neuronpipe.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.generated_tokens import answer_tokens
 from neuronpipe.doors.http.huggingface_bodies import AnyBody, TextGeneration
 from neuronpipe.doors.http.huggingface_tasks import CONVERTERS
+from neuronpipe.doors.http.huggingface_texts import answer_tokens
 from neuronpipe.doors.http.problems import TEI_ERROR
-from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.gateway.catalog import Catalog
 
 # Hugging Face's words for tasks, the first one's in the order in which a model is asked for them.
