@@ -23,7 +23,7 @@ from neuronpipe.api.tei.v1.tei_pb2_grpc import EmbedStub
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
 from neuronpipe.client import AsyncClient
-from neuronpipe.doors.choice import MODEL_FIELD
+from neuronpipe.doors.inference import MODEL_FIELD
 from neuronpipe.rpc.client import open_channel
 
 _WARM_UP = 200

@@ -28,7 +28,7 @@ import yaml
 
 from demo.model import find_minilm
 from demo.processes import ServiceProcess
-from neuronpipe.cli.examples import EXAMPLES
+from neuronpipe.cli.input_flags import EXAMPLES
 from neuronpipe.cli.task_json import read_task_input
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.architectures import make_source

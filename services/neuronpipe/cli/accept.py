@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from neuronpipe.cli.ending import ending_on_sigterm
+from neuronpipe.cli.terminal import ending_on_sigterm
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.parts import BALANCES
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuronpipe.cli.ending import ending_on_sigterm
-from neuronpipe.cli.table import print_table
+from neuronpipe.cli.terminal import ending_on_sigterm, print_table
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuronpipe.cli.ending import ending_on_sigterm
 from neuronpipe.cli.repository import add_repository, opened, tell_registry
+from neuronpipe.cli.terminal import ending_on_sigterm
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuronpipe.cli.ending import ending_on_sigterm
 from neuronpipe.cli.repository import folder
+from neuronpipe.cli.terminal import ending_on_sigterm
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.parts import BALANCES
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from neuronpipe.cli.at_file import read_text
-from neuronpipe.cli.completers import complete_at_file, complete_models, completed_by
 from neuronpipe.cli.credentials import tls_files
 from neuronpipe.cli.input_flags import flag
+from neuronpipe.cli.parser import complete_at_file, complete_models, completed_by
 from neuronpipe.cli.request import add_target, tasks_of
-from neuronpipe.cli.table import print_table
+from neuronpipe.cli.terminal import print_table
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.generation_options import EARLY_STOPPING_WORDS, OPTIONS, Kind
 

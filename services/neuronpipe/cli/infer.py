@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.credentials import tls_files
-from neuronpipe.cli.examples import EXAMPLES, example_of
-from neuronpipe.cli.input_flags import has_inputs_in_texts
+from neuronpipe.cli.input_flags import EXAMPLES, example_of, has_inputs_in_texts
 from neuronpipe.cli.request import add_request, add_target, read_requests
-from neuronpipe.cli.table import print_table
+from neuronpipe.cli.terminal import print_table
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest

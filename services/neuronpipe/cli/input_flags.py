@@ -1,15 +1,47 @@
 """The flags of `neuronpipe infer` and `trace` that take the place of JSON: one for each field of a task's input."""
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from neuronpipe.cli.at_file import read_bytes, read_lines, read_text
-from neuronpipe.cli.completers import complete_at_file, completed_by
+from neuronpipe.cli.parser import complete_at_file, completed_by
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
+
+
+# A PNG of one pixel, in Base64.
+_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+# Task → the fields of its input, with all that it needs.
+EXAMPLES: Mapping[str, Mapping[str, object]] = {
+    "text_classification": {"text": "A fine day.", "top_k": 2, "function": "softmax", "truncation": "right"},
+    "sentence_embedding": {"text": "A fine day.", "truncation": "right"},
+    "question_answering": {"question": "Who sat on the mat?", "context": "The cat sat on the mat.", "top_k": 1},
+    "token_classification": {"text": "Ada Lovelace lived in London.", "aggregation": "simple"},
+    "fill_mask": {"text": "Paris is the [MASK] of France.", "top_k": 3},
+    "feature_extraction": {"text": "A fine day.", "pooling": "mean", "type": "float32"},
+    "sentence_similarity": {"source": "A fine day.", "texts": ["Lovely weather.", "The train is late."]},
+    "rerank": {"query": "Who sat on the mat?", "texts": ["A dog ran.", "The cat sat on the mat."], "top_n": 1},
+    "zero_shot_classification": {
+        "text": "The match ended in a draw.",
+        "candidate_labels": ["sports", "politics"],
+        "hypothesis_template": "This text is about {}.",
+        "multi_label": False,
+    },
+    "image_classification": {"image": _PIXEL, "top_k": 3},
+    "image_embedding": {"image": _PIXEL},
+    "zero_shot_image_classification": {"image": _PIXEL, "candidate_labels": ["a cat", "a dog"]},
+    "text_generation": {"prompt": "A fine day", "options": {"max_new_tokens": 20}},
+    "summarization": {"text": "The cat sat on the mat. It was a fine day.", "options": {"max_new_tokens": 20}},
+    "translation": {"text": "A fine day.", "truncation": "right"},
+    "sparse_embedding": {"text": "A fine day.", "top_k": 8},
+    "multi_vector_embedding": {"text": "Who sat on the mat?", "is_query": True},
+    "tokenization": {"text": "A fine day.", "skip_special_tokens": False},
+    "detokenization": {"token_ids": [1037, 2986, 2154, 1012]},
+}
 
 # Field → flag, where the field's own name is long, or too near to --target.
 _RENAMED = {"candidate_labels": "labels", "targets": "target_tokens"}
@@ -72,31 +104,19 @@ _REPEATED = ("text", "image")
 _OPTIONS = ("hypothesis_template", "ignore_labels", "prompt_name", "targets", "source_language", "target_language")
 # Task → the fields without which it has no input.
 NEEDED: Mapping[str, Sequence[str]] = {
-    "text_classification": ("text",),
-    "sentence_embedding": ("text",),
-    "question_answering": ("question", "context"),
-    "token_classification": ("text",),
-    "fill_mask": ("text",),
-    "feature_extraction": ("text",),
-    "sentence_similarity": ("source", "texts"),
-    "rerank": ("query", "texts"),
-    "zero_shot_classification": ("text", "candidate_labels"),
-    "image_classification": ("image",),
-    "image_embedding": ("image",),
-    "zero_shot_image_classification": ("image", "candidate_labels"),
-    "text_generation": ("prompt",),
-    "summarization": ("text",),
-    "translation": ("text",),
-    "sparse_embedding": ("text",),
-    "multi_vector_embedding": ("text",),
-    "tokenization": ("text",),
-    "detokenization": ("token_ids",),
+    task: [one for one in example if one in (*_TEXT, *_TEXTS, *_NUMBERS, *_IMAGE) and one not in _OPTIONS]
+    for task, example in EXAMPLES.items()
 }
 
 
 def flag(field: str) -> str:
     """The flag of a field."""
     return "--" + _RENAMED.get(field, field).replace("_", "-")
+
+
+def example_of(task: str) -> str:
+    """The input of a task as JSON, to change and send."""
+    return json.dumps({task: EXAMPLES[task]}, indent=2, ensure_ascii=False)
 
 
 def add_input_flags(parser: argparse.ArgumentParser) -> None:

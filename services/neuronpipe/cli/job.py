@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from neuronpipe.cli.credentials import tls_files
 from neuronpipe.cli.request import add_request, add_target, parse_timeout_s, read_requests
-from neuronpipe.cli.table import print_table
+from neuronpipe.cli.terminal import print_table
 from neuronpipe.core.errors import JobNotFound, SetupError
 
 if TYPE_CHECKING:

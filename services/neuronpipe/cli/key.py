@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from neuronpipe.cli.table import print_table
+from neuronpipe.cli.terminal import print_table
 from neuronpipe.core.errors import SetupError
 
 HELP = "make, list or revoke API keys in the file of a gateway's --api-keys"

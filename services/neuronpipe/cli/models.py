@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from neuronpipe.cli.credentials import tls_files
 from neuronpipe.cli.request import add_target, tasks_of
-from neuronpipe.cli.table import print_table
+from neuronpipe.cli.terminal import print_table
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.models_pb2 import Model

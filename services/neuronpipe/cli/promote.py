@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.credentials import tls_files
-from neuronpipe.cli.ending import ending_on_sigterm
+from neuronpipe.cli.terminal import ending_on_sigterm
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.bundle import add_trusted_keys
-from neuronpipe.cli.ending import ending_on_sigterm
 from neuronpipe.cli.promote import add_promotion, promote
 from neuronpipe.cli.registry_store import add_store, store_of
 from neuronpipe.cli.repository import copied, folder, opened, share, tell_registry
-from neuronpipe.cli.table import print_table
+from neuronpipe.cli.terminal import ending_on_sigterm, print_table
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.at_file import read_text
-from neuronpipe.cli.completers import complete_models, completed_by
 from neuronpipe.cli.credentials import add_key, add_tls
 from neuronpipe.cli.input_flags import NEEDED, add_input_flags, choose_task, flag, make_inputs, read_fields
+from neuronpipe.cli.parser import complete_models, completed_by
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.errors import SetupError
 

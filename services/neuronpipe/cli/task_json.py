@@ -8,7 +8,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
-from neuronpipe.cli.examples import EXAMPLES
+from neuronpipe.cli.input_flags import EXAMPLES
 from neuronpipe.core.errors import SetupError
 
 

@@ -21,7 +21,6 @@ from neuronpipe.api.v1.tasks_pb2 import (
     RankedText,
     ScoreFunction,
     TaskInput,
-    TaskResult,
     TextSpan,
     Token,
     TokenWeight,
@@ -59,9 +58,7 @@ class TaskMethods:
     ) -> TaskCall[Sequence[LabelScore]]:
         """The `top_k` labels of a text or a pair, best first."""
         fields = {"text": text, "text_pair": text_pair, "top_k": top_k, "function": function, "truncation": truncation}
-        return self._prepare(
-            "text_classification", model, version, fields, lambda result: result.text_classification.labels
-        )
+        return self._prepare("text_classification", model, version, fields, lambda result: result.labels)
 
     @TaskMethod
     def embed(
@@ -88,9 +85,7 @@ class TaskMethods:
             "precision": precision,
             "truncation": truncation,
         }
-        return self._prepare(
-            "sentence_embedding", model, version, fields, lambda result: vector_of(result.sentence_embedding)
-        )
+        return self._prepare("sentence_embedding", model, version, fields, lambda result: vector_of(result))
 
     @TaskMethod
     def embed_sparse(
@@ -105,7 +100,7 @@ class TaskMethods:
     ) -> TaskCall[Sequence[TokenWeight]]:
         """The tokens of the vocabulary whose weight for a text is above zero, heaviest first; `top_k` of them."""
         fields = {"text": text, "top_k": top_k, "prompt_name": prompt_name, "truncation": truncation}
-        return self._prepare("sparse_embedding", model, version, fields, lambda result: result.sparse_embedding.weights)
+        return self._prepare("sparse_embedding", model, version, fields, lambda result: result.weights)
 
     @TaskMethod
     def embed_tokens(
@@ -123,9 +118,7 @@ class TaskMethods:
         `type` is the data type in which they are sent.
         """
         fields = {"text": text, "is_query": is_query, "type": type, "truncation": truncation}
-        return self._prepare(
-            "multi_vector_embedding", model, version, fields, lambda result: to_array(result.multi_vector_embedding)
-        )
+        return self._prepare("multi_vector_embedding", model, version, fields, lambda result: to_array(result))
 
     @TaskMethod
     def answer(
@@ -149,9 +142,7 @@ class TaskMethods:
             "window_stride_tokens": window_stride_tokens,
             "allow_no_answer": allow_no_answer,
         }
-        return self._prepare(
-            "question_answering", model, version, fields, lambda result: result.question_answering.answers
-        )
+        return self._prepare("question_answering", model, version, fields, lambda result: result.answers)
 
     @TaskMethod
     def find_entities(
@@ -175,9 +166,7 @@ class TaskMethods:
             "window_stride_tokens": window_stride_tokens,
             "truncation": truncation,
         }
-        return self._prepare(
-            "token_classification", model, version, fields, lambda result: result.token_classification.entities
-        )
+        return self._prepare("token_classification", model, version, fields, lambda result: result.entities)
 
     @TaskMethod
     def fill_masks(
@@ -195,7 +184,7 @@ class TaskMethods:
         get_model returns the model's `mask_token`.
         """
         fields = {"text": text, "top_k": top_k, "targets": targets, "truncation": truncation}
-        return self._prepare("fill_mask", model, version, fields, lambda result: result.fill_mask.masks)
+        return self._prepare("fill_mask", model, version, fields, lambda result: result.masks)
 
     @TaskMethod
     def extract_features(
@@ -214,9 +203,7 @@ class TaskMethods:
         `type` is the data type in which they are sent.
         """
         fields = {"text": text, "text_pair": text_pair, "pooling": pooling, "type": type, "truncation": truncation}
-        return self._prepare(
-            "feature_extraction", model, version, fields, lambda result: to_array(result.feature_extraction)
-        )
+        return self._prepare("feature_extraction", model, version, fields, lambda result: to_array(result))
 
     @TaskMethod
     def embed_chunks(
@@ -236,9 +223,7 @@ class TaskMethods:
         """
         spans = [TextSpan(start=start, end=end) for start, end in chunks]
         fields = {"text": text, "chunk_tokens": chunk_tokens, "chunks": spans, "type": type, "truncation": truncation}
-        return self._prepare(
-            "feature_extraction", model, version, fields, lambda result: chunks_of(result.feature_extraction)
-        )
+        return self._prepare("feature_extraction", model, version, fields, lambda result: chunks_of(result))
 
     @TaskMethod
     def compare(
@@ -253,9 +238,7 @@ class TaskMethods:
     ) -> TaskCall[Sequence[float]]:
         """The similarity of the source to each of the texts, from -1 to 1, in the order of the texts."""
         fields = {"source": source, "texts": texts, "dimensions": dimensions, "truncation": truncation}
-        return self._prepare(
-            "sentence_similarity", model, version, fields, lambda result: result.sentence_similarity.scores
-        )
+        return self._prepare("sentence_similarity", model, version, fields, lambda result: result.scores)
 
     @TaskMethod
     def rerank(
@@ -271,7 +254,7 @@ class TaskMethods:
     ) -> TaskCall[Sequence[RankedText]]:
         """The `top_n` texts (0: all) that answer the query, best first, each with its index in `texts`."""
         fields = {"query": query, "texts": texts, "top_n": top_n, "function": function, "truncation": truncation}
-        return self._prepare("rerank", model, version, fields, lambda result: result.rerank.texts)
+        return self._prepare("rerank", model, version, fields, lambda result: result.texts)
 
     @TaskMethod
     def classify_zero_shot(
@@ -293,9 +276,7 @@ class TaskMethods:
             "multi_label": multi_label,
             "truncation": truncation,
         }
-        return self._prepare(
-            "zero_shot_classification", model, version, fields, lambda result: result.zero_shot_classification.labels
-        )
+        return self._prepare("zero_shot_classification", model, version, fields, lambda result: result.labels)
 
     @TaskMethod
     def classify_image(
@@ -312,9 +293,7 @@ class TaskMethods:
         `image` is the bytes of a JPEG, PNG or WebP file.
         """
         fields = {"image": image, "top_k": top_k, "function": function}
-        return self._prepare(
-            "image_classification", model, version, fields, lambda result: result.image_classification.labels
-        )
+        return self._prepare("image_classification", model, version, fields, lambda result: result.labels)
 
     @TaskMethod
     def embed_image(
@@ -326,11 +305,7 @@ class TaskMethods:
         """
         fields = {"image": image, "skip_normalize": not normalize, "dimensions": dimensions}
         return self._prepare(
-            "image_embedding",
-            model,
-            version,
-            fields,
-            lambda result: np.array(result.image_embedding.embedding, np.float32),
+            "image_embedding", model, version, fields, lambda result: np.array(result.embedding, np.float32)
         )
 
     @TaskMethod
@@ -354,13 +329,7 @@ class TaskMethods:
             "hypothesis_template": hypothesis_template,
             "truncation": truncation,
         }
-        return self._prepare(
-            "zero_shot_image_classification",
-            model,
-            version,
-            fields,
-            lambda result: result.zero_shot_image_classification.labels,
-        )
+        return self._prepare("zero_shot_image_classification", model, version, fields, lambda result: result.labels)
 
     @TaskMethod
     def generate_text(
@@ -438,7 +407,7 @@ class TaskMethods:
     ) -> TaskCall[Sequence[Token]]:
         """The tokens of a text, in its order."""
         fields = {"text": text, "skip_special_tokens": skip_special_tokens}
-        return self._prepare("tokenization", model, version, fields, lambda result: result.tokenization.tokens)
+        return self._prepare("tokenization", model, version, fields, lambda result: result.tokens)
 
     @TaskMethod
     def detokenize(
@@ -446,15 +415,16 @@ class TaskMethods:
     ) -> TaskCall[str]:
         """The text of the tokens with these ids."""
         fields = {"token_ids": token_ids, "skip_special_tokens": skip_special_tokens}
-        return self._prepare("detokenization", model, version, fields, lambda result: result.detokenization.text)
+        return self._prepare("detokenization", model, version, fields, lambda result: result.text)
 
     def _prepare(
-        self, task: str, model: str, version: str, fields: Mapping[str, object], read: Callable[[TaskResult], ValueT]
+        self, task: str, model: str, version: str, fields: Mapping[str, object], read: Callable[[Any], ValueT]
     ) -> TaskCall[ValueT]:
         kinds = getattr(TaskInput(), task).DESCRIPTOR.fields_by_name
         checked = {name: _checked(kinds[name], value) for name, value in fields.items()}
         input = cast(TaskInput, {task: checked})  # protobuf makes messages of dictionaries
-        return TaskCall(InferRequest(model=model, version=version, input=input, priority=self._priority), read)
+        request = InferRequest(model=model, version=version, input=input, priority=self._priority)
+        return TaskCall(request, lambda result: read(getattr(result, task)))
 
 
 def _text_call(request: InferRequest, task: str) -> TaskCall[GeneratedText]:

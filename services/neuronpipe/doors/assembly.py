@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.doors.choice import ModelChoice
 from neuronpipe.doors.http.exchange import Route
-from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.doors.native import INFERENCE_SERVICE, NativeDoor, native_rpcs
 from neuronpipe.doors.oip.control import model_control
 from neuronpipe.doors.oip.grpc_door import OIP_SERVICE, OipDoor, oip_rpcs

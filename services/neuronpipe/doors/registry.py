@@ -12,7 +12,7 @@ from neuronpipe.bundles.sources import Repository, approve_version, open_reposit
 from neuronpipe.core.callers import Caller, current_caller
 from neuronpipe.core.errors import InvalidInput, ModelNotFound, SetupError
 from neuronpipe.core.items import ModelKey
-from neuronpipe.gateway.registry_access import check_may_change, may_see, registry_of
+from neuronpipe.gateway.access import check_may_change, may_see, registry_of
 from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.platform.process.door import Handler

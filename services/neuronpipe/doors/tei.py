@@ -1,6 +1,6 @@
 """tei.v1, the gRPC API of text-embeddings-inference (TEI), on the gateway's own port.
 
-TEI serves one model; here metadata names one of several, or a default one answers (choice.py).
+TEI serves one model; here metadata names one of several, or a default one answers (doors/inference.py).
 """
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
@@ -30,17 +30,18 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.tracing import new_request_id
-from neuronpipe.doors.choice import (
+from neuronpipe.doors.inference import (
     MODEL_FIELD,
     PRIORITY_FIELD,
     VERSION_FIELD,
+    Fields,
+    Inference,
     ModelChoice,
     ModelName,
     read_priority,
+    truncation_of,
 )
-from neuronpipe.doors.inference import Fields, Inference, truncation_of
-from neuronpipe.doors.token_places import token_places
-from neuronpipe.doors.vectors import token_vectors
+from neuronpipe.doors.vectors import token_places, token_vectors
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import InferenceResult
 from neuronpipe.gateway.many import answer_in_order

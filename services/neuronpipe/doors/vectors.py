@@ -1,6 +1,7 @@
-"""What is embedded as an input, and a vector's numbers out of its message, without a Python object for each."""
+"""Results as several protocols write them: vectors, and the places of tokens."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +15,21 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SentenceEmbeddingInput,
     SentenceEmbeddingResult,
     TaskInput,
+    Token,
 )
+
+_NO_PLACE = (None, None)
+
+
+def token_places(text: str, tokens: Sequence[Token]) -> list[tuple[int, int] | tuple[None, None]]:
+    """The start and the end of each token in the text's UTF-8, in bytes; None for a special token, which has no place.
+
+    TEI takes the offsets of the Rust library as they are, which counts bytes (core/src/tokenization.rs, into_tokens).
+    """
+    if text.isascii():
+        return [_NO_PLACE if token.is_special else (token.start, token.end) for token in tokens]
+    before = [0, *accumulate(len(char.encode()) for char in text)]
+    return [_NO_PLACE if token.is_special else (before[token.start], before[token.end]) for token in tokens]
 
 
 def embedding_input(text: str | list[int], **options: Any) -> TaskInput:

@@ -1,17 +1,19 @@
-"""Who may call a gateway, and what each tenant may do, as the settings and their files say."""
+"""Who may call a gateway, what each tenant may do, and who may see and change the registry, whatever the door."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from neuronpipe.core.errors import SetupError, Unauthenticated
+from neuronpipe.bundles.registry import Registry
+from neuronpipe.core.callers import Caller
+from neuronpipe.core.errors import ChangeRefused, ModelNotFound, NotAllowed, SetupError, Unauthenticated
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.watched import watching
 from neuronpipe.gateway.callers.authenticator import Authenticator
 from neuronpipe.gateway.callers.settings import CallerSettings, check_exposure
 from neuronpipe.gateway.callers.watched import WatchedFile
 from neuronpipe.gateway.settings import GatewaySettings, PipelineSettings
-from neuronpipe.gateway.tenants.rights import EVERYTHING, Rights, TenantBook, parse_tenants
-from neuronpipe.gateway.tenants.tenants import Tenants
+from neuronpipe.gateway.tenants.tenants import EVERYTHING, Rights, TenantBook, Tenants, parse_tenants
 from neuronpipe.platform.cache.economics import RedisSettings
 from neuronpipe.platform.process.door import Credentials
 
@@ -90,3 +92,25 @@ def access_by(settings: GatewaySettings, telemetry: Telemetry) -> Access:
     addresses = (settings.listen, settings.http_listen)
     verifies_certificates = bool(settings.tls_client_ca)
     return Access(settings, settings, settings, addresses, telemetry, verifies_certificates=verifies_certificates)
+
+
+def may_see(tenants: Tenants | None, caller: Caller, model: str) -> bool:
+    """Whether a caller may know what is registered of a model. `tenants`: None where everybody may who may call."""
+    models = tenants.models_of(caller) if tenants else None
+    return models is None or model in models
+
+
+def check_may_change(tenants: Tenants | None, caller: Caller, model: str) -> None:
+    """Raises NotAllowed for a tenant without the right, and ModelNotFound for a model that it may not use."""
+    if tenants and not tenants.manages_registry(caller):
+        raise NotAllowed(f"tenant {caller.tenant!r} does not have the right manages_registry")
+    if not may_see(tenants, caller, model):
+        raise ModelNotFound(f"model {model!r} is not registered")
+
+
+async def registry_of(work: Callable[[], Registry]) -> Registry:
+    """What reading or changing a registry returns, from a thread. Raises ChangeRefused where that is not possible."""
+    try:
+        return await asyncio.to_thread(work)
+    except SetupError as error:
+        raise ChangeRefused(str(error)) from error

@@ -19,8 +19,14 @@ from neuronpipe.tasks.base import (
     encode_token_ids,
     or_default,
 )
-from neuronpipe.tasks.prompts import check_prompt
-from neuronpipe.tasks.vectors import VECTOR_OPTIONS, EmbeddingFacts, check_vector_options, vector_fields, vector_of
+from neuronpipe.tasks.vectors import (
+    VECTOR_OPTIONS,
+    EmbeddingFacts,
+    check_prompt,
+    check_vector_options,
+    vector_fields,
+    vector_of,
+)
 
 
 def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:

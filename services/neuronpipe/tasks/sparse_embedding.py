@@ -11,7 +11,7 @@ from neuronpipe.api.v1.tasks_pb2 import SparseEmbeddingInput, SparseEmbeddingRes
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
-from neuronpipe.tasks.prompts import PromptFacts, check_prompt
+from neuronpipe.tasks.vectors import PromptFacts, check_prompt
 
 
 class SparseFacts(PromptFacts):

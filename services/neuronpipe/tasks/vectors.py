@@ -1,15 +1,42 @@
 """The vector of a text or an image: what callers may ask of it, and how it is cut, scaled and packed."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import EmbeddingPrecision
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.tasks.prompts import PromptFacts
+
+
+class PromptFacts(TaskFacts):
+    """The default prompt, and those that an input may name in its place."""
+
+    encoded: ClassVar[tuple[str, ...]] = ("prompt", "prompts")
+    told: ClassVar[tuple[str, ...]] = ("prompt_names",)
+
+    prompt: str = Field("", description="text that sentence-transformers puts before every input of this model")
+    prompts: Mapping[str, str] = Field({}, description="texts that an input may have in its place, by their names")
+
+    @property
+    def prompt_names(self) -> list[str]:
+        """The names of all prompts, sorted."""
+        return sorted(self.prompts)
+
+    def prompt_of(self, name: str) -> str:
+        """The prompt of a name that was checked; empty means the default."""
+        return self.prompts[name] if name else self.prompt
+
+
+def check_prompt(name: str, facts: PromptFacts) -> None:
+    """Refuses a name that is none of the model's prompts."""
+    if name and name not in facts.prompts:
+        known = ", ".join(facts.prompt_names) or "none"
+        raise InvalidInput("prompt_name", f"is none of the model's prompts; they are: {known}")
+
 
 # The smallest norm that a vector is divided by, as in torch.nn.functional.normalize.
 SMALLEST_NORM = 1e-12

@@ -26,8 +26,7 @@ from neuronpipe.tasks.base import (
     sequence,
     side_of,
 )
-from neuronpipe.tasks.hypotheses import check_hypotheses, hypotheses, ranked_labels
-from neuronpipe.tasks.many_texts import check_pairs, join
+from neuronpipe.tasks.many_texts import check_hypotheses, check_pairs, hypotheses, join, ranked_labels
 from neuronpipe.tasks.scores import softmax
 
 # The pipeline's own default.

@@ -14,9 +14,8 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import Encoded, Readers, Task, check_truncation, encode_text, or_default
-from neuronpipe.tasks.hypotheses import check_hypotheses, hypotheses, ranked_labels
 from neuronpipe.tasks.images import check_image, encode_image, image_digest
-from neuronpipe.tasks.many_texts import join
+from neuronpipe.tasks.many_texts import check_hypotheses, hypotheses, join, ranked_labels
 from neuronpipe.tasks.scores import sigmoid, softmax
 from neuronpipe.tasks.vectors import normalized, vector_of
 

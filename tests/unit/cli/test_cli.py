@@ -25,7 +25,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TokenClassificationResult,
 )
 from neuronpipe.cli import models, serve
-from neuronpipe.cli.examples import EXAMPLES
+from neuronpipe.cli.input_flags import EXAMPLES
 from neuronpipe.cli.request import parse_target
 from neuronpipe.core import logs
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 from urllib.parse import parse_qs
 
 from neuronpipe.core.calls import Call
-from neuronpipe.doors.choice import MODEL_FIELD, VERSION_FIELD, ModelName
 from neuronpipe.doors.http.problems import PROBLEM_DETAILS, ErrorForm
+from neuronpipe.doors.inference import MODEL_FIELD, VERSION_FIELD, ModelName
 
 JSON = "application/json"
 

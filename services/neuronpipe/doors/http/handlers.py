@@ -1,7 +1,6 @@
 """All protocols of the HTTP door."""
 
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.doors.choice import ModelChoice
 from neuronpipe.doors.http import (
     huggingface,
     metrics,
@@ -12,12 +11,11 @@ from neuronpipe.doors.http import (
     rerank,
     sagemaker,
     tei,
-    tei_tokens,
     tgi,
 )
 from neuronpipe.doors.http.exchange import HEALTH_ROUTES, HttpHandler, Route
 from neuronpipe.doors.http.openapi import OPENAPI, openapi_handlers
-from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.doors.oip.service import TensorService
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.settings import PipelineSettings
@@ -29,7 +27,7 @@ DESCRIBED: tuple[Route, ...] = (
     *openai_text.ROUTES,
     *rerank.ROUTES,
     *tei.ROUTES,
-    *tei_tokens.ROUTES,
+    *tei.TOKEN_ROUTES,
     *tgi.ROUTES,
     *huggingface.ROUTES,
     *sagemaker.ROUTES,
@@ -55,7 +53,7 @@ def http_handlers(
         **openai_text.openai_text_handlers(inference),
         **rerank.rerank_handlers(inference, models),
         **tei.tei_handlers(inference, models, catalog, pipeline),
-        **tei_tokens.tei_token_handlers(inference, models),
+        **tei.tei_token_handlers(inference, models),
         **tgi.tgi_handlers(inference, models, catalog),
         **huggingface.huggingface_handlers(inference, models, catalog),
         **sagemaker.sagemaker_handlers(inference, models, catalog, gateway.pipeline),

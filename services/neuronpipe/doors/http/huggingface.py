@@ -5,35 +5,20 @@ from typing import Any
 
 from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.doors.choice import ModelChoice
 from neuronpipe.doors.http.bodies import check_body, read_json, write_body
 from neuronpipe.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.generated_tokens import answer_tokens
 from neuronpipe.doors.http.huggingface_bodies import AnyBody, TextGeneration
 from neuronpipe.doors.http.huggingface_tasks import CONVERTERS
+from neuronpipe.doors.http.huggingface_texts import answer_tokens
 from neuronpipe.doors.http.problems import TEI_ERROR
-from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.gateway.catalog import Catalog
 
-# Hugging Face's words for tasks, the first one's in the order in which a model is asked for them.
-_TASKS: dict[str, Sequence[str]] = {
-    "feature-extraction": ("sentence_embedding", "feature_extraction", "sparse_embedding", "multi_vector_embedding"),
-    "sentence-similarity": ("sentence_similarity",),
-    "text-classification": ("text_classification",),
-    "sentiment-analysis": ("text_classification",),
-    "token-classification": ("token_classification",),
-    "ner": ("token_classification",),
-    "question-answering": ("question_answering",),
-    "fill-mask": ("fill_mask",),
-    "zero-shot-classification": ("zero_shot_classification",),
-    "image-classification": ("image_classification",),
-    "image-feature-extraction": ("image_embedding",),
-    "zero-shot-image-classification": ("zero_shot_image_classification",),
-    "text-ranking": ("rerank",),
-    "text-generation": ("text_generation",),
-    "summarization": ("summarization",),
-    "translation": ("translation",),
-}
+# Hugging Face's words for tasks → the tasks, in the order in which a model is asked for them.
+_TASKS: dict[str, list[str]] = {}
+for _task_name, _converter in CONVERTERS.items():
+    for _word in _converter.words or (_task_name.replace("_", "-"),):
+        _TASKS.setdefault(_word, []).append(_task_name)
 # A field of `inputs` that only one task has.
 _TELLING_INPUTS = {"source_sentence": "sentence_similarity", "question": "question_answering", "query": "rerank"}
 IMAGES = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")

@@ -5,7 +5,7 @@ As huggingface_hub's InferenceClient sends and reads it, and as transformers' pi
 
 import binascii
 from base64 import b64decode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,7 @@ class Converter:
     `takes`: the type of a body. `read`: converts one of its inputs to a TaskInput. `write`: converts a result to JSON.
     `fields`: the protocol's names for the fields of our input; "inputs…" is followed by the index if there are several.
     `is_nested`: a single input has its result in a list, too. `option_fields`: names of fields that depend on the body.
+    `words`: Hugging Face's for the task, where they are not its name.
     """
 
     takes: TypeAdapter[Any]
@@ -95,6 +96,7 @@ class Converter:
     fields: Mapping[str, str]
     is_nested: bool = False
     option_fields: Callable[[Any], Mapping[str, str]] = lambda body: {}
+    words: Sequence[str] = ()
 
 
 def _read_text_classification(input: str | Pair, body: TextClassification, model: ModelSpec) -> TaskInput:
@@ -294,6 +296,7 @@ CONVERTERS: dict[str, Converter] = {
         lambda result, given, body: _labels(list(result.text_classification.labels)),
         _TEXT | _LABEL_OPTIONS,
         is_nested=True,
+        words=("text-classification", "sentiment-analysis"),
     ),
     "image_classification": Converter(
         TypeAdapter(ImageClassification),
@@ -306,6 +309,7 @@ CONVERTERS: dict[str, Converter] = {
         _read_image_embedding,
         lambda result, given, body: vector(result.image_embedding),
         {"image": "inputs…"},
+        words=("image-feature-extraction",),
     ),
     "zero_shot_image_classification": Converter(
         TypeAdapter(ZeroShotImageClassification),
@@ -332,6 +336,7 @@ CONVERTERS: dict[str, Converter] = {
         _read_tokens,
         _write_tokens,
         {"text": "inputs…", "window_stride_tokens": "parameters.stride", "ignore_labels": "parameters.ignore_labels"},
+        words=("token-classification", "ner"),
     ),
     "fill_mask": Converter(
         TypeAdapter(FillMask),
@@ -356,6 +361,7 @@ CONVERTERS: dict[str, Converter] = {
         _read_embedding,
         lambda result, given, body: vector(result.sentence_embedding),
         {"text": "inputs…"},
+        words=("feature-extraction",),
     ),
     "feature_extraction": Converter(
         TypeAdapter(Features),
@@ -370,12 +376,14 @@ CONVERTERS: dict[str, Converter] = {
             {"index": one.token_id, "value": one.weight, "token": one.token} for one in result.sparse_embedding.weights
         ],
         {"text": "inputs…"},
+        words=("feature-extraction",),
     ),
     "multi_vector_embedding": Converter(
         TypeAdapter(Features),
         _read_multi_vector,
         lambda result, given, body: token_vectors(result.multi_vector_embedding),
         {"text": "inputs…"},
+        words=("feature-extraction",),
     ),
     "sentence_similarity": Converter(
         TypeAdapter(SentenceSimilarity),
@@ -413,5 +421,6 @@ CONVERTERS: dict[str, Converter] = {
             "top_n": "parameters.top_k",
             "function": "parameters.function_to_apply",
         },
+        words=("text-ranking",),
     ),
 }

@@ -1,6 +1,9 @@
-"""Hugging Face's JSON of generated texts: transformers' parameters as our options, and texts as TGI writes them."""
+"""Hugging Face's JSON of generated texts: transformers' parameters as our options, and texts as TGI writes them, whole
+and token by token.
+"""
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any, Protocol
 
 from neuronpipe.api.v1.tasks_pb2 import (
@@ -16,13 +19,18 @@ from neuronpipe.api.v1.tasks_pb2 import (
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import DRAWING, OPTIONS, message_fields
 from neuronpipe.core.model import ModelSpec
+from neuronpipe.doors.http.events import event_response
+from neuronpipe.doors.http.exchange import HttpRequest, HttpResponse
 from neuronpipe.doors.http.huggingface_bodies import (
     GenerateParameters,
     Summarization,
     Translation,
     WritingOptions,
 )
-from neuronpipe.doors.inference import truncation_of
+from neuronpipe.doors.http.problems import TGI_ERROR
+from neuronpipe.doors.inference import Inference, truncation_of
+from neuronpipe.doors.text_stream import Event
+from neuronpipe.gateway.inference import GeneratedPart, InferenceResult
 from neuronpipe.tasks.text_generation import GenerationFacts
 
 
@@ -158,3 +166,50 @@ def text_details(text: GeneratedText, body: Prompted) -> dict[str, Any]:
         "generated_tokens": len(text.token_ids),
         "seed": body.parameters.option("seed") if _is_drawn(body.parameters) else None,
     }
+
+
+_FIELDS = {ours: theirs.replace("…", "") for ours, theirs in TEXT_FIELDS.items()}
+
+
+async def answer_tokens(
+    inference: Inference, request: HttpRequest, model: ModelSpec, body: Prompted, prompt: str
+) -> HttpResponse:
+    """One text as events. Raises NeuronpipeError for what is wrong before its first token."""
+    input = read_one_prompt(prompt, body, model)
+    input.text_generation.options.top_logprobs = 0  # of each token its own
+    events = await inference.stream(request.call, request.model(model.name), input, _FIELDS)
+    return event_response(_values(events, prompt, body), TGI_ERROR)
+
+
+async def _values(
+    events: AsyncGenerator[Event, None], prompt: str, body: Prompted
+) -> AsyncGenerator[dict[str, Any], None]:
+    """A value for each token; the last one has the whole text, too. Of tokens that become text together, one has it."""
+    index, last = 0, dict[str, Any]()
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, GeneratedPart):
+                values = [_value(number, token) for number, token in enumerate(_tokens(event), index + 1)]
+                index += len(values)
+                if event.is_last:
+                    last = values.pop()
+                for value in values:
+                    yield value
+            elif isinstance(event, InferenceResult):
+                text = event.result.message.text_generation.sequences[0]
+                is_end = text.finish_reason == FinishReason.FINISH_REASON_END
+                last["token"]["special"] = is_end and not last["token"]["text"]
+                whole = write_text(text, prompt, body)["generated_text"]
+                details = text_details(text, body) | {"input_length": event.usage.tokens}
+                yield last | {"generated_text": whole, "details": details}
+
+
+def _tokens(part: GeneratedPart) -> list[dict[str, Any]]:
+    """The tokens of a part."""
+    tokens = [{"id": one.token_id, "text": "", "logprob": one.logprob, "special": False} for one in part.logprobs]
+    tokens[-1]["text"] = part.text
+    return tokens
+
+
+def _value(index: int, token: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "token": token, "generated_text": None, "details": None}

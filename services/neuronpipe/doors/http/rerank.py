@@ -5,11 +5,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import RerankInput, RerankResult, ScoreFunction, TaskInput, Truncation
-from neuronpipe.doors.choice import ModelChoice
 from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, Unsupported, write_body
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import COHERE_ERROR, TEI_ERROR
-from neuronpipe.doors.inference import Inference, truncation_of
+from neuronpipe.doors.inference import Inference, ModelChoice, truncation_of
 from neuronpipe.gateway.inference import InferenceResult
 
 _DOCUMENTS = {"texts": "documents"}

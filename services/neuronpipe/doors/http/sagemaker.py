@@ -12,12 +12,11 @@ from google.protobuf.message import DecodeError
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
-from neuronpipe.doors.choice import ModelChoice
 from neuronpipe.doors.http.bodies import read_json, write_body
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse
 from neuronpipe.doors.http.huggingface import IMAGES, MODEL_PARAMETER, answer_body, post, read_request
 from neuronpipe.doors.http.native import response_message, to_inference_request
-from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.pipeline import Pipeline
 

@@ -5,14 +5,12 @@ Its /v1/chat/completions is OpenAI's, and its / is Hugging Face's.
 
 from typing import Any
 
-from neuronpipe.doors.choice import ModelChoice
 from neuronpipe.doors.http.bodies import Body, write_body
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.generated_tokens import answer_tokens
 from neuronpipe.doors.http.huggingface_bodies import GenerateParameters
-from neuronpipe.doors.http.huggingface_texts import TEXT_FIELDS, read_one_prompt, write_text
+from neuronpipe.doors.http.huggingface_texts import TEXT_FIELDS, answer_tokens, read_one_prompt, write_text
 from neuronpipe.doors.http.problems import TGI_ERROR
-from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.gateway.catalog import Catalog
 
 _FIELDS = {ours: theirs.replace("…", "") for ours, theirs in TEXT_FIELDS.items()}

@@ -9,7 +9,7 @@ from neuronpipe.bundles.sources import Repository, open_repository
 from neuronpipe.core.callers import current_caller
 from neuronpipe.core.errors import ChangeRefused, DeadlineExceeded
 from neuronpipe.core.items import ModelKey
-from neuronpipe.gateway.registry_access import check_may_change, registry_of
+from neuronpipe.gateway.access import check_may_change, registry_of
 from neuronpipe.gateway.routing import Router
 from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.gateway.tenants.tenants import Tenants

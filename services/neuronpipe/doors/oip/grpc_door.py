@@ -12,7 +12,6 @@ from neuronpipe.api.oip.v2 import open_inference_pb2 as messages
 from neuronpipe.core.calls import Call, told_error
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
-from neuronpipe.doors.oip.model import Parameter, shown
 from neuronpipe.doors.oip.service import (
     NO_SHARED_MEMORY,
     SETTINGS_OF_LOGS,
@@ -22,7 +21,7 @@ from neuronpipe.doors.oip.service import (
     TensorResponse,
     TensorService,
 )
-from neuronpipe.doors.oip.tensors import MAX_TENSORS, GivenTensor
+from neuronpipe.doors.oip.tensors import MAX_TENSORS, GivenTensor, Parameter, shown
 from neuronpipe.gateway.many import answer_stream
 from neuronpipe.platform.process.door import Handler
 from neuronpipe.rpc.rpcs import Context, Rpc, by_path, call_of, message_classes

@@ -9,7 +9,7 @@ from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.tracing import new_request_id
-from neuronpipe.doors.oip.model import Parameter, shown
+from neuronpipe.doors.oip.tensors import Parameter, shown
 
 CACHE_CONTROL = "cache_control"
 _CACHE_CONTROLS = {

@@ -11,8 +11,7 @@ from neuronpipe.core.items import EncodedInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import TensorSets, pack_input
 from neuronpipe.core.tensors import Array
-from neuronpipe.doors.oip.model import Parameter, RowInput, row_field
-from neuronpipe.doors.oip.tensors import Tensor, TensorSpec
+from neuronpipe.doors.oip.tensors import Parameter, RowInput, Tensor, TensorSpec, row_field
 from neuronpipe.gateway.inference import InferenceResult, RawResult
 
 _IDS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"

@@ -21,12 +21,10 @@ from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.packed import pack_result
 from neuronpipe.core.tracing import new_request_id
 from neuronpipe.doors.oip.control import ModelControl
-from neuronpipe.doors.oip.model import Parameter, RowInput
-from neuronpipe.doors.oip.models import PLATFORM, NamedModel, named_models
+from neuronpipe.doors.oip.models import PLATFORM, NamedModel, named_models, statistics_of
 from neuronpipe.doors.oip.options import Options, read_options
-from neuronpipe.doors.oip.statistics import statistics_of
 from neuronpipe.doors.oip.task_model import STREAM
-from neuronpipe.doors.oip.tensors import GivenTensor, Tensor
+from neuronpipe.doors.oip.tensors import GivenTensor, Parameter, RowInput, Tensor
 from neuronpipe.doors.text_stream import text_stream
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.inference import (

@@ -12,8 +12,7 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.packed import pack_input
 from neuronpipe.core.tensors import Array
-from neuronpipe.doors.oip.model import Parameter, RowInput, row_field, shown
-from neuronpipe.doors.oip.tensors import BYTES, DTYPES, Tensor, TensorSpec
+from neuronpipe.doors.oip.tensors import BYTES, DTYPES, Parameter, RowInput, Tensor, TensorSpec, row_field, shown
 from neuronpipe.doors.vectors import token_vectors, vector
 from neuronpipe.gateway.inference import InferenceResult
 from neuronpipe.tasks import TASKS

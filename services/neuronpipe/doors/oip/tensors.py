@@ -1,14 +1,18 @@
-"""Tensors as the protocol has them: datatypes, the bytes of their elements, and what a model takes and gives."""
+"""The tensors of the Open Inference Protocol, and the contract of a model of tensors."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.items import EncodedInput
+from neuronpipe.core.packed import Packed
 from neuronpipe.core.tensors import Array
+from neuronpipe.gateway.inference import InferenceResult
 
 BYTES = "BYTES"
 # Inputs, outputs and parameters of one request, each; more than any model has. They are read one by one.
@@ -159,3 +163,49 @@ def _bytes_of(name: str, element: Any) -> bytes:
     if isinstance(element, bytes):
         return element
     raise InvalidInput(name, "has elements that are not strings")
+
+
+# The value of a request's parameter.
+Parameter = bool | int | float | str
+# An input of the pipeline: a task's, or one that a caller encoded.
+RowInput = tuple[Packed[TaskInput], EncodedInput | None]
+
+
+class TensorModel(Protocol):
+    """The inputs, outputs and parameters of a model; `parameters`: what each may be, by its name."""
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]: ...
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]: ...
+
+    @property
+    def parameters(self) -> Mapping[str, str]: ...
+
+    def read_rows(
+        self, tensors: Mapping[str, Tensor], rows: int, parameters: Mapping[str, Parameter]
+    ) -> list[RowInput]:
+        """An input of the pipeline for each row. `parameters` has known names only. Raises InvalidInput."""
+
+    def write(
+        self,
+        results: Sequence[InferenceResult],
+        wanted: Sequence[TensorSpec],
+        tensors: Mapping[str, Tensor],
+        max_bytes: int,
+    ) -> list[Tensor]:
+        """The outputs that are wanted, from the results of all rows. `tensors`: the inputs. Raises InvalidInput for an
+        output of more than `max_bytes`.
+        """
+
+
+def row_field(name: str, row: int, rows: int) -> str:
+    """How an error names a row's part of an input."""
+    return f"{name}[{row}]" if rows > 1 else name
+
+
+def shown(word: Any) -> str:
+    """A caller's word as an error repeats it."""
+    text = f"{word!r}"
+    return text if len(text) <= 66 else f"{text[:64]}…"

@@ -22,7 +22,7 @@ _EXCHANGE_EVERY_S = 0.2
 # A gateway counts for so long after it was last heard of.
 _GATEWAY_LIFE_S = 10
 _CONNECTIONS = 4
-# A token bucket (budget.py) by Redis's clock, and the gateways that use it. Returns what is left, and their number.
+# A token bucket (tenants.py) by Redis's clock, and the gateways that use it. Returns what is left, and their number.
 _EXCHANGE = f"""
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6

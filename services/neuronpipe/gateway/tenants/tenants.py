@@ -1,24 +1,121 @@
-"""What tenants have inside the gate, and what their rights allow them."""
+"""What tenants have inside the gate, and what their rights allow them: the file of the tenants, and token buckets."""
 
 import math
 import time
+import tomllib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.core.callers import Caller
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import Overloaded
+from neuronpipe.core.errors import Overloaded, SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.load_shedding import DrainRate
-from neuronpipe.gateway.tenants.budget import TokenBucket
-from neuronpipe.gateway.tenants.rights import Rights
 from neuronpipe.gateway.tenants.turns import Turn, Turns
+
+_MINUTE_S = 60.0
+
+
+class TokenBucket:
+    """Holds the tokens of a minute at most, and gets them back evenly. The level may be negative: a debt, where a
+    request took more than was there.
+
+    `capacity`: tokens a minute; may be changed. `share`: the part of it that counts here; less than 1 where several
+    gateways have the same budget and do not know of each other. `taken`: since that was last told the others.
+    """
+
+    def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.capacity = capacity
+        self.share = 1.0
+        self.taken = 0
+        self._clock = clock
+        self._level = float(capacity)
+        self._at_s = clock()
+
+    @property
+    def level(self) -> float:
+        """What is left now."""
+        now_s = self._clock()
+        most = self.capacity * self.share
+        self._level = min(most, self._level + (now_s - self._at_s) * most / _MINUTE_S)
+        self._at_s = now_s
+        return self._level
+
+    @level.setter
+    def level(self, level: float) -> None:
+        self._level, self._at_s = max(-float(self.capacity), level), self._clock()
+
+    def wait_s(self, tokens: int) -> float:
+        """How long until there are so many; 0 where they are there. More than a minute's count as a minute's."""
+        most = self.capacity * self.share
+        missing = min(tokens, most) - self.level
+        return math.ceil(missing) * _MINUTE_S / most if missing > 0 else 0.0
+
+    def take(self, tokens: int) -> None:
+        """Takes tokens out, also more than there are; puts them back where `tokens` is negative."""
+        self.level = self.level - tokens
+        self.taken += tokens
+
+
+# The entry for tenants that have none of their own.
+_OTHERS = "*"
+
+
+class Rights(BaseModel):
+    """What a tenant may do. None: no limit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    models: frozenset[str] | None = None
+    weight: float = Field(1.0, gt=0, le=1_000_000)
+    max_requests_in_flight: int | None = Field(None, ge=1)
+    max_tokens_in_flight: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1)
+    max_jobs: int | None = Field(None, ge=1)
+    acts_for_others: bool = False
+    manages_registry: bool = False
+    highest_priority: Literal["interactive", "bulk"] = "interactive"
+    certificates: frozenset[str] = frozenset()
+
+
+NOTHING = Rights(models=frozenset())
+EVERYTHING = Rights()
+
+
+class TenantBook(BaseModel):
+    """All tenants."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tenants: dict[str, Rights]
+
+    def rights_of(self, tenant: str) -> Rights:
+        """A tenant's rights: nothing, where the file does not name it."""
+        return self.tenants.get(tenant) or self.tenants.get(_OTHERS) or NOTHING
+
+    def tenant_of(self, name: str) -> str:
+        """The tenant that a name in a certificate belongs to; empty for none."""
+        return next((tenant for tenant, rights in self.tenants.items() if name in rights.certificates), "")
+
+
+def parse_tenants(content: bytes) -> TenantBook:
+    """The tenants of a file. Raises SetupError, which names the place at fault."""
+    try:
+        return TenantBook.model_validate(tomllib.loads(content.decode()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SetupError(f"--tenants: is no TOML in UTF-8: {error}") from error
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+        raise SetupError(f"--tenants: {'; '.join(problems)}") from error
+
 
 EntryT = TypeVar("EntryT")
 

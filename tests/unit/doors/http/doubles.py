@@ -14,10 +14,9 @@ from neuronpipe.core.metrics import Meters, Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.names import Name
 from neuronpipe.core.packed import pack_result
-from neuronpipe.doors.choice import ModelChoice
 from neuronpipe.doors.http.app import App
 from neuronpipe.doors.http.handlers import ROUTES, http_handlers
-from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.doors.oip.service import TensorService
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.catalog import Catalog

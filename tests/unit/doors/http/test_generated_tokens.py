@@ -16,11 +16,10 @@ from neuronpipe.api.v1.tasks_pb2 import (
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.packed import pack_result
-from neuronpipe.doors.choice import ModelName
 from neuronpipe.doors.http.exchange import HttpRequest
-from neuronpipe.doors.http.generated_tokens import answer_tokens
+from neuronpipe.doors.http.huggingface_texts import answer_tokens
 from neuronpipe.doors.http.tgi import Generate
-from neuronpipe.doors.inference import Fields, Inference
+from neuronpipe.doors.inference import Fields, Inference, ModelName
 from neuronpipe.doors.text_stream import Event
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, StageTimings, Usage
 from tests.unit.model_specs import model_spec

@@ -1,4 +1,4 @@
-"""doors/http/tei.py, and which model answers (choice.py)."""
+"""doors/http/tei.py, and which model answers (doors/inference.py)."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""doors/http/tei_tokens.py, and where TEI says that tokens are (token_places.py)."""
+"""TEI's tokens of doors/http/tei.py, and where TEI says that tokens are (doors/vectors.py)."""
 
 import pytest
 

@@ -15,8 +15,7 @@ from neuronpipe.core.errors import Overloaded
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.gateway.admission import Gate
-from neuronpipe.gateway.tenants.rights import Rights
-from neuronpipe.gateway.tenants.tenants import Tenants
+from neuronpipe.gateway.tenants.tenants import Rights, Tenants
 from tests.unit.stages.neuron_executor.jumping_time import JumpingLoop
 
 _MODEL = ModelKey("m", 1)

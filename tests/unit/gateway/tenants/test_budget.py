@@ -1,8 +1,8 @@
-"""gateway/tenants/budget.py: tokens a minute."""
+"""gateway/tenants/tenants.py: tokens a minute."""
 
 import pytest
 
-from neuronpipe.gateway.tenants.budget import TokenBucket
+from neuronpipe.gateway.tenants.tenants import TokenBucket
 
 
 class _Clock:

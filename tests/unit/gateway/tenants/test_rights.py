@@ -1,9 +1,9 @@
-"""gateway/tenants/rights.py: the file of the tenants."""
+"""gateway/tenants/tenants.py: the file of the tenants."""
 
 import pytest
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.gateway.tenants.rights import parse_tenants
+from neuronpipe.gateway.tenants.tenants import parse_tenants
 
 _FILE = b"""
 [tenants.search]

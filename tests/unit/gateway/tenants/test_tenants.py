@@ -15,8 +15,7 @@ from neuronpipe.core.metrics import Counter, Meters
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.admission import Admission, Gate
-from neuronpipe.gateway.tenants.rights import NOTHING, Rights
-from neuronpipe.gateway.tenants.tenants import Tenants
+from neuronpipe.gateway.tenants.tenants import NOTHING, Rights, Tenants
 
 _MODEL = ModelKey("m", 1)
 
