@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import socket
 
 # sun_path has 108, of which the last is zero (unix(7)).
 _MAX_PATH_BYTES = 107
@@ -18,6 +19,19 @@ def unix_path(address: str) -> str | None:
     if (size_bytes := len(os.fsencode(path))) > _MAX_PATH_BYTES:
         raise ValueError(f"the path of a unix socket has at most {_MAX_PATH_BYTES} bytes; this one has {size_bytes}")
     return path
+
+
+def is_listened_on(path: str) -> bool:
+    """Whether a process listens on a unix socket. Else its file was left behind by one that was killed, or is none."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:  # it has no room for another connection, or none for us
+            return True
+        return True
 
 
 def is_loopback(address: str) -> bool:

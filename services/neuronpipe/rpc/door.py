@@ -24,7 +24,6 @@ from neuronpipe.rpc.peers import check_peer, credentials_of
 from neuronpipe.rpc.rpcs import Rpc, by_path, rpcs_of
 from neuronpipe.rpc.stream_read import StreamRead
 from neuronpipe.rpc.transport import CallEnd, Server, ServerCall, ServerOptions
-from neuronpipe.rpc.transports import make_server
 
 # Watches of health, which are never over and need no credentials. Each of our clients has one.
 _MAX_WATCHES = MAX_CALLS // 2
@@ -90,7 +89,7 @@ class GrpcDoor:
             for rpc in rpcs_of(service):
                 counted = watches if rpc.path == WATCH else others
                 methods[rpc.path] = _Method(self, rpc, counted, guard, handlers[rpc.path])
-        self._server = make_server(
+        self._server = _make_server(
             ServerOptions(self._settings, in_flight, methods.get, self._tls, shares_port=self._shares_port)
         )
         self.port = await self._server.listen()
@@ -252,3 +251,14 @@ def _decoded(rpc: Rpc, data: bytes | None) -> Any:
         raise InvalidInput(
             "request", f"is no valid {rpc.request_name}: broken, or holds a string that is not UTF-8"
         ) from error
+
+
+def _make_server(options: ServerOptions) -> Server:
+    """A server for one address."""
+    if options.settings.grpc_transport == "grpcio":
+        from neuronpipe.rpc.grpcio import GrpcioServer
+
+        return GrpcioServer(options)
+    from neuronpipe.rpc.http2.server import Http2Server
+
+    return Http2Server(options)

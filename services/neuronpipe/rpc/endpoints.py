@@ -17,8 +17,7 @@ from neuronpipe.core.streams import Outcome, StageResponse
 from neuronpipe.platform.tls import LoadedTls, WatchedTls
 from neuronpipe.rpc.codecs import read_models, read_problems, read_unloaded, write_models
 from neuronpipe.rpc.items import LARGE_BYTES, StageRpc
-from neuronpipe.rpc.transport import CallEnd, ClientCall
-from neuronpipe.rpc.transports import make_channel
+from neuronpipe.rpc.transport import CallEnd, Channel, ClientCall
 
 # The time between two resolutions of a target, so that new processes get work.
 _RESOLVE_EVERY_S = 5.0
@@ -234,7 +233,7 @@ class _Address:
 
     async def follow(self) -> None:
         """Keeps a stream to the address until it is retired."""
-        channel = make_channel(self._transport, self._address, self.tls, self._server_name)
+        channel = _make_channel(self._transport, self._address, self.tls, self._server_name)
         try:
             while not self._retired.is_set():
                 call = await channel.open_call(self._rpc.path)
@@ -295,3 +294,14 @@ async def resolve(target: str) -> tuple[dict[str, str], dict[str, str]]:
             address = f"ipv6:[{where[0]}]:{where[1]}" if family == socket.AF_INET6 else f"ipv4:{where[0]}:{where[1]}"
             addresses[address] = f"{host}:{port}"
     return addresses, unresolved
+
+
+def _make_channel(transport: str, address: str, tls: LoadedTls | None = None, server_name: str = "") -> Channel:
+    """A channel to one address; see Http2Channel."""
+    if transport == "grpcio":
+        from neuronpipe.rpc.grpcio import GrpcioChannel
+
+        return GrpcioChannel(address, tls, server_name)
+    from neuronpipe.rpc.http2.client import Http2Channel
+
+    return Http2Channel(address, tls, server_name)

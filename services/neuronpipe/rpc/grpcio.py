@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from neuronpipe.core.addresses import unix_path
+from neuronpipe.core.addresses import is_listened_on, unix_path
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, SetupError
 from neuronpipe.core.names import Metrics
 from neuronpipe.platform.process.in_flight import MAX_CALLS
@@ -26,7 +26,6 @@ from neuronpipe.platform.tls import LoadedTls, ServerTls
 from neuronpipe.rpc.call_end import end_of
 from neuronpipe.rpc.client import open_channel
 from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions
-from neuronpipe.rpc.unix_sockets import is_listened_on
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 

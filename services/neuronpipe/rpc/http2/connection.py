@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -58,7 +59,7 @@ _KEEPALIVE_PING = b"alive\0\0\0"
 StreamT = TypeVar("StreamT", bound=Stream)
 
 
-class Connection(asyncio.Protocol, Generic[StreamT]):
+class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
     """A connection. `streams`: those that are open, by their numbers.
 
     It acknowledges what was received, by hand, also of streams that are over, or else the window of the connection
@@ -198,9 +199,9 @@ class Connection(asyncio.Protocol, Generic[StreamT]):
     def taken(self, touched: Iterable[StreamT]) -> None:
         """All that came together was taken. `touched`: the streams for which there was something."""
 
+    @abstractmethod
     def refuse(self, stream: StreamT, end: CallEnd) -> None:
         """What the peer sends on a stream cannot be taken."""
-        raise NotImplementedError
 
     def stream_closed(self, stream: StreamT, code: int) -> None:
         """A stream is over, by the error code of RST_STREAM where there was one."""

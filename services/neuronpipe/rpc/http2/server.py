@@ -14,7 +14,7 @@ from typing import Any
 from ngh2 import NGH2Error, Role
 from ngh2.events import RequestReceived, SettingsAcknowledged
 
-from neuronpipe.core.addresses import unix_path
+from neuronpipe.core.addresses import is_listened_on, unix_path
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.names import Metrics
@@ -22,7 +22,6 @@ from neuronpipe.rpc.http2.call import Call, NotGrpc
 from neuronpipe.rpc.http2.connection import NO_ERROR, TLS_CLOSE_S, Connection
 from neuronpipe.rpc.http2.stream import ENCODINGS, UNIMPLEMENTED, Stream
 from neuronpipe.rpc.transport import CallEnd, ServerOptions
-from neuronpipe.rpc.unix_sockets import is_listened_on
 
 _DRAIN_PING = b"drain\0\0\0"
 # A peer that does not acknowledge the notice gets no longer; streams that it opened are answered all the same.
