@@ -21,6 +21,10 @@ PREFIX = "np_"
 _ID_BYTES, _SECRET_BYTES, _SALT_BYTES = 8, 32, 16
 
 
+class Refused(Exception):
+    """Credentials are not accepted. The message is one word, for the log and the metrics; callers never see it."""
+
+
 class KeyRecord(BaseModel):
     """A key as its file has it: a line of JSON. `sha256`: of the salt and the secret."""
 

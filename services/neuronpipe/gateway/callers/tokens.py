@@ -13,11 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurv
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from neuronpipe.core.errors import SetupError
-
-
-class Refused(Exception):
-    """Credentials are not accepted. The message is one word, for the log and the metrics; callers never see it."""
-
+from neuronpipe.gateway.callers.keys import Refused
 
 _MIN_RSA_BITS = 2048
 # Tokens that were found valid. A client sends the same one for minutes or hours, and a signature takes up to 100 µs.
