@@ -11,7 +11,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import RSAAlgorithm
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.gateway.callers.tokens import Refused, TokenRules, TokenVerifier
+from neuronpipe.gateway.callers.keys import Refused
+from neuronpipe.gateway.callers.tokens import TokenRules, TokenVerifier
 from tests.unit.gateway.callers.jwks import AUDIENCE, ISSUER, Issuer
 
 _RULES = TokenRules(ISSUER, AUDIENCE, clock_skew_s=30, tenant_claim="tenant")
