@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from demo.processes import ServiceProcess
-from neuronpipe.compiler import CompileRequest, compile_bundle
-from tests.architectures import make_source
 
 _LIMIT_S = 30
 # What the fake models of all tests lack.
@@ -24,7 +22,10 @@ _MODELS = {
 
 
 def make_http_repository(folder: Path, fake_repository: Path) -> None:
-    """Fills a folder with a fake model of every task."""
+    """Fills a folder with a fake model of every task. What that needs takes seconds to import, so only this does."""
+    from neuronpipe.compiler import CompileRequest, compile_bundle
+    from tests.architectures import make_source
+
     shutil.copytree(fake_repository, folder, dirs_exist_ok=True)
     for name, (architecture, task) in _MODELS.items():
         source = make_source(folder.with_name(f"http-source-{name}"), architecture, task)
