@@ -29,7 +29,7 @@ _NETTY = ("buffer", "codec", "codec-http", "codec-http2", "codec-socks", "common
 _JARS = [
     f"/usr/share/java/{name}.jar"
     for name in (
-        *("grpc-api", "grpc-core", "grpc-context", "grpc-netty", "guava", "gson", "perfmark-api"),
+        *("grpc-api", "grpc-core", "grpc-context", "grpc-netty", "guava", "gson", "perfmark-api", "netty-tcnative"),
         *(f"netty-{name}" for name in (*_NETTY, "resolver", "transport", "transport-native-unix-common")),
     )
 ]
@@ -76,7 +76,7 @@ CLIENTS = (
     Client("grpc-go", (str(_BUILT / "grpc-go"),), wants=str(_BUILT / "grpc-go")),
     Client(
         "grpc-java",
-        ("java", "-cp", ":".join([str(_BUILT / "grpc-java"), *_JARS]), "Client"),
+        ("java", f"-Djava.library.path={_BUILT / 'jni'}", "-cp", ":".join([str(_BUILT / "grpc-java"), *_JARS]), "Client"),
         wants=str(_BUILT / "grpc-java" / "Client.class"),
     ),
     Client("curl", _python("curl"), frozenset({"raw"}), "curl"),
