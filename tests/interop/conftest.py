@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.interop.proxies import PROXIES, running_proxy
 from tests.interop.results import Result, write
 from tests.interop.run import Client, ClientProcess, Server, running_echo, running_gateway
 from tests.interop.transports import TRANSPORTS
@@ -15,9 +16,6 @@ _RESULTS = pytest.StashKey[list[Result]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("interop")
-    group.addoption(
-        "--grpc-transport", choices=TRANSPORTS, action="append", help="test this transport alone (default: every one)"
-    )
     group.addoption(
         "--every-client", action="store_true", help="fail, instead of skipping, where a client is not installed"
     )
@@ -30,7 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "transport" in metafunc.fixturenames:
-        metafunc.parametrize("transport", metafunc.config.getoption("grpc_transport") or TRANSPORTS, scope="session")
+        chosen = metafunc.config.getoption("grpc_transport")
+        metafunc.parametrize("transport", [chosen] if chosen else TRANSPORTS, scope="session")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -54,6 +53,7 @@ class Started:
         self._folder = folder
         self._servers: dict[tuple[str, str, str], Server] = {}
         self._clients: dict[Client, ClientProcess] = {}
+        self._proxies: dict[tuple[str, str], str] = {}
 
     def server(self, kind: str, transport: str, security: str) -> Server:
         """A server: "echo" or "gateway"."""
@@ -73,6 +73,18 @@ class Started:
         if client not in self._clients or self._clients[client].has_ended:
             self._clients[client] = self._stack.enter_context(ClientProcess(client))
         return self._clients[client]
+
+    def target(self, client: Client, server: Server) -> str:
+        """Where a client calls: the server, or the proxy before it."""
+        address = server.process.target
+        if not client.proxy:
+            return address
+        key = (client.proxy, address)
+        if key not in self._proxies:
+            folder = self._folder / f"{client.proxy}-{address.rpartition(':')[2]}"
+            running = running_proxy(PROXIES[client.proxy], address, folder)
+            self._proxies[key] = self._stack.enter_context(running)
+        return self._proxies[key]
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,14 @@ _KNOWN = (
     ),
     Known("grpcio", "*", ("unknown encoding",), "gRPC's core answers INTERNAL, without grpc-accept-encoding"),
     Known(
-        "grpcio",
+        "nghttp2",
+        "*",
+        ("100 KiB of metadata in one value",),
+        "nghttp2 decodes values of at most 64 KiB, and ends the connection for a longer one",
+        is_certain=False,  # some clients refuse it themselves
+    ),
+    Known(
+        "*",
         "curl",
         ("unknown method", "message beyond the limit", "answer before the request has ended"),
         "curl 7.88 takes the RST_STREAM behind an early answer for an error",

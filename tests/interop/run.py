@@ -19,6 +19,7 @@ from tests.integration.guarded import until
 from tests.integration.tls_files import Deployment
 from tests.interop.cases import Case, Ended
 from tests.interop.echo_server import SERVICE
+from tests.interop.proxies import PROXIES
 from tests.interop.transports import options_of
 
 PLAIN, TLS, MTLS = SECURITIES = ("plain", "TLS", "mTLS")
@@ -29,7 +30,7 @@ _NETTY = ("buffer", "codec", "codec-http", "codec-http2", "codec-socks", "common
 _JARS = [
     f"/usr/share/java/{name}.jar"
     for name in (
-        *("grpc-api", "grpc-core", "grpc-context", "grpc-netty", "guava", "gson", "perfmark-api"),
+        *("grpc-api", "grpc-core", "grpc-context", "grpc-netty", "guava", "gson", "perfmark-api", "netty-tcnative"),
         *(f"netty-{name}" for name in (*_NETTY, "resolver", "transport", "transport-native-unix-common")),
     )
 ]
@@ -48,6 +49,8 @@ class Client:
     securities: tuple[str, ...] = SECURITIES
     # What it is for; a client of everything is there for all cases that it can.
     only: frozenset[str] = frozenset()
+    # The name of the proxy through which it calls.
+    proxy: str = ""
 
     def runs(self, case: Case, security: str) -> bool:
         """Whether the case is for this client."""
@@ -76,10 +79,26 @@ CLIENTS = (
     Client("grpc-go", (str(_BUILT / "grpc-go"),), wants=str(_BUILT / "grpc-go")),
     Client(
         "grpc-java",
-        ("java", "-cp", ":".join([str(_BUILT / "grpc-java"), *_JARS]), "Client"),
+        (
+            "java",
+            f"-Djava.library.path={_BUILT / 'jni'}",
+            "-cp",
+            ":".join([str(_BUILT / "grpc-java"), *_JARS]),
+            "Client",
+        ),
         wants=str(_BUILT / "grpc-java" / "Client.class"),
     ),
     Client("curl", _python("curl"), frozenset({"raw"}), "curl"),
+    *(
+        Client(
+            f"grpcio, {proxy.name}",
+            _python("grpcio_sync"),
+            wants=proxy.command[0],
+            securities=(PLAIN,),
+            proxy=proxy.name,
+        )
+        for proxy in PROXIES.values()
+    ),
 )
 
 
@@ -200,11 +219,11 @@ class ClientProcess:
         return [Ended.of(one) for one in outcome["outcomes"]]
 
 
-def run_case(case: Case, server: Server, client: ClientProcess, target: str | None = None) -> None:
-    """Runs a case. Raises AssertionError where something else comes of it. `target`: of a proxy before the server."""
+def run_case(case: Case, server: Server, client: ClientProcess, target: str) -> None:
+    """Runs a case. Raises AssertionError where something else comes of it. `target`: the server, or a proxy."""
     before = server.seen() if case.seen else {}
     with growth(server) as peak_mib:
-        client.begin(case, target or server.process.target, server.tls if target is None else None)
+        client.begin(case, target, server.tls)
         ended = client.end()
     for check, one in zip(case.checks, ended, strict=True):
         check(one)

@@ -34,7 +34,8 @@ def test_a_client_is_served_as_the_protocol_says(
         pytest.skip(f"{client.wants} is not installed; `make interop` installs it")
     known, problem = known_of(transport, client.name, case.name), ""
     try:
-        run_case(case, started.server(case.server, transport, security), started.client(client))
+        server = started.server(case.server, transport, security)
+        run_case(case, server, started.client(client), started.target(client, server))
     except (AssertionError, TimeoutError) as error:
         problem = str(error).partition("\n")[0] or type(error).__name__
         if not known:
