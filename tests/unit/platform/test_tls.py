@@ -150,9 +150,6 @@ def test_the_last_good_pair_stays(tmp_path: Path, damage: str) -> None:
     assert (watched.value.key, watched.problem) == (better.key, "")
 
 
-_AUTHORITY = Authority()
-
-
 @contextmanager
 def _echoing(tls: ServerTls) -> Iterator[int]:
     """A port that says what it hears, once, on each connection."""
