@@ -28,8 +28,8 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.packed import pack_input
 from neuronpipe.gateway.inference import InferenceRequest
-from neuronpipe.gateway.models import open_gateway_models
 from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.routing import open_gateway_models
 from neuronpipe.stages.neuron_executor.stage import running_executor
 from neuronpipe.stages.postprocessor.stage import running_postprocessor
 from neuronpipe.stages.tokenizer.stage import running_tokenizer
