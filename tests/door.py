@@ -25,9 +25,9 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.doors.native import NativeDoor
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.models import GatewayModels, open_gateway_models
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.results import ResultCache
+from neuronpipe.gateway.routing import GatewayModels, open_gateway_models
 from neuronpipe.gateway.settings import PipelineSettings
 
 

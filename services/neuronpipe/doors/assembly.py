@@ -7,9 +7,8 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.doors.http.exchange import Route
 from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.doors.native import INFERENCE_SERVICE, NativeDoor, native_rpcs
-from neuronpipe.doors.oip.control import model_control
 from neuronpipe.doors.oip.grpc_door import OIP_SERVICE, OipDoor, oip_rpcs
-from neuronpipe.doors.oip.service import TensorService
+from neuronpipe.doors.oip.service import TensorService, model_control
 from neuronpipe.doors.tei import SERVICES, TeiDoor, tei_rpcs
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.settings import GatewaySettings, HttpSettings

@@ -10,8 +10,8 @@ from neuronpipe.core.errors import ChangeRefused, ModelNotFound, NotAllowed, Set
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.watched import watching
 from neuronpipe.gateway.callers.authenticator import Authenticator
+from neuronpipe.gateway.callers.keys import WatchedFile
 from neuronpipe.gateway.callers.settings import CallerSettings, check_exposure
-from neuronpipe.gateway.callers.watched import WatchedFile
 from neuronpipe.gateway.settings import GatewaySettings, PipelineSettings
 from neuronpipe.gateway.tenants.tenants import EVERYTHING, Rights, TenantBook, Tenants, parse_tenants
 from neuronpipe.platform.cache.economics import RedisSettings

@@ -10,9 +10,9 @@ from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.holding import Holding
-from neuronpipe.gateway.models import open_gateway_models
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.results import kept_results, running_result_cache
+from neuronpipe.gateway.routing import open_gateway_models
 from neuronpipe.gateway.settings import PipelineSettings, ResultCacheSettings
 from neuronpipe.gateway.tenants.tenants import Tenants
 

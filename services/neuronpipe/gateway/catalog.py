@@ -7,8 +7,7 @@ from neuronpipe.core.callers import current_caller
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.model import ModelSpec, ModelTable
-from neuronpipe.gateway.models import GatewayModel, GatewayModels
-from neuronpipe.gateway.routing import Router
+from neuronpipe.gateway.routing import GatewayModel, GatewayModels, Router
 from neuronpipe.gateway.tenants.tenants import Tenants
 
 

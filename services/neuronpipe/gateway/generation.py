@@ -17,7 +17,7 @@ from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Pr
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, InferenceRequest
-from neuronpipe.gateway.models import GatewayModel
+from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.generated_text import WINDOW_TOKENS
 from neuronpipe.tasks.text_generation import (

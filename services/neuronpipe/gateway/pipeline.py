@@ -22,7 +22,6 @@ from neuronpipe.gateway.concurrency import ModelConcurrency, parse_limits
 from neuronpipe.gateway.generation import TextRuns
 from neuronpipe.gateway.holding import Holding
 from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, RawResult, Usage
-from neuronpipe.gateway.models import GatewayModel, GatewayModels
 from neuronpipe.gateway.request_checks import (
     check_fields,
     check_input,
@@ -33,6 +32,7 @@ from neuronpipe.gateway.request_checks import (
 )
 from neuronpipe.gateway.request_observer import ObservedRequest, RequestObserver
 from neuronpipe.gateway.results import ResultCache
+from neuronpipe.gateway.routing import GatewayModel, GatewayModels
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.gateway.shadow import ShadowCopies
 from neuronpipe.gateway.tenants.tenants import Tenants

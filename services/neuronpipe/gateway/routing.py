@@ -1,16 +1,45 @@
-"""Which versions answer at this gateway: what the registry declares, as far as every stage has it."""
+"""A gateway's models, and which versions of them answer: what the registry declares, as far as every stage has it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from neuronpipe.api.v1.models_pb2 import Model, VersionState
 from neuronpipe.bundles.live import LiveModels
 from neuronpipe.bundles.registry import RegisteredModel
+from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ModelState, ServedModels
 from neuronpipe.core.items import ModelKey
-from neuronpipe.core.model import ModelRoute
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.model import ModelRoute, ModelSpec
 from neuronpipe.gateway.coalescing import Coalescer
-from neuronpipe.gateway.models import GatewayModels
+from neuronpipe.gateway.request_observer import ModelMeters
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayModel:
+    """One version of a model. `digest`: that of its bundle if its results are cached; otherwise empty."""
+
+    key: ModelKey
+    spec: ModelSpec
+    meters: ModelMeters
+    digest: str = ""
+
+
+GatewayModels = ServedModels[GatewayModel]
+
+
+def open_gateway_models(meters: Meters, keeps_results: Callable[[Bundle], bool]) -> GatewayModels:
+    """An empty table. `keeps_results` tells whether a model's results are cached."""
+
+    @asynccontextmanager
+    async def open_model(bundle: Bundle) -> AsyncIterator[GatewayModel]:
+        key = ModelKey(*bundle.key)
+        yield GatewayModel(key, bundle.spec, ModelMeters(meters, key), bundle.digest if keeps_results(bundle) else "")
+
+    return ServedModels(open_model)
+
 
 _NO_ROUTE = ModelRoute({}, ())
 

@@ -26,9 +26,9 @@ from neuronpipe.core.packed import Packed
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.gateway.admission import Admission, Gate
 from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, Usage
-from neuronpipe.gateway.models import GatewayModel
 from neuronpipe.gateway.request_checks import known_tokens
 from neuronpipe.gateway.request_observer import ObservedRequest, RequestObserver
+from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.tasks.result_agreement import result_agreement
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -356,3 +357,19 @@ def sequence(encoded: EncodedText, model: ModelSpec) -> Arrays:
     if "token_type_ids" in model.inputs and encoded.token_type_ids.any():
         arrays["token_type_ids"] = encoded.token_type_ids
     return arrays
+
+
+def check_image(image: bytes) -> None:
+    """Refuses no bytes."""
+    if not image:
+        raise InvalidInput("image", "is empty")
+
+
+def image_digest(image: bytes) -> str:
+    """What stands for an image among the traits of an input."""
+    return blake2b(image, digest_size=32).hexdigest()
+
+
+def encode_image(image: bytes, read_image: ImageReader) -> Encoded:
+    """One sequence: the image's `pixels`, uint8 [3, height, width]."""
+    return Encoded([{"pixels": read_image(image)}])

@@ -8,8 +8,7 @@ beyond the number of labels as all, and reads files of any format and size.
 from neuronpipe.api.v1.tasks_pb2 import ImageClassificationInput, ImageClassificationResult
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import Encoded, ImageReader, Task
-from neuronpipe.tasks.images import check_image, encode_image, image_digest
+from neuronpipe.tasks.base import Encoded, ImageReader, Task, check_image, encode_image, image_digest
 from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels
 
 # The pipeline's.

@@ -7,8 +7,7 @@ texts to `get_image_features`; scaled to length 1 unless the caller says otherwi
 from neuronpipe.api.v1.tasks_pb2 import ImageEmbeddingInput, ImageEmbeddingResult
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import Encoded, ImageReader, Task
-from neuronpipe.tasks.images import check_image, encode_image, image_digest
+from neuronpipe.tasks.base import Encoded, ImageReader, Task, check_image, encode_image, image_digest
 from neuronpipe.tasks.vectors import VECTOR_OPTIONS, EmbeddingFacts, check_vector_options, vector_fields, vector_of
 
 

@@ -13,8 +13,17 @@ from neuronpipe.api.v1.tasks_pb2 import ZeroShotImageClassificationInput, ZeroSh
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import Encoded, Readers, Task, check_truncation, encode_text, or_default
-from neuronpipe.tasks.images import check_image, encode_image, image_digest
+from neuronpipe.tasks.base import (
+    Encoded,
+    Readers,
+    Task,
+    check_image,
+    check_truncation,
+    encode_image,
+    encode_text,
+    image_digest,
+    or_default,
+)
 from neuronpipe.tasks.many_texts import check_hypotheses, hypotheses, join, ranked_labels
 from neuronpipe.tasks.scores import sigmoid, softmax
 from neuronpipe.tasks.vectors import normalized, vector_of

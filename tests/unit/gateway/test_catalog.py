@@ -11,7 +11,7 @@ from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.errors import InvalidInput, ModelNotFound
 from neuronpipe.core.metrics import Meters, Telemetry
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.models import open_gateway_models
+from neuronpipe.gateway.routing import open_gateway_models
 from tests.door import models_of
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec

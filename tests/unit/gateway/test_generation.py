@@ -14,8 +14,8 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import Packed, TensorSets, pack_input, pack_result
 from neuronpipe.gateway.generation import TextRuns
 from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, InferenceRequest
-from neuronpipe.gateway.models import GatewayModel
 from neuronpipe.gateway.request_observer import ModelMeters
+from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.generated_text import Detokenizer
 from neuronpipe.tasks.text_generation import window_arrays

@@ -19,8 +19,7 @@ from neuronpipe.core.errors import ModelNotFound, SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.models import open_gateway_models
-from neuronpipe.gateway.routing import Router
+from neuronpipe.gateway.routing import Router, open_gateway_models
 from tests.unit.bundles.written import write_bundle
 from tests.unit.gateway.coalescer import System
 from tests.unit.soon import soon

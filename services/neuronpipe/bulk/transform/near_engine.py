@@ -31,8 +31,8 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.packed import pack_input
 from neuronpipe.gateway.inference import InferenceRequest
-from neuronpipe.gateway.models import open_gateway_models
 from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.routing import open_gateway_models
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.stages.neuron_executor.settings import EngineSettings
 from neuronpipe.stages.neuron_executor.stage import running_executor

@@ -16,7 +16,7 @@ from neuronpipe.core.tracing import status_name
 from neuronpipe.doors.oip.raw_model import RawModel
 from neuronpipe.doors.oip.task_model import STREAM, TaskModel
 from neuronpipe.doors.oip.tensors import BYTES, GivenTensor, Tensor, TensorModel, TensorSpec, shown
-from neuronpipe.gateway.models import GatewayModel
+from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.tasks import TASKS
 
 RAW = "raw"

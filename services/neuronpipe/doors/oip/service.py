@@ -1,5 +1,9 @@
-"""What the protocol is over gRPC and HTTP alike. Answers are the messages of oip/v2 as JSON, tensors apart."""
+"""What the protocol is over gRPC and HTTP alike. Answers are the messages of oip/v2 as JSON, tensors apart.
 
+ModelControl loads and unloads models by the registry.
+"""
+
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -11,21 +15,24 @@ from weakref import WeakKeyDictionary
 from neuronpipe import __version__
 from neuronpipe.api.v1.models_pb2 import Model, VersionState
 from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskResult
+from neuronpipe.bundles.registry import Registry, Signed
 from neuronpipe.bundles.served import ServedModel
+from neuronpipe.bundles.sources import Repository, open_repository
+from neuronpipe.core.callers import current_caller
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import InvalidInput, ModelNotFound, NotConfigured
+from neuronpipe.core.errors import ChangeRefused, DeadlineExceeded, InvalidInput, ModelNotFound, NotConfigured
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.packed import pack_result
 from neuronpipe.core.tracing import new_request_id
-from neuronpipe.doors.oip.control import ModelControl
 from neuronpipe.doors.oip.models import PLATFORM, NamedModel, named_models, statistics_of
 from neuronpipe.doors.oip.options import Options, read_options
 from neuronpipe.doors.oip.task_model import STREAM
 from neuronpipe.doors.oip.tensors import GivenTensor, Parameter, RowInput, Tensor
 from neuronpipe.doors.text_stream import text_stream
+from neuronpipe.gateway.access import check_may_change, registry_of
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.inference import (
     GeneratedPart,
@@ -36,8 +43,76 @@ from neuronpipe.gateway.inference import (
     Usage,
 )
 from neuronpipe.gateway.many import infer_together
-from neuronpipe.gateway.models import GatewayModel
-from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.gateway.routing import GatewayModel, Router
+from neuronpipe.gateway.settings import GatewaySettings, PipelineSettings
+from neuronpipe.gateway.tenants.tenants import Tenants
+
+
+def model_control(settings: GatewaySettings, tenants: Tenants | None, router: Router | None) -> "ModelControl | None":
+    """What callers may do with models; None where it is off, or where versions do not change."""
+    if not settings.model_control or router is None:
+        return None
+    return ModelControl(open_repository(settings.repository, settings.repository_endpoint), tenants, router)
+
+
+class ModelControl:
+    """Changes one registry. `tenants`: None where everybody may who may call at all.
+
+    Every method raises NotAllowed, ModelNotFound, ChangeRefused and DeadlineExceeded.
+    """
+
+    def __init__(self, repository: Repository, tenants: Tenants | None, router: Router) -> None:
+        self._repository = repository
+        self._tenants = tenants
+        self._router = router
+
+    async def load(self, name: str, limit_s: float | None) -> None:
+        """Has a model served, and returns when every version that its names and shares need is ready here."""
+        registry = await self._change(name, is_unloaded=False)
+        keys = [ModelKey(name, version) for version in sorted(registry.models[name].declared.versions)]
+        loading = {VersionState.VERSION_STATE_LOADING, VersionState.VERSION_STATE_DRAINING}
+
+        def is_settled() -> bool:
+            return not any(self._router.describe(key).state in loading for key in keys)
+
+        await self._wait(registry.revision, is_settled, limit_s)
+        for model in map(self._router.describe, keys):
+            if model.state == VersionState.VERSION_STATE_FAILED:
+                raise ChangeRefused(f"model {name!r} version {model.version} cannot be loaded: {model.problem}")
+
+    async def unload(self, name: str, limit_s: float | None) -> None:
+        """Has no version of a model served, and returns when new requests do not get it any more."""
+        registry = await self._change(name, is_unloaded=True)
+        await self._wait(registry.revision, lambda: name not in self._router.served, limit_s)
+
+    async def _change(self, name: str, *, is_unloaded: bool) -> Registry:
+        caller = current_caller()
+        check_may_change(self._tenants, caller, name)
+        signed = Signed(caller.tenant or "anonymous")
+
+        def change() -> Registry:
+            present = self._repository.read_registry()
+            if name in present.models and present.models[name].is_unloaded == is_unloaded:
+                return present
+            operation = Registry.unload if is_unloaded else Registry.load
+            return self._repository.change_registry(lambda registry: operation(registry, name, signed), signed)
+
+        return await registry_of(change)
+
+    async def _wait(self, revision: int, is_done: Callable[[], bool], limit_s: float | None) -> None:
+        """Waits until this gateway follows a revision, and something is done."""
+        changed = asyncio.Event()
+        unwatch = self._router.watch(changed.set)
+        try:
+            async with asyncio.timeout(limit_s):
+                while self._router.revision < revision or not is_done():
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            raise DeadlineExceeded("the registry has the change; the gateway has not followed it in time") from None
+        finally:
+            unwatch()
+
 
 # The protocol's names of what is here.
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")

@@ -10,9 +10,8 @@ from neuronpipe.core.errors import SetupError, Unauthenticated
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
-from neuronpipe.gateway.callers.keys import PREFIX, KeyRecord, Refused, find_key, parse_keys
+from neuronpipe.gateway.callers.keys import PREFIX, KeyRecord, Refused, WatchedFile, find_key, parse_keys
 from neuronpipe.gateway.callers.settings import CallerSettings, open_services
-from neuronpipe.gateway.callers.watched import WatchedFile
 from neuronpipe.platform.process.door import Credentials
 
 if TYPE_CHECKING:

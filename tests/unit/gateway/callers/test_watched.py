@@ -1,4 +1,4 @@
-"""gateway/callers/watched.py: a file's last good content."""
+"""gateway/callers/keys.py: a file's last good content."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.watched import watching
-from neuronpipe.gateway.callers.watched import WatchedFile
+from neuronpipe.gateway.callers.keys import WatchedFile
 
 
 def _parse(content: bytes) -> int:
