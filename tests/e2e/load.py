@@ -74,11 +74,11 @@ class Load:
 
 
 @asynccontextmanager
-async def load(target: str, *, retries: bool = False) -> AsyncIterator[Load]:
-    """Callers for the time of a block. What is in flight at its end gets its answer. `retries`: of the client, as users
-    have them.
+async def load(target: str) -> AsyncIterator[Load]:
+    """Callers for the time of a block. What is in flight at its end gets its answer. Their client repeats nothing and
+    watches no health, so that what a server does wrong is seen.
     """
-    async with AsyncClient(target, retries=retries) as client:
+    async with AsyncClient(target, retries=False) as client:
         going = Load([await ask(client, text) for text in TEXTS])
         callers = [asyncio.create_task(going.caller(client, number)) for number in range(_CALLERS)]
         try:

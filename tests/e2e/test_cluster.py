@@ -18,6 +18,8 @@ _STAGES = ("tokenizer", "neuron-executor", "postprocessor")
 _RESOLVE_EVERY_S = 5.0
 # A connection whose other side is silent ends after this long: rpc/client.py pings after 20 s and waits for 5.
 _SILENCE_S = 25.0
+# What Compose lets a container have for its end (stop_grace_period in docker/compose.yaml).
+_STOP_GRACE_S = 25.0
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +34,16 @@ def _scale(stack: Stack, **counts: int) -> None:
     stack.up(*(word for name, count in counts.items() for word in ("--scale", f"{name.replace('_', '-')}={count}")))
 
 
-def _end(stack: Stack, container: Container) -> None:
+def _stop(stack: Stack, container: Container) -> None:
     """As Kubernetes ends a pod: SIGTERM, and time for what is in flight."""
+    began_s = time.monotonic()
     stack.docker("stop", "--time", "60", container.id)
     assert stack.inspect(container.id).state["ExitCode"] == 0
+    assert time.monotonic() - began_s < _STOP_GRACE_S
+
+
+def _end(stack: Stack, container: Container) -> None:
+    _stop(stack, container)
     stack.docker("rm", container.id)
 
 
@@ -61,25 +69,49 @@ async def test_nobody_notices_a_rolling_update_of_a_stage(stack: Stack, service:
     _nothing_lost(going)
 
 
-async def test_nobody_notices_a_rolling_update_of_two_gateways_whose_addresses_stay(stack: Stack) -> None:
-    [first] = stack.containers("gateway")
-    address = f"127.0.0.1:{free_port()}"
+@contextmanager
+def _another_gateway(stack: Stack, address: str) -> Iterator[Container]:
+    """A second gateway, at an address of the host, for the time of a block."""
     second = stack.inspect(stack.compose("run", "-d", "--no-deps", "-p", f"{address}:50050", "gateway").split()[-1])
     try:
-        await asyncio.to_thread(stack.wait_until_healthy)
-        async with load(f"ipv4:{stack.target},{address}", retries=True) as going:
-            for gateway in (first, second, first):
-                await asyncio.to_thread(_restart, stack, gateway)
-        _nothing_lost(going)
+        yield second
     finally:
         stack.docker("rm", "--force", second.id)
 
 
+# Callers of gateways neither repeat a call nor watch health: what HTTP/2 says has to be enough.
+
+
+async def test_nobody_notices_a_rolling_update_of_two_gateways_whose_addresses_stay(stack: Stack) -> None:
+    [first] = stack.containers("gateway")
+    address = f"127.0.0.1:{free_port()}"
+    with _another_gateway(stack, address) as second:
+        await asyncio.to_thread(stack.wait_until_healthy)
+        async with load(f"ipv4:{stack.target},{address}") as going:
+            for gateway in (first, second, first):
+                await asyncio.to_thread(_restart, stack, gateway)
+        _nothing_lost(going)
+
+
+async def test_nobody_notices_that_a_gateway_is_scaled_to_two_and_back(stack: Stack) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with load(f"ipv4:{stack.target},{address}") as going:
+        with _another_gateway(stack, address) as second:
+            await asyncio.to_thread(_wait_for_requests, stack, second)
+            await going.answers(100)
+            await asyncio.to_thread(_stop, stack, second)
+        await going.answers(100)
+    _nothing_lost(going)
+
+
 def _restart(stack: Stack, gateway: Container) -> None:
     """Returns when the gateway gets requests again."""
-    stack.docker("stop", "--time", "60", gateway.id)
-    assert stack.inspect(gateway.id).state["ExitCode"] == 0
+    _stop(stack, gateway)
     stack.docker("start", gateway.id)
+    _wait_for_requests(stack, gateway)
+
+
+def _wait_for_requests(stack: Stack, gateway: Container) -> None:
     stack.wait_until_healthy()
     name = "neuronpipe_request_duration_seconds_count"
     wait_until("it gets requests", lambda: stack.metric(gateway, name) > 0)

@@ -39,7 +39,7 @@ async def test_nobody_notices_a_rolling_update_of_the_gateways(fake_repository: 
         start = ("--repository", str(fake_repository), *targets)
         second = stack.enter_context(ServiceProcess("gateway", *start)).wait_until_ready()
         gateways = [processes["gateway"], second]
-        async with load(f"ipv4:{gateways[0].target},{second.target}", retries=True) as going:
+        async with load(f"ipv4:{gateways[0].target},{second.target}") as going:
             for gateway in gateways:
                 stack.enter_context(await asyncio.to_thread(_replace, gateway, start))
     assert (going.wrong, going.failures) == ([], [])
