@@ -14,7 +14,7 @@ from neuronpipe.compiler.conversion import Conversion, Ran
 from neuronpipe.compiler.modules import Batch, Outputs, Positional, SourceModule, pretrained_model
 from neuronpipe.compiler.nomic_experts import taking_rows
 from neuronpipe.core.errors import SetupError
-from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, has_bfloat16, openvino
+from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino
 from neuronpipe.stages.neuron_executor.runtimes.parts import part_names
 
 # The parts of an int8 artefact that are not quantized compute in float32, and so does all of an int8-weights artefact.
@@ -90,7 +90,7 @@ def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) ->
     """See ArtifactCompiler."""
     paths = [conversion.folder / name for name in artifact.files if name.endswith(".xml")]
     try:
-        parts = [engine().compile_model(path, "CPU", dict(artifact.properties)) for path in paths]
+        parts = [engine().compile_model(path, "CPU", computable(artifact.properties)) for path in paths]
     except RuntimeError as error:
         raise SetupError(f"OpenVINO {openvino.__version__} cannot compile {conversion.module.architecture}") from error
     outputs: list[Outputs] = []

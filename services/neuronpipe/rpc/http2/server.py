@@ -28,6 +28,15 @@ _DRAIN_PING = b"drain\0\0\0"
 _NOTICE_LIMIT_S = 5.0
 _KEEPALIVE_S = 30.0
 _BACKLOG = 1024
+# What connections are ended for: settings, and what is no HTTP/2.
+_LIMITS = (
+    "max_connections",
+    "max_handshake_s",
+    "max_connection_idle_s",
+    "max_connection_age_grace_s",
+    "max_send_s",
+    "protocol",
+)
 
 
 class _ServerConnection(Connection[Call]):
@@ -259,6 +268,8 @@ class Http2Server:
         in_flight, settings = options.in_flight, options.settings
         self.arrivals = in_flight.caller_waits("max_receive_s", settings.max_receive_s)
         self.sends = in_flight.caller_waits("max_send_s", settings.max_send_s)
+        # A rate from nothing to one is none.
+        self._ended = {limit: in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "grpc", limit) for limit in _LIMITS}
         self._path = unix_path(settings.listen)
         self._listeners: list[asyncio.Server] = []
         # Once it listens no more: set while all connections take no more.
@@ -334,7 +345,7 @@ class Http2Server:
 
     def count_ended(self, limit: str) -> None:
         """A connection is ended for a limit."""
-        self.options.in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "grpc", limit).add()
+        self._ended[limit].add()
 
 
 def _bind_port(address: str, shares_port: bool) -> list[socket.socket]:

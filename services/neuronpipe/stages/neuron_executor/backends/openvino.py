@@ -19,7 +19,7 @@ from neuronpipe.stages.neuron_executor.backends.base import (
 )
 from neuronpipe.stages.neuron_executor.backends.part_turns import PartTurns
 from neuronpipe.stages.neuron_executor.runtimes.host import compute_pool, cpu_threads
-from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, has_bfloat16, openvino
+from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino
 from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN
 
 # Lengths in steps: every new shape costs OpenVINO 1.5 ms once (measured 2026-11-21), and padding by up to 3 tokens
@@ -80,7 +80,7 @@ class OpenVinoBackend:
             # Each part alone would pin its threads to the same CPUs: 99 texts a second in place of 140 (MiniLM, two
             # CPUs, measured 2026-11-24).
             config["ENABLE_CPU_PINNING"] = "NO"
-        return [engine().compile_model(model, "CPU", config) for model in self._models]
+        return [engine().compile_model(model, "CPU", computable(config)) for model in self._models]
 
     @property
     def part_ns(self) -> Sequence[int]:

@@ -22,9 +22,9 @@ from neuronpipe.stages.neuron_executor.runtimes.decoder import (
     block_count,
 )
 from neuronpipe.stages.neuron_executor.runtimes.openvino import (
+    computable,
     compute,
     engine,
-    has_bfloat16,
     openvino,
     opset13,
     paged_attention_transformation,
@@ -51,8 +51,7 @@ class PagedModel:
 
         Raises SetupError for a graph that cannot be loaded, and if not even two blocks fit.
         """
-        if not has_bfloat16():  # it would expect a cache in float32
-            properties = {name: "f32" if value == "bf16" else value for name, value in properties.items()}
+        properties = computable(properties)
         try:
             graph = engine().read_model(model_file)
             paged_attention_transformation(graph)
@@ -284,6 +283,7 @@ class OpenVinoGraph:
 
     def __init__(self, model_file: Path, properties: Mapping[str, str], max_tokens: int, max_bytes: int) -> None:
         """See PagedModel."""
+        properties = computable(properties)
         try:
             graph = engine().read_model(model_file)
             add_scores(graph)
