@@ -471,6 +471,20 @@ CASES = (
 )
 
 
+def restart_case(lasts_s: float) -> Case:
+    """Calls that go on while servers are replaced: short ones, and some that take a while. None may fail.
+
+    A server that stops ends streams of requests, which clients may keep open for ever, so there are none.
+    """
+    for_ms = round(lasts_s * 1000)
+    calls = (
+        _echo("Echo", 200, repeat=16, for_ms=for_ms),
+        _told("Slow", {"seconds": 0.2}, repeat=8, for_ms=for_ms),
+        _told("Split", {"count": 20, "size": 1000, "pause_s": 0.03}, repeat=4, for_ms=for_ms),
+    )
+    return Case("restart", calls, tuple(ends(_OK) for _ in calls), _AT_ONCE)
+
+
 def code_name(code: int) -> str:
     """gRPC's name of a status."""
     name: str = code_pb2.Code.Name(code)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.interop.proxies import PROXIES, running_proxy
 from tests.interop.results import Result, write
-from tests.interop.run import Client, ClientProcess, Server, running_echo, running_gateway
+from tests.interop.run import Client, ClientProcess, Server, make_tls, running_echo, running_gateway
 from tests.interop.transports import TRANSPORTS
 
 _RESULTS = pytest.StashKey[list[Result]]()
@@ -59,11 +59,11 @@ class Started:
         """A server: "echo" or "gateway"."""
         key = (kind, transport, security)
         if key not in self._servers:
-            folder = self._folder / "-".join(key)
+            tls = make_tls(security, self._folder / "-".join(key))
             running = (
-                running_echo(transport, security, folder)
+                running_echo(transport, tls)
                 if kind == "echo"
-                else running_gateway(transport, self._request.getfixturevalue("fake_repository"), security, folder)
+                else running_gateway(transport, self._request.getfixturevalue("fake_repository"), tls)
             )
             self._servers[key] = self._stack.enter_context(running)
         return self._servers[key]

@@ -17,7 +17,11 @@ class Known:
 
     def is_of(self, transport: str, client: str, case: str) -> bool:
         """Whether it is this case's."""
-        return case in self.cases and self.transport in ("*", transport) and self.client in ("*", client)
+        return (
+            (case in self.cases or self.cases == ("*",))
+            and self.transport in ("*", transport)
+            and self.client in ("*", client)
+        )
 
 
 _KNOWN = (
@@ -39,6 +43,39 @@ _KNOWN = (
         "grpcio", "*", ("deadline of nine digits",), "gRPC's core reads it; PROTOCOL-HTTP2.md has at most eight digits"
     ),
     Known("grpcio", "*", ("unknown encoding",), "gRPC's core answers INTERNAL, without grpc-accept-encoding"),
+    Known(
+        "*",
+        "grpcio, HAProxy",
+        ("message beyond the limit", "answer before the request has ended"),
+        "HAProxy 2.6 takes the RST_STREAM behind an early answer for an error",
+        is_certain=False,
+    ),
+    Known(
+        "*",
+        "grpcio, HAProxy",
+        ("100 KiB of metadata", "100 KiB of metadata in one value"),
+        "HAProxy ends the connection for a head of more than its buffer, 16 KiB",
+        is_certain=False,
+    ),
+    Known(
+        "*",
+        "grpcio, Envoy",
+        ("100 KiB of metadata in one value",),
+        "Envoy decodes values of at most 64 KiB, and ends the connection for a longer one",
+    ),
+    Known(
+        "*",
+        "grpcio, nginx",
+        ("100 KiB of metadata in one value",),
+        "nginx ends the connection for a field that is larger than its buffer",
+    ),
+    Known(
+        "grpcio",
+        "restart",
+        ("*",),
+        "a stop ends calls that arrive meanwhile with CANCELLED",
+        is_certain=False,
+    ),
     Known(
         "nghttp2",
         "*",

@@ -135,40 +135,41 @@ class Server:
         return float(times.user + times.system)
 
 
-@contextmanager
-def running_echo(transport: str, security: str = PLAIN, folder: Path | None = None, *options: str) -> Iterator[Server]:
-    """The echo server. `folder`: for certificates."""
-    tls_options, tls = _tls(security, folder)
-    given = (*tls_options, *options_of(transport), *options)
-    with ServiceProcess("echo", *given, command=("tests.interop.echo_server",)) as process:
-        yield Server(process.wait_until_ready(), tls)
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """`options`: of a server. `files`: of a client; None without TLS."""
+
+    options: tuple[str, ...] = ()
+    files: Mapping[str, Path] | None = None
 
 
-@contextmanager
-def running_gateway(
-    transport: str, repository: Path, security: str = PLAIN, folder: Path | None = None
-) -> Iterator[Server]:
-    """`serve all` over the models of a repository."""
-    tls_options, tls = _tls(security, folder)
-    with ServiceProcess("all", "--repository", str(repository), *tls_options, *options_of(transport)) as process:
-        yield Server(process.wait_until_ready(), tls)
-
-
-def _tls(security: str, folder: Path | None) -> tuple[tuple[str, ...], Mapping[str, Path] | None]:
-    """The options of a server, and the files of a client."""
+def make_tls(security: str, folder: Path) -> Tls:
+    """New certificates."""
     if security == PLAIN:
-        return (), None
-    assert folder
+        return Tls()
     deployment = Deployment(folder)
     own, callers = deployment.files("all"), deployment.files("caller")
-    assert callers.ca
-    assert callers.certificate
-    assert callers.key
     options = ("--tls-certificate", str(own.certificate), "--tls-key", str(own.key))
+    given = {"ca": callers.ca, "certificate": callers.certificate, "key": callers.key}
+    files = {name: Path(path) for name, path in given.items() if path}
     if security == TLS:
-        return options, {"ca": Path(callers.ca)}
-    files = {"ca": callers.ca, "certificate": callers.certificate, "key": callers.key}
-    return (*options, "--tls-client-ca", str(own.ca)), {name: Path(path) for name, path in files.items()}
+        return Tls(options, {"ca": files["ca"]})
+    return Tls((*options, "--tls-client-ca", str(own.ca)), files)
+
+
+@contextmanager
+def running_echo(transport: str, tls: Tls = Tls(), *options: str) -> Iterator[Server]:
+    """The echo server."""
+    given = (*tls.options, *options_of(transport), *options)
+    with ServiceProcess("echo", *given, command=("tests.interop.echo_server",)) as process:
+        yield Server(process.wait_until_ready(), tls.files)
+
+
+@contextmanager
+def running_gateway(transport: str, repository: Path, tls: Tls = Tls()) -> Iterator[Server]:
+    """`serve all` over the models of a repository."""
+    with ServiceProcess("all", "--repository", str(repository), *tls.options, *options_of(transport)) as process:
+        yield Server(process.wait_until_ready(), tls.files)
 
 
 class ClientProcess:

@@ -1,0 +1,78 @@
+"""Servers are replaced under load, by others on the same port. No call fails, and no client has a retry policy."""
+
+import os
+import signal
+import socket
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.integration.guarded import until
+from tests.interop.cases import restart_case
+from tests.interop.conftest import Started
+from tests.interop.known import known_of
+from tests.interop.results import Result
+from tests.interop.run import CLIENTS, PLAIN, TLS, Client, Server, make_tls, running_echo
+
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
+
+_RESTARTS = int(os.environ.get("NEURONPIPE_RESTARTS", "1"))
+# A start, and a stop; the machine may be busy.
+_RESTART_S = 8.0
+# Calls after which a server is known to take its share.
+_ENOUGH = 100
+_CASE = restart_case((_RESTARTS + 1) * _RESTART_S)
+
+
+@pytest.mark.timeout(300 + _RESTARTS * 3 * _RESTART_S)
+@pytest.mark.parametrize("security", [PLAIN, TLS])
+@pytest.mark.parametrize(
+    "client", [one for one in CLIENTS if one.runs(_CASE, PLAIN) and not one.proxy], ids=lambda client: client.name
+)
+def test_no_call_fails_while_servers_are_replaced(
+    request: pytest.FixtureRequest,
+    started: Started,
+    results: list[Result],
+    tmp_path: Path,
+    transport: str,
+    client: Client,
+    security: str,
+) -> None:
+    if not client.is_there and not request.config.getoption("every_client"):
+        pytest.skip(f"{client.wants} is not installed; `make interop` installs it")
+    tls = make_tls(security, tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        options = ("--listen", f"127.0.0.1:{free.getsockname()[1]}", "--shares-port", "true")
+    with ExitStack() as stack:
+        old = stack.enter_context(running_echo(transport, tls, *options))
+        ends_s = time.monotonic() + (_RESTARTS + 1) * _RESTART_S
+        process = started.client(client)
+        process.begin(_CASE, old.process.target, old.tls)
+        _wait_until_it_answers(old)
+        for _ in range(_RESTARTS):
+            new = stack.enter_context(running_echo(transport, tls, *options))
+            old.process.signal(signal.SIGTERM)
+            assert old.process.wait() == 0
+            _wait_until_it_answers(new)
+            old = new
+        assert time.monotonic() < ends_s, "the load ended before the restarts"
+        ended = process.end()
+    problems: list[str] = []
+    for check, one in zip(_CASE.checks, ended, strict=True):
+        try:
+            check(one)
+        except AssertionError as error:
+            problems.append(str(error))
+    calls = sum(count for one in ended for count in one.statuses.values())
+    print(f"{client.name}: {calls} calls, {problems}")
+    known = known_of(transport, "restart", client.name)
+    reason = known.reason if known else ""
+    results.append(Result(transport, client.name, security, "restart under load", "; ".join(problems), reason))
+    assert not problems or known, problems
+
+
+def _wait_until_it_answers(server: Server) -> None:
+    until(lambda: server.seen().get("echoed", 0) > _ENOUGH)
