@@ -1,4 +1,4 @@
-"""Servers and clients' programs, started once a run, and the results, which docs/interop.md is made of."""
+"""Servers and clients' programs, started once a run, and what came of each case."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
