@@ -26,6 +26,7 @@ _MAX_STREAMED = 6
 _OWN_DEADLINES = (code_pb2.DEADLINE_EXCEEDED, code_pb2.CANCELLED)
 # What grpc.aio's client says, in place of the server's status, where the server ends a stream that it still writes to.
 _LOST = "Internal error from Core"
+_HTTP = "HTTP"
 _HTTP_FAULTS = (500, 502, 504)
 
 
@@ -67,6 +68,21 @@ class Fuzzer:
             for _ in range(_CALLERS):
                 group.create_task(caller())
 
+    async def reach_every_door(self, tries: int) -> None:
+        """Goes on, with at most so many messages a door, until each has answered a right one. Raises Failure."""
+        for _ in range(tries):
+            for door in self.doors_without_an_answer():
+                if door == _HTTP:
+                    await self.call_http()
+                else:
+                    await self.call(self._chance.choice([one for one in self._targets if one.door == door]))
+
+    def doors_without_an_answer(self) -> list[str]:
+        """The doors that have answered no message as a right one, in the order of their names."""
+        answered = {door for door, status in self.outcomes if status in ("OK", "200")}
+        doors = {one.door for one in self._targets if "Trace" not in one.path} | {_HTTP}
+        return sorted(doors - answered)
+
     async def close(self) -> None:
         await self._http.aclose()
         for channel in self._channels.values():
@@ -78,7 +94,7 @@ class Fuzzer:
         count = self._chance.randrange(_MAX_STREAMED) if method.client_streaming else 1
         messages = [self._maker.data(method.input_type) for _ in range(count)]
         self.sent += count
-        door = method.full_name.rpartition(".")[0]
+        door = target.door
         try:
             async for data in self._answers(target, messages):
                 self._check_response(target, data, messages)
@@ -146,7 +162,7 @@ class Fuzzer:
             response = await self._http.request(method, path, content=body, headers=headers)
         except httpx.HTTPError as failure:
             raise Failure(f"{method} {path}: {failure!r}\n{body!r}") from failure
-        self.outcomes["HTTP", str(response.status_code)] += 1
+        self.outcomes[_HTTP, str(response.status_code)] += 1
         if response.status_code in _HTTP_FAULTS:
             raise Failure(f"{method} {path}: {response.status_code} {response.text[:500]}\n{headers}\n{body!r}")
 

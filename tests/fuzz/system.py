@@ -97,7 +97,11 @@ class Target:
 
     @property
     def path(self) -> str:
-        return f"/{self.method.containing_service.full_name}/{self.method.name}"
+        return f"/{self.door}/{self.method.name}"
+
+    @property
+    def door(self) -> str:
+        return self.method.containing_service.full_name
 
 
 def targets() -> list[Target]:
