@@ -93,7 +93,8 @@ def _cpu_seconds() -> tuple[float, float, float, float]:
 def cpu_kind() -> str:
     """The name of the page for CPUs like this one: by the instructions that decide about int8 and bfloat16."""
     flags = set(_cpu_info().get("flags", "").split())
-    names = [name for name, flag in (("vnni", "avx512_vnni"), ("bfloat16", "avx512_bf16")) if flag in flags]
+    kinds = (("vnni", "avx512_vnni"), ("bfloat16", "avx512_bf16"), ("amx", "amx_bf16"))
+    names = [name for name, flag in kinds if flag in flags]
     return f"with-{'-'.join(names)}" if names else "without-vnni"
 
 
