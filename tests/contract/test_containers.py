@@ -20,9 +20,7 @@ from neuronpipe.core.settings import variable_name
 from neuronpipe.platform.process.settings import ProcessSettings, ServerSettings
 from neuronpipe.platform.tls import TlsFiles, watched_tls
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
-from neuronpipe.stages.neuron_executor.settings import NeuronExecutorSettings
-from neuronpipe.stages.postprocessor.settings import PostprocessorSettings
-from neuronpipe.stages.tokenizer.settings import TokenizerSettings
+from neuronpipe.stages.settings import NeuronExecutorSettings, PostprocessorSettings, TokenizerSettings
 
 _ROOT = Path(__file__).parents[2]
 _DOCKER = _ROOT / "docker"
