@@ -26,9 +26,18 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TokenWeight,
     Truncation,
 )
-from neuronpipe.client.features import EmbeddedChunk, chunks_of, to_array, vector_of
-from neuronpipe.client.generation import Messages, generation_request, text_request
-from neuronpipe.client.task_call import TaskCall, TaskMethod, ValueT
+from neuronpipe.client.task_call import (
+    EmbeddedChunk,
+    Messages,
+    TaskCall,
+    TaskMethod,
+    ValueT,
+    chunks_of,
+    generation_request,
+    text_request,
+    to_array,
+    vector_of,
+)
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import Options
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionResult, FeatureType
-from neuronpipe.client.features import to_array
+from neuronpipe.client.task_call import to_array
 
 
 @pytest.mark.parametrize(
