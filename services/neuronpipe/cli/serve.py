@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from neuronpipe.cli.parser import CommandParser
+from neuronpipe.cli.terminal import CommandParser
 from neuronpipe.core.errors import RefusedBundle, SetupError
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from neuronpipe.cli.bundle import add_trusted_keys
 from neuronpipe.cli.credentials import add_key, add_tls, tls_files
-from neuronpipe.cli.input_flags import NEEDED
 from neuronpipe.cli.repository import folder
 from neuronpipe.cli.request import parse_target, parse_timeout_s
 from neuronpipe.cli.serve import event_loop
 from neuronpipe.cli.terminal import ending_on_sigterm, print_table
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.task_inputs import NEEDED
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import TaskInput

@@ -25,11 +25,11 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TokenClassificationResult,
 )
 from neuronpipe.cli import models, serve
-from neuronpipe.cli.input_flags import EXAMPLES
 from neuronpipe.cli.request import parse_target
 from neuronpipe.core import logs
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from neuronpipe.core.settings import variable_name
+from neuronpipe.core.task_inputs import SAMPLES
 from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.platform.telemetry import start
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
@@ -302,7 +302,7 @@ def test_the_example_of_every_task_can_be_sent_as_it_is(
 
 
 def test_the_example_of_an_image_is_one() -> None:
-    image = EXAMPLES["image_classification"]["image"]
+    image = SAMPLES["image_classification"]["image"]
     assert Image.open(io.BytesIO(base64.b64decode(str(image)))).size == (1, 1)
 
 

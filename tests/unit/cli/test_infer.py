@@ -11,8 +11,8 @@ from neuronpipe import cli
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferResponse
 from neuronpipe.api.v1.models_pb2 import Model
 from neuronpipe.api.v1.tasks_pb2 import FeatureType, LabelScore, TaskInput, TaskResult, TextClassificationResult
-from neuronpipe.cli.input_flags import NEEDED
-from neuronpipe.cli.result_rows import result_rows
+from neuronpipe.cli.infer import result_rows
+from neuronpipe.core.task_inputs import NEEDED
 from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
 
 _GOOD, _BAD = LabelScore(label="good", score=0.75), LabelScore(label="bad", score=0.25)
