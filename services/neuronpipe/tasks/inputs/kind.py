@@ -140,8 +140,8 @@ class Pixels:
 class TokensAndPixels:
     """Texts and images for one model: each sequence is one or the other.
 
-    A batch has the texts, then the images, either of which may be none, and `places`: int64 [batch], where each sequence
-    is among them. The graph puts its outputs into that order.
+    A batch has the texts, then the images, either of which may be none, and `places`: int64 [batch], where each
+    sequence is among them. The graph puts its outputs into that order.
     """
 
     def __init__(self, spec: ModelSpec, image: ImageSpec) -> None:
