@@ -152,6 +152,8 @@ def test_every_service_has_settings_that_exist(merged: dict[str, Any]) -> None:
         known = {variable_name(kind, field) for field in kind.model_fields}
         environment = merged["services"][name].get("environment") or {}
         assert {variable for variable in environment if variable.startswith("NEURONPIPE_")} <= known
+        defaults = {variable_name(kind, field): one.default for field, one in kind.model_fields.items()}
+        assert [one for one, value in environment.items() if one in known and value == str(defaults[one])] == []
 
 
 def test_the_redis_of_jobs_loses_nothing_and_is_not_that_of_the_caches() -> None:
