@@ -12,6 +12,7 @@ from neuronpipe.cli.request import add_target, flag, tasks_of
 from neuronpipe.cli.terminal import complete_at_file, complete_models, completed_by, print_table, read_text
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.generation_options import EARLY_STOPPING_WORDS, OPTIONS, Kind
+from neuronpipe.core.task_inputs import GENERATING, SAMPLES
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
@@ -34,7 +35,7 @@ _VALUES: Mapping[Kind, Mapping[str, Any]] = {
     "sequences": {**_IDS, "action": "append"},
 }
 _LANGUAGES = ("source_language", "target_language")
-_TASKS_OF_TEXTS = ("summarization", "translation")
+_TASKS_OF_TEXTS = [task for task in GENERATING if "text" in SAMPLES[task]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

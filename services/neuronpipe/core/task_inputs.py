@@ -136,9 +136,10 @@ SAMPLES: Mapping[str, Mapping[str, object]] = {
     "zero_shot_image_classification": {"image": _PIXEL, "candidate_labels": ("a cat", "a dog", "a bicycle")},
     "text_generation": {"prompt": "Once upon a time", "options": {"max_new_tokens": 40}},
     "summarization": {
-        "text": "The Eiffel Tower is a tower in Paris. It was built for an exhibition, and is 330 metres high."
+        "text": "The Eiffel Tower is a tower in Paris. It was built for an exhibition, and is 330 metres high.",
+        "options": {"max_new_tokens": 40},
     },
-    "translation": {"text": "The tower was built for an exhibition."},
+    "translation": {"text": "The tower was built for an exhibition.", "options": {"max_new_tokens": 40}},
     "sparse_embedding": {"text": "The cat slept on the mat."},
     "multi_vector_embedding": {"text": "Where did the cat sleep?", "is_query": True},
     "tokenization": {"text": "A fine day.", "skip_special_tokens": False},
@@ -149,3 +150,5 @@ NEEDED: Mapping[str, Sequence[str]] = {
     task: [name for name in sample if name in FIELDS and (FIELDS[name].is_input or FIELDS[name].kind == "numbers")]
     for task, sample in SAMPLES.items()
 }
+# Those that generate a text.
+GENERATING = tuple(task for task, sample in SAMPLES.items() if "options" in sample)

@@ -22,8 +22,8 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput, TokenizationInput, Truncation
 from neuronpipe.client import Client
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.core.lines import read_lines
-from neuronpipe.core.task_inputs import FIELDS, NEEDED
-from neuronpipe.measure.load.request import TASKS, GenerationLoad, LoadRequest
+from neuronpipe.core.task_inputs import FIELDS, GENERATING, NEEDED
+from neuronpipe.measure.load.request import GenerationLoad, LoadRequest
 
 _MAX_FILE_BYTES = 64 << 20
 
@@ -208,8 +208,8 @@ def generation_requests(
     """Requests for generated texts without end. `words`: what prompts are made of, where these have lengths of their
     own. Raises SetupError for a task that does not generate.
     """
-    if task not in TASKS:
-        raise SetupError(f"--generate: model {request.model} has the task {task}; it is for {', '.join(TASKS)}")
+    if task not in GENERATING:
+        raise SetupError(f"--generate: model {request.model} has the task {task}; it is for {', '.join(GENERATING)}")
     return _generation_requests(request, load, task, texts, words, seed)
 
 
@@ -229,8 +229,7 @@ def _generation_requests(
         tokens = load.output_tokens.draw(random)
         options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "num_beams": load.num_beams}
         prompt = f"{shared} {text}" if shared else text
-        field = "prompt" if task == "text_generation" else "text"
-        fields: Any = {field: prompt, "truncation": _CUT, "options": options}
+        fields: Any = {NEEDED[task][0]: prompt, "truncation": _CUT, "options": options}
         yield _request(request, TaskInput(**{task: fields}))
 
 
