@@ -129,7 +129,7 @@ def _longest_start_s(one: Container) -> int:
 
 
 def settings_exist(objects: Objects) -> Iterator[str]:
-    """Every variable of ours is a setting of that service, and has a value that it takes and that is not its default."""
+    """Every variable of ours is a setting of that service, with a value that it takes and that is not its default."""
     for one in objects.containers:
         kind = SETTINGS.get(one.target)
         given = {name: value for name, value in one.environment.items() if name.startswith("NEURONPIPE_")}
