@@ -7,9 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from neuronpipe.cli.credentials import tls_files
-from neuronpipe.cli.request import add_target, flag, tasks_of
-from neuronpipe.cli.terminal import complete_at_file, complete_models, completed_by, print_table, read_text
+from neuronpipe.cli.request import add_target, complete_models, flag, tasks_of, tls_files
+from neuronpipe.cli.terminal import complete_at_file, completed_by, print_table, read_text
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.generation_options import EARLY_STOPPING_WORDS, OPTIONS, Kind
 from neuronpipe.core.task_inputs import GENERATING, SAMPLES

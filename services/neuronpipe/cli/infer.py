@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from neuronpipe.cli.credentials import tls_files
-from neuronpipe.cli.request import add_request, add_target, example_of, has_inputs_in_texts, read_requests
+from neuronpipe.cli.request import add_request, add_target, example_of, has_inputs_in_texts, read_requests, tls_files
 from neuronpipe.cli.terminal import print_table
 from neuronpipe.core.task_inputs import SAMPLES
 

@@ -5,8 +5,7 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from neuronpipe.cli.credentials import tls_files
-from neuronpipe.cli.request import add_request, add_target, parse_timeout_s, read_requests
+from neuronpipe.cli.request import add_request, add_target, parse_timeout_s, read_requests, tls_files
 from neuronpipe.cli.terminal import print_table
 from neuronpipe.core.errors import JobNotFound, SetupError
 

@@ -1,23 +1,15 @@
-"""The options of commands that call a gateway: its address, and the request: a flag for each field of a task's input,
-or JSON.
-"""
+"""The options of commands that call a gateway: its address, TLS, the key, and the request by flags or as JSON."""
 
 import argparse
 import json
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from neuronpipe.cli.credentials import add_key, add_tls
-from neuronpipe.cli.terminal import (
-    complete_at_file,
-    complete_models,
-    completed_by,
-    read_bytes,
-    read_lines,
-    read_text,
-)
+from neuronpipe.cli.terminal import complete_at_file, completed_by, read_bytes, read_lines, read_text
 from neuronpipe.core.addresses import unix_path
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.core.task_inputs import FIELDS, NEEDED, SAMPLES, Kind
 
 if TYPE_CHECKING:
@@ -25,13 +17,75 @@ if TYPE_CHECKING:
     from neuronpipe.api.v1.models_pb2 import Model
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
     from neuronpipe.client import Client
+    from neuronpipe.platform.tls import TlsFiles
 
 # A day. Far larger numbers overflow in gRPC and count as a deadline that has passed.
 _MAX_TIMEOUT_S = 86_400
 _LAST_PORT = 65_535
+# Somebody waits for it in a shell.
+_COMPLETION_LIMIT_S = 1.0
 _MAX_UINT32 = 2**32 - 1
 # Several values of these fields are several inputs.
 _REPEATED = ("text", "image")
+
+
+def add_tls(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that tls_files reads."""
+    parser.add_argument(
+        "--tls-ca",
+        default="",
+        metavar="FILE",
+        help="connect by TLS; the authorities of the server's certificate, in PEM form",
+    )
+    parser.add_argument(
+        "--tls-certificate", default="", metavar="FILE", help="the certificate to show the server, in PEM form"
+    )
+    parser.add_argument("--tls-key", default="", metavar="FILE", help="the private key of --tls-certificate")
+
+
+def tls_files(options: argparse.Namespace) -> "TlsFiles | None":
+    """The files that the options name, None where TLS is not asked for. Raises SetupError."""
+    from neuronpipe.platform.tls import TlsFiles
+
+    files = TlsFiles(options.tls_certificate, options.tls_key, options.tls_ca)
+    if files.certificate and not files.ca:
+        raise SetupError("--tls-certificate: needs --tls-ca, the authorities of the server's certificate")
+    return files if files.ca else None
+
+
+def add_key(parser: argparse.ArgumentParser) -> None:
+    """Adds --api-key-file. A key itself is never an option: other users of a machine see its command lines."""
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file of the API key or token to call with (default: the variable NEURONPIPE_API_KEY)",
+    )
+
+
+def use_key_of(path: Path) -> None:
+    """Lets the command, and the processes that it starts, call with the key of a file. Raises SetupError."""
+    from neuronpipe.rpc.api_key import VARIABLE
+
+    try:
+        os.environ[VARIABLE] = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "holds no key"
+        raise SetupError(f"--api-key-file {path}: {problem}") from error
+
+
+def complete_models(parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    """The names of a gateway's models, where the command line has its --target and it answers."""
+    from neuronpipe.client import Client
+
+    try:
+        if parsed_args.api_key_file:
+            use_key_of(parsed_args.api_key_file)
+        tls = tls_files(parsed_args)
+        with Client(parsed_args.target, timeout_s=_COMPLETION_LIMIT_S, retries=False, tls=tls) as client:
+            return sorted({model.name for model in client.list_models()})
+    except (AttributeError, TypeError, NeuronpipeError):  # no --target yet, or nobody there
+        return []
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:

@@ -10,9 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.bundle import add_trusted_keys
-from neuronpipe.cli.credentials import add_key, add_tls, tls_files
 from neuronpipe.cli.repository import folder
-from neuronpipe.cli.request import parse_target, parse_timeout_s
+from neuronpipe.cli.request import add_key, add_tls, parse_target, parse_timeout_s, tls_files
 from neuronpipe.cli.serve import event_loop
 from neuronpipe.cli.terminal import ending_on_sigterm, print_table
 from neuronpipe.core.errors import SetupError

@@ -1,4 +1,4 @@
-"""One file for each task. A task encodes an input and decodes the model's outputs. It needs no model and no network."""
+"""A file for each task, or for tasks of a kind: they encode inputs and decode outputs, without a model or a network."""
 
 from importlib import import_module
 
@@ -6,7 +6,13 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.tasks.base import Task
 
 # Tasks that share the file of another name.
-_FILES = {"summarization": "text_to_text", "translation": "text_to_text", "detokenization": "tokenization"}
+_FILES = {
+    "detokenization": "tokenization",
+    "image_classification": "images",
+    "image_embedding": "images",
+    "summarization": "text_to_text",
+    "translation": "text_to_text",
+}
 
 
 def _declared(name: str) -> Task:
