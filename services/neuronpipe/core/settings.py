@@ -2,7 +2,7 @@
 
 A setting `max_batch_size` of the service `neuron-executor` is `--max-batch-size` on the command line, which takes
 precedence, or `NEURONPIPE_NEURON_EXECUTOR_MAX_BATCH_SIZE` in the environment. A variable with the prefix that is not a
-setting is an error, because it is most often a typing error. Each service has its settings in its own settings.py.
+setting is an error, because it is most often a typing error. Settings are classes in settings.py of each wing.
 """
 
 import os

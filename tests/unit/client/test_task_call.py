@@ -1,4 +1,4 @@
-"""client/features.py: bytes to arrays."""
+"""client/task_call.py: bytes to arrays."""
 
 import numpy as np
 import pytest
