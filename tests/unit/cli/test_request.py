@@ -1,4 +1,4 @@
-"""cli/request.py, core/task_inputs.py: each field of each task has a flag, and flags make the inputs that JSON would."""
+"""cli/request.py, core/task_inputs.py: each field of a task has a flag, and flags make the inputs that JSON would."""
 
 import argparse
 import io
