@@ -186,10 +186,9 @@ def _dead_row(job: "Job") -> tuple[str, ...]:
 def _with_store(options: argparse.Namespace, use: "Callable[[JobStore], Awaitable[None]]") -> None:
     from neuronpipe.bulk.jobs.settings import JobCommandSettings
     from neuronpipe.bulk.jobs.store import JobStore
-    from neuronpipe.core.settings import read_settings
+    from neuronpipe.core.settings import read_options
 
-    given = {name: value for name, value in vars(options).items() if name.startswith("jobs_redis_")}
-    settings = read_settings(JobCommandSettings, given)
+    settings = read_options(JobCommandSettings, vars(options))
     if not settings.jobs_redis_url:
         raise SetupError("--jobs-redis-url: is missing; give the Redis URL of the jobs")
 

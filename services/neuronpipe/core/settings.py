@@ -41,6 +41,11 @@ def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
         raise SetupError("; ".join(problems)) from error
 
 
+def read_options(kind: type[SettingsT], options: Mapping[str, Any]) -> SettingsT:
+    """The same of a command that has options of its own besides: those with the names of settings count, if given."""
+    return read_settings(kind, {name: value for name, value in options.items() if name in kind.model_fields})
+
+
 def variable_name(kind: type[Settings], field: str) -> str:
     """The environment variable of a setting."""
     return f"{kind.model_config.get('env_prefix')}{field}".upper()
