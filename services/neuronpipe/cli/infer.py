@@ -136,7 +136,7 @@ def _vector(result: Any, _: Any) -> _Rows:
 def _vectors(result: Any, _: Any) -> _Rows:
     from neuronpipe.client.task_call import to_array
 
-    vectors = to_array(result)
+    vectors: Any = to_array(result)
     return [("x".join(map(str, vectors.shape)), _numbers(vectors.flat))]
 
 

@@ -4,7 +4,6 @@ Results hold less than the outputs that the compiler compares: of sentence-simil
 rerank the order and not the logits.
 """
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,7 +43,7 @@ def result_agreement(input: TaskInput, model: ModelSpec, one: TaskResult, other:
     # The number of tokens, here 1, changes how long a text may be, and not how it is chosen.
     if complete and complete(getattr(input, task), model, 1).do_sample:
         return None
-    return float(_MEASURES.get(field, operator.eq)(first, second))
+    return float(_MEASURES[field](first, second) if field in _MEASURES else first == second)
 
 
 def _same_best_label(one: Any, other: Any) -> bool:

@@ -10,7 +10,16 @@ from google.rpc.status_pb2 import Status
 from neuronpipe import cli
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferResponse
 from neuronpipe.api.v1.models_pb2 import Model
-from neuronpipe.api.v1.tasks_pb2 import FeatureType, LabelScore, TaskInput, TaskResult, TextClassificationResult
+from neuronpipe.api.v1.tasks_pb2 import (
+    FeatureType,
+    LabelScore,
+    SentenceEmbeddingInput,
+    SentenceEmbeddingResult,
+    TaskInput,
+    TaskResult,
+    TextClassificationInput,
+    TextClassificationResult,
+)
 from neuronpipe.cli import infer
 from neuronpipe.cli.infer import result_rows
 from neuronpipe.core.task_inputs import NEEDED
@@ -238,6 +247,7 @@ def test_a_result_is_a_table(task: str) -> None:
 def test_a_result_of_a_new_shape_has_a_column_for_each_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(infer, "_TABLES", {})
     labels = [["LABEL", "SCORE"], ["good", "0.7500"], ["bad", "0.2500"]]
-    assert result_rows([TaskInput(text_classification={})], [_LABELS]) == labels
-    vector = TaskResult(sentence_embedding={"embedding": [1, -0.5]})
-    assert result_rows([TaskInput(sentence_embedding={})], [vector]) == [["EMBEDDING"], ["1.0000"], ["-0.5000"]]
+    assert result_rows([TaskInput(text_classification=TextClassificationInput())], [_LABELS]) == labels
+    vector = TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, -0.5]))
+    found = result_rows([TaskInput(sentence_embedding=SentenceEmbeddingInput())], [vector])
+    assert found == [["EMBEDDING"], ["1.0000"], ["-0.5000"]]

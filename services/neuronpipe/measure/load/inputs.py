@@ -247,7 +247,8 @@ def make_input(task: str, text: str) -> TaskInput:
     fields: dict[str, Any] = {name: _filled(name, text) for name in NEEDED[task]}
     known = getattr(TaskInput(), task).DESCRIPTOR.fields_by_name
     further = {"truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}}
-    return TaskInput(**{task: fields | {name: value for name, value in further.items() if name in known}})
+    made: Any = {task: fields | {name: value for name, value in further.items() if name in known}}
+    return TaskInput(**made)  # protobuf makes messages of dictionaries
 
 
 def _filled(name: str, text: str) -> Any:
