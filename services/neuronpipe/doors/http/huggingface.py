@@ -93,7 +93,7 @@ async def answer_body(inference: Inference, request: HttpRequest, model: ModelSp
     results = await inference.each(
         request.call,
         request.model(model.name),
-        [converter.read(found, input, body, model) for input in several],
+        [converter.read(input, body, model) for input in several],
         "inputs",
         fields,
     )

@@ -59,6 +59,7 @@ class Converter:
     its name.
     """
 
+    task: str
     takes: TypeAdapter[Any]
     write: Callable[[TaskResult, Any, Any], Any]
     fields: Mapping[str, str]
@@ -68,14 +69,14 @@ class Converter:
     option_fields: Callable[[Any], Mapping[str, str]] = lambda body: {}
     words: Sequence[str] = ()
 
-    def read(self, task: str, input: Any, body: Any, model: ModelSpec) -> TaskInput:
+    def read(self, input: Any, body: Any, model: ModelSpec) -> TaskInput:
         """One of the inputs of a body. Raises InvalidInput."""
         if self.reads:
             return self.reads(input, body, model)
         found = {ours: _value(ours, theirs, input, body) for ours, theirs in self.fields.items()}
         fields = {**found, **self.more(input, body, model)}
         # protobuf makes messages of dictionaries.
-        return TaskInput(**cast(Any, {task: {name: value for name, value in fields.items() if value is not None}}))
+        return TaskInput(**cast(Any, {self.task: {name: value for name, value in fields.items() if value is not None}}))
 
 
 def _value(ours: str, theirs: str, input: Any, body: Any) -> Any:
@@ -182,8 +183,9 @@ def _labels(labels: "list[LabelScore]") -> Any:
 _TEXT = {"text": "inputs…", "text_pair": "inputs…"}
 _LABEL_OPTIONS = {"top_k": "parameters.top_k", "function": "parameters.function_to_apply"}
 
-CONVERTERS: dict[str, Converter] = {
-    "text_classification": Converter(
+_CONVERTERS = (
+    Converter(
+        "text_classification",
         TypeAdapter(TextClassification),
         lambda result, given, body: _labels(list(result.text_classification.labels)),
         _TEXT | _LABEL_OPTIONS,
@@ -191,19 +193,22 @@ CONVERTERS: dict[str, Converter] = {
         is_nested=True,
         words=("text-classification", "sentiment-analysis"),
     ),
-    "image_classification": Converter(
+    Converter(
+        "image_classification",
         TypeAdapter(ImageClassification),
         lambda result, given, body: _labels(list(result.image_classification.labels)),
         {"image": "inputs…"} | _LABEL_OPTIONS,
         lambda given, body, model: {"top_k": min(body.parameters.top_k or 0, len(model.labels))},
     ),
-    "image_embedding": Converter(
+    Converter(
+        "image_embedding",
         TypeAdapter(ImageFeatures),
         lambda result, given, body: vector(result.image_embedding),
         {"image": "inputs…"},
         words=("image-feature-extraction",),
     ),
-    "zero_shot_image_classification": Converter(
+    Converter(
+        "zero_shot_image_classification",
         TypeAdapter(ZeroShotImageClassification),
         lambda result, given, body: _labels(list(result.zero_shot_image_classification.labels)),
         {
@@ -212,7 +217,8 @@ CONVERTERS: dict[str, Converter] = {
             "hypothesis_template": "parameters.hypothesis_template",
         },
     ),
-    "zero_shot_classification": Converter(
+    Converter(
+        "zero_shot_classification",
         TypeAdapter(ZeroShotClassification),
         lambda result, given, body: _labels(list(result.zero_shot_classification.labels)),
         {
@@ -223,7 +229,8 @@ CONVERTERS: dict[str, Converter] = {
         },
         _of_labels,
     ),
-    "token_classification": Converter(
+    Converter(
+        "token_classification",
         TypeAdapter(TokenClassification),
         _write_tokens,
         {
@@ -235,12 +242,14 @@ CONVERTERS: dict[str, Converter] = {
         lambda given, body, model: {"keep_all_labels": body.parameters.ignore_labels == []},
         words=("token-classification", "ner"),
     ),
-    "fill_mask": Converter(
+    Converter(
+        "fill_mask",
         TypeAdapter(FillMask),
         _write_masks,
         {"text": "inputs…", "top_k": "parameters.top_k", "targets": "parameters.targets"},
     ),
-    "question_answering": Converter(
+    Converter(
+        "question_answering",
         TypeAdapter(QuestionAnswering),
         _write_answers,
         {
@@ -252,20 +261,23 @@ CONVERTERS: dict[str, Converter] = {
             "allow_no_answer": "parameters.handle_impossible_answer",
         },
     ),
-    "sentence_embedding": Converter(
+    Converter(
+        "sentence_embedding",
         TypeAdapter(Features),
         lambda result, given, body: vector(result.sentence_embedding),
         {"text": "inputs…", "dimensions": "dimensions", "prompt_name": "prompt_name"},
         _of_embedding,
         words=("feature-extraction",),
     ),
-    "feature_extraction": Converter(
+    Converter(
+        "feature_extraction",
         TypeAdapter(Features),
         lambda result, given, body: token_vectors(result.feature_extraction),
         _TEXT,
         _of_features,
     ),
-    "sparse_embedding": Converter(
+    Converter(
+        "sparse_embedding",
         TypeAdapter(Features),
         lambda result, given, body: [
             {"index": one.token_id, "value": one.weight, "token": one.token} for one in result.sparse_embedding.weights
@@ -274,39 +286,45 @@ CONVERTERS: dict[str, Converter] = {
         _of_sparse,
         words=("feature-extraction",),
     ),
-    "multi_vector_embedding": Converter(
+    Converter(
+        "multi_vector_embedding",
         TypeAdapter(Features),
         lambda result, given, body: token_vectors(result.multi_vector_embedding),
         {"text": "inputs…"},
         _of_multi_vector,
         words=("feature-extraction",),
     ),
-    "sentence_similarity": Converter(
+    Converter(
+        "sentence_similarity",
         TypeAdapter(SentenceSimilarity),
         lambda result, given, body: list(result.sentence_similarity.scores),
         {"source": "inputs.source_sentence", "texts": "inputs.sentences"},
     ),
-    "text_generation": Converter(
+    Converter(
+        "text_generation",
         TypeAdapter(TextGeneration),
         lambda result, given, body: [write_text(one, given, body) for one in result.text_generation.sequences],
         TEXT_FIELDS,
         reads=read_prompt,
     ),
-    "summarization": Converter(
+    Converter(
+        "summarization",
         TypeAdapter(Summarization),
         lambda result, given, body: [{"summary_text": one.text} for one in result.summarization.sequences],
         _TEXT,
         reads=read_summary,
         option_fields=writing_fields,
     ),
-    "translation": Converter(
+    Converter(
+        "translation",
         TypeAdapter(Translation),
         lambda result, given, body: [{"translation_text": one.text} for one in result.translation.sequences],
         _TEXT | {"source_language": "parameters.src_lang", "target_language": "parameters.tgt_lang"},
         reads=read_translation,
         option_fields=writing_fields,
     ),
-    "rerank": Converter(
+    Converter(
+        "rerank",
         TypeAdapter(TextRanking),
         lambda result, given, body: [{"index": one.index, "score": one.score} for one in result.rerank.texts],
         {
@@ -318,4 +336,5 @@ CONVERTERS: dict[str, Converter] = {
         _of_query,
         words=("text-ranking",),
     ),
-}
+)
+CONVERTERS = {one.task: one for one in _CONVERTERS}
