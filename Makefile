@@ -235,8 +235,8 @@ check: setup verify verify-package test
 
 .PHONY: verify fix
 verify: verify-format verify-lint verify-types verify-imports
-verify: verify-protos verify-telemetry verify-docs verify-locks verify-models verify-audit verify-deploy
-fix: fix-protos fix-telemetry fix-docs fix-locks fix-lint fix-format
+verify: verify-protos verify-docs verify-locks verify-models verify-audit verify-deploy
+fix: fix-protos fix-docs fix-locks fix-lint fix-format
 
 .PHONY: verify-format fix-format
 verify-format: .venv/.dev
@@ -294,15 +294,8 @@ fix-protos: .venv/.dev
 release-protos: .venv/.dev
 	$(BIN)/buf build protos --exclude-source-info --output protos/released.binpb
 
-# docs/telemetry.md lists the names in core/names.py.
-.PHONY: verify-telemetry fix-telemetry
-verify-telemetry: .venv/.dev
-	$(BIN)/python -m tests.contract.telemetry_page | diff docs/telemetry.md - \
-	  || { echo "docs/telemetry.md is not what core/names.py says; run: make fix-telemetry"; exit 1; }
-fix-telemetry: .venv/.dev
-	$(BIN)/python -m tests.contract.telemetry_page > docs/telemetry.md
-
-# docs/reference is made of the settings, the parsers, the protos and the errors.
+# docs/reference and docs/telemetry.md are made of the settings, the parsers, the protos, the errors and the names of
+# telemetry. Dashboard, alerts, manifests and pages name no others.
 .PHONY: verify-docs fix-docs
 verify-docs: .venv/.dev
 	$(BIN)/python -m tests.reference --check

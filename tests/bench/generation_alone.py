@@ -21,7 +21,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.stages.neuron_executor.devices import running_devices
-from neuronpipe.stages.neuron_executor.settings import EngineSettings
+from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks.text_generation import complete_options
 from tests.bench.peers.generating import BEAMS
 

@@ -31,8 +31,8 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ExecuteItem, ModelKey
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.measure.benchmark.machine import describe_machine
-from neuronpipe.stages.neuron_executor.settings import EngineSettings
 from neuronpipe.stages.neuron_executor.stage import running_executor
+from neuronpipe.stages.settings import EngineSettings
 from tests.bench.callers import WARM_UP_S
 from tests.bench.closed_loop import ClosedLoop, System
 from tests.bench.systems import NO_CACHE

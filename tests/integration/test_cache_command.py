@@ -13,7 +13,7 @@ from neuronpipe.cli import main
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey, TokenizeItem
 from neuronpipe.core.packed import pack_input
-from neuronpipe.stages.tokenizer.settings import TokenCacheSettings
+from neuronpipe.stages.settings import TokenCacheSettings
 from neuronpipe.stages.tokenizer.stage import running_tokenizer
 from tests.integration.requests import classify
 from tests.redis_server import RedisServer, redis_server

@@ -21,7 +21,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB")
 
 _HEAD = f"""# Configuration reference
 
-{NOTE.format("the classes of the settings (`settings.py` of each service)")}
+{NOTE.format("the classes of the settings (`settings.py` of each wing)")}
 
 Each setting is an option of the command line and an environment variable. The command line takes precedence. An empty
 variable counts as not set. A variable that begins with the prefix of the service and is not in its table is an error.

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from neuronpipe import __version__
 from neuronpipe.cli import serve
-from neuronpipe.cli.credentials import use_key_of
-from neuronpipe.cli.parser import CommandParser
+from neuronpipe.cli.request import use_key_of
+from neuronpipe.cli.terminal import CommandParser
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 
 COMMANDS = (

@@ -2,8 +2,7 @@
 
 import argparse
 
-from neuronpipe.cli.credentials import add_key, add_tls, tls_files
-from neuronpipe.cli.request import parse_target, parse_timeout_s
+from neuronpipe.cli.request import add_key, add_tls, parse_target, parse_timeout_s, tls_files
 
 HELP = "ask a server for its health; exits with 0 if it is serving"
 EXTRA = ""

@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from neuronpipe.cli.credentials import add_key, add_tls, tls_files
-from neuronpipe.cli.parser import complete_models, completed_by
-from neuronpipe.cli.request import parse_target
+from neuronpipe.cli.request import add_key, add_tls, complete_models, parse_target, tls_files
+from neuronpipe.cli.terminal import completed_by
 from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.load import request as limits
 from neuronpipe.measure.load.request import FORMS, PRIORITIES, GenerationLoad, Lengths, LoadRequest

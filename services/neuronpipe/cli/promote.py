@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from neuronpipe.cli.credentials import tls_files
+from neuronpipe.cli.request import tls_files
 from neuronpipe.cli.terminal import ending_on_sigterm
 from neuronpipe.core.errors import SetupError
 

@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from neuronpipe.cli.credentials import add_key, add_tls, tls_files
 from neuronpipe.cli.repository import add_repository, opened
-from neuronpipe.cli.request import parse_target
+from neuronpipe.cli.request import add_key, add_tls, parse_target, tls_files
 from neuronpipe.core.errors import ChangeRefused, SetupError
 
 if TYPE_CHECKING:

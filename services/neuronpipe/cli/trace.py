@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from neuronpipe.cli.credentials import tls_files
-from neuronpipe.cli.request import add_request, add_target, read_requests
+from neuronpipe.cli.request import add_request, add_target, read_requests, tls_files
 from neuronpipe.core.errors import SetupError
 
 HELP = "send one request and show its trace; the server needs --kept-traces"

@@ -2,7 +2,7 @@
 
 A setting `max_batch_size` of the service `neuron-executor` is `--max-batch-size` on the command line, which takes
 precedence, or `NEURONPIPE_NEURON_EXECUTOR_MAX_BATCH_SIZE` in the environment. A variable with the prefix that is not a
-setting is an error, because it is most often a typing error. Each service has its settings in its own settings.py.
+setting is an error, because it is most often a typing error. Settings are classes in settings.py of each wing.
 """
 
 import os
@@ -39,6 +39,11 @@ def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
             for problem in error.errors()
         ]
         raise SetupError("; ".join(problems)) from error
+
+
+def read_options(kind: type[SettingsT], options: Mapping[str, Any]) -> SettingsT:
+    """The same of a command that has options of its own besides: those with the names of settings count, if given."""
+    return read_settings(kind, {name: value for name, value in options.items() if name in kind.model_fields})
 
 
 def variable_name(kind: type[Settings], field: str) -> str:

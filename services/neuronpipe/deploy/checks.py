@@ -22,7 +22,7 @@ from neuronpipe.serve.settings import PipelineProcessSettings
 from neuronpipe.stages.neuron_executor.runtimes.host import cpu_threads, memory_limit
 from neuronpipe.stages.neuron_executor.runtimes.neuron import CORES_PER_DEVICE, core_count, runtime_environment
 from neuronpipe.stages.neuron_executor.runtimes.parts import check_parts
-from neuronpipe.stages.neuron_executor.settings import EngineSettings, NeuronExecutorSettings
+from neuronpipe.stages.settings import EngineSettings, NeuronExecutorSettings
 
 # The folder of devices, and what the files of each back end's are called there.
 DEVICE_FOLDER = Path("/dev")

@@ -17,8 +17,8 @@ from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs
 from neuronpipe.serve.fronts import Fronts
 from neuronpipe.serve.ports import shared_port
 from neuronpipe.serve.settings import AllSettings
-from neuronpipe.stages.neuron_executor.settings import EngineSettings
 from neuronpipe.stages.neuron_executor.stage import NeuronExecutorStage, running_executor
+from neuronpipe.stages.settings import EngineSettings
 
 
 async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Access) -> None:

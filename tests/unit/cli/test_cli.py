@@ -25,17 +25,15 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TokenClassificationResult,
 )
 from neuronpipe.cli import models, serve
-from neuronpipe.cli.input_flags import EXAMPLES
 from neuronpipe.cli.request import parse_target
 from neuronpipe.core import logs
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from neuronpipe.core.settings import variable_name
+from neuronpipe.core.task_inputs import SAMPLES
 from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.platform.telemetry import start
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
-from neuronpipe.stages.neuron_executor.settings import NeuronExecutorSettings
-from neuronpipe.stages.postprocessor.settings import PostprocessorSettings
-from neuronpipe.stages.tokenizer.settings import TokenizerSettings
+from neuronpipe.stages.settings import NeuronExecutorSettings, PostprocessorSettings, TokenizerSettings
 from tests.unit.client.fake_gateway import fake_gateway
 from tests.unit.every_error import EVERY_ERROR
 
@@ -304,7 +302,7 @@ def test_the_example_of_every_task_can_be_sent_as_it_is(
 
 
 def test_the_example_of_an_image_is_one() -> None:
-    image = EXAMPLES["image_classification"]["image"]
+    image = SAMPLES["image_classification"]["image"]
     assert Image.open(io.BytesIO(base64.b64decode(str(image)))).size == (1, 1)
 
 

@@ -15,7 +15,7 @@ from neuronpipe.core.errors import InternalError
 from neuronpipe.core.items import Execute, ExecuteItem, Prediction
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.core.tensors import Arrays
-from neuronpipe.stages.neuron_executor.settings import EngineSettings
+from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks.inputs.kind import input_kind
 
 # Batches at the executor at once: enough for all cores, few enough for windows to end one after the other.

@@ -34,10 +34,9 @@ from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.routing import open_gateway_models
 from neuronpipe.gateway.settings import PipelineSettings
-from neuronpipe.stages.neuron_executor.settings import EngineSettings
 from neuronpipe.stages.neuron_executor.stage import running_executor
 from neuronpipe.stages.postprocessor.stage import running_postprocessor
-from neuronpipe.stages.tokenizer.settings import TokenCacheSettings
+from neuronpipe.stages.settings import EngineSettings, TokenCacheSettings
 from neuronpipe.stages.tokenizer.stage import running_tokenizer
 
 

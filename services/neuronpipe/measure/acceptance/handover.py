@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic_settings import SettingsConfigDict
 
-from neuronpipe.stages.neuron_executor.settings import CoreSettings
+from neuronpipe.stages.settings import CoreSettings
 
 
 class AcceptSettings(CoreSettings):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from neuronpipe.bundles.repository import Bundle, default_name, read_repository
 from neuronpipe.core.errors import SetupError
-from neuronpipe.stages.neuron_executor.runtimes.neuron import MAX_CORES
+from neuronpipe.stages.settings import MAX_CORES
 from neuronpipe.tasks import TASKS
 
 # Parameters outside of embeddings, which compute with every token, in millions; counted by transformers 5.23.

@@ -61,7 +61,6 @@ MAX_LIMIT_MS = 3_600_000
 # As the gateway has it (tasks/decoding_checks.py).
 MAX_BEAMS = 16
 OUTPUT_TOKENS = Lengths.fixed(32)
-TASKS = ("text_generation", "summarization", "translation")
 
 
 @dataclass(frozen=True, kw_only=True)

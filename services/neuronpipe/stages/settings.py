@@ -1,5 +1,6 @@
-"""The settings of the neuron-executor."""
+"""The settings of the stages."""
 
+import re
 from typing import ClassVar
 
 from pydantic import Field, field_validator
@@ -7,8 +8,24 @@ from pydantic_settings import SettingsConfigDict
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
+from neuronpipe.platform.cache.economics import CachePolicy, RedisSettings
 from neuronpipe.platform.process.settings import StageSettings, listen_field
-from neuronpipe.stages.neuron_executor.runtimes.neuron import MAX_CORES, parse_cores
+
+MAX_CORES = 256
+_CORES = re.compile(r"\d{1,3}(-\d{1,3})?(,\d{1,3}(-\d{1,3})?)*")
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """The cores that a list such as "0-3" or "0,2-3" names, ascending. Raises SetupError."""
+    if not _CORES.fullmatch(text):
+        raise SetupError(f"cores {text!r}: must be a number of cores, or a list such as 0-3 or 0,2")
+    cores: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if int(last or first) < int(first) or int(last or first) >= MAX_CORES:
+            raise SetupError(f"cores {text!r}: {part} is not a range of cores from 0 to {MAX_CORES - 1}")
+        cores.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(cores))
 
 
 class CoreSettings(Settings):
@@ -102,3 +119,33 @@ class NeuronExecutorSettings(StageSettings, EngineSettings):
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_NEURON_EXECUTOR_")
 
     listen: str = listen_field("127.0.0.1:50052")
+
+
+class TokenCacheSettings(RedisSettings):
+    """The caches of encoded inputs: texts' tokens, and images' pixels."""
+
+    token_cache_bytes: int = Field(
+        64 << 20, ge=0, description="memory for token ids of texts in this process, in bytes; 0: no cache"
+    )
+    image_cache_bytes: int = Field(
+        64 << 20, ge=0, description="memory for pixels of images in this process, in bytes; 0: no cache"
+    )
+    token_cache_redis: CachePolicy = Field(
+        "auto", description="when to look in Redis: auto (where that is faster than encoding), always, never"
+    )
+
+
+class TokenizerSettings(StageSettings, TokenCacheSettings):
+    """Settings of the tokenizer."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_TOKENIZER_")
+
+    listen: str = listen_field("127.0.0.1:50051")
+
+
+class PostprocessorSettings(StageSettings):
+    """Settings of the postprocessor."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_POSTPROCESSOR_")
+
+    listen: str = listen_field("127.0.0.1:50053")

@@ -1,4 +1,4 @@
-"""cli/input_flags.py: every field of every task has a flag, and flags make the inputs that JSON would."""
+"""cli/request.py, core/task_inputs.py: each field of a task has a flag, and flags make the inputs that JSON would."""
 
 import argparse
 import io
@@ -16,9 +16,10 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskInput,
     Truncation,
 )
-from neuronpipe.cli.input_flags import FIELDS, NEEDED, add_input_flags, choose_task, flag, make_inputs, read_fields
+from neuronpipe.cli.request import add_input_flags, choose_task, flag, make_inputs, read_fields
 from neuronpipe.cli.task_json import read_task_input
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.task_inputs import FIELDS, NEEDED
 
 _TASKS: dict[str, Any] = {field.name: field.message_type for field in TaskInput.DESCRIPTOR.fields}
 _EMBEDDER = ("sentence_embedding", "sentence_similarity")

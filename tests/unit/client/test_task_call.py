@@ -1,10 +1,10 @@
-"""client/features.py: bytes to arrays."""
+"""client/task_call.py: bytes to arrays."""
 
 import numpy as np
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionResult, FeatureType
-from neuronpipe.client.features import to_array
+from neuronpipe.client.task_call import to_array
 
 
 @pytest.mark.parametrize(
