@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _exit(str(error), 2)
     except NeuronpipeError as error:
         if isinstance(error, Unavailable) and not is_reachable(target := getattr(options, "target", "")):
-            _exit(f"nothing answers at --target {target}: is `neuronpipe serve` or `neuronpipe run` running there?", 1)
+            _exit(f"UNAVAILABLE: nothing listens at --target {target}; is `neuronpipe serve` running there?", 1)
         _exit(f"{error.reason}: {error.message}", 1)
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] == "neuronpipe":

@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--listen", default="127.0.0.1:50050", metavar="HOST:PORT", help="of gRPC (default: %(default)s)"
     )
     parser.add_argument(
-        "--http-listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="of HTTP (default: %(default)s)"
+        "--http-listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="of HTTP (default: %(default)s)"
     )
 
 
