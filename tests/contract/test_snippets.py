@@ -131,6 +131,8 @@ def test_a_snippet_is_right(fence: Fence, folder: Path, request: pytest.FixtureR
     (folder / "models").symlink_to(request.getfixturevalue("repository"))
     refused = _refused(gateway)
     content = _at(gateway, fence.content)
+    if fence.language == "console":
+        content = f"$ export NEURONPIPE_TARGET={gateway.target}\n{content}"
     if fence.environment:
         process = _run_python(content, folder, ROOT / fence.environment / "bin" / "python")
     else:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from neuronpipe.cli.request import add_key, add_tls, complete_models, parse_target, tls_files
+from neuronpipe.cli.request import add_address, add_key, add_tls, complete_models, tls_files
 from neuronpipe.cli.terminal import completed_by
 from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.load import request as limits
@@ -22,7 +22,7 @@ EXTRA = ""
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `neuronpipe load`."""
-    parser.add_argument("--target", required=True, type=parse_target, metavar="HOST:PORT", help="the gateway")
+    add_address(parser, "the gateway")
     add_tls(parser)
     add_key(parser)
     model = parser.add_argument("--model", required=True, metavar="M", help="the model's name")

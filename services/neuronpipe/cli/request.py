@@ -25,6 +25,9 @@ _LAST_PORT = 65_535
 # Somebody waits for it in a shell.
 _COMPLETION_LIMIT_S = 1.0
 _MAX_UINT32 = 2**32 - 1
+# Where `neuronpipe run` and the examples serve.
+_DEFAULT_TARGET = "127.0.0.1:50050"
+_TARGET_VARIABLE = "NEURONPIPE_TARGET"
 # Several values of these fields are several inputs.
 _REPEATED = ("text", "image")
 
@@ -88,9 +91,20 @@ def complete_models(parsed_args: argparse.Namespace, **_: object) -> list[str]:
         return []
 
 
+def add_address(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Adds --target."""
+    parser.add_argument(
+        "--target",
+        default=os.environ.get(_TARGET_VARIABLE) or _DEFAULT_TARGET,
+        type=parse_target,
+        metavar="HOST:PORT",
+        help=f"{meaning} (default: the variable {_TARGET_VARIABLE}, or else {_DEFAULT_TARGET})",
+    )
+
+
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Adds --target, --timeout-s, and the options of TLS and of the key."""
-    parser.add_argument("--target", required=True, type=parse_target, metavar="HOST:PORT", help="the gateway")
+    add_address(parser, "the gateway")
     add_tls(parser)
     add_key(parser)
     parser.add_argument(

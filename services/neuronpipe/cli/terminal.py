@@ -5,6 +5,7 @@ import contextlib
 import difflib
 import errno
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,9 +14,12 @@ from typing import Any, NoReturn
 
 from neuronpipe.core.errors import SetupError
 
+# As argparse writes it.
+_INVALID_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
+
 
 class CommandParser(argparse.ArgumentParser):
-    """Reports an error in two lines, and suggests the option that was probably meant."""
+    """Reports an error in two lines, and suggests the option or the command that was probably meant."""
 
     _arguments: Sequence[str] = ()
 
@@ -31,6 +35,10 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends with the exit code 2."""
+        if choice := _INVALID_CHOICE.search(message):
+            near_choices = difflib.get_close_matches(choice[1], re.findall(r"'([^']*)'", choice[2]), 1)
+            if near_choices:
+                message = f"{message[: choice.start()]}invalid choice: {choice[1]!r}; did you mean {near_choices[0]}?"
         known = list(self._option_string_actions)
         flags = {argument.partition("=")[0] for argument in self._arguments if argument.startswith("--")}
         misspelt = sorted(flag for flag in flags if not any(option.startswith(flag) for option in known))
