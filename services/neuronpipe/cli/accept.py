@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Prints the path of the report. Raises SetupError for invalid options; later failures are in the report."""
     from neuronpipe.core.settings import read_settings
-    from neuronpipe.measure.acceptance.handover import AcceptSettings
+    from neuronpipe.measure.acceptance.back_end import AcceptSettings
     from neuronpipe.stages.neuron_executor.runtimes.neuron import runtime_environment
 
     if not 0 < options.seconds < float("inf"):

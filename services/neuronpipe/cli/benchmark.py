@@ -217,8 +217,8 @@ def _request(options: argparse.Namespace) -> "RunRequest":
 
 def _costs(options: argparse.Namespace) -> "Costs":
     from neuronpipe.measure.benchmark.advice import DEFAULT_PRICES, read_prices
-    from neuronpipe.measure.benchmark.machine import instance_type
     from neuronpipe.measure.benchmark.tables import Costs
+    from neuronpipe.measure.machine import instance_type
     from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 
     prices = read_prices(options.prices or DEFAULT_PRICES)

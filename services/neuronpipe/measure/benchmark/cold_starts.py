@@ -18,8 +18,8 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError, Unavailable
 from neuronpipe.measure.benchmark.measuring import texts_of_length
 from neuronpipe.measure.benchmark.results import ColdStart
-from neuronpipe.measure.benchmark.service_process import ServiceProcess
 from neuronpipe.measure.load.inputs import make_input
+from neuronpipe.measure.processes import ServiceProcess
 
 _NO_CACHE = ("--token-cache-bytes", "0")
 # pip compiles packages to byte code as it installs them; the sources of a checkout are compiled at the first start,

@@ -7,18 +7,17 @@ import asyncio
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.measure.benchmark.bundles import CannotMeasure, WantedBundle
 from neuronpipe.measure.benchmark.cold_starts import measure_cold_starts
-from neuronpipe.measure.benchmark.machine import CpuWatch, describe_machine
 from neuronpipe.measure.benchmark.matrix import IMAGE_TOKENS, BenchmarkModel, Cell, Matrix, Variant
-from neuronpipe.measure.benchmark.measuring import Effort
-from neuronpipe.measure.benchmark.processes import CannotMeasure, VariantProcess, find_bundle, prepare_bundle
+from neuronpipe.measure.benchmark.measuring import Effort, work
 from neuronpipe.measure.benchmark.results import (
     RESULTS_FILE,
     CellResult,
@@ -28,6 +27,8 @@ from neuronpipe.measure.benchmark.results import (
     read_results,
     write_results,
 )
+from neuronpipe.measure.machine import CpuWatch, describe_machine
+from neuronpipe.measure.processes import ProcessEnded, Worker
 from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 
 _OPERATIONS = 2.0  # for each parameter and token: a product and a sum
@@ -59,7 +60,7 @@ class Estimate:
 
     def __init__(self, matrix: Matrix, effort: Effort, speed: float) -> None:
         """`speed`: operations a second."""
-        self._models: Mapping[str, BenchmarkModel] = {model.name: model for model in matrix.models}
+        self._matrix = matrix
         self._effort = effort
         self._speed = speed * _EFFICIENCY
         self._guessed_s = self._taken_s = 0.0
@@ -68,7 +69,7 @@ class Estimate:
     def cell_s(self, cell: Cell) -> float:
         """One cell, before anything is known of it."""
         effort = self._effort
-        operations = _OPERATIONS * self._models[cell.variant.model].parameters * (cell.length or IMAGE_TOKENS)
+        operations = _OPERATIONS * self._matrix.model(cell.variant.model).parameters * (cell.length or IMAGE_TOKENS)
         call_s = cell.callers * (_CALL_S + operations * cell.batch / self._speed)
         warm_up_s = min(effort.warm_up_calls * call_s, effort.seconds / 4 + call_s)
         return warm_up_s + max(effort.seconds, effort.least_calls * call_s / cell.callers)
@@ -191,13 +192,13 @@ class Run:
 
     def _missing(self, cells: Sequence[Cell]) -> list[BenchmarkModel]:
         """Models to compile, once for each back end and dtype."""
-        pairs = dict.fromkeys((one.variant.model, one.variant.backend, one.variant.dtype) for one in cells)
-        found = [(self._request.matrix.model(name), backend, dtype) for name, backend, dtype in pairs]
-        return [one[0] for one in found if not self._find_bundle(*one)]
+        wanted = dict.fromkeys(self._bundle(cell.variant) for cell in cells)
+        return [one.model for one in wanted if not one.find()]
 
-    def _find_bundle(self, model: BenchmarkModel, backend: str, dtype: str) -> Path | None:
-        buckets = self._request.matrix.buckets(model.name, backend, dtype)
-        return find_bundle(model, backend, dtype, self._request.cache, buckets)
+    def _bundle(self, variant: Variant) -> WantedBundle:
+        matrix = self._request.matrix
+        buckets = matrix.buckets(variant.model, variant.backend, variant.dtype)
+        return WantedBundle(matrix.model(variant.model), variant.backend, variant.dtype, buckets, self._request.cache)
 
     def _left_s(self, estimate: Estimate, cells: Sequence[Cell]) -> float:
         cold_s = _COLD_START_S * (self._request.cold_starts + 1) * len(self._cold_left)
@@ -225,35 +226,36 @@ class Run:
             )
 
     def _run_variant(self, variant: Variant, cells: Sequence[Cell], estimate: Estimate) -> None:
-        request = self._request
-        model, backend, dtype = request.matrix.model(variant.model), variant.backend, variant.dtype
-        buckets = request.matrix.buckets(model.name, backend, dtype)
         try:
-            folder = prepare_bundle(model, backend, dtype, request.cache, buckets, self._tell)
+            folder = self._bundle(variant).prepare(self._tell)
             while cells:
                 cells = self._measure(folder, variant, cells, estimate)
-        except CannotMeasure as error:
+        except (CannotMeasure, ProcessEnded) as error:
             for cell in cells:
                 self._note(CellResult(cell=cell, reason=str(error)), estimate)
 
     def _measure(self, folder: Path, variant: Variant, cells: Sequence[Cell], estimate: Estimate) -> Sequence[Cell]:
         """Measures cells in one process. Returns those that are left where one of them ended it.
 
-        Raises CannotMeasure if the process does not load the model.
+        Raises CannotMeasure and ProcessEnded if the process does not load the model.
         """
-        with VariantProcess.started(folder, variant, cells, self._request.effort) as process:
+        with Worker.started(work, folder, variant, cells, self._request.effort, name="benchmark") as process:
+            if reason := process.receive():
+                raise CannotMeasure(reason)
             for number, cell in enumerate(cells):
                 began_s, watch = time.monotonic(), CpuWatch()
                 try:
-                    samples = process.measure(cell)
-                except CannotMeasure as error:
-                    self._note(CellResult(cell=cell, reason=str(error)), estimate)
-                    if not process.is_running:
-                        return cells[number + 1 :]
+                    process.send(cell)
+                    found = process.receive()
+                except ProcessEnded as ended:
+                    self._note(CellResult(cell=cell, reason=str(ended)), estimate)
+                    return cells[number + 1 :]
+                if isinstance(found, str):
+                    self._note(CellResult(cell=cell, reason=found), estimate)
                     continue
                 steal, others = watch.shares()
                 estimate.note(cell, time.monotonic() - began_s)
-                self._note(cell_result(cell, samples, steal=steal, others=others), estimate)
+                self._note(cell_result(cell, found, steal=steal, others=others), estimate)
         return ()
 
     def _note(self, one: CellResult, estimate: Estimate) -> None:
@@ -276,7 +278,7 @@ class Run:
         request = self._request
         variant = next(cell.variant for cell in request.matrix.cells if cell.variant.model == model.name)
         self._tell(f"{model.name}: {request.cold_starts} cold starts")
-        folder = self._find_bundle(model, variant.backend, variant.dtype)
+        folder = self._bundle(variant).find()
         if folder:
             found = asyncio.run(
                 measure_cold_starts(
