@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from neuronpipe.bulk.transform.files import Folder, digest, local_copy, naming, open_input, write_file
-from neuronpipe.bulk.transform.formats import find_format, format_of
-from neuronpipe.bulk.transform.formats.base import Column, Format, Kind, Place
+from neuronpipe.bulk.transform.formats import Column, Format, Kind, Place, find_format, format_of
 from neuronpipe.bulk.transform.request import ModelFacts, TransformRequest
 from neuronpipe.core.errors import SetupError
 

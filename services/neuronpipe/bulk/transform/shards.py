@@ -2,14 +2,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+import itertools
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bulk.transform.files import naming, open_folder, open_input, unwritable
-from neuronpipe.bulk.transform.formats import find_format
-from neuronpipe.bulk.transform.formats.base import Row, RowReader
+from neuronpipe.bulk.transform.formats import Row, find_format
 from neuronpipe.bulk.transform.plan import DoneShard, Manifest, Shard
 from neuronpipe.bulk.transform.request import Answer, Engine, Outcome
 from neuronpipe.bulk.transform.rows import RowTask, is_failed
@@ -183,27 +183,24 @@ class _Windows:
 def _read_windows(shards: Iterable[Shard], work: ShardWork, window_rows: int) -> Generator[_Window, None, None]:
     """The rows of the shards. A file stays open for the shards that follow each other in it."""
     format = find_format(work.input_format)
-    reader: RowReader | None = None
-    at: tuple[str, int] = "", 0
-    try:
+    rows: Iterator[Row] = iter(())
+    at: tuple[str, int] | None = None
+    with contextlib.ExitStack() as opened:
         for shard in shards:
             with naming(shard.file):
-                if reader is None or at != (shard.file, shard.place.row):
-                    if reader:
-                        reader.close()
-                    reader = format.open_reader(open_input(shard.file), shard.place, shard.columns)
+                if at != (shard.file, shard.place.row):
+                    opened.close()
+                    file = opened.enter_context(contextlib.closing(open_input(shard.file)))
+                    rows = format.read(file, shard.place, shard.columns)
                 for first in range(0, shard.rows, window_rows):
                     count = min(window_rows, shard.rows - first)
-                    rows = reader.read(count)
-                    if len(rows) < count:
+                    found = list(itertools.islice(rows, count))
+                    if len(found) < count:
                         raise SetupError("has changed since the run began: it has fewer rows")
                     is_last = first + window_rows >= shard.rows
-                    inputs = [_inputs(work.task, row) for row in rows]
-                    yield _Window(shard, shard.place.row + first, rows, inputs, is_last)
+                    inputs = [_inputs(work.task, row) for row in found]
+                    yield _Window(shard, shard.place.row + first, found, inputs, is_last)
             at = shard.file, shard.place.row + shard.rows
-    finally:
-        if reader:
-            reader.close()
 
 
 def _inputs(task: RowTask, row: Row) -> Sequence[TaskInput] | InvalidInput:
