@@ -1,20 +1,102 @@
-"""Runs shards: rows in, a file of results out, its line in the manifest last."""
+"""Runs shards: rows in, a file of results out, its line in the manifest last.
+
+So what is listed is there, whoever wrote it, on this machine or another one, and no file is ever added to.
+"""
 
 import asyncio
 import contextlib
 import itertools
+import json
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
-from neuronpipe.bulk.transform.files import naming, open_folder, open_input, unwritable
-from neuronpipe.bulk.transform.formats import Row, find_format
-from neuronpipe.bulk.transform.plan import DoneShard, Manifest, Shard
+from neuronpipe.bulk.transform.files import Folder, naming, open_folder, open_input, unwritable, write_file
+from neuronpipe.bulk.transform.formats import Place, Row, find_format
 from neuronpipe.bulk.transform.request import Answer, Engine, Outcome
 from neuronpipe.bulk.transform.rows import RowTask, is_failed
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from neuronpipe.gateway.many import answer_in_order
+
+RUN_FILE = "_run.json"
+MANIFEST_FILE = "_manifest.jsonl"
+_SHARDS = "_shards"
+
+
+@dataclass(frozen=True, slots=True)
+class DoneShard:
+    """A shard whose results are complete. `first_row`: in its file, from 0 on. Tokens: of rows that succeeded."""
+
+    number: int
+    file: str
+    size_bytes: int
+    input: str
+    first_row: int
+    rows: int
+    errors: int
+    tokens: int
+    truncated_tokens: int
+    padded_tokens: int
+
+
+class Manifest:
+    """The list of a run's shards, in its output folder."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+
+    def begin(self, fingerprint: str, description: dict[str, object]) -> None:
+        """Begins a run, or goes on with it. Raises SetupError for a folder of another run, naming what differs."""
+        new = {"fingerprint": fingerprint, **description}
+        if (content := self._folder.read(RUN_FILE)) is None:
+            write_file(self._folder, RUN_FILE, (json.dumps(new, indent=2) + "\n").encode())
+            return
+        old = json.loads(content)
+        if old.get("fingerprint") != fingerprint:
+            changed = [name for name in new if name != "fingerprint" and new[name] != old.get(name)]
+            raise SetupError(
+                f"holds a run that differs in {', '.join(changed) or 'its input'}; choose another folder, or delete it"
+            )
+
+    def add(self, shard: DoneShard) -> None:
+        """Lists a shard whose file of results is there. Raises SetupError."""
+        write_file(self._folder, f"{_SHARDS}/{shard.number:05d}.json", _line(shard))
+
+    def done(self) -> list[DoneShard]:
+        """The shards that are listed, and whose results are there, in order. Raises SetupError."""
+        listed = [
+            DoneShard(**json.loads(self._folder.read(name) or b""))
+            for name in self._folder.names(_SHARDS)
+            if name.endswith(".json")
+        ]
+        sizes = self._folder.sizes([shard.file for shard in listed])
+        found = [shard for shard in listed if sizes.get(shard.file) == shard.size_bytes]
+        return sorted(found, key=lambda shard: shard.number)
+
+    def complete(self, shards: Sequence[DoneShard]) -> None:
+        """Writes the list of all shards into one file. Raises SetupError."""
+        write_file(self._folder, MANIFEST_FILE, b"".join(map(_line, shards)))
+
+
+def _line(shard: DoneShard) -> bytes:
+    return json.dumps(asdict(shard)).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Neighbouring rows of one file, which become one file of results."""
+
+    number: int
+    file: str
+    place: Place
+    rows: int
+    columns: Sequence[str]
+
+    def name(self, ending: str) -> str:
+        """The name of its file of results."""
+        return f"part-{self.number:05d}{ending}"
+
 
 # Of the rows that failed, so many are named.
 NAMED_ERRORS = 5
