@@ -198,23 +198,22 @@ def make_report(
 ) -> Report:
     """The figures. `new`: the shards of this command."""
 
-    def total(read: Callable[[DoneShard], int], of: Sequence[DoneShard] = shards) -> int:
-        return sum(map(read, of))
+    def total(field: str, of: Sequence[DoneShard] = shards) -> int:
+        return sum(getattr(shard, field) for shard in of)
 
-    rows, new_rows = total(lambda shard: shard.rows), total(lambda shard: shard.rows, new)
-    tokens, padded = total(lambda shard: shard.tokens), total(lambda shard: shard.padded_tokens)
+    rows, new_rows, tokens, padded = total("rows"), total("rows", new), total("tokens"), total("padded_tokens")
     cost = price_per_hour * seconds / 3600 if price_per_hour else None
     return Report(
         model=model,
         rows=rows,
-        errors=total(lambda shard: shard.errors),
+        errors=total("errors"),
         shards=len(shards),
         resumed_rows=rows - new_rows,
         seconds=round(seconds, 3),
         rows_per_s=round(new_rows / max(seconds, 1e-9), 1),
         tokens=tokens,
-        tokens_per_s=round(total(lambda shard: shard.tokens, new) / max(seconds, 1e-9), 1),
-        truncated_tokens=total(lambda shard: shard.truncated_tokens),
+        tokens_per_s=round(total("tokens", new) / max(seconds, 1e-9), 1),
+        truncated_tokens=total("truncated_tokens"),
         padding=round(1 - tokens / padded, 4) if padded else 0.0,
         cost=None if cost is None else round(cost, 6),
         cost_per_million_rows=None if cost is None or not new_rows else round(cost / new_rows * 1e6, 4),

@@ -5,8 +5,6 @@ What serverless platforms bill is the time of a request, and of the first one al
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -36,13 +34,14 @@ async def measure_cold_starts(
     the requests. `length`: tokens of a request; as they come for images.
     """
     (bundle,) = read_repository(folder)
+    options = ("--repository", str(folder), "--backend", backend, *_NO_CACHE)
     found: list[float] = []
     warm: list[tuple[float, float]] = []
     memory = 0
     try:
         for number in range(-1, starts):
             drop_files(folder)
-            with _serving(folder, backend) as process:
+            with ServiceProcess("all", *options, environment=AS_INSTALLED) as process:
                 async with AsyncClient(process.wait_until_ready().target, retries=False) as client:
                     first = _request(bundle, "A fine day.")
                     await _first_answer(client, first)
@@ -76,13 +75,6 @@ def drop_files(folder: Path) -> None:
 
 def _size_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-@contextmanager
-def _serving(folder: Path, backend: str) -> Iterator[ServiceProcess]:
-    options = ("--repository", str(folder), "--backend", backend, *_NO_CACHE)
-    with ServiceProcess("all", *options, environment=AS_INSTALLED) as process:
-        yield process
 
 
 async def _first_answer(client: AsyncClient, request: InferRequest) -> None:

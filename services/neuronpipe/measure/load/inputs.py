@@ -188,10 +188,16 @@ _PRIORITIES = {
 }
 
 
-def make_requests(request: LoadRequest, task: str, texts: Sequence[str]) -> list[InferRequest]:
-    """One request for each text. Raises SetupError for an unknown task."""
+def check_task(request: LoadRequest, task: str) -> None:
+    """Raises SetupError for a task that is not known, or that does not generate where it must."""
+    if request.generation and task not in TASKS:
+        raise SetupError(f"--generate: model {request.model} has the task {task}; it is for {', '.join(TASKS)}")
     if task not in _INPUTS:
         raise SetupError(f"--model {request.model}: has the task {task}; load is generated for {', '.join(_INPUTS)}")
+
+
+def make_requests(request: LoadRequest, task: str, texts: Sequence[str]) -> list[InferRequest]:
+    """One request for each text."""
     return [_request(request, make_input(task, text)) for text in texts]
 
 
@@ -204,21 +210,8 @@ def generation_requests(
     seed: Sequence[int],
 ) -> Iterator[InferRequest]:
     """Requests for generated texts without end. `words`: what prompts are made of, where these have lengths of their
-    own. Raises SetupError for a task that does not generate.
+    own.
     """
-    if task not in TASKS:
-        raise SetupError(f"--generate: model {request.model} has the task {task}; it is for {', '.join(TASKS)}")
-    return _generation_requests(request, load, task, texts, words, seed)
-
-
-def _generation_requests(
-    request: LoadRequest,
-    load: GenerationLoad,
-    task: str,
-    texts: Sequence[str],
-    words: Words | None,
-    seed: Sequence[int],
-) -> Iterator[InferRequest]:
     random, given = np.random.default_rng(seed), cycle(texts)
     maker = PromptMaker(words, seed) if words else None
     shared = PromptMaker(words, (request.seed,)).make(load.shared_prefix_tokens) if words else ""
@@ -242,23 +235,22 @@ def make_input(task: str, text: str) -> TaskInput:
     return TaskInput(**{task: _INPUTS[task](text)})
 
 
+_TEXT_TASKS = (
+    *("text_classification", "sentence_embedding", "token_classification", "fill_mask", "feature_extraction"),
+    *("sparse_embedding", "multi_vector_embedding"),
+)
+_OPTIONS = {"max_new_tokens": _NEW_TOKENS}
 # task → the fields of its input.
 _INPUTS: dict[str, Callable[[str], Any]] = {
-    "text_classification": lambda text: {"text": text, "truncation": _CUT},
-    "sentence_embedding": lambda text: {"text": text, "truncation": _CUT},
+    **dict.fromkeys(_TEXT_TASKS, lambda text: {"text": text, "truncation": _CUT}),
     "question_answering": lambda text: {"question": _QUESTION, "context": text},
-    "token_classification": lambda text: {"text": text, "truncation": _CUT},
-    "fill_mask": lambda text: {"text": text, "truncation": _CUT},
-    "feature_extraction": lambda text: {"text": text, "truncation": _CUT},
     "sentence_similarity": lambda text: {"source": _QUESTION, "texts": [text], "truncation": _CUT},
     "rerank": lambda text: {"query": _QUESTION, "texts": [text], "truncation": _CUT},
     "zero_shot_classification": lambda text: {"text": text, "candidate_labels": _CANDIDATE_LABELS, "truncation": _CUT},
-    "text_generation": lambda text: {"prompt": text, "truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}},
-    "summarization": lambda text: {"text": text, "truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}},
-    "translation": lambda text: {"text": text, "truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}},
-    "sparse_embedding": lambda text: {"text": text, "truncation": _CUT},
-    "multi_vector_embedding": lambda text: {"text": text, "truncation": _CUT},
-    "image_classification": lambda text: {"image": make_image(text)},
-    "image_embedding": lambda text: {"image": make_image(text)},
+    "text_generation": lambda text: {"prompt": text, "truncation": _CUT, "options": _OPTIONS},
+    **dict.fromkeys(
+        ("summarization", "translation"), lambda text: {"text": text, "truncation": _CUT, "options": _OPTIONS}
+    ),
+    **dict.fromkeys(("image_classification", "image_embedding"), lambda text: {"image": make_image(text)}),
     "zero_shot_image_classification": lambda text: {"image": make_image(text), "candidate_labels": _CANDIDATE_LABELS},
 }

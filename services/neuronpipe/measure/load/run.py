@@ -21,6 +21,7 @@ from neuronpipe.measure.load.generator import PART, ROW, Generator, Rows, Share,
 from neuronpipe.measure.load.inputs import (
     Words,
     builtin_texts,
+    check_task,
     count_words,
     generation_requests,
     make_requests,
@@ -81,7 +82,9 @@ def run_load(request: LoadRequest, tell: Tell = lambda line: None) -> LoadResult
     model = _find_model(request)
     if model.mask_token:  # at the beginning, where truncation does not drop it
         texts = [f"{model.mask_token} {text}" for text in texts]
-    words = _check(request, model.task, texts)
+    check_task(request, model.task)
+    load = request.generation
+    words = count_words(request, texts) if load and (load.prompt_tokens or load.shared_prefix_tokens) else None
     with ExitStack() as stack:
         workers = [
             stack.enter_context(
@@ -133,18 +136,6 @@ def shares(request: LoadRequest) -> list[Share]:
         )
         for index in range(count)
     ]
-
-
-def _check(request: LoadRequest, task: str, texts: Sequence[str]) -> Words | None:
-    """What prompts are made of, where their lengths are given. Raises SetupError for a task that is not known, or that
-    does not generate where it must.
-    """
-    load = request.generation
-    if load is None:
-        make_requests(request, task, texts[:1])
-        return None
-    generation_requests(request, load, task, texts, None, ())
-    return count_words(request, texts) if load.prompt_tokens or load.shared_prefix_tokens else None
 
 
 def _turned(texts: Sequence[str], index: int, count: int) -> list[str]:
