@@ -142,22 +142,17 @@ class Run:
         self._left = [cell for cell in request.matrix.cells if cell not in done]
         self._cold_left = self._cold_models()
 
-    @property
-    def has_work(self) -> bool:
-        """Whether anything is left to measure."""
-        return bool(self._left or self._cold_left)
-
     def run(self) -> Results:
         """Measures what is left. Raises SetupError for a matrix that takes longer than the minutes that it may."""
-        if not self.has_work:
+        if not (self._left or self._cold_left):
             return self.results
-        estimate = Estimate(self._request.matrix, self._request.effort, operations_per_s())
+        self._estimate = Estimate(self._request.matrix, self._request.effort, operations_per_s())
         self._check_load()
-        self._check_time(estimate)
+        self._check_time()
         began_s, minutes_before = time.monotonic(), self.results.minutes
         try:
             for variant, cells in Matrix(self._request.matrix.models, tuple(self._left)).variants.items():
-                self._run_variant(variant, cells, estimate)
+                self._run_variant(variant, cells)
             for model in self._cold_left:
                 self._run_cold(model)
         finally:
@@ -190,9 +185,9 @@ class Run:
         wanted = self._request.matrix.models if self._request.cold_starts else ()
         return [model for model in wanted if model.name not in done]
 
-    def _missing(self, cells: Sequence[Cell]) -> list[BenchmarkModel]:
+    def _missing(self) -> list[BenchmarkModel]:
         """Models to compile, once for each back end and dtype."""
-        wanted = dict.fromkeys(self._bundle(cell.variant) for cell in cells)
+        wanted = dict.fromkeys(self._bundle(cell.variant) for cell in self._left)
         return [one.model for one in wanted if not one.find()]
 
     def _bundle(self, variant: Variant) -> WantedBundle:
@@ -200,12 +195,12 @@ class Run:
         buckets = matrix.buckets(variant.model, variant.backend, variant.dtype)
         return WantedBundle(matrix.model(variant.model), variant.backend, variant.dtype, buckets, self._request.cache)
 
-    def _left_s(self, estimate: Estimate, cells: Sequence[Cell]) -> float:
+    def _left_s(self) -> float:
         cold_s = _COLD_START_S * (self._request.cold_starts + 1) * len(self._cold_left)
-        return estimate.left_s(cells, self._missing(cells)) + cold_s
+        return self._estimate.left_s(self._left, self._missing()) + cold_s
 
-    def _check_time(self, estimate: Estimate) -> None:
-        left_s, missing = self._left_s(estimate, self._left), len(self._missing(self._left))
+    def _check_time(self) -> None:
+        left_s, missing = self._left_s(), len(self._missing())
         text = (
             f"{len(self._left)} cells of {len(self._request.matrix.models)} models, {missing} to compile: about "
             f"{minutes_text(left_s)}"
@@ -225,16 +220,16 @@ class Run:
                 "quiet one"
             )
 
-    def _run_variant(self, variant: Variant, cells: Sequence[Cell], estimate: Estimate) -> None:
+    def _run_variant(self, variant: Variant, cells: Sequence[Cell]) -> None:
         try:
             folder = self._bundle(variant).prepare(self._tell)
             while cells:
-                cells = self._measure(folder, variant, cells, estimate)
+                cells = self._measure(folder, variant, cells)
         except (CannotMeasure, ProcessEnded) as error:
             for cell in cells:
-                self._note(CellResult(cell=cell, reason=str(error)), estimate)
+                self._note(CellResult(cell=cell, reason=str(error)))
 
-    def _measure(self, folder: Path, variant: Variant, cells: Sequence[Cell], estimate: Estimate) -> Sequence[Cell]:
+    def _measure(self, folder: Path, variant: Variant, cells: Sequence[Cell]) -> Sequence[Cell]:
         """Measures cells in one process. Returns those that are left where one of them ended it.
 
         Raises CannotMeasure and ProcessEnded if the process does not load the model.
@@ -248,17 +243,17 @@ class Run:
                     process.send(cell)
                     found = process.receive()
                 except ProcessEnded as ended:
-                    self._note(CellResult(cell=cell, reason=str(ended)), estimate)
+                    self._note(CellResult(cell=cell, reason=str(ended)))
                     return cells[number + 1 :]
                 if isinstance(found, str):
-                    self._note(CellResult(cell=cell, reason=found), estimate)
+                    self._note(CellResult(cell=cell, reason=found))
                     continue
                 steal, others = watch.shares()
-                estimate.note(cell, time.monotonic() - began_s)
-                self._note(cell_result(cell, found, steal=steal, others=others), estimate)
+                self._estimate.note(cell, time.monotonic() - began_s)
+                self._note(cell_result(cell, found, steal=steal, others=others))
         return ()
 
-    def _note(self, one: CellResult, estimate: Estimate) -> None:
+    def _note(self, one: CellResult) -> None:
         self.results.cells.append(one)
         self._left.remove(one.cell)
         write_results(self.results, self._request.folder)
@@ -270,7 +265,7 @@ class Run:
                 f"p95 {interval.value:.4g} ms ± {interval.relative_width:.0%}, {one.throughput_per_s:.4g}/s, "
                 f"{len(one.latency_ms)} calls"
             )
-        left = minutes_text(self._left_s(estimate, self._left))
+        left = minutes_text(self._left_s())
         done = len(self.results.cells)
         self._tell(f"{done}/{self.results.planned} {one.cell.name}: {found}; {left} left")
 
@@ -280,11 +275,8 @@ class Run:
         self._tell(f"{model.name}: {request.cold_starts} cold starts")
         folder = self._bundle(variant).find()
         if folder:
-            found = asyncio.run(
-                measure_cold_starts(
-                    model.name, folder, variant.backend, request.base_length, request.cold_starts, _COLD_REQUESTS
-                )
-            )
+            effort = (request.base_length, request.cold_starts, _COLD_REQUESTS)
+            found = asyncio.run(measure_cold_starts(model.name, folder, variant.backend, *effort))
         else:
             found = ColdStart(model=model.name, task=model.task, length=0, reason="the model was not compiled")
         self.results.cold_starts.append(found)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def check_range(option: str, value: float | None, least: int | None, most: float, unit: str = "") -> None:
     """Raises SetupError, which names the option, for a value that is out of range. `least`: None for more than 0."""
-    if value is not None and not ((0 < value if least is None else least <= value) and value <= most):  # also for NaN
+    if value is not None and not ((value > 0 if least is None else least <= value) and value <= most):  # also for NaN
         bounds = f"more than 0 and at most {most:,}" if least is None else f"from {least} to {most:,}"
         raise SetupError(f"{option} {value:g}: must be {bounds} {unit}".rstrip())
 
