@@ -122,6 +122,7 @@ class KubernetesTarget:
         ]
         for component in components[:-2]:
             shipped(component)
+        replicas = {"name": "neuron-executor", "count": self._endpoint.max_executors}
         files: dict[str, Mapping[str, Any]] = {
             "kustomization.yaml": {
                 "apiVersion": f"{_API}/v1beta1",
@@ -135,9 +136,7 @@ class KubernetesTarget:
                 "apiVersion": f"{_API}/v1alpha1",
                 "kind": "Component",
                 "patches": [*self._settings(scales=scales)],
-                **(
-                    {} if scales else {"replicas": [{"name": "neuron-executor", "count": self._endpoint.max_executors}]}
-                ),
+                **({} if scales else {"replicas": [replicas]}),
             },
         }
         if not self._model_image:
