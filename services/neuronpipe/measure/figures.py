@@ -3,7 +3,7 @@
 Intervals are by the percentile bootstrap (Efron, 1979), from a fixed seed so that equal samples agree.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,7 +111,7 @@ def number(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+def markdown_table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
     """The lines of a table."""
     for row in (columns, ["---"] * len(columns), *rows):
         yield "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |"
