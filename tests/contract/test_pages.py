@@ -11,7 +11,7 @@ from neuronpipe.bulk.transform.near_engine import TransformSettings
 from neuronpipe.cli.input_flags import FIELDS, flag
 from neuronpipe.cli.serve import SERVICES, settings_of
 from neuronpipe.core.settings import Settings, variable_name
-from neuronpipe.measure.acceptance.back_end import AcceptSettings
+from neuronpipe.measure.acceptance_process import AcceptSettings
 from neuronpipe.platform.cache.economics import CacheCommandSettings
 from tests import links, pages
 from tests.links import dead_links, dead_mentions, sources

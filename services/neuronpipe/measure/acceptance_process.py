@@ -1,5 +1,5 @@
-"""What the process does that measures one bundle on one back end: it tells run.py of each step before and after it, so
-that a crash loses nothing.
+"""What the process does that measures one bundle on one back end: it tells acceptance.py of each step before
+and after it, so that a crash loses nothing.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ _PART_TOKENS = 64
 
 
 def generated_parity(model: DecoderModel, texts: Sequence[GivenText]) -> dict[str, Any]:
-    """How far the model's logits and tokens are from those that were given; see run.py."""
+    """How far the model's logits and tokens are from those that were given; see acceptance.py."""
     found = computed_logits(model, texts)
     return {
         "texts": len(texts),

@@ -1,7 +1,7 @@
 """The acceptance test of a back end: real models on the hardware of this machine, with a report in one folder.
 
-All models are compiled before any is measured, and each is measured in a process of its own (back_end.py): a runtime
-may own its cores until its process ends, and a crash ends that process only. The report has the columns of the
+All models are compiled before any is measured, and each is measured in a process of its own (acceptance_process.py): a
+runtime may own its cores until its process ends, and a crash ends that process only. The report has the columns of the
 published figures, for this machine, and other findings.
 """
 
@@ -20,7 +20,7 @@ from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.compiler import Compiled, CompileRequest, compile_with_reference
 from neuronpipe.compiler.accuracy import agreement, largest_difference
 from neuronpipe.core.errors import SetupError
-from neuronpipe.measure.acceptance.back_end import MeasureRequest, error_text, measure
+from neuronpipe.measure.acceptance_process import MeasureRequest, error_text, measure
 from neuronpipe.measure.figures import markdown_table
 from neuronpipe.measure.machine import describe_machine, package_versions
 from neuronpipe.measure.processes import ProcessEnded, Worker
