@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import psutil
 from pydantic_settings import SettingsConfigDict
 
 from neuronpipe.bundles.buckets import Bucket
@@ -287,7 +288,7 @@ def _note_memory(monitor: NeuronMonitor | None, found: _Findings) -> None:
     with found.step("memory"):
         snapshot = monitor.snapshot if monitor else None
         found.values["device_memory_bytes"] = snapshot.device_memory_bytes if snapshot else None
-        found.values["host_memory_bytes"] = _resident_bytes()
+        found.values["host_memory_bytes"] = psutil.Process().memory_info().rss
 
 
 async def _compute(backend: Backend, core: int, batch: Arrays, spec: ModelSpec) -> dict[str, Any]:
@@ -353,10 +354,3 @@ async def _throughput(backend: Backend, batch: Arrays, in_flight: int, seconds: 
     await asyncio.gather(*(call(core, began_s + seconds) for core in range(backend.cores) for _ in range(in_flight)))
     took_s = time.monotonic() - began_s
     return _figures(len(next(iter(batch.values()))) * len(latencies) / took_s, latencies)
-
-
-def _resident_bytes() -> int | None:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return None
