@@ -54,11 +54,6 @@ class Worker:
             process.kill()
             process.join()
 
-    @property
-    def is_running(self) -> bool:
-        """Whether it can do more."""
-        return self._process.is_alive()
-
     def send(self, message: object) -> None:
         """Raises ProcessEnded."""
         try:
