@@ -111,6 +111,21 @@ def number(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table with a title; `note` says what it is, and whose."""
+
+    title: str
+    note: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def section(self) -> Iterator[str]:
+        """Its lines in a page of Markdown."""
+        yield from (f"## {self.title}", "", self.note, "")
+        yield from (*markdown_table(self.columns, self.rows), "") if self.rows else ("None.", "")
+
+
 def markdown_table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
     """The lines of a table."""
     for row in (columns, ["---"] * len(columns), *rows):

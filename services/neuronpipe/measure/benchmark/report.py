@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.measure.benchmark.advice import UTILIZATION, advice_rows, advise
+from neuronpipe.measure.benchmark.costs import Costs, Goal, costs_table, goal_table
 from neuronpipe.measure.benchmark.matrix import LATENCY
 from neuronpipe.measure.benchmark.results import CellResult, Results, results_csv
-from neuronpipe.measure.benchmark.tables import Costs, Table, cells_table, comparison_tables, costs_table, missing_table
-from neuronpipe.measure.figures import markdown_table
+from neuronpipe.measure.benchmark.tables import cells_table, comparison_tables, missing_table
+from neuronpipe.measure.figures import Table
 
 PAGE_FILE = "README.md"
 # Replaced by the page's own colour; used for nothing else.
@@ -146,14 +146,6 @@ def _svg(figure: Any, axes: Any) -> str:
 _MAX_STEAL, _MAX_OTHERS = 0.02, 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What `--p95-ms` and `--rate` ask."""
-
-    p95_ms: float
-    rate_per_s: float
-
-
 def write_report(results: Results, costs: Costs, folder: Path, goal: Goal | None = None) -> Path:
     """Writes README.md, its plots and results.csv beside results.json; returns the path of the first.
 
@@ -215,21 +207,12 @@ def _markdown(results: Results, costs: Costs, goal: Goal | None, plots: Sequence
     for plot in plots:
         yield from (f"## {plot.title}", "", f"![{plot.title}]({plot.file})", "")
     for table in _tables(results, costs, goal):
-        yield from (f"## {table.title}", "", table.note, "")
-        yield from (*markdown_table(table.columns, table.rows), "") if table.rows else ("None.", "")
+        yield from table.section()
 
 
 def _tables(results: Results, costs: Costs, goal: Goal | None) -> Iterator[Table]:
     if goal:
-        head, *rows = advice_rows(advise(results, goal.p95_ms, goal.rate_per_s, costs.instances))
-        yield Table(
-            f"The cheapest way to {goal.rate_per_s:g} inputs of {results.base_length} tokens a second with p95 of at "
-            f"most {goal.p95_ms:g} ms",
-            f"Replicas at {UTILIZATION:.0%} of their measured throughput, so that those who come at random times "
-            "seldom queue. A batch above 1 needs callers who send as many at once.",
-            head,
-            rows,
-        )
+        yield goal_table(results, costs, goal)
     yield from comparison_tables(results, costs)
     yield costs_table(results, costs)
     yield cells_table(results)

@@ -5,16 +5,15 @@ What others have published is for comparing: on other machines, never measured h
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from neuronpipe.measure.benchmark.advice import ON_DEMAND, SPOT, Instance, Prices, cost_per_million, dollars
+from neuronpipe.measure.benchmark.costs import Costs, cost_per_million, dollars
 from neuronpipe.measure.benchmark.matrix import LATENCY, Variant
 from neuronpipe.measure.benchmark.results import CellResult, ColdStart, Results
-from neuronpipe.measure.figures import number
+from neuronpipe.measure.figures import Table, number
 
 _FILE = Path(__file__).with_name("published.json")
 
@@ -27,38 +26,6 @@ def published_tables() -> Mapping[str, Mapping[str, Any]]:
 
 # Of the published g4dn.xlarge with batch 1 and with its best: throughput, and cost per million.
 _G4DN = {True: (149.0, 0.98), False: (422.0, 0.35)}
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table with a title; `note` says what it is, and whose."""
-
-    title: str
-    note: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What a report's costs are of: the types of instances that are like this machine, or the one that was named.
-
-    `machine`: what rows call the machine that was measured.
-    """
-
-    prices: Prices
-    instances: Sequence[Instance]
-    machine: str = "this machine"
-
-    @property
-    def first(self) -> Instance:
-        """The one of tables with one column of cost."""
-        return self.instances[0] if self.instances else Instance(self.machine, 0, {})
-
-    @property
-    def source(self) -> str:
-        """Whose price the tables with one column of cost have, for their notes."""
-        return f"Costs are at the on-demand price of {self.first.name}, of {self.prices.date}."
 
 
 def comparison_tables(results: Results, costs: Costs) -> Iterator[Table]:
@@ -117,32 +84,8 @@ def missing_table(results: Results) -> Table:
     return Table("Not measured", "Cells that the model or the back end did not take.", columns, rows)
 
 
-def costs_table(results: Results, costs: Costs) -> Table:
-    """A row for each model: its best cell, and what a million inputs cost with it."""
-    rows = []
-    for model in results.models:
-        if found := [one for one in results.at_base_length if one.cell.variant.model == model]:
-            best = max(found, key=lambda one: one.throughput_per_s)
-            for instance in costs.instances or [costs.first]:
-                of_kinds = (
-                    dollars(cost_per_million(instance.per_hour.get(kind), best.throughput_per_s))
-                    for kind in (ON_DEMAND, SPOT)
-                )
-                head = (model, str(best.cell.batch), best.cell.variant.dtype, number(best.throughput_per_s))
-                rows.append((*head, instance.name, *of_kinds))
-    return Table(
-        "Cost per million inferences",
-        f"The throughput of the best cell of {results.base_length} tokens, measured on this machine, at the price of "
-        "instances with as many CPUs. A price is that of its instance, the throughput that of this machine: name yours "
-        "with "
-        f"--instance. Prices of {costs.prices.date}: {costs.prices.note}",
-        ("Model", "Batch", "dtype", "Inputs/s", "Instance", "On-demand per 1M", "Spot per 1M"),
-        rows,
-    )
-
-
 def _core_grouping(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
-    price = costs.first.per_hour.get(ON_DEMAND)
+    price = costs.price
     most = max((one.cell.variant.cores for one in results.measured), default=1)
     rows = []
     for one in results.at_base_length:
@@ -175,7 +118,7 @@ def _core_grouping(results: Results, costs: Costs, columns: Sequence[str]) -> Ta
 
 def _two_variants(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
     """Two variants of each model side by side: the first, and each of its others with equal shapes."""
-    price = costs.first.per_hour.get(ON_DEMAND)
+    price = costs.price
     rows = []
     for one in results.measured:
         base = one.cell

@@ -7,11 +7,18 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.measure.benchmark.advice import DEFAULT_PRICES, Instance, cost_per_million, read_prices
+from neuronpipe.measure.benchmark.costs import (
+    DEFAULT_PRICES,
+    Costs,
+    Goal,
+    Instance,
+    cost_per_million,
+    read_prices,
+)
 from neuronpipe.measure.benchmark.matrix import THROUGHPUT
-from neuronpipe.measure.benchmark.report import Goal, write_report
+from neuronpipe.measure.benchmark.report import write_report
 from neuronpipe.measure.benchmark.results import CellResult, ColdStart, read_results, results_csv, write_results
-from neuronpipe.measure.benchmark.tables import Costs, comparison_tables, published_tables
+from neuronpipe.measure.benchmark.tables import comparison_tables, published_tables
 from tests.unit.measure.benchmark.runs import cell, result, run
 
 _COSTS = Costs(read_prices(), [Instance("c7a.large", 2, {"on-demand": 0.36, "spot": None})])
