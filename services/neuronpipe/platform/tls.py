@@ -190,7 +190,7 @@ class ServerTls:
         )
 
     def _take_current(self, connection: ssl.SSLObject, current: ssl.SSLContext) -> None:
-        connection.context = current  # type: ignore[assignment]
+        connection.context = current
 
 
 @contextmanager

@@ -237,6 +237,8 @@ async def _work(pipe: Pipe, assignment: Assignment) -> None:
                 await client.get_model(request.model, request.version)
         pipe.send(None)
         begin_s = await asyncio.to_thread(pipe.recv)
+        if begin_s is None:
+            return
         generator = Generator(client, requests, assignment.share, begin_s)
         threading.Thread(target=_listen, args=(pipe, generator, asyncio.get_running_loop()), daemon=True).start()
         has_ended = asyncio.Event()

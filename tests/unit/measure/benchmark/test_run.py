@@ -8,6 +8,7 @@ from typing import Any, Self
 import pytest
 
 from neuronpipe.measure.benchmark import run
+from neuronpipe.measure.benchmark.bundles import WantedBundle
 from neuronpipe.measure.benchmark.matrix import (
     LATENCY,
     Cell,
@@ -71,7 +72,7 @@ def _reasons(folder: Path, dtype: str) -> dict[int, str]:
 def _faked(monkeypatch: pytest.MonkeyPatch) -> None:
     _Worker.started_with = []
     monkeypatch.setattr(run, "Worker", _Worker)
-    monkeypatch.setattr(run.WantedBundle, "prepare", lambda *_: Path())
+    monkeypatch.setattr(WantedBundle, "prepare", lambda *_: Path())
     monkeypatch.setattr(run, "operations_per_s", lambda: 1e9)
 
 
