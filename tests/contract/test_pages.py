@@ -12,7 +12,7 @@ from neuronpipe.cli.request import flag
 from neuronpipe.cli.serve import SERVICES, settings_of
 from neuronpipe.core.settings import Settings, variable_name
 from neuronpipe.core.task_inputs import FIELDS
-from neuronpipe.measure.acceptance.handover import AcceptSettings
+from neuronpipe.measure.acceptance_process import AcceptSettings
 from neuronpipe.platform.cache.economics import CacheCommandSettings
 from tests import links, pages
 from tests.links import dead_links, dead_mentions, sources

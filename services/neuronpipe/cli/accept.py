@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Prints the path of the report. Raises SetupError for invalid options; later failures are in the report."""
     from neuronpipe.core.settings import read_options
-    from neuronpipe.measure.acceptance.handover import AcceptSettings
+    from neuronpipe.measure.acceptance_process import AcceptSettings
     from neuronpipe.stages.neuron_executor.runtimes.neuron import runtime_environment
 
     if not 0 < options.seconds < float("inf"):
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
     from neuronpipe.bundles.buckets import parse_bucket
     from neuronpipe.bundles.repository import default_name
     from neuronpipe.compiler import NO_BUCKETS, BucketRequest, CompileRequest, PipelineOptions
-    from neuronpipe.measure.acceptance.run import AcceptRequest, accept
+    from neuronpipe.measure.acceptance import AcceptRequest, accept
 
     words = tuple(dict.fromkeys(options.bucket or _SHAPES))
     models = [

@@ -50,14 +50,14 @@ class LoadedTls:
     """What the files hold, in PEM form; None where there is no such file.
 
     `expires_s`: when the certificate ends to be valid, in seconds since 1970; without end where there is none.
-    `context`: of a server side, for HTTP/1.1. `h2_context`: of either side, for HTTP/2, which TLS negotiates (ALPN).
+    `context`: for HTTP/1.1. `h2_context`: for HTTP/2, which TLS negotiates (ALPN).
     """
 
     certificate: bytes | None
     key: bytes | None = field(repr=False)
     ca: bytes | None
     expires_s: float
-    context: ssl.SSLContext | None
+    context: ssl.SSLContext
     h2_context: ssl.SSLContext
 
 
@@ -79,8 +79,8 @@ def _load(files: TlsFiles, side: Side) -> LoadedTls:
         expires_s = _try_handshake(files, certificate, side)
     if ca is not None:
         _check_certificates(files.ca, ca)
-    context = _server_context(files, ca) if side == "server" else None
-    h2_context = _server_context(files, ca) if side == "server" else _client_context(files, ca)
+    make_context = _server_context if side == "server" else _client_context
+    context, h2_context = make_context(files, ca), make_context(files, ca)
     h2_context.set_alpn_protocols(["h2"])
     return LoadedTls(certificate, key, ca, expires_s, context, h2_context)
 
@@ -182,7 +182,6 @@ class ServerTls:
         self.asks_for_certificates = bool(files.ca)
         self.watched: WatchedTls = watched_tls(files, "server")
         loaded = self.watched.value
-        assert loaded.context  # noqa: S101 (every server side has one)
         self.context, self.h2_context = loaded.context, loaded.h2_context
         # OpenSSL asks at the begin of each handshake, also where the caller names no server.
         self.context.sni_callback = lambda connection, *_: self._take_current(connection, self.watched.value.context)
@@ -190,8 +189,8 @@ class ServerTls:
             connection, self.watched.value.h2_context
         )
 
-    def _take_current(self, connection: ssl.SSLObject, current: ssl.SSLContext | None) -> None:
-        connection.context = current  # type: ignore[assignment]
+    def _take_current(self, connection: ssl.SSLObject, current: ssl.SSLContext) -> None:
+        connection.context = current
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """A job as the store has it, and its form as an operation of google.longrunning."""
 
+import dataclasses
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from google.longrunning.operations_pb2 import Operation
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -59,35 +60,12 @@ class Job:
 
     @classmethod
     def of(cls, id: str, fields: Mapping[bytes, bytes]) -> Self:
-        """The job of a hash."""
-
-        def text(name: bytes) -> str:
-            return fields.get(name, b"").decode()
-
-        def number(name: bytes) -> int:
-            return int(fields.get(name, b"0"))
-
-        return cls(
-            id=id,
-            tenant=text(b"tenant"),
-            priority=text(b"priority"),
-            state=text(b"state"),
-            request_id=text(b"request_id"),
-            request=fields.get(b"request", b""),
-            trace=text(b"trace"),
-            invocation=text(b"invocation"),
-            notify=text(b"notify"),
-            end=fields.get(b"end", b""),
-            created_ms=number(b"created"),
-            started_ms=number(b"started"),
-            ended_ms=number(b"ended"),
-            expires_ms=number(b"expires"),
-            limit_s=number(b"limit"),
-            inputs=number(b"inputs"),
-            completed=number(b"completed"),
-            attempts=number(b"attempts"),
-            notified=number(b"notified"),
-        )
+        """The job of a hash, whose fields have no units in their names."""
+        found: dict[str, Any] = {}
+        for one in dataclasses.fields(cls)[1:]:
+            value = fields.get(one.name.removesuffix("_ms").removesuffix("_s").encode(), b"")
+            found[one.name] = value.decode() if one.type is str else int(value or 0) if one.type is int else value
+        return cls(id, **found)
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from pydantic import TypeAdapter
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
-from neuronpipe.bulk.transform.formats.base import Column, Kind, Record, Row
+from neuronpipe.bulk.transform.formats import Column, Kind, Record, Row
 from neuronpipe.bulk.transform.request import Answer, Outcome
 from neuronpipe.client.task_call import to_array
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError

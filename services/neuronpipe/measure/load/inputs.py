@@ -189,12 +189,17 @@ _PRIORITIES = {
 }
 
 
+def check_task(request: LoadRequest, task: str) -> None:
+    """Raises SetupError for a task that load cannot be made for, or that does not generate where it must."""
+    if request.generation and task not in GENERATING:
+        raise SetupError(f"--generate: model {request.model} has the task {task}; it is for {', '.join(GENERATING)}")
+    if task not in _LOADED:
+        raise SetupError(f"--model {request.model}: has the task {task}; load is generated for {', '.join(_LOADED)}")
+
+
 def make_requests(request: LoadRequest, task: str, texts: Sequence[str]) -> list[InferRequest]:
-    """One request for each text. Raises SetupError for an unknown task."""
-    try:
-        return [_request(request, make_input(task, text)) for text in texts]
-    except SetupError as error:
-        raise SetupError(f"--model {request.model}: has {error}") from error
+    """One request for each text."""
+    return [_request(request, make_input(task, text)) for text in texts]
 
 
 def generation_requests(
@@ -206,21 +211,8 @@ def generation_requests(
     seed: Sequence[int],
 ) -> Iterator[InferRequest]:
     """Requests for generated texts without end. `words`: what prompts are made of, where these have lengths of their
-    own. Raises SetupError for a task that does not generate.
+    own.
     """
-    if task not in GENERATING:
-        raise SetupError(f"--generate: model {request.model} has the task {task}; it is for {', '.join(GENERATING)}")
-    return _generation_requests(request, load, task, texts, words, seed)
-
-
-def _generation_requests(
-    request: LoadRequest,
-    load: GenerationLoad,
-    task: str,
-    texts: Sequence[str],
-    words: Words | None,
-    seed: Sequence[int],
-) -> Iterator[InferRequest]:
     random, given = np.random.default_rng(seed), cycle(texts)
     maker = PromptMaker(words, seed) if words else None
     shared = PromptMaker(words, (request.seed,)).make(load.shared_prefix_tokens) if words else ""

@@ -23,7 +23,7 @@ _INSTRUCTIONS = {
 _AMX = ("amx_tile", "amx_int8", "amx_bf16")
 _LIBRARIES = ("grpcio", "protobuf", "uvloop", "numpy", "tokenizers", "openvino", "torch", "transformers")
 # A checkout; beside an installed package there is no repository.
-_ROOT = Path(__file__).parents[4]
+_ROOT = Path(__file__).parents[3]
 _INSTANCE = Path("/sys/devices/virtual/dmi/id/product_name")
 
 
@@ -47,7 +47,7 @@ def describe_machine() -> dict[str, str]:
         "load before": ", ".join(f"{load:.2f}" for load in os.getloadavg()) + " (1, 5, 15 minutes)",
         "kernel": f"{platform.system()} {platform.release()}",
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
-        "libraries": ", ".join(f"{name} {_version(name)}" for name in _LIBRARIES),
+        "libraries": package_versions(*_LIBRARIES),
     }
 
 
@@ -104,6 +104,11 @@ def _cpu_info() -> dict[str, str]:
         return {}
     first = file.read_text().split("\n\n")[0]
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+
+
+def package_versions(*packages: str) -> str:
+    """The versions of packages, in words."""
+    return ", ".join(f"{name} {_version(name)}" for name in packages)
 
 
 def _version(package: str) -> str:

@@ -1,11 +1,98 @@
-"""Draws a trace: spans read from OTLP JSON, as rows of text for a terminal, or as a self-contained HTML page."""
+"""`neuronpipe trace`: sends one sampled request, reads its spans from OTLP JSON, and draws them as rows of text."""
 
+import asyncio
+import json
+import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from neuronpipe.core.names import Attributes, Events, Spans
+import grpc
+
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
+from neuronpipe.api.v1.traces_pb2 import GetTraceRequest
+from neuronpipe.api.v1.traces_pb2_grpc import TraceServiceStub
+from neuronpipe.core.errors import NeuronpipeError, SetupError
+from neuronpipe.core.names import TRACEPARENT, Attributes, Events, Spans
+from neuronpipe.core.tracing import SpanContext
+from neuronpipe.platform.tls import LoadedTls, TlsFiles, watched_tls
+from neuronpipe.rpc.api_key import key_metadata
+from neuronpipe.rpc.client import error_of, open_channel
+
+_TRACES_LIMIT_S = 10.0
+
+
+def sample(
+    request: InferRequest,
+    target: str,
+    *,
+    timeout_s: float,
+    warm_up: int,
+    otlp: Path | None,
+    tls: TlsFiles | None = None,
+) -> None:
+    """Prints the waterfall of one request, which is sent after `warm_up` others.
+
+    `otlp`: the file that also gets its spans. Raises SetupError, and the request's error once its trace is shown.
+    """
+    context = SpanContext(int(secrets.token_hex(16), 16), int(secrets.token_hex(8), 16), is_sampled=True)
+    loaded = watched_tls(tls, "client").value if tls else None
+    found, client_ns, failure = asyncio.run(_record(request, target, loaded, timeout_s, warm_up, context))
+    if otlp:
+        otlp.write_text(json.dumps(found, indent=1))
+    trace = read_trace(found, f"{context.trace_id:032x}")
+    if trace:
+        print("\n".join(draw(trace, client_ns)))
+    elif not failure:
+        raise SetupError(f"{target} has dropped this trace already: --kept-traces is too small for its load")
+    if failure:
+        raise failure
+
+
+async def _record(
+    request: InferRequest, target: str, tls: LoadedTls | None, timeout_s: float, warm_up: int, context: SpanContext
+) -> tuple[dict[str, Any], int, NeuronpipeError | None]:
+    """The request's spans as OTLP JSON, its duration as the caller measured it, and its error if it failed."""
+    async with open_channel(target, tls=tls) as channel:
+        for _ in range(warm_up):  # the first request of a connection also opens it
+            await _infer(channel, request, timeout_s, None)
+        began_ns = time.monotonic_ns()
+        failure = await _infer(channel, request, timeout_s, context)
+        client_ns = time.monotonic_ns() - began_ns
+        return await _find_trace(channel, context, failure), client_ns, failure
+
+
+async def _infer(
+    channel: grpc.aio.Channel, request: InferRequest, timeout_s: float, context: SpanContext | None
+) -> NeuronpipeError | None:
+    """What the request failed with."""
+    metadata = [*key_metadata(), *([(TRACEPARENT, context.traceparent)] if context else ())]
+    try:
+        await InferenceServiceStub(channel).Infer(request, timeout=timeout_s, metadata=metadata)
+    except grpc.aio.AioRpcError as failure:
+        return error_of(failure)
+    return None
+
+
+async def _find_trace(
+    channel: grpc.aio.Channel, context: SpanContext, failure: NeuronpipeError | None
+) -> dict[str, Any]:
+    try:
+        response = await TraceServiceStub(channel).GetTrace(
+            GetTraceRequest(trace_id=f"{context.trace_id:032x}"), timeout=_TRACES_LIMIT_S, metadata=key_metadata()
+        )
+    except grpc.aio.AioRpcError as error:
+        if failure:
+            raise failure from error
+        if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+            raise SetupError("the gateway keeps no traces; start it, and its stages, with --kept-traces 100") from error
+        raise error_of(error) from error
+    found: dict[str, Any] = json.loads(response.otlp_json)
+    return found
+
 
 Value: TypeAlias = str | int | float | bool
 
@@ -155,20 +242,21 @@ _LABELS = {Spans.PREPROCESS: "pre-process", Spans.PREDICT: "prediction", Spans.P
 def draw(trace: Trace, client_ns: int) -> Iterator[str]:
     """The lines of a waterfall. `client_ns`: how long the caller waited."""
     root = trace.root
-    yield f"trace {trace.trace_id}   {heading(trace)}"
+    yield f"trace {trace.trace_id}   {_heading(trace)}"
     yield ""
-    labels = [("  " * row.depth + short_name(row.span), row) for row in trace.rows]
+    # Of an rpc without its package.
+    labels = [("  " * row.depth + row.span.name.rpartition("/")[2], row) for row in trace.rows]
     label_width = max(len(label) for label, _ in labels)
     service_width = max(len(row.span.service) for _, row in labels)
     for label, row in labels:
         bar = _bar(row, root)
         yield (
             f"{label:{label_width}}  {row.span.service:{service_width}} |{bar}| {row.span.duration_ns / 1e6:9.3f} "
-            f"ms{marks(row.span)}"
+            f"ms{_marks(row.span)}"
         )
     yield ""
     yield split(trace)
-    yield from first_token(trace)
+    yield from _first_token(trace)
     outside_ms = (client_ns - root.duration_ns) / 1e6
     yield (
         f"the caller waited {client_ns / 1e6:.3f} ms: {outside_ms:.3f} ms of it outside of the gateway's span "
@@ -176,15 +264,11 @@ def draw(trace: Trace, client_ns: int) -> Iterator[str]:
     )
     for batch in trace.batches:
         yield ""
-        yield from _batch(trace, batch)
+        yield _describe_batch(batch)
+        yield from _describe_mates(trace, batch)
 
 
-def short_name(span: ShownSpan) -> str:
-    """An rpc without its package."""
-    return span.name.rpartition("/")[2]
-
-
-def heading(trace: Trace) -> str:
+def _heading(trace: Trace) -> str:
     """The request's model and task."""
     attributes = trace.root.attributes
     if Attributes.MODEL not in attributes:
@@ -215,7 +299,7 @@ def split(trace: Trace) -> str:
     return f"{' + '.join(stages)} + unattributed {share('unattributed')} = {trace.root.duration_ns / 1e6:.3f} ms"
 
 
-def first_token(trace: Trace) -> Iterator[str]:
+def _first_token(trace: Trace) -> Iterator[str]:
     """Of a generated text a line: the parts of the time to its first token, and the time between the others."""
     found = trace.root.attributes
     if Attributes.FIRST_TOKEN_NS not in found:
@@ -237,7 +321,7 @@ def first_token(trace: Trace) -> Iterator[str]:
     )
 
 
-def describe_batch(batch: ShownSpan) -> str:
+def _describe_batch(batch: ShownSpan) -> str:
     """One line about a batch, or about a step of texts that are generated."""
     attributes = batch.attributes
     if Attributes.BUCKET_TOKENS not in attributes:
@@ -254,18 +338,18 @@ def describe_batch(batch: ShownSpan) -> str:
     )
 
 
-def describe_mates(trace: Trace, batch: ShownSpan) -> Iterator[str]:
+def _describe_mates(trace: Trace, batch: ShownSpan) -> Iterator[str]:
     """The rows of a batch, one line for each."""
     mates = trace.mates(batch)
     unknown = "a request that is not sampled" if Attributes.BUCKET_TOKENS in batch.attributes else "another text"
     for mate in mates[:_MAX_MATES]:
         whose = "this request" if mate.trace_id == trace.trace_id else f"trace {mate.trace_id}"
-        yield (f"row {mate.row:3}  {f'{mate.tokens:4} tokens  {whose}' if mate.trace_id else unknown}")
+        yield f"  row {mate.row:3}  {f'{mate.tokens:4} tokens  {whose}' if mate.trace_id else unknown}"
     if len(mates) > _MAX_MATES:
-        yield f"and {len(mates) - _MAX_MATES} more"
+        yield f"  and {len(mates) - _MAX_MATES} more"
 
 
-def marks(span: ShownSpan) -> str:
+def _marks(span: ShownSpan) -> str:
     """The error of a span, and its events but for the first token, which is in the split."""
     error = span.attributes.get(Attributes.ERROR_TYPE)
     words = [*(one for one in span.events if one != Events.FIRST_TOKEN), *([str(error)] if error else [])]
@@ -277,111 +361,3 @@ def _bar(row: Row, root: ShownSpan) -> str:
     begin = min(_BAR_WIDTH - 1, max(0, int((row.span.started_ns - root.started_ns) * scale)))
     end = min(_BAR_WIDTH, max(begin + 1, round((row.span.ended_ns - root.started_ns) * scale)))
     return " " * begin + "█" * (end - begin) + " " * (_BAR_WIDTH - end)
-
-
-def _batch(trace: Trace, batch: ShownSpan) -> Iterator[str]:
-    yield describe_batch(batch)
-    yield from (f"  {line}" for line in describe_mates(trace, batch))
-
-
-_ROW, _LABEL, _SERVICE, _CHART, _TIME = 22, 210, 130, 520, 110
-_MARGIN = 12
-_TICKS = 4
-_LEGEND_WIDTH = 116
-# The meaning of a bar and its colour, in the order of the legend.
-_GATEWAY, _ERROR = ("gateway", "#4c78a8"), ("failed", "#e45756")
-_PREPROCESS, _PREDICT, _POSTPROCESS = ("pre-process", "#f58518"), ("prediction", "#54a24b"), ("post-process", "#b279a2")
-_QUEUE, _COMPUTE = ("queue", "#9ecae9"), ("compute", "#eeca3b")
-_LEGEND = (_GATEWAY, _PREPROCESS, _PREDICT, _QUEUE, _COMPUTE, _POSTPROCESS, _ERROR)
-_KINDS: dict[str, tuple[str, str]] = {
-    Spans.PREPROCESS: _PREPROCESS,
-    Spans.PREDICT: _PREDICT,
-    Spans.QUEUE: _QUEUE,
-    Spans.COMPUTE: _COMPUTE,
-    Spans.POSTPROCESS: _POSTPROCESS,
-    "tokenizer": _PREPROCESS,
-    "neuron-executor": _PREDICT,
-    "postprocessor": _POSTPROCESS,
-}
-_STYLE = (
-    "body{font:14px system-ui,sans-serif;margin:2em;color:#222;background:#fff}"
-    "svg{max-width:100%;height:auto}pre{background:#f4f4f4;padding:1em;overflow:auto}"
-    "table{border-collapse:collapse}td{padding:2px 10px;border-top:1px solid #ddd;vertical-align:top}"
-)
-
-
-def draw_page(trace: Trace, client_ns: int) -> str:
-    """The page as HTML."""
-    batches = "".join(
-        f"<h2>{escape(describe_batch(batch))}</h2><pre>{escape(chr(10).join(describe_mates(trace, batch)))}</pre>"
-        for batch in trace.batches
-    )
-    sums = "".join(f"<p>{escape(line)}</p>" for line in (split(trace), *first_token(trace)))
-    rows = "".join(_details(row.span) for row in trace.rows)
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>trace '
-        f"{trace.trace_id}</title><style>{_STYLE}</style>"
-        f"<h1>{escape(heading(trace))}</h1><p>trace {trace.trace_id}; the caller waited {client_ns / 1e6:.3f} ms</p>"
-        f"{draw_svg(trace)}{sums}{batches}<h2>Attributes</h2><table>{rows}</table></html>\n"
-    )
-
-
-def draw_svg(trace: Trace) -> str:
-    """The waterfall alone, as SVG."""
-    width = 2 * _MARGIN + _LABEL + _SERVICE + _CHART + _TIME
-    height = 2 * _MARGIN + _ROW * (len(trace.rows) + 2)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'font-family="system-ui,sans-serif" font-size="12"><rect width="{width}" height="{height}" fill="#fff"/>'
-        f"{''.join(_ticks(trace, height - _ROW))}{''.join(_bars(trace))}{''.join(_legend(height - _MARGIN))}</svg>"
-    )
-
-
-def _ticks(trace: Trace, height: int) -> Iterator[str]:
-    left = _MARGIN + _LABEL + _SERVICE
-    for tick in range(_TICKS + 1):
-        x = left + _CHART * tick / _TICKS
-        at_ms = trace.root.duration_ns / 1e6 * tick / _TICKS
-        yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_MARGIN + _ROW - 4}" y2="{height - _MARGIN}" stroke="#ddd"/>'
-        yield f'<text x="{x:.1f}" y="{_MARGIN + 10}" text-anchor="middle" fill="#777">{at_ms:.2f} ms</text>'
-
-
-def _bars(trace: Trace) -> Iterator[str]:
-    root = trace.root
-    scale = _CHART / max(1, root.duration_ns)
-    left = _MARGIN + _LABEL + _SERVICE
-    for number, row in enumerate(trace.rows, 1):
-        span, y = row.span, _MARGIN + _ROW * number
-        x = left + max(0.0, (span.started_ns - root.started_ns) * scale)
-        bar_width = max(1.5, min(span.duration_ns * scale, left + _CHART - x))
-        _, colour = _ERROR if span.is_error else _KINDS.get(span.name) or _KINDS.get(span.service, _GATEWAY)
-        middle = y + _ROW / 2 + 4
-        yield f'<text x="{_MARGIN + 14 * row.depth}" y="{middle}" fill="#222">{escape(short_name(span))}</text>'
-        yield f'<text x="{_MARGIN + _LABEL}" y="{middle}" fill="#777">{escape(span.service)}</text>'
-        yield f'<rect x="{x:.1f}" y="{y + 4}" width="{bar_width:.1f}" height="{_ROW - 8}" rx="2" fill="{colour}">'
-        yield f"<title>{escape(_tooltip(span, root))}</title></rect>"
-        text = f"{span.duration_ns / 1e6:.3f} ms{marks(span)}"
-        yield f'<text x="{left + _CHART + 8}" y="{middle}" fill="#222">{escape(text)}</text>'
-
-
-def _legend(bottom: int) -> Iterator[str]:
-    for number, (word, colour) in enumerate(_LEGEND):
-        x = _MARGIN + number * _LEGEND_WIDTH
-        yield f'<rect x="{x}" y="{bottom - 11}" width="12" height="12" rx="2" fill="{colour}"/>'
-        yield f'<text x="{x + 18}" y="{bottom}" fill="#222">{word}</text>'
-
-
-def _tooltip(span: ShownSpan, root: ShownSpan) -> str:
-    """The tooltip of a bar."""
-    begun_ms = (span.started_ns - root.started_ns) / 1e6
-    times = (
-        f"{begun_ms:.3f} to {begun_ms + span.duration_ns / 1e6:.3f} ms: {span.duration_ns / 1e6:.3f} ms{marks(span)}"
-    )
-    return "\n".join(
-        [f"{span.name} ({span.service})", times, *(f"{key} = {value}" for key, value in span.attributes.items())]
-    )
-
-
-def _details(span: ShownSpan) -> str:
-    attributes = "".join(f"{escape(str(key))} = {escape(str(value))}<br>" for key, value in span.attributes.items())
-    return f"<tr><td>{escape(short_name(span))}</td><td>{escape(span.service)}</td><td>{attributes}</td></tr>"

@@ -1,11 +1,12 @@
-"""statistics.py: intervals hold the true value as often as they say."""
+"""figures.py: intervals hold the true value as often as they say."""
 
+import dataclasses
 import tracemalloc
 
 import numpy as np
 import pytest
 
-from neuronpipe.measure.benchmark.statistics import bootstrap, mean, median, p95, ratio
+from neuronpipe.measure.figures import bootstrap, distribution, mean, median, p95, ratio
 
 
 def test_the_interval_holds_the_true_mean_in_about_95_of_100_samples() -> None:
@@ -46,3 +47,14 @@ def test_many_samples_take_no_more_memory_than_a_few_resamples_of_them() -> None
     finally:
         tracemalloc.stop()
     assert peak_bytes < 100 << 20  # all 1,000 resamples together, and their places, are 800 MB
+
+
+def test_distribution_of_known_values() -> None:
+    found = distribution(np.arange(101, 0, -1, dtype=np.float32))
+    # Of 1 … 101 the p-th percentile lies at index p: 1 + p.
+    assert found is not None
+    assert dataclasses.astuple(found) == (51.0, 51.0, 91.0, 96.0, 100.0, 101.0)
+
+
+def test_there_is_no_distribution_of_nothing() -> None:
+    assert distribution(np.array([])) is None

@@ -1,21 +1,14 @@
 """The acceptance test of a back end: real models on the hardware of this machine, with a report in one folder.
 
-All models are compiled before any is measured, and each is measured in a process of its own (measure.py): a runtime may
-own its cores until its process ends, and a crash ends that process only. The report has the columns of the published
-figures, for this machine, and other findings.
+All models are compiled before any is measured, and each is measured in a process of its own (acceptance_process.py): a
+runtime may own its cores until its process ends, and a crash ends that process only. The report has the columns of the
+published figures, for this machine, and other findings.
 """
 
-import dataclasses
-import importlib.metadata
 import json
 import os
-import platform
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,23 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from neuronpipe import __version__
 from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.compiler import Compiled, CompileRequest, compile_with_reference
 from neuronpipe.compiler.accuracy import agreement, largest_difference
 from neuronpipe.core.errors import SetupError
-from neuronpipe.measure.acceptance.handover import (
-    FOUND_FILE,
-    REQUEST_FILE,
-    MeasureRequest,
-    error_text,
-    output_file,
-    read_arrays,
-    write_arrays,
-)
+from neuronpipe.measure.acceptance_process import MeasureRequest, error_text, measure
+from neuronpipe.measure.figures import markdown_table
+from neuronpipe.measure.machine import describe_machine, package_versions
+from neuronpipe.measure.processes import ProcessEnded, Worker
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLE_SUFFIX, device_count, sdk_words
 
-_PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "libneuronxla", "transformers", "openvino", "numpy")
 _DOUBLE = "made on the contract double of the Neuron SDK: its times say nothing of Neuron"
 _COLUMNS = (
     "Model",
@@ -54,38 +40,17 @@ _COLUMNS = (
     "p99 ms",
     "Cost per 1M",
 )
-# The instance type, and the version of the loaded driver.
-_INSTANCE = Path("/sys/devices/virtual/dmi/id/product_name")
-_DRIVER = Path("/sys/module/neuron/version")
+_DRIVER = Path("/sys/module/neuron/version")  # of the loaded one
 _MAX_TEXT = 600
+_LAST_LINES = 8
 
 
-def describe_machine() -> dict[str, Any]:
-    """The properties of the machine that the figures depend on, by name."""
-    return {
-        "instance": _read(_INSTANCE) or "unknown",
-        "Neuron devices": device_count(),
-        "Neuron driver": _read(_DRIVER) or "none",
-        "platform": platform.platform(),
-        "CPUs": os.cpu_count(),
-        "Python": sys.version.split()[0],
-        "neuronpipe": __version__,
-        **{package: _version(package) for package in _PACKAGES},
+def _describe_machine() -> dict[str, str]:
+    return describe_machine() | {
+        "Neuron devices": str(device_count()),
+        "Neuron driver": _DRIVER.read_text().strip() if _DRIVER.exists() else "none",
+        "Neuron SDK": package_versions("torch-neuronx", "neuronx-cc", "libneuronxla"),
     }
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def describe(found: Mapping[str, Any]) -> str:
@@ -105,15 +70,14 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         "shape's tokens after a prompt of the other half, on one core; latency is that of a step."
     )
     yield ""
-    yield f"| {' | '.join(_COLUMNS)} |"
-    yield "|---" * len(_COLUMNS) + "|"
+    rows = []
     for model in found["models"]:
         for one in model.get("figures", ()):
             cost = f"${one['cost_per_million']}" if "cost_per_million" in one else "unknown"
             backend = f"{model['backend']}, the double" if model["is_double"] else model["backend"]
             cells = [model["name"], backend, model["dtype"], one["shape"], model["cores"], one["in_flight"]]
-            cells += [one["throughput_per_s"], one["p50_ms"], one["p95_ms"], one["p99_ms"], cost]
-            yield f"| {' | '.join(map(str, cells))} |"
+            rows.append([*cells, one["throughput_per_s"], one["p50_ms"], one["p95_ms"], one["p99_ms"], cost])
+    yield from markdown_table(_COLUMNS, rows)
     for model in found["models"]:
         yield from _model(model)
     yield ""
@@ -160,10 +124,6 @@ def _one_line(text: str) -> str:
     return line if len(line) <= _MAX_TEXT else f"{line[:_MAX_TEXT]} …"
 
 
-_MEASURE = "neuronpipe.measure.acceptance.measure"
-_LAST_LINES = 8
-
-
 @dataclass(frozen=True, slots=True)
 class AcceptRequest:
     """The models, shapes and limits of an acceptance test.
@@ -186,7 +146,7 @@ def accept(request: AcceptRequest, report: Callable[[str], None]) -> Path:
 
     Raises SetupError for a folder that cannot be written.
     """
-    found: dict[str, Any] = {"machine": describe_machine(), "seconds": request.seconds, "models": []}
+    found: dict[str, Any] = {"machine": _describe_machine(), "seconds": request.seconds, "models": []}
     _write(found, request.folder)
     compiled: list[tuple[Compiled, dict[str, Any]]] = []
     for model in request.models:
@@ -243,62 +203,39 @@ def _compile(model: CompileRequest, one: dict[str, Any], report: Callable[[str],
 
 
 def _measure(made: Compiled, one: dict[str, Any], request: AcceptRequest, report: Callable[[str], None]) -> None:
-    with tempfile.TemporaryDirectory(prefix="neuronpipe-accept-") as name:
-        folder = Path(name)
-        given = made.batches or [dataclasses.asdict(text) for text in made.texts]
-        for number, batch in enumerate(given):
-            write_arrays(folder / f"in-{number}.npz", batch)
-        shapes = list(map(str, request.shapes))
+    outputs: list[list[dict[str, Any]]] = []
+    with tempfile.NamedTemporaryFile("r", prefix="neuronpipe-accept-", errors="replace") as log:
         asked = MeasureRequest(
-            str(made.bundle.folder), one["backend"], request.cores, shapes, request.seconds, len(given)
+            bundle=made.bundle.folder,
+            backend=one["backend"],
+            cores=request.cores,
+            shapes=request.shapes,
+            seconds=request.seconds,
+            batches=made.batches,
+            texts=made.texts,
+            environment=request.environment,
+            log=Path(log.name),
         )
-        (folder / REQUEST_FILE).write_text(json.dumps(dataclasses.asdict(asked)))
-        code, lines = _run(folder, request.environment, report)
-        if (folder / FOUND_FILE).exists():
-            one |= json.loads((folder / FOUND_FILE).read_text())
-        errors = one["errors"]
-        if code != 0:
-            ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
-            errors["measure"] = f"the process ended with {ended}: {' | '.join(lines)}"
-        outputs = _outputs(folder, one.get("cores", 0), len(made.batches))
-        if made.batches and outputs:
-            one["parity"] = _parity(made, outputs)
-        if not np.isfinite(one.get("parity", {}).get("largest_difference", 0.0)):
-            errors["parity"] = "some outputs are not numbers"
-        for figures in one.get("figures", ()):
-            if request.price_per_hour and not one["is_double"]:
-                figures["cost_per_million"] = round(
-                    1e6 * request.price_per_hour / 3600 / figures["throughput_per_s"], 4
-                )
-
-
-def _run(folder: Path, environment: Mapping[str, str], report: Callable[[str], None]) -> tuple[int, Sequence[str]]:
-    """The exit code and the last lines of a process that measures."""
-    lines = deque[str](maxlen=_LAST_LINES)
-    process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", _MEASURE, str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env={**os.environ, **environment},
-    )
-    with process:
         try:
-            for line in process.stdout or ():
-                if line.strip():
-                    report(f"  {line.rstrip()}")
-                    lines.append(line.strip())
-        except BaseException:
-            process.kill()
-            raise
-    return process.returncode, lines
-
-
-def _outputs(folder: Path, cores: int, batches: int) -> list[list[dict[str, Any]]]:
-    """The outputs of every batch, for each core that computed all of them."""
-    files = [[folder / output_file(core, number) for number in range(batches)] for core in range(cores)]
-    return [[read_arrays(file) for file in of_core] for of_core in files if all(file.exists() for file in of_core)]
+            with Worker.started(measure, asked, name="measuring") as worker:
+                while (message := worker.receive()) is not None:
+                    if isinstance(message, str):
+                        report(f"  {message}")
+                    elif isinstance(message, list):
+                        outputs.append(message)
+                    else:
+                        one |= message
+        except ProcessEnded as ended:
+            lines = [line.strip() for line in log if line.strip()]
+            one["errors"]["measure"] = f"{ended}: {' | '.join(lines[-_LAST_LINES:])}"
+    if made.batches and outputs:
+        one["parity"] = _parity(made, outputs)
+    if not np.isfinite(one.get("parity", {}).get("largest_difference", 0.0)):
+        one["errors"]["parity"] = "some outputs are not numbers"
+    for figures in one.get("figures", ()):
+        if request.price_per_hour and not one["is_double"]:
+            cost = 1e6 * request.price_per_hour / 3600 / figures["throughput_per_s"]
+            figures["cost_per_million"] = round(cost, 4)
 
 
 def _parity(made: Compiled, outputs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""samples.py: rows hold what responses say, in the units of their names."""
+"""generator.py, Recorder: rows hold what responses say, in the units of their names."""
 
 import numpy as np
 
 from neuronpipe.api.v1.inference_pb2 import InferResponse, StageTimings, Usage
-from neuronpipe.measure.load.samples import OUTCOMES, ROW, PartTimes, Recorder
+from neuronpipe.measure.load.generator import OUTCOMES, ROW, PartTimes, Recorder
 
 _MS = 1_000_000
 

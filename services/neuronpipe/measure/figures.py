@@ -1,10 +1,35 @@
-"""Confidence intervals by the percentile bootstrap (Efron, 1979), from a fixed seed so that equal samples agree."""
+"""Figures: percentiles of samples, confidence intervals, and tables.
 
-from collections.abc import Callable, Sequence
+Intervals are by the percentile bootstrap (Efron, 1979), from a fixed seed so that equal samples agree.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Percentiles by linear interpolation, the mean and the largest of some values."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+
+def distribution(values: NDArray[np.floating | np.integer]) -> Distribution | None:
+    """The distribution of some values; None without values."""
+    if not len(values):
+        return None
+    exact = values.astype(np.float64)
+    p50, p90, p95, p99 = np.percentile(exact, (50, 90, 95, 99)).tolist()
+    return Distribution(mean=float(exact.mean()), p50=p50, p90=p90, p95=p95, p99=p99, max=float(exact.max()))
+
 
 _RESAMPLES = 1000
 _CONFIDENCE = 0.95
@@ -77,3 +102,31 @@ def _bounds(found: NDArray[np.float64]) -> tuple[float, float]:
     tail = (1 - _CONFIDENCE) / 2 * 100
     low, high = np.percentile(found, (tail, 100 - tail)).tolist()
     return low, high
+
+
+def number(value: float) -> str:
+    """Three digits, without an exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table with a title; `note` says what it is, and whose."""
+
+    title: str
+    note: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def section(self) -> Iterator[str]:
+        """Its lines in a page of Markdown."""
+        yield from (f"## {self.title}", "", self.note, "")
+        yield from (*markdown_table(self.columns, self.rows), "") if self.rows else ("None.", "")
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
+    """The lines of a table."""
+    for row in (columns, ["---"] * len(columns), *rows):
+        yield "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |"

@@ -1,33 +1,26 @@
-"""The process that measures one bundle on one back end.
-
-Started by run.py as: python -m neuronpipe.measure.acceptance.measure FOLDER
+"""What the process does that measures one bundle on one back end: it tells acceptance.py of each step before
+and after it, so that a crash loses nothing.
 """
 
 import asyncio
 import contextlib
-import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import psutil
+from pydantic_settings import SettingsConfigDict
 
-from neuronpipe.bundles.buckets import Bucket, parse_bucket
+from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.measure.acceptance.handover import (
-    FOUND_FILE,
-    REQUEST_FILE,
-    MeasureRequest,
-    error_text,
-    output_file,
-    read_arrays,
-    write_arrays,
-)
+from neuronpipe.measure.figures import distribution
 from neuronpipe.stages.neuron_executor.backends import ONE_IN_FLIGHT, load_backend, load_decoder
 from neuronpipe.stages.neuron_executor.backends.base import Backend, BackendError, BackendRequest, compute
 from neuronpipe.stages.neuron_executor.neuron_monitor import NeuronMonitor, running_monitor
@@ -39,14 +32,50 @@ from neuronpipe.stages.neuron_executor.runtimes.given_texts import (
     largest_logit,
     token_agreement,
 )
+from neuronpipe.stages.settings import CoreSettings
 from neuronpipe.tasks import TASKS
+
+
+class AcceptSettings(CoreSettings):
+    """Settings of `neuronpipe accept`."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_ACCEPT_")
+
+
+Arrays: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRequest:
+    """What the process measures. Each of `shapes` is measured for `seconds`, on `cores` cores (0: all).
+
+    `batches`, or `texts` of a model that generates, are for the comparison. `environment`: of the runtime. `log`: the
+    file that gets what the process prints.
+    """
+
+    bundle: Path
+    backend: str
+    cores: int
+    shapes: Sequence[Bucket]
+    seconds: float
+    batches: Sequence[Arrays]
+    texts: Sequence[GivenText]
+    environment: Mapping[str, str]
+    log: Path
+
+
+def error_text(error: BaseException) -> str:
+    """An error and its cause, for the report."""
+    cause = error.__cause__
+    return f"{type(error).__name__}: {error}" + (f" <- {type(cause).__name__}: {cause}" if cause else "")
+
 
 # Prompts are computed in parts of so many tokens.
 _PART_TOKENS = 64
 
 
 def generated_parity(model: DecoderModel, texts: Sequence[GivenText]) -> dict[str, Any]:
-    """How far the model's logits and tokens are from those that were given; see run.py."""
+    """How far the model's logits and tokens are from those that were given; see acceptance.py."""
     found = computed_logits(model, texts)
     return {
         "texts": len(texts),
@@ -103,14 +132,15 @@ def token_throughput(
             steps.append(_timed(lambda step=step: model.compute(step)))  # type: ignore[misc]
             if time.monotonic() >= end_s:
                 break
-    p50, p95, p99 = (round(1000 * float(value), 3) for value in np.percentile(steps, (50, 95, 99)))
-    return {
-        "throughput_per_s": round(count * len(steps) / sum(steps), 1),
-        "p50_ms": p50,
-        "p95_ms": p95,
-        "p99_ms": p99,
-        "prompt_tokens_per_s": round(count * prompt * len(prompt_s) / sum(prompt_s), 1),
-    }
+    prompt_tokens_per_s = round(count * prompt * len(prompt_s) / sum(prompt_s), 1)
+    return {**_figures(count * len(steps) / sum(steps), steps), "prompt_tokens_per_s": prompt_tokens_per_s}
+
+
+def _figures(throughput_per_s: float, latencies_s: Sequence[float]) -> dict[str, float]:
+    found = distribution(np.array(latencies_s) * 1000)
+    assert found  # noqa: S101 (there is one at least)
+    percentiles = {f"p{part}_ms": round(getattr(found, f"p{part}"), 3) for part in (50, 95, 99)}
+    return {"throughput_per_s": round(throughput_per_s, 1), **percentiles}
 
 
 def _blocks(model: DecoderModel, tokens: int) -> int:
@@ -130,40 +160,48 @@ _CACHE_BYTES = 1 << 33
 
 
 class _Findings:
-    """The findings so far, written to a file after every step: a crash of this process loses nothing."""
+    """The findings so far. Told is the name of each step before it, and all findings after it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, pipe: "Connection[Any, Any]") -> None:
         self.values: dict[str, Any] = {"errors": {}}
-        self._path = path
+        self._pipe = pipe
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Records an error of the block under the name."""
-        print(name, flush=True)
+        self._pipe.send(name)
         try:
             yield
         except SetupError as error:
             self.values["errors"][name] = str(error)
         except Exception as error:  # in an acceptance test, every error is a finding
             self.values["errors"][name] = error_text(error)
-        self._path.write_text(json.dumps(self.values))
+        self._pipe.send(self.values)
+
+    def tell_outputs(self, outputs: list[dict[str, Any]]) -> None:
+        """The outputs of a core for all batches."""
+        self._pipe.send(outputs)
 
 
-def measure(folder: Path) -> None:
-    """Loads, compares and measures as the folder requests. Errors are provoked last."""
-    request, found = MeasureRequest(**json.loads((folder / REQUEST_FILE).read_text())), _Findings(folder / FOUND_FILE)
-    bundle = read_bundle(Path(request.bundle))
+def measure(pipe: "Connection[Any, Any]", request: MeasureRequest) -> None:
+    """The main function of the process: loads, compares and measures. Errors are provoked last. Ends with a None."""
+    log = os.open(request.log, os.O_WRONLY | os.O_APPEND)
+    for standard in (1, 2):  # also what a runtime prints that is no Python
+        os.dup2(log, standard)
+    os.environ.update(request.environment)
+    found, bundle = _Findings(pipe), read_bundle(request.bundle)
     if TASKS[bundle.spec.task].generates:
-        asyncio.run(_measure_generation(bundle, request, found, folder))
-        return
-    loaded = list[tuple[Backend, ModelSpec]]()
-    with found.step("load"):
-        loaded.append(_load(bundle, request, found))
-    for backend, spec in loaded:
-        try:
-            asyncio.run(_measure(backend, spec, request, found, folder))
-        finally:
-            backend.close()
+        asyncio.run(_measure_generation(bundle, request, found))
+    else:
+        loaded = list[tuple[Backend, ModelSpec]]()
+        with found.step("load"):
+            loaded.append(_load(bundle, request, found))
+        for backend, spec in loaded:
+            try:
+                asyncio.run(_measure(backend, spec, request, found))
+            finally:
+                backend.close()
+    pipe.send(None)
 
 
 def _load(bundle: Bundle, request: MeasureRequest, found: _Findings) -> tuple[Backend, ModelSpec]:
@@ -191,9 +229,8 @@ def _backend_request(bundle: Bundle, request: MeasureRequest) -> Iterator[Backen
         )
 
 
-async def _measure_generation(bundle: Bundle, request: MeasureRequest, found: _Findings, folder: Path) -> None:
-    texts = [_given_text(read_arrays(folder / f"in-{number}.npz")) for number in range(request.batches)]
-    shapes, loaded = list(map(parse_bucket, request.shapes)), list[DecoderModel]()
+async def _measure_generation(bundle: Bundle, request: MeasureRequest, found: _Findings) -> None:
+    texts, shapes, loaded = request.texts, request.shapes, list[DecoderModel]()
     with found.step("load"):
         began_s = time.monotonic()
         # A source has as much room as a text.
@@ -215,19 +252,13 @@ async def _measure_generation(bundle: Bundle, request: MeasureRequest, found: _F
         _note_memory(monitor, found)
 
 
-def _given_text(arrays: Mapping[str, Any]) -> GivenText:
-    return GivenText(arrays["prompt"].tolist(), arrays["source"].tolist(), arrays["tokens"], arrays["logits"])
-
-
-async def _measure(backend: Backend, spec: ModelSpec, request: MeasureRequest, found: _Findings, folder: Path) -> None:
+async def _measure(backend: Backend, spec: ModelSpec, request: MeasureRequest, found: _Findings) -> None:
     with found.step("compare"):
         for core in range(backend.cores):
-            for number in range(request.batches):
-                outputs = await _compute(backend, core, read_arrays(folder / f"in-{number}.npz"), spec)
-                write_arrays(folder / output_file(core, number), outputs)
+            found.tell_outputs([await _compute(backend, core, batch, spec) for batch in request.batches])
     found.values["figures"] = []
     async with running_monitor() as monitor:
-        for shape in map(parse_bucket, request.shapes):
+        for shape in request.shapes:
             for in_flight in [count for count in _IN_FLIGHT if count <= backend.in_flight]:
                 with found.step(f"{shape}, {in_flight} in flight"):
                     _check_length(shape, spec)
@@ -257,10 +288,10 @@ def _note_memory(monitor: NeuronMonitor | None, found: _Findings) -> None:
     with found.step("memory"):
         snapshot = monitor.snapshot if monitor else None
         found.values["device_memory_bytes"] = snapshot.device_memory_bytes if snapshot else None
-        found.values["host_memory_bytes"] = _resident_bytes()
+        found.values["host_memory_bytes"] = psutil.Process().memory_info().rss
 
 
-async def _compute(backend: Backend, core: int, batch: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
+async def _compute(backend: Backend, core: int, batch: Arrays, spec: ModelSpec) -> dict[str, Any]:
     """The outputs of a batch of any shape up to the model's limit, in as many calls as its rows need."""
     leading = batch[spec.inputs[0]]
     rows, tokens = len(leading), leading.shape[1] if leading.ndim == 2 else spec.image_tokens
@@ -296,7 +327,7 @@ def _full_batch(shape: Bucket, spec: ModelSpec) -> dict[str, Any]:
     return {name: np.tile(rows[name], (shape.batch, 1)) for name in spec.inputs}
 
 
-async def _error(backend: Backend, batch: Mapping[str, Any]) -> str:
+async def _error(backend: Backend, batch: Arrays) -> str:
     try:
         await compute(backend, 0, batch)
     except BackendError as error:
@@ -304,7 +335,7 @@ async def _error(backend: Backend, batch: Mapping[str, Any]) -> str:
     return "NOT REFUSED"
 
 
-async def _throughput(backend: Backend, batch: Mapping[str, Any], in_flight: int, seconds: float) -> dict[str, float]:
+async def _throughput(backend: Backend, batch: Arrays, in_flight: int, seconds: float) -> dict[str, float]:
     """Runs full batches on every core for a time, with a number of batches in flight. Latency is that of a batch."""
     latencies = list[float]()
 
@@ -322,17 +353,4 @@ async def _throughput(backend: Backend, batch: Mapping[str, Any], in_flight: int
     began_s = time.monotonic()
     await asyncio.gather(*(call(core, began_s + seconds) for core in range(backend.cores) for _ in range(in_flight)))
     took_s = time.monotonic() - began_s
-    p50, p95, p99 = (round(1000 * float(value), 3) for value in np.percentile(latencies, (50, 95, 99)))
-    rate = len(next(iter(batch.values()))) * len(latencies) / took_s
-    return {"throughput_per_s": round(rate, 1), "p50_ms": p50, "p95_ms": p95, "p99_ms": p99}
-
-
-def _resident_bytes() -> int | None:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return None
-
-
-if __name__ == "__main__":
-    measure(Path(sys.argv[1]))
+    return _figures(len(next(iter(batch.values()))) * len(latencies) / took_s, latencies)

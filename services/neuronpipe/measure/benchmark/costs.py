@@ -1,4 +1,6 @@
-"""The cheapest way to meet a latency at a rate, by prices of instances from a dated file that users replace."""
+"""What inferences cost, and the cheapest way to meet a latency at a rate, by prices of instances from a dated file that
+users replace.
+"""
 
 import json
 import math
@@ -9,9 +11,11 @@ from typing import Any
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.benchmark.results import CellResult, Results
+from neuronpipe.measure.figures import Table, number
 
 DEFAULT_PRICES = Path(__file__).with_name("prices.json")
 ON_DEMAND, SPOT = "on-demand", "spot"
+THIS_MACHINE = "this machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +38,11 @@ class Prices:
     per_second: Mapping[int, float]
 
     def alike(self, cpus: int, chosen: str) -> list[Instance]:
-        """The chosen type; without one, those with as many CPUs. Others would have other figures."""
-        if chosen:
-            return [self.instances[chosen]] if chosen in self.instances else [Instance(chosen, cpus, {})]
-        return [one for one in self.instances.values() if one.cpus == cpus]
+        """The chosen type; without one, those with as many CPUs, as others would have other figures. One without a
+        price where the file has none.
+        """
+        found = [one for one in self.instances.values() if (one.name == chosen if chosen else one.cpus == cpus)]
+        return found or [Instance(chosen or THIS_MACHINE, cpus, {})]
 
 
 def cost_per_million(per_hour: float | None, throughput_per_s: float) -> float | None:
@@ -81,8 +86,67 @@ def _instance(name: str, content: Any) -> Instance:
     return Instance(name, int(content["cpus"]), prices)
 
 
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a report's costs are of: the types of instances that are like this machine, or the one that was named.
+
+    `machine`: what rows call the machine that was measured.
+    """
+
+    prices: Prices
+    instances: Sequence[Instance]
+    machine: str = THIS_MACHINE
+
+    @property
+    def price(self) -> float | None:
+        """Of an hour on demand, for tables with one column of cost."""
+        return self.instances[0].per_hour.get(ON_DEMAND)
+
+    @property
+    def source(self) -> str:
+        """Whose price that is, for their notes."""
+        return f"Costs are at the on-demand price of {self.instances[0].name}, of {self.prices.date}."
+
+
+def costs_table(results: Results, costs: Costs) -> Table:
+    """A row for each model: its best cell, and what a million inputs cost with it."""
+    rows = []
+    for model in results.models:
+        if found := [one for one in results.at_base_length if one.cell.variant.model == model]:
+            best = max(found, key=lambda one: one.throughput_per_s)
+            for instance in costs.instances:
+                of_kinds = (
+                    dollars(cost_per_million(instance.per_hour.get(kind), best.throughput_per_s))
+                    for kind in (ON_DEMAND, SPOT)
+                )
+                head = (model, str(best.cell.batch), best.cell.variant.dtype, number(best.throughput_per_s))
+                rows.append((*head, instance.name, *of_kinds))
+    return Table(
+        "Cost per million inferences",
+        f"The throughput of the best cell of {results.base_length} tokens, measured on this machine, at the price of "
+        "instances with as many CPUs. A price is that of its instance, the throughput that of this machine: name yours "
+        "with "
+        f"--instance. Prices of {costs.prices.date}: {costs.prices.note}",
+        ("Model", "Batch", "dtype", "Inputs/s", "Instance", "On-demand per 1M", "Spot per 1M"),
+        rows,
+    )
+
+
 # Of a replica's throughput. The figures are of callers who wait; those who come at random times queue beyond this.
 UTILIZATION = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What `--p95-ms` and `--rate` ask. Raises SetupError for a value that is out of range."""
+
+    p95_ms: float
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        for option, value in (("--p95-ms", self.p95_ms), ("--rate", self.rate_per_s)):
+            if not 0 < value < float("inf"):
+                raise SetupError(f"{option} {value:g}: must be more than 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +162,14 @@ class Advice:
     per_million: float | None
 
 
-def advise(
-    results: Results, p95_ms: float, rate_per_s: float, instances: Sequence[Instance]
-) -> dict[str, Advice | str]:
-    """For each model the cheapest configuration for inputs of the base length, or why there is none.
-
-    Raises SetupError for a goal that is out of range.
-    """
-    for option, value in (("--p95-ms", p95_ms), ("--rate", rate_per_s)):
-        if not 0 < value < float("inf"):
-            raise SetupError(f"{option} {value:g}: must be more than 0")
+def advise(results: Results, goal: Goal, instances: Sequence[Instance]) -> dict[str, Advice | str]:
+    """For each model the cheapest configuration for inputs of the base length, or why there is none."""
     found: dict[str, Advice | str] = {}
     for model in results.models:
         cells = [one for one in results.at_base_length if one.cell.variant.model == model]
-        fitting = [one for one in cells if one.percentile_ms(95) <= p95_ms]
+        fitting = [one for one in cells if one.percentile_ms(95) <= goal.p95_ms]
         if fitting:
-            found[model] = min(_choices(fitting, rate_per_s, instances), key=_order)
+            found[model] = min(_choices(fitting, goal.rate_per_s, instances), key=_order)
         elif cells:
             best = min(cells, key=lambda one: one.percentile_ms(95))
             found[model] = f"the lowest p95 is {best.percentile_ms(95):.3g} ms, with {best.cell.name}"
@@ -126,7 +182,7 @@ def _choices(cells: Sequence[CellResult], rate_per_s: float, instances: Sequence
     choices = []
     for one in cells:
         replicas = max(1, math.ceil(rate_per_s / (one.throughput_per_s * UTILIZATION)))
-        for instance in instances or [Instance("this machine", 0, {})]:
+        for instance in instances:
             price = instance.per_hour.get(ON_DEMAND)
             total = None if price is None else price * replicas
             choices.append(Advice(one, instance.name, replicas, total, cost_per_million(total, rate_per_s)))
@@ -139,41 +195,26 @@ def _order(advice: Advice) -> tuple[float, int, float]:
     return price, advice.replicas, advice.result.percentile_ms(95)
 
 
-def advice_rows(found: dict[str, Advice | str]) -> list[Sequence[str]]:
-    """A table, its heading first."""
-    rows: list[Sequence[str]] = [
-        (
-            "Model",
-            "Instance",
-            "Replicas",
-            "Batch",
-            "Length",
-            "dtype",
-            "Cores",
-            "p95 ms",
-            "Per hour",
-            "Per 1M at the rate",
-            "Why none",
-        )
-    ]
-    for model, advice in found.items():
+def goal_table(results: Results, costs: Costs, goal: Goal) -> Table:
+    """What is advised for each model."""
+    rows = []
+    for model, advice in advise(results, goal, costs.instances).items():
         if isinstance(advice, str):
             rows.append((model, "none", *[""] * 8, advice))
             continue
         cell = advice.result.cell
-        rows.append(
-            (
-                model,
-                advice.instance,
-                str(advice.replicas),
-                str(cell.batch),
-                str(cell.length or "image"),
-                cell.variant.dtype,
-                str(cell.variant.cores),
-                f"{advice.result.percentile_ms(95):.3g}",
-                dollars(advice.per_hour),
-                dollars(advice.per_million),
-                "",
-            )
-        )
-    return rows
+        shape = (str(cell.batch), str(cell.length or "image"), cell.variant.dtype, str(cell.variant.cores))
+        prices = (dollars(advice.per_hour), dollars(advice.per_million))
+        p95_ms = f"{advice.result.percentile_ms(95):.3g}"
+        rows.append((model, advice.instance, str(advice.replicas), *shape, p95_ms, *prices, ""))
+    return Table(
+        f"The cheapest way to {goal.rate_per_s:g} inputs of {results.base_length} tokens a second with p95 of at "
+        f"most {goal.p95_ms:g} ms",
+        f"Replicas at {UTILIZATION:.0%} of their measured throughput, so that those who come at random times seldom "
+        "queue. A batch above 1 needs callers who send as many at once.",
+        (
+            *("Model", "Instance", "Replicas", "Batch", "Length", "dtype", "Cores", "p95 ms"),
+            *("Per hour", "Per 1M at the rate", "Why none"),
+        ),
+        rows,
+    )
