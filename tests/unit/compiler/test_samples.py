@@ -11,9 +11,9 @@ from neuronpipe.compiler.samples import (
     MAX_COMPARED,
     MAX_TEXTS,
     MIN_TEXTS,
-    SENTENCES,
     built_in_calibration,
     read_calibration,
+    sentences,
 )
 from neuronpipe.core.errors import SetupError
 
@@ -62,22 +62,20 @@ def test_of_many_texts_some_are_taken_from_the_whole_file(tmp_path: Path) -> Non
 def test_without_a_file_there_are_different_texts_of_our_own_half_of_them_in_other_languages() -> None:
     read = built_in_calibration(of_images=False)
     assert MIN_TEXTS < len(set(read.texts)) == len(read.texts) == read.description.texts
-    others = [
-        text for text in read.texts if any(str(text).startswith(sentences[::2]) for sentences in SENTENCES.values())
-    ]
+    others = [text for text in read.texts if any(str(text).startswith(tuple(one[::2])) for one in sentences().values())]
     assert 2 * len(others) >= len(read.texts)
-    assert read.description.source == f"built-in sample text in {len(SENTENCES) + 1} languages"
+    assert read.description.source == f"built-in sample text in {len(sentences()) + 1} languages"
     assert read.description.source_sha256 is None
     assert read.compared == ()
 
 
 def test_every_language_has_the_same_sentences_of_its_own() -> None:
-    assert len(SENTENCES) >= 15
-    assert {len(sentences) for sentences in SENTENCES.values()} == {6}
-    every = [sentence for sentences in SENTENCES.values() for sentence in sentences]
+    assert len(sentences()) >= 15
+    assert {len(one) for one in sentences().values()} == {6}
+    every = [sentence for one in sentences().values() for sentence in one]
     assert len(set(every)) == len(every)
     # The third and the last are the shortest and one of the longest, which calibration and comparison share.
-    assert all(len(sentences[2]) < len(sentences[0]) < len(sentences[5]) for sentences in SENTENCES.values())
+    assert all(len(one[2]) < len(one[0]) < len(one[5]) for one in sentences().values())
 
 
 @pytest.mark.parametrize(
