@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from neuronpipe.bundles.live import LiveRepository, running_live_models
+from neuronpipe.bundles.live import running_live_models
+from neuronpipe.bundles.sources import live_repository
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.platform.tls import ServerTls
 from neuronpipe.rpc.items import POSTPROCESS
@@ -18,7 +19,7 @@ async def run(settings: PostprocessorSettings, telemetry: Telemetry, tls: Server
 
     @asynccontextmanager
     async def open_stage() -> AsyncIterator[OpenedStage]:
-        repository = await asyncio.to_thread(LiveRepository.of, settings, with_artifacts=False)
+        repository = await asyncio.to_thread(live_repository, settings, with_artifacts=False)
         async with (
             running_postprocessor([]) as stage,
             running_live_models(repository, [stage.models], telemetry.meters),
