@@ -19,7 +19,7 @@ from neuronpipe.bundles.repository import (
     read_bundle,
     write_manifest,
 )
-from neuronpipe.compiler import accuracy, decoder_accuracy, decoders, fake, neuronx, openvino, quantization
+from neuronpipe.compiler import accuracy, decoders, fake, neuronx, openvino, quantization
 from neuronpipe.compiler import torch as torch_
 from neuronpipe.compiler.adapters import merge_adapter
 from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
@@ -161,7 +161,7 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
     if buckets:
         module = module.within(BucketPlan(buckets))
     if TASKS[request.task].generates:
-        expected = decoder_accuracy.sample_texts(module)
+        expected = decoders.sample_texts(module)
         bundle = _compile_decoder(request, source, module, expected, buckets, version, step, report)
         return Compiled(bundle, (), (), expected)
     if request.dtype == "int8" and calibration is None:

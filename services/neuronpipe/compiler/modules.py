@@ -2,7 +2,8 @@
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -146,6 +147,24 @@ class Named(torch.nn.Module):
             inputs["token_type_ids"] = token_type_ids
         result = self.model(**inputs, return_dict=True)
         return {name: result[name] for name in self.outputs}
+
+
+@contextmanager
+def choosing(part: torch.nn.Module, choose: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """An encoder or a decoder hands on some of its vectors, chosen of its last hidden state, in place of all.
+
+    This is the only place before the head that all architectures share.
+    """
+
+    def replace(module: torch.nn.Module, args: Any, output: Any) -> Any:
+        output["last_hidden_state"] = choose(output["last_hidden_state"])
+        return output
+
+    handle = part.register_forward_hook(replace)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def pretrained_model(module: torch.nn.Module) -> Any:

@@ -1,7 +1,6 @@
 """Compiles for fill-mask: the logits of the whole vocabulary at one position of each sequence."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 import transformers
 
-from neuronpipe.compiler.modules import Batch, Outputs, SourceModule, source_module
+from neuronpipe.compiler.modules import Batch, Outputs, SourceModule, choosing, source_module
 from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.compiler.weights import load_weights
@@ -42,31 +41,15 @@ class _AtPosition(torch.nn.Module):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
-        with _choosing(self.model.base_model, mask_position):
+        assert mask_position is not None  # noqa: S101 (the input that the module is made for)
+
+        def choose(vectors: torch.Tensor) -> torch.Tensor:
+            is_chosen = mask_position.bool().unsqueeze(-1)
+            return torch.where(is_chosen, vectors, torch.zeros_like(vectors)).sum(dim=1, keepdim=True)
+
+        with choosing(self.model.base_model, choose):
             logits = self.model(**inputs, return_dict=True)["logits"]
         return {"logits": logits[:, 0]}
-
-
-@contextlib.contextmanager
-def _choosing(encoder: torch.nn.Module, position: torch.Tensor | None) -> Iterator[None]:
-    """Makes an encoder return one token vector for each row, [batch, 1, width], in place of those of all tokens."""
-    assert position is not None  # noqa: S101 (the input that the module is made for)
-
-    is_chosen = position.bool().unsqueeze(-1)
-
-    def choose(module: torch.nn.Module, args: Any, output: Any) -> Any:
-        vectors = output.last_hidden_state
-        output["last_hidden_state"] = torch.where(is_chosen, vectors, torch.zeros_like(vectors)).sum(
-            dim=1, keepdim=True
-        )
-        return output
-
-    # This is the only place between encoder and head that all architectures share.
-    handle = encoder.register_forward_hook(choose)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _load_fill_mask(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
