@@ -16,7 +16,7 @@ from transformers.models.auto import modeling_auto
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS
 from neuronpipe.compiler.modules import SourceModule
-from neuronpipe.compiler.own_code import OWN_GRAPHS
+from neuronpipe.compiler.own_graphs import OWN_GRAPHS
 from neuronpipe.compiler.rerankers import entailing, is_cross_encoder, ranking
 from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
 from neuronpipe.compiler.source import check_configuration, reads_of

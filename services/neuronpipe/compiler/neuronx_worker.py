@@ -18,7 +18,7 @@ import torch
 from neuronpipe.bundles.buckets import Bucket, bucket_inputs, parse_bucket
 from neuronpipe.compiler.modules import Positional, SourceModule
 from neuronpipe.compiler.neuronx_processes import DONE, INPUTS_FILE, TraceJob
-from neuronpipe.compiler.own_code import register_own_graphs
+from neuronpipe.compiler.own_graphs import register_own_graphs
 from neuronpipe.compiler.pipeline import Pipeline
 from neuronpipe.compiler.slots import slot_step, source_encoder
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
