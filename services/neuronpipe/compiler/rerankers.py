@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 
-from neuronpipe.compiler.modules import Named, SourceModule, source_module
+from neuronpipe.compiler.modules import Named, SourceModule, load_weights, source_module
 from neuronpipe.compiler.sentence_transformers import (
     default_prompt,
     last_token,
@@ -20,7 +20,6 @@ from neuronpipe.compiler.sentence_transformers import (
 )
 from neuronpipe.compiler.source import check_labels
 from neuronpipe.compiler.tokenizers import SourceTokenizer
-from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.scores import ScoreFunctionName

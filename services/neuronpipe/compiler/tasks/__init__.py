@@ -4,8 +4,7 @@ from pathlib import Path
 
 import transformers
 
-from neuronpipe.compiler.modules import SourceModule, pretrained_model
-from neuronpipe.compiler.source import check_tokens
+from neuronpipe.compiler.modules import SourceModule, check_missing, check_tokens, pretrained_model
 from neuronpipe.compiler.tasks.base import SourceTask
 from neuronpipe.compiler.tasks.fill_mask import FILL_MASK
 from neuronpipe.compiler.tasks.images import IMAGE_CLASSIFICATION, IMAGE_EMBEDDING, ZERO_SHOT_IMAGE_CLASSIFICATION
@@ -25,7 +24,6 @@ from neuronpipe.compiler.tasks.vectors import (
     SPARSE_EMBEDDING,
 )
 from neuronpipe.compiler.tokenizers import SourceTokenizer
-from neuronpipe.compiler.weights import check_missing
 
 SOURCE_TASKS: dict[str, SourceTask] = {
     "text_classification": TEXT_CLASSIFICATION,

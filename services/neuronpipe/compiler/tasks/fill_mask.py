@@ -8,10 +8,9 @@ import numpy as np
 import torch
 import transformers
 
-from neuronpipe.compiler.modules import Batch, Outputs, SourceModule, choosing, source_module
+from neuronpipe.compiler.modules import Batch, Outputs, SourceModule, choosing, load_weights, source_module
 from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
-from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.fill_mask import FillMaskFacts
 

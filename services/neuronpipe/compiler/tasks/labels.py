@@ -16,13 +16,12 @@ import torch
 import transformers
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS
-from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, source_module
+from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, load_weights, source_module
 from neuronpipe.compiler.rerankers import encode_written, entailing, load_decoder_reranker, ranking
 from neuronpipe.compiler.sentence_transformers import last_token, read_json, read_limits, transformer_folder
 from neuronpipe.compiler.source import check_labels
 from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
-from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import TaskFacts
 from neuronpipe.tasks.question_answering import QuestionAnsweringFacts

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from neuronpipe.compiler.late_interaction import read_late_interaction
-from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, source_module
+from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, load_weights, source_module
 from neuronpipe.compiler.sentence_transformers import (
     default_prompt,
     read_json,
@@ -27,7 +27,6 @@ from neuronpipe.compiler.sentence_transformers import (
 )
 from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
-from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.feature_extraction import FeatureFacts
 from neuronpipe.tasks.multi_vector_embedding import KEPT, SEEN, SEEN_AND_KEPT, MultiVectorFacts
