@@ -19,7 +19,7 @@ from transformers.models.auto import modeling_auto
 
 from neuronpipe.bundles.manifest import Source, file_sha256
 from neuronpipe.compiler.images import IMAGE_TEXT_KINDS
-from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
+from neuronpipe.compiler.sentence_transformers import read_json, read_modules, transformer_folder
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.base import Reads
@@ -238,8 +238,7 @@ def find_source(source: str, revision: str | None, *, is_adapter: bool = False) 
 
 def _first_module(folder: Path) -> str:
     """What a model of sentence-transformers without a transformer begins with, for the error message."""
-    modules = read_json(folder / "modules.json") if (folder / "modules.json").is_file() else []
-    kind = str(modules[0]["type"]).rpartition(".")[2] if modules else "Transformer"
+    kind = next((one for one, _ in read_modules(folder)), "Transformer")
     if kind == "Transformer":
         return ""
     return f"; modules.json begins with {kind}, and supported are models that begin with a Transformer"

@@ -20,6 +20,7 @@ from neuronpipe.compiler.sentence_transformers import (
     default_prompt,
     read_json,
     read_limits,
+    read_modules,
     read_prompts,
     read_sentence_transformer,
     read_settings,
@@ -184,16 +185,14 @@ def _load_sparse_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
 
 def _read_pooling(folder: Path) -> dict[str, Any]:
     """The settings of the module SpladePooling; empty for a plain model. Raises SetupError for other modules."""
-    path = folder / "modules.json"
-    modules = read_json(path) if path.is_file() else []
-    kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+    modules = read_modules(folder)
+    kinds = [kind for kind, _ in modules]
     if modules and (len(kinds) != 2 or kinds[0] not in _ENCODERS or kinds[1] != "SpladePooling"):
         raise SetupError(
             f"{folder}: makes sparse vectors by the modules {', '.join(kinds)}; supported is a transformer with "
             "SpladePooling"
         )
-    settings: dict[str, Any] = read_json(folder / modules[1]["path"] / "config.json") if modules else {}
-    return settings
+    return dict(read_json(modules[1][1] / "config.json")) if modules else {}
 
 
 def _weights_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
