@@ -15,7 +15,7 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers.models.mbart.tokenization_mbart import FAIRSEQ_LANGUAGE_CODES
 
-from neuronpipe.compiler.samples import sentences
+from neuronpipe.compiler.accuracy import sentences
 
 _VOCABULARY = 1200
 _OTHER_SCRIPTS = (

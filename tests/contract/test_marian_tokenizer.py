@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 import transformers
 
-from neuronpipe.compiler.samples import sentences
+from neuronpipe.compiler.accuracy import sentences
 from neuronpipe.compiler.tokenizers import load_tokenizer
 from neuronpipe.core.errors import SetupError
 from tests.oracle.texts import PICKED, generated

@@ -30,14 +30,6 @@ from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
 from neuronpipe.compiler.own_code import KNOWN_FORM, in_known_form
 from neuronpipe.compiler.pipeline import ONE_CORE, PipelineOptions, cut_module
 from neuronpipe.compiler.quantization import EMBEDDING_TASKS, with_ranges
-from neuronpipe.compiler.samples import (
-    BUILT_IN,
-    BUILT_IN_IMAGES,
-    built_in_calibration,
-    calibration_batches,
-    comparison_batches,
-    read_calibration,
-)
 from neuronpipe.compiler.source import ModelSource, check_kind, find_source
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.compiler.tokenizers import SourceTokenizer, serving_json, token_texts
@@ -125,7 +117,7 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
 def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled:
     _refuse(_refusals(request))
     check_writable(request.repository, request.name)
-    calibration = read_calibration(request.calibration) if request.calibration else None
+    calibration = accuracy.read_calibration(request.calibration) if request.calibration else None
     step = _numbered_steps(report, 7 if request.dtype.startswith("int8") else 6)
     version = choose_version(request.repository, request.name, request.version)
 
@@ -163,11 +155,11 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
         bundle = _compile_decoder(request, source, module, expected, buckets, version, step, report)
         return Compiled(bundle, (), (), expected)
     if request.dtype == "int8" and calibration is None:
-        calibration = built_in_calibration(of_images=module.takes_images)
+        calibration = accuracy.built_in_calibration(of_images=module.takes_images)
     compared = calibration.compared if calibration else ()
-    built_in, kind = (BUILT_IN_IMAGES, "images") if module.takes_images else (BUILT_IN, "texts")
+    built_in, kind = (accuracy.BUILT_IN_IMAGES, "images") if module.takes_images else (accuracy.BUILT_IN, "texts")
     sample_texts = f"{len(compared)} other {kind} of {request.calibration}" if compared else built_in
-    batches = comparison_batches(module, compared)
+    batches = accuracy.comparison_batches(module, compared)
     reference = accuracy.reference_outputs(module, batches)
     module = with_ranges(module, reference)
     spec = module.spec(request.name, version, reference[0])
@@ -189,7 +181,7 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
 
         quantizer = None
         if calibration is not None and request.dtype == "int8":
-            described, texts = calibration.description, calibration_batches(module, calibration.texts)
+            described, texts = calibration.description, accuracy.calibration_batches(module, calibration.texts)
             step(f"quantize to int8, calibrated on {described.texts} {kind} ({described.source})")
             quantizer = quantization.Quantizer(artifact, folder, texts, described)
             artifact = quantizer.quantize()

@@ -25,7 +25,6 @@ from neuronpipe.compiler.conversion import Conversion
 from neuronpipe.compiler.decoder_graphs import exported_programs, gathered_graphs, paged_graphs
 from neuronpipe.compiler.detection import WITH_SHARED_BIASES
 from neuronpipe.compiler.modules import SourceModule, pretrained_model
-from neuronpipe.compiler.samples import sample_prompts
 from neuronpipe.compiler.torch import TORCH_DTYPES
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.decoder import GATHERED, MODEL, DecoderModel
@@ -183,7 +182,7 @@ def sample_texts(module: SourceModule) -> list[GivenText]:
     start = list(module.fact("decoder_start_token_ids"))
     most = module.max_tokens if start else module.max_tokens - _NEW_TOKENS - 1
     longest = min(most, _long_tokens(module))
-    inputs = [ids[:longest] for ids in sample_prompts(module, (*_PROMPT_WORDS, longest))]
+    inputs = [ids[:longest] for ids in accuracy.sample_prompts(module, (*_PROMPT_WORDS, longest))]
     if len(inputs[-2]) == longest:
         del inputs[-1]
     room = module.fact("max_text_tokens") or module.max_tokens - max(map(len, inputs)) - 1
