@@ -18,7 +18,7 @@ from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import REGISTRY_FILE, Operation, Registry, Signed
 from neuronpipe.bundles.repository import Bundle, read_bundle, read_repository, read_trusted_keys
 from neuronpipe.core.errors import RefusedBundle, SetupError
-from neuronpipe.core.files import replace_file
+from neuronpipe.core.files import files_told, replace_file
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.watched import Watched
@@ -39,14 +39,13 @@ class FolderRepository:
     def read_registry(self) -> Registry:
         """The registry; of revision 0 where there is none."""
         path = self._folder / REGISTRY_FILE
-        try:
-            if path.stat().st_size > _MAX_REGISTRY_BYTES:
-                raise SetupError(f"{path}: more than {_MAX_REGISTRY_BYTES:,} bytes, the limit")
-            return Registry.parse(path.read_bytes(), path)
-        except FileNotFoundError:
-            return Registry()
-        except OSError as error:
-            raise SetupError(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from error
+        with files_told(f"{path}: cannot be read"):
+            try:
+                if path.stat().st_size > _MAX_REGISTRY_BYTES:
+                    raise SetupError(f"{path}: more than {_MAX_REGISTRY_BYTES:,} bytes, the limit")
+                return Registry.parse(path.read_bytes(), path)
+            except FileNotFoundError:
+                return Registry()
 
     def change_registry(self, operation: Operation, signed: Signed, new: tuple[str, int] | None = None) -> Registry:
         """Applies an operation to the registry as it is now, and writes the result. Returns it.
@@ -60,15 +59,12 @@ class FolderRepository:
                 f"{self._folder}: is a bundle; a registry is in a repository, the folder of its model's folder"
             )
         path = self._folder / REGISTRY_FILE
-        try:
-            with _locked(self._folder):
-                present = self.read_registry()
-                if not present.revision:
-                    present = Registry.of_bundles([one for one in self.bundles() if one.key != new], signed)
-                changed = operation(present)
-                replace_file(path, changed.model_dump_json(indent=2).encode() + b"\n", mode=0o644)
-        except OSError as error:
-            raise SetupError(f"{path}: cannot be written: {os.strerror(error.errno or 0)}") from error
+        with files_told(f"{path}: cannot be written"), _locked(self._folder):
+            present = self.read_registry()
+            if not present.revision:
+                present = Registry.of_bundles([one for one in self.bundles() if one.key != new], signed)
+            changed = operation(present)
+            replace_file(path, changed.model_dump_json(indent=2).encode() + b"\n", mode=0o644)
         return changed
 
     def bundles(self) -> list[Bundle]:

@@ -3,7 +3,6 @@
 A model's image processor is split into an ImageSpec, by which the tokenizer reads images, and the part in the graph.
 """
 
-import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from neuronpipe.compiler.architectures import EmptyBatches, added_to_scores, fix
 from neuronpipe.compiler.modules import PIXELS, Batch, SourceModule
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import InvalidInput, SetupError
+from neuronpipe.core.files import files_told
 from neuronpipe.core.model import ImageSpec, Resampling, TaskFacts
 from neuronpipe.tasks.inputs.images import read_pixels, to_pixels, whiten
 from neuronpipe.tasks.zero_shot_image_classification import ImageTextFacts
@@ -322,9 +322,9 @@ def encode_image_files(module: SourceModule, files: Sequence[Path]) -> Batch:
 
 
 def _pixels(file: Path, spec: ImageSpec) -> NDArray[np.uint8]:
+    with files_told(f"{file}: cannot be read"):
+        content = file.read_bytes()
     try:
-        return read_pixels(file.read_bytes(), spec)
-    except OSError as error:
-        raise SetupError(f"{file}: cannot be read: {os.strerror(error.errno or 0)}") from error
+        return read_pixels(content, spec)
     except InvalidInput as error:
         raise SetupError(f"{file}: {error}") from error
