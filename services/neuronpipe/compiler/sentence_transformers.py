@@ -60,7 +60,9 @@ class Pooling(torch.nn.Module):
 def last_token(vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The vector of the last token at which a mask is 1, or else of the first token.
 
-    `vectors` [batch, tokens, width] and `mask` [batch, tokens] to [batch, width]. It is chosen as in fill_mask.py.
+    `vectors` [batch, tokens, width] and `mask` [batch, tokens] to [batch, width]. It is chosen by a select and a sum,
+    which every compiler of static shapes supports, not by an index. A product would not work: ModernBERT can compute
+    NaN for padding.
     """
     numbers = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     is_last = numbers == (numbers * mask).max(dim=1, keepdim=True).values.clamp(min=1)

@@ -6,9 +6,9 @@ import transformers
 
 from neuronpipe.compiler.modules import SourceModule, check_missing, check_tokens, pretrained_model
 from neuronpipe.compiler.tasks.base import SourceTask
-from neuronpipe.compiler.tasks.fill_mask import FILL_MASK
 from neuronpipe.compiler.tasks.images import IMAGE_CLASSIFICATION, IMAGE_EMBEDDING, ZERO_SHOT_IMAGE_CLASSIFICATION
 from neuronpipe.compiler.tasks.labels import (
+    FILL_MASK,
     QUESTION_ANSWERING,
     RERANK,
     TEXT_CLASSIFICATION,
