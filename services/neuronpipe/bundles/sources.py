@@ -130,7 +130,7 @@ class LiveRepository(ABC):
     registry: Registry
     problem: str
     fixed: Mapping[ModelKey, Bundle]
-    fetched: Mapping[ModelKey, float]
+    fetched: dict[ModelKey, float]
     look_every_s = 1.0
 
     @property

@@ -6,7 +6,7 @@ blocks by itself, for OpenVINO and for PyTorch; its other half is stages/neuron_
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -270,7 +270,7 @@ def _converted(module: torch.nn.Module, *example: torch.Tensor) -> Any:
         return openvino.convert_model(module.eval(), example_input=example)
 
 
-def _describe(graph: Any, inputs: dict[str, tuple[Sequence[int], Any]], outputs: Sequence[str]) -> None:
+def _describe(graph: Any, inputs: Mapping[str, tuple[Sequence[int], Any]], outputs: Sequence[str]) -> None:
     """Names a graph's inputs and outputs. `inputs`: shapes, in which -1 is any length, and types."""
     for port, (name, (shape, kind)) in zip(graph.inputs, inputs.items(), strict=True):
         port.get_tensor().set_names({name})

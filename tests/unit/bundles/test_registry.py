@@ -182,8 +182,9 @@ def test_a_change_that_is_refused_leaves_no_registry(bundles: list[Bundle], tmp_
 def _name_twenty(repository: Path, letter: str) -> None:
     for number in range(20):
         FolderRepository(repository).change_registry(
-            lambda now, n=number: now.alias("m", f"{letter}{n}", 1, _SIGNED), _SIGNED
-        )  # type: ignore[misc]
+            lambda now, n=number: now.alias("m", f"{letter}{n}", 1, _SIGNED),  # type: ignore[misc]
+            _SIGNED,
+        )
 
 
 def test_no_change_of_two_writers_at_once_is_lost(bundles: list[Bundle], tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ def _cosines(one: NDArray[Any], other: NDArray[Any]) -> Measured:
     """The cosine of each pair of vectors, 0 to 1: rounding may exceed 1, and below 0 is as wrong as 0."""
     one, other = one.astype(np.float64), other.astype(np.float64)
     lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
-    return np.clip((one * other).sum(axis=-1) / np.maximum(lengths, np.finfo(np.float64).tiny), 0, 1)
+    cosines: Measured = (one * other).sum(axis=-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    return np.clip(cosines, 0, 1)
 
 
 def _smallest_token_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
