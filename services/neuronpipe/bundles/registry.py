@@ -20,6 +20,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.model import ModelRoute
 
+REGISTRY_FILE = "registry.json"
 # The alias that requests without a version get where the model has no route.
 STABLE = "stable"
 _ALIAS = re.compile(r"[a-z][a-z0-9_.-]{0,63}")

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from neuronpipe.bundles.live import LiveRepository
 from neuronpipe.bundles.repository import Bundle
+from neuronpipe.bundles.sources import live_repository
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Telemetry
@@ -96,10 +96,10 @@ def _check_files(settings: ProcessSettings) -> None:
 def _read_bundles(settings: ServerSettings, found: Findings) -> list[Bundle]:
     bundles = []
     with found.kept():
-        repository = LiveRepository.of(settings, with_artifacts=_engine_of(settings) is not None)
+        repository = live_repository(settings, with_artifacts=_engine_of(settings) is not None)
         for key in sorted(repository.desired):
             with found.kept():
-                bundles.append(repository.hold(key))
+                bundles.append(repository.take(key))
         if not repository.desired:
             raise SetupError(f"{settings.repository}: its registry has no approved version; see neuronpipe registry")
     return bundles

@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from neuronpipe.bundles.live import LiveRepository, running_live_models
+from neuronpipe.bundles.live import running_live_models
+from neuronpipe.bundles.sources import live_repository
 from neuronpipe.core.logs import log
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.access import Access
@@ -28,7 +29,7 @@ async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Acces
 
     @asynccontextmanager
     async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
-        repository = LiveRepository.of(settings, with_artifacts=True)
+        repository = live_repository(settings, with_artifacts=True)
         with (
             shared_port(settings.listen) as port,
             shared_port(settings.http_listen) as http_port,

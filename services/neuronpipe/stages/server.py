@@ -6,7 +6,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
 
-from neuronpipe.bundles.live import LiveRepository, running_live_models
+from neuronpipe.bundles.live import running_live_models
+from neuronpipe.bundles.sources import live_repository
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.platform.process.door import Handler
 from neuronpipe.platform.process.life import Life, serve
@@ -28,7 +29,7 @@ async def run(settings: StageSettings, telemetry: Telemetry, tls: ServerTls | No
 
     @asynccontextmanager
     async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
-        repository = await asyncio.to_thread(LiveRepository.of, settings, with_artifacts=is_executor)
+        repository = await asyncio.to_thread(live_repository, settings, with_artifacts=is_executor)
         known = {"known": await asyncio.to_thread(repository.bundles)} if is_executor else {}
         async with (
             running([], **known) as stage,

@@ -20,9 +20,9 @@ from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bulk.transform.request import Answer, ModelFacts, Outcome
 from neuronpipe.bundles.buckets import BucketPlan
-from neuronpipe.bundles.registry_file import read_registry
 from neuronpipe.bundles.repository import Bundle, read_trusted_repository
 from neuronpipe.bundles.served import running_models
+from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.core.background import run_together
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import (
@@ -281,7 +281,7 @@ def find_bundle(repository: Path, model: str, version: str = "", trusted_keys: P
     `trusted_keys`: see read_trusted_repository. Raises SetupError.
     """
     bundles = {bundle.key: bundle for bundle in read_trusted_repository(repository, trusted_keys)}
-    table = ModelTable(bundles, read_registry(repository).routes)
+    table = ModelTable(bundles, FolderRepository(repository).read_registry().routes)
     try:
         return table.find(model, version)
     except (ModelNotFound, InvalidInput, Unavailable) as error:

@@ -4,17 +4,13 @@ from pathlib import Path
 
 import transformers
 
-from neuronpipe.compiler.modules import SourceModule, pretrained_model
-from neuronpipe.compiler.source import check_tokens
-from neuronpipe.compiler.tasks import fill_mask, images, labels, texts, vectors
+from neuronpipe.compiler.modules import SourceModule, check_missing, check_tokens, pretrained_model
+from neuronpipe.compiler.tasks import images, labels, texts, vectors
 from neuronpipe.compiler.tasks.base import SourceTask
 from neuronpipe.compiler.tokenizers import SourceTokenizer
-from neuronpipe.compiler.weights import check_missing
 from neuronpipe.tasks import TASKS
 
-_DECLARED = {
-    name: value for module in (fill_mask, images, labels, texts, vectors) for name, value in vars(module).items()
-}
+_DECLARED = {name: value for module in (images, labels, texts, vectors) for name, value in vars(module).items()}
 SOURCE_TASKS: dict[str, SourceTask] = {task: _DECLARED[task.upper()] for task in TASKS}
 
 
