@@ -178,3 +178,10 @@ async def health_checks_without_a_message(server: Attacked) -> None:
                 caller.open_call("/grpc.health.v1.Health/Check")
 
     await asyncio.gather(asyncio.to_thread(attack_once), asyncio.sleep(1))
+
+
+@attack("H1", "a text of a million tokens to /tokenize, and the same as a message to /v1/infer", sends_mib=1)
+async def answers_of_many_tokens(server: Attacked) -> None:
+    text = b"a " * ((1 << 19) - 64)
+    await _post(server, "/tokenize", b'{"model":"minilm","inputs":"' + text + b'"}')
+    await _post(server, "/v1/infer", b'{"model":"minilm","input":{"tokenization":{"text":"' + text + b'"}}}')

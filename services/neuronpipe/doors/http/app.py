@@ -27,7 +27,7 @@ from neuronpipe.doors.http.exchange import JSON, TEXTS, HttpHandler, HttpRequest
 from neuronpipe.doors.http.problems import PROBLEM_DETAILS, ErrorForm, Problem, Refused, problem_of
 from neuronpipe.doors.inference import PRIORITY_FIELD, read_priority
 from neuronpipe.platform.process.door import Credentials, Guard
-from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.platform.process.in_flight import LARGE_BYTES, MAX_RATIO, InFlight
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 REQUEST_ID_HEADER = b"x-request-id"
@@ -212,11 +212,27 @@ class App:
                 async with timer:
                     body = await caller.read(limit, setting, has_come)
                     if encoding in _COMPRESSED:
-                        body = await asyncio.to_thread(_decompress, body, limit, setting)
+                        body = await self._decompressed(body, limit, setting, caller.connection)
         except TimeoutError:
             raise refusals[0] from None
         if len(body) > self._text_limit[0] and not media_type and body.lstrip()[:1] in (b"{", b"["):
             raise too_large(*self._text_limit)
+        return body
+
+    async def _decompressed(self, data: bytes, limit: int, setting: str, connection: str) -> bytes:
+        """A body that came compressed; a large one counts as what it may become. Raises as `_read`."""
+        reader, first_bytes = zlib.decompressobj(_GZIP_OR_ZLIB), min(limit + 1, LARGE_BYTES)
+        try:
+            body = reader.decompress(data, first_bytes)
+            if not reader.eof and len(body) == first_bytes <= limit:
+                rest = partial(reader.decompress, reader.unconsumed_tail, limit + 1 - first_bytes)
+                body += await self._in_flight.make(connection, min(limit, MAX_RATIO * len(data)), rest)
+        except zlib.error:
+            raise InvalidInput("body", "is not compressed as content-encoding says") from None
+        if len(body) > limit:
+            raise too_large(limit, setting)
+        if not reader.eof or reader.unused_data:
+            raise InvalidInput("body", "its compressed data ends too early or too late")
         return body
 
     async def _send(
@@ -287,20 +303,6 @@ def _is_own(host: str, hosts: Collection[str]) -> bool:
     """Whether a name, maybe with a port, is one of the gateway's, or of this machine alone; without any, it is."""
     name = re.sub(r":\d*$", "", host).strip("[]")
     return not hosts or name in hosts or name.endswith(".localhost") or is_loopback(f"{name}:0")
-
-
-def _decompress(data: bytes, max_bytes: int, setting: str) -> bytes:
-    """A body that came compressed. Raises InvalidInput, and Refused for one that is larger than it may be."""
-    reader = zlib.decompressobj(_GZIP_OR_ZLIB)
-    try:
-        body = reader.decompress(data, max_bytes + 1)
-    except zlib.error:
-        raise InvalidInput("body", "is not compressed as content-encoding says") from None
-    if len(body) > max_bytes:
-        raise too_large(max_bytes, setting)
-    if not reader.eof or reader.unused_data:
-        raise InvalidInput("body", "its compressed data ends too early or too late")
-    return body
 
 
 def _request_id(headers: Headers) -> str:

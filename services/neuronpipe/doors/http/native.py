@@ -28,6 +28,7 @@ from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.messages import message_body
 from neuronpipe.doors.http.problems import PROBLEM_DETAILS
+from neuronpipe.doors.inference import of_results
 from neuronpipe.doors.text_stream import Event, begun, text_stream
 from neuronpipe.doors.vectors import vector
 from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, InferenceResult
@@ -49,6 +50,8 @@ GENERATE = Route(
     message_body(GenerateResponse.DESCRIPTOR),
 )
 ROUTES = (INFER, GENERATE)
+# Of a result: json_format takes 20 µs for a message, so that a thread writes longer lists of them.
+_LARGE_BYTES = 8 << 10
 _WRITTEN = tuple(name for name, task in TASKS.items() if task.generates)
 
 
@@ -57,7 +60,9 @@ def native_handlers(pipeline: Pipeline) -> dict[str, HttpHandler]:
 
     async def infer(request: HttpRequest) -> HttpResponse:
         asked = to_inference_request(request.call, await request.make(lambda: _message(request)))
-        return HttpResponse(write_body(_response(await pipeline.infer(asked, Spans.HTTP_REQUEST))))
+        result = await pipeline.infer(asked, Spans.HTTP_REQUEST)
+        body = await of_results([result], lambda: write_body(_response(result)), large_bytes=_LARGE_BYTES)
+        return HttpResponse(body)
 
     async def generate(request: HttpRequest) -> HttpResponse:
         asked = to_inference_request(request.call, await request.make(lambda: _message(request)))

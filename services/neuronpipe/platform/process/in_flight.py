@@ -34,6 +34,8 @@ _FULL_CLAIM_S = 0.64
 _MAX_WAITS = MAX_CALLS // 2
 # Larger messages are turned into objects in a thread, one after the other.
 LARGE_BYTES = 256 << 10
+# What a byte of compressed data becomes at most (https://zlib.net/zlib_tech.html).
+MAX_RATIO = 1032
 # While draining, this time without a new call means that callers know that the process stops.
 _QUIET_S = 0.1
 

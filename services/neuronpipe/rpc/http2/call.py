@@ -4,7 +4,7 @@ import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Protocol
@@ -15,6 +15,7 @@ from ngh2 import NGH2Error
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError
 from neuronpipe.platform.process.caller_waits import CallerWaits
+from neuronpipe.platform.process.in_flight import MAX_RATIO
 from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
 from neuronpipe.rpc.call_end import end_of
 from neuronpipe.rpc.http2.stream import INTERNAL, Carrier, Stream
@@ -175,6 +176,11 @@ class Call(Stream):
         if self._arrival is not None:
             self.connection.arrivals.done(self._arrival)
             self._arrival = None
+
+    async def inflate_large(self, deflated_bytes: int, inflate: Callable[[], bytes]) -> bytes:
+        """It counts as what it may become. Raises Overloaded."""
+        size_bytes = min(self.max_message_bytes, MAX_RATIO * deflated_bytes)
+        return await self.connection.options.in_flight.make(self.connection.peer, size_bytes, inflate)
 
     # --- its answer ---
 
