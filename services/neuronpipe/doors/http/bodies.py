@@ -4,7 +4,9 @@ pydantic checks, which the settings need anyway, in 1 Âµs for one text and 1.5 Â
 reads and writes: it refuses NaN and what is not UTF-8, and writes arrays of NumPy.
 """
 
+import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -89,6 +91,7 @@ Direction = Literal["Right", "Left", "right", "left"]
 # with its place in an object a few hundred, and an object a thousand once it is checked.
 _JSON_BYTES = {b",": 64, b":": 256, b"[": 512, b"{": 1024}
 LINE_BYTES = {b",": 64, b"\n": 64}
+_LIST = re.compile(rb'"(\w{1,64})"\s*:\s*\[', re.ASCII)
 # An object has two bytes, and a comma behind it.
 _COUNTED_FROM_BYTES = 3 * MAX_OBJECT_BYTES // max(_JSON_BYTES.values())
 
@@ -105,10 +108,21 @@ def check_values(data: bytes, bytes_by_mark: Mapping[bytes, int] = _JSON_BYTES) 
     is_quoted = np.logical_xor.accumulate(characters == ord('"'))
     if (size_bytes := made_bytes(characters[~is_quoted].tobytes())) > MAX_OBJECT_BYTES:
         raise InvalidInput(
-            "body",
+            _longest_list(data),
             f"holds too many values: they would take about {size_bytes >> 20} MiB, the limit is "
             f"{MAX_OBJECT_BYTES >> 20}; send fewer at once",
         )
+
+
+def _longest_list(data: bytes) -> str:
+    """The name of the list that takes most of a body in JSON, as far as its beginning tells."""
+    found = [*islice(_LIST.finditer(data[: 1 << 20]), 16)]
+    ends = [one.start() for one in found[1:]] + [len(data)]
+    longest, name = 0, "body"
+    for one, end in zip(found, ends, strict=False):
+        if end - one.end() > longest:
+            longest, name = end - one.end(), one[1].decode()
+    return name
 
 
 def read_json(data: bytes) -> Any:
