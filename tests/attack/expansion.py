@@ -4,6 +4,7 @@ import asyncio
 import zlib
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import grpc
 import httpx
@@ -45,7 +46,8 @@ async def _call(server: Attacked, path: str, data: bytes, *, is_packed: bool = T
     options: Sequence[tuple[str, int]] = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     compression = grpc.Compression.Gzip if is_packed else grpc.Compression.NoCompression
     async with grpc.aio.insecure_channel(server.target, options=options, compression=compression) as channel:
-        call = channel.unary_unary(path)(data, timeout=_LIMIT_S, metadata=server.metadata)
+        method: Any = channel.unary_unary(path)
+        call = method(data, timeout=_LIMIT_S, metadata=server.metadata)
         code, details = await call.code(), await call.details()
     assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED), f"{code}: {details}"
 

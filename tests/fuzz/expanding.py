@@ -52,7 +52,7 @@ def _of_fields(
             yield f"{name}: packed", partial(_one, path, field, b"\0", size_bytes)
         if is_message and field.message_type in (message, *(one.message_type for one in path)):
             yield f"{name}: in itself", partial(_nested, path, field, size_bytes)
-        elif is_message and len(path) < _MAX_DEPTH:
+        elif field.message_type and len(path) < _MAX_DEPTH:
             yield from _of_fields(field.message_type, size_bytes, (*path, field), (*names, field.name))
 
 

@@ -81,7 +81,8 @@ def read_priority(word: str) -> "Priority.ValueType":
     return _PRIORITIES[word]
 
 
-GivenT, MadeT = TypeVar("GivenT"), TypeVar("MadeT")
+GivenT = TypeVar("GivenT")
+MadeT = TypeVar("MadeT")
 # Of results, as messages: making lists of their parts takes up to 30 ms.
 _LARGE_BYTES = 64 << 10
 # A protocol's words for the fields of a TaskInput, which errors name.

@@ -165,13 +165,12 @@ def write_body(value: Any) -> bytes:
 
 
 def _write_array(value: Any) -> Any:
-    if not isinstance(value, np.ndarray | np.generic):
-        raise TypeError
+    if not isinstance(value, np.ndarray) or value.size <= _PIECE:
+        return orjson.Fragment(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
     if value.ndim > 1:
         return list(value)
-    pieces = [value[at : at + _PIECE] for at in range(0, value.size, _PIECE)] if value.size > _PIECE else [value]
-    written = [orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY) for piece in pieces]
-    return orjson.Fragment(b"[" + b",".join(one[1:-1] for one in written) + b"]" if written[1:] else written[0])
+    pieces = [write_body(value[at : at + _PIECE]) for at in range(0, value.size, _PIECE)]
+    return orjson.Fragment(b"[" + b",".join(one[1:-1] for one in pieces) + b"]")
 
 
 def _path(value: Any, location: tuple[int | str, ...], is_missing: bool) -> str:

@@ -140,7 +140,7 @@ def tei_handlers(
 
     async def embed(request: HttpRequest) -> HttpResponse:
         body: Embed = request.body
-        options = {
+        options: dict[str, Any] = {
             "skip_normalize": not body.normalize,
             "dimensions": body.dimensions or 0,
             "prompt_name": body.prompt_name or "",
