@@ -185,5 +185,5 @@ async def health_checks_without_a_message(server: Attacked) -> None:
 @attack("H1", "a text of a million tokens to /tokenize, and the same as a message to /v1/infer", sends_mib=1)
 async def answers_of_many_tokens(server: Attacked) -> None:
     text = b"a " * ((1 << 19) - 64)
-    await _post(server, "/tokenize", b'{"model":"minilm","inputs":"' + text + b'"}')
-    await _post(server, "/v1/infer", b'{"model":"minilm","input":{"tokenization":{"text":"' + text + b'"}}}')
+    await _post(server, "/tokenize", b'{"model":"classifier","inputs":"' + text + b'"}')
+    await _post(server, "/v1/infer", b'{"model":"classifier","input":{"tokenization":{"text":"' + text + b'"}}}')

@@ -23,7 +23,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
 from neuronpipe.core.packed import pack_input
-from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.bodies import write_body, write_list
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.messages import message_body
@@ -117,10 +117,13 @@ def response_message(result: InferenceResult, answer: TaskResult | None) -> Infe
 def _response(result: InferenceResult) -> dict[str, object]:
     """What `neuronpipe infer` prints."""
     answer = result.result.message
-    is_vector = answer.HasField("sentence_embedding")
-    written = _written(response_message(result, None if is_vector else answer))
-    if is_vector:  # json_format takes a hundred times as long for its numbers
-        written["result"] = {"sentence_embedding": {"embedding": vector(answer.sentence_embedding)}}
+    task = answer.WhichOneof("task")
+    is_list = task in ("sentence_embedding", "tokenization")
+    written = _written(response_message(result, None if is_list else answer))
+    if task == "sentence_embedding":  # json_format takes a hundred times as long for its numbers
+        written["result"] = {task: {"embedding": vector(answer.sentence_embedding)}}
+    elif task == "tokenization":  # of which there may be hundreds of thousands
+        written["result"] = {task: {"tokens": write_list(map(_written, answer.tokenization.tokens))}}
     return written
 
 

@@ -3,7 +3,7 @@
 It serves one model; here a body's `model`, or ?model=, names one of several.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -19,10 +19,11 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SparseEmbeddingInput,
     TaskInput,
     TextClassificationInput,
+    Token,
     TokenizationInput,
 )
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, TokenIds, Unsupported, write_body
+from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, TokenIds, Unsupported, write_body, write_list
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import TEI_ERROR
 from neuronpipe.doors.inference import Inference, ModelChoice, of_results, truncation_of
@@ -335,24 +336,19 @@ def tei_token_handlers(inference: Inference, models: ModelChoice) -> dict[str, H
             lambda index: {"text": f"inputs[{index}]" if isinstance(body.inputs, list) else "inputs"},
         )
 
+        def token_list(text: str, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
+            for token, (start, stop) in zip(tokens, token_places(text, tokens), strict=True):
+                yield {
+                    "id": token.token_id,
+                    "text": token.text,
+                    "special": token.is_special,
+                    "start": start,
+                    "stop": stop,
+                }
+
         def write() -> bytes:
-            answer = []
-            for text, one in zip(texts, results, strict=True):
-                tokens = one.result.message.tokenization.tokens
-                places = token_places(text, tokens)
-                answer.append(
-                    [
-                        {
-                            "id": token.token_id,
-                            "text": token.text,
-                            "special": token.is_special,
-                            "start": start,
-                            "stop": stop,
-                        }
-                        for token, (start, stop) in zip(tokens, places, strict=True)
-                    ]
-                )
-            return write_body(answer)
+            several = [one.result.message.tokenization.tokens for one in results]
+            return write_body([write_list(token_list(*one)) for one in zip(texts, several, strict=True)])
 
         return HttpResponse(await of_results(results, write))
 

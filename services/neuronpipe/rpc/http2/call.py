@@ -15,7 +15,6 @@ from ngh2 import NGH2Error
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError
 from neuronpipe.platform.process.caller_waits import CallerWaits
-from neuronpipe.platform.process.in_flight import MAX_RATIO
 from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
 from neuronpipe.rpc.call_end import end_of
 from neuronpipe.rpc.http2.stream import INTERNAL, Carrier, Stream
@@ -177,10 +176,9 @@ class Call(Stream):
             self.connection.arrivals.done(self._arrival)
             self._arrival = None
 
-    async def inflate_large(self, deflated_bytes: int, inflate: Callable[[], bytes]) -> bytes:
+    async def run_inflating(self, most_bytes: int, work: Callable[[], bytes | None]) -> bytes | None:
         """It counts as what it may become. Raises Overloaded."""
-        size_bytes = min(self.max_message_bytes, MAX_RATIO * deflated_bytes)
-        return await self.connection.options.in_flight.make(self.connection.peer, size_bytes, inflate)
+        return await self.connection.options.in_flight.make(self.connection.peer, most_bytes, work)
 
     # --- its answer ---
 

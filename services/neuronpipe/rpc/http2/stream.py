@@ -13,7 +13,8 @@ from typing import Protocol
 
 from ngh2 import Connection as Engine
 
-from neuronpipe.platform.process.in_flight import LARGE_BYTES
+from neuronpipe.core.inflating import Truncated, inflate
+from neuronpipe.platform.process.in_flight import LARGE_BYTES, MAX_RATIO
 from neuronpipe.rpc.transport import CallEnd
 
 INTERNAL, UNIMPLEMENTED, RESOURCE_EXHAUSTED, UNAVAILABLE = 13, 12, 8, 14  # google.rpc.Code
@@ -222,24 +223,18 @@ class Stream:
             return message
         if self.encoding not in _WINDOW_BITS:  # identity; unknown ones were refused before
             raise CallEnd(INTERNAL, "a message is compressed, and grpc-encoding says that it is not")
-        inflater, most_bytes = zlib.decompressobj(_WINDOW_BITS[self.encoding]), self.max_message_bytes + 1
-        first_bytes = min(most_bytes, LARGE_BYTES)
+        work = partial(inflate, message, _WINDOW_BITS[self.encoding], self.max_message_bytes)
         try:
-            inflated = inflater.decompress(message, first_bytes)
-            if not inflater.eof and len(inflated) == first_bytes < most_bytes:
-                rest = partial(inflater.decompress, inflater.unconsumed_tail, most_bytes - first_bytes)
-                inflated += await self.inflate_large(len(message), rest)
-        except zlib.error as error:
+            inflated = await self.run_inflating(min(self.max_message_bytes, MAX_RATIO * len(message)), work)
+        except (zlib.error, Truncated) as error:
             raise CallEnd(INTERNAL, f"a message cannot be decompressed ({self.encoding.decode()})") from error
-        if len(inflated) > self.max_message_bytes:
-            raise too_large(len(inflated), self.max_message_bytes, "at least ")
-        if not inflater.eof:
-            raise CallEnd(INTERNAL, f"a message cannot be decompressed ({self.encoding.decode()})")
+        if inflated is None:
+            raise too_large(self.max_message_bytes + 1, self.max_message_bytes, "at least ")
         return inflated
 
-    async def inflate_large(self, deflated_bytes: int, inflate: Callable[[], bytes]) -> bytes:
-        """Inflates what takes longer than a turn of the event loop should."""
-        return await asyncio.to_thread(inflate)
+    async def run_inflating(self, most_bytes: int, work: Callable[[], bytes | None]) -> bytes | None:
+        """Inflates what may become so large, in a thread where a turn of the event loop would be too long."""
+        return work() if most_bytes <= LARGE_BYTES else await asyncio.to_thread(work)
 
     def _release(self) -> None:
         if held_bytes := self._held_bytes:
