@@ -6,7 +6,8 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded, Unavailable
@@ -101,6 +102,16 @@ class InFlight:
         if not self.count:
             self._idle.set()
             self._idle_since_s = time.monotonic()
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """While the block runs, a call that was counted is not: it only waits, and leaves its place to others."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.count += 1
+            self._idle.clear()
 
     def caller_waits(self, setting: str, limit_s: float) -> CallerWaits:
         """What waits for callers in one way, which the setting of this name limits."""
