@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from neuronpipe.cli.credentials import tls_files
 from neuronpipe.cli.terminal import ending_on_sigterm
@@ -76,7 +77,8 @@ def promote(
         least=options.requests,
         look_s=min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, step_s / _LOOKS)),
     )
-    tls, key = _tls_context(options), key_metadata()
+    plain = [urlsplit(url).netloc for url in options.metrics if not url.startswith("https:")]
+    tls, key = _tls_context(options), key_metadata(target=",".join(plain), is_encrypted=not plain)
 
     def read() -> "list[Numbers]":
         return [scrape(url, INSTRUMENTS, key, tls) for url in options.metrics]

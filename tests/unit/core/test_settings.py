@@ -212,3 +212,14 @@ def test_a_password_in_a_url_is_not_in_the_repr_of_settings() -> None:
     settings = RedisSettings(redis_url="redis://:secret@host:6379/0")
     assert "secret" not in repr(settings)
     assert "secret" not in str(settings)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:secret@host:6379/0", "redis+sentinel://u:secret@a,b/s", "redis://host?password=secret"]
+)
+def test_a_password_on_the_command_line_is_refused_with_the_way_out(url: str) -> None:
+    with pytest.raises(SetupError) as refused:
+        read_settings(AllSettings, _REPOSITORY | {"redis_url": url})
+    assert "--redis-url: holds a password" in str(refused.value)
+    assert "NEURONPIPE_ALL_REDIS_URL" in str(refused.value)
+    assert "secret" not in str(refused.value)
