@@ -18,6 +18,11 @@ def key_metadata(api_key: str | None = None, *, target: str, is_encrypted: bool)
     key = (os.environ.get(VARIABLE, "") if api_key is None else api_key).strip()
     if not (key.isascii() and key.isprintable()):
         raise SetupError(f"the API key ({VARIABLE}) holds characters that no key has")
-    if key and not is_encrypted and not all(is_loopback(one.strip().rpartition("/")[2]) for one in target.split(",")):
+    if key and not is_encrypted and not all(map(_is_local, target.split(","))):
         log_warning("an API key is sent in plain text: use TLS, or whoever is on the way can take it", target=target)
     return [("authorization", f"Bearer {key}")] if key else []
+
+
+def _is_local(target: str) -> bool:
+    address = target.strip().removeprefix("dns:///")
+    return is_loopback(address if ":" in address else f"{address}:0")
