@@ -10,31 +10,8 @@ from typing import Self
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
 from neuronpipe.core.items import ModelKey
-from neuronpipe.gateway.load_shedding import Load, ModelLoad
+from neuronpipe.gateway.load_shedding import Load, ModelLoad, TenantLoad
 from neuronpipe.gateway.tenants.tenants import Admitted, Tenants
-
-# Tokens in a byte of input before anything is known, and the weight of the newest request in the estimate.
-_TOKENS_PER_BYTE = 0.25
-_MAX_TOKENS_PER_BYTE = 1.0
-_ESTIMATE_WEIGHT = 0.05
-
-
-class TokenEstimate:
-    """Tokens of inputs by their bytes, as those before them had."""
-
-    def __init__(self) -> None:
-        self._tokens_per_byte = _TOKENS_PER_BYTE
-
-    def of(self, input_bytes: int) -> int:
-        """The tokens of an input of so many bytes; at least one."""
-        return max(1, round(input_bytes * self._tokens_per_byte))
-
-    def learn(self, input_bytes: int, tokens: int) -> None:
-        """An input of so many bytes had so many tokens."""
-        # A long context in many overlapping windows says nothing about others.
-        tokens_per_byte = min(_MAX_TOKENS_PER_BYTE, tokens / max(1, input_bytes))
-        self._tokens_per_byte += _ESTIMATE_WEIGHT * (tokens_per_byte - self._tokens_per_byte)
-
 
 # Bulk requests leave this share of the gate to interactive ones, so that it is seldom necessary to end one that is
 # under way.
@@ -83,7 +60,7 @@ class Admission(Admitted):
     def note_late(self) -> None:
         """It has passed its deadline, or will."""
         deadline_s = self.call.deadline_s
-        self.model.note_late(self.call.caller.tenant, None if deadline_s is None else deadline_s - self.began_s)
+        self.model.note_late(self.of_tenant, None if deadline_s is None else deadline_s - self.began_s)
 
 
 class Gate:
@@ -106,7 +83,6 @@ class Gate:
         # When the last request came, or left, on time.monotonic().
         self.last_s = -math.inf
         self._bulk: dict[Admitted, None] = {}  # in the order in which they came
-        self._estimate = TokenEstimate()
         self._last_refusal: tuple[float, NeuronpipeError | None] = 0.0, None
 
     @property
@@ -133,7 +109,9 @@ class Gate:
                 is_full = False  # the load is another's, who makes room
         if excess_requests := 1 if is_full else self._excess_of_models(remaining_s, tenant):
             made_s, error = self._last_refusal
-            if error is None or time.monotonic() >= made_s + _REFUSAL_LIFE_S:
+            if math.isinf(excess_requests):
+                error = self._late(excess_requests)
+            elif error is None or time.monotonic() >= made_s + _REFUSAL_LIFE_S:
                 error = self._late(excess_requests)
                 self._last_refusal = time.monotonic(), error
             raise error.with_traceback(None)  # each raise would add its frames, with what the request has sent
@@ -156,13 +134,16 @@ class Gate:
         request for an interactive one, or one of a tenant that has more of the gate than its share, or of the model.
         The newest go first; `is_shed` is set then.
         """
-        input_tokens = self._estimate.of(input_bytes) if known_tokens is None else known_tokens
         load = self._models.get(model)
         if load is None:
             load = self._models[model] = ModelLoad(model, self._model_limits.get(model, 0))
+        tenant, weight = call.caller.tenant, 1.0
+        own = load.of(tenant)
+        input_tokens = own.estimate.of(input_bytes) if known_tokens is None else known_tokens
         admission = Admission(
             gate=self,
             model=load,
+            of_tenant=own,
             call=call,
             input_bytes=input_bytes,
             tokens=input_tokens + new_tokens,
@@ -171,18 +152,17 @@ class Gate:
             shed=shed,
             began_s=time.monotonic(),
         )
-        tenant, weight = call.caller.tenant, 1.0
         if self.tenants:
             self.tenants.check(tenant, admission.tokens)
             weight = self.tenants.weight_of(tenant)
-        if excess_requests := load.excess_requests(tenant, weight, call.remaining_s):
+        if excess_requests := load.excess_requests(own, weight, call.remaining_s):
             raise self._late(excess_requests)
-        in_its_place = self._in_its_place(load, tenant, weight)
+        in_its_place = self._in_its_place(load, own, weight)
         self._make_room(admission, 1, admission.tokens)
         if in_its_place and not in_its_place.is_shed:
             self._shed(in_its_place)
         self._load.enter(admission.tokens)
-        load.enter(tenant, weight, admission, admission.tokens)
+        load.enter(own, weight, admission, admission.tokens)
         self.last_s = admission.began_s
         if call.is_bulk:
             self._bulk[admission] = None
@@ -194,7 +174,7 @@ class Gate:
         """The end of a request that was not shed."""
         if is_answered:
             answer_s = time.monotonic() - admission.began_s - admission.held_s
-            admission.model.note_answer(admission.call.caller.tenant, answer_s)
+            admission.model.note_answer(admission.of_tenant, answer_s)
         self._take_out(admission)
 
     def correct(self, admission: Admission, tokens: int, new_tokens: int) -> None:
@@ -202,7 +182,7 @@ class Gate:
         the gate or in its tenant's quota.
         """
         if admission.is_estimate:
-            self._estimate.learn(admission.input_bytes, tokens)
+            admission.of_tenant.estimate.learn(admission.input_bytes, tokens)
         else:
             tokens = admission.tokens - admission.new_tokens
         more = tokens + new_tokens - admission.tokens
@@ -238,20 +218,20 @@ class Gate:
         """The least excess of the models that the tenant called of late; 0 where one of them takes the request."""
         if remaining_s is None:
             return 0
-        models = [load for load in self._models.values() if load.knows(tenant)]
+        models = [(load, own) for load in self._models.values() if (own := load.known(tenant))]
         now_s = time.monotonic()
-        if not models or any(now_s >= load.overloaded_until_s for load in models):
+        if not models or any(now_s >= load.overloaded_until_s for load, _ in models):
             return 0
         weight = self.tenants.weight_of(tenant) if self.tenants else 1.0
-        return min(load.excess_requests(tenant, weight, remaining_s) for load in models)
+        return min(load.excess_requests(own, weight, remaining_s) for load, own in models)
 
-    def _in_its_place(self, load: ModelLoad[Admitted], tenant: str, weight: float) -> Admitted | None:
+    def _in_its_place(self, load: ModelLoad[Admitted], own: TenantLoad[Admitted], weight: float) -> Admitted | None:
         """The request that must end for one more of a tenant, where the model has no place left; None where it has.
         Raises Overloaded where none must.
         """
         if not load.limit or load.load.requests < load.limit:
             return None
-        other = load.furthest_over(tenant, weight)
+        other = load.furthest_over(own, weight)
         if other is None:
             problem = f"model {load.name!r}: {load.load.requests} requests in flight, the limit is {load.limit}"
             raise Overloaded(problem, load.load.retry_after_s(1, 0))
@@ -299,7 +279,7 @@ class Gate:
         self._bulk.pop(admission, None)
         is_drained = not admission.is_shed
         self._load.leave(admission.tokens, is_drained=is_drained)
-        admission.model.leave(admission.call.caller.tenant, admission, admission.tokens, is_drained=is_drained)
+        admission.model.leave(admission.of_tenant, admission, admission.tokens, is_drained=is_drained)
         if not self._load.requests:
             self.last_s = time.monotonic()
         if self.tenants:

@@ -25,7 +25,29 @@ _LEAST_SHARE_LEFT = 0.5
 # A model keeps what it knows of so many tenants that have nothing in flight.
 _MAX_IDLE_TENANTS = 500
 
+# Tokens in a byte of input before anything is known, and the weight of the newest request in the estimate.
+_TOKENS_PER_BYTE = 0.25
+_MAX_TOKENS_PER_BYTE = 1.0
+_ESTIMATE_WEIGHT = 0.05
+
 AdmittedT = TypeVar("AdmittedT")
+
+
+class TokenEstimate:
+    """Tokens of inputs by their bytes, as those before them had."""
+
+    def __init__(self) -> None:
+        self._tokens_per_byte = _TOKENS_PER_BYTE
+
+    def of(self, input_bytes: int) -> int:
+        """The tokens of an input of so many bytes; at least one."""
+        return max(1, round(input_bytes * self._tokens_per_byte))
+
+    def learn(self, input_bytes: int, tokens: int) -> None:
+        """An input of so many bytes had so many tokens."""
+        # A long context in many overlapping windows says nothing about others.
+        tokens_per_byte = min(_MAX_TOKENS_PER_BYTE, tokens / max(1, input_bytes))
+        self._tokens_per_byte += _ESTIMATE_WEIGHT * (tokens_per_byte - self._tokens_per_byte)
 
 
 class Load:
@@ -77,10 +99,11 @@ class TenantLoad(Generic[AdmittedT]):
     usually take; 0 before the first.
     """
 
-    __slots__ = ("admitted", "answer_s", "late_until_s", "weight")
+    __slots__ = ("admitted", "answer_s", "estimate", "late_until_s", "weight")
 
     def __init__(self) -> None:
         self.admitted: dict[AdmittedT, None] = {}
+        self.estimate = TokenEstimate()
         self.weight = 1.0
         self.answer_s = 0.0
         self.late_until_s = -math.inf
@@ -102,44 +125,42 @@ class ModelLoad(Generic[AdmittedT]):
         self._weights = 0.0  # of the tenants that have something in flight
         self._answer_s = 0.0
 
-    def knows(self, tenant: str) -> bool:
-        """Whether the tenant called this model of late."""
-        return tenant in self._tenants
+    def known(self, tenant: str) -> TenantLoad[AdmittedT] | None:
+        """What a tenant has of it; None for one that has not called it of late."""
+        return self._tenants.get(tenant)
 
-    def enter(self, tenant: str, weight: float, admitted: AdmittedT, tokens: int) -> None:
-        """A request is let in."""
-        one = self._tenants.get(tenant) or self._new(tenant)
+    def of(self, tenant: str) -> TenantLoad[AdmittedT]:
+        """What a tenant has of it, at once with a request of it."""
+        return self._tenants.get(tenant) or self._new(tenant)
+
+    def enter(self, one: TenantLoad[AdmittedT], weight: float, admitted: AdmittedT, tokens: int) -> None:
+        """A request of a tenant is let in."""
         if not one.admitted:
             one.weight = weight
             self._weights += weight
         one.admitted[admitted] = None
         self.load.enter(tokens)
 
-    def leave(self, tenant: str, admitted: AdmittedT, tokens: int, *, is_drained: bool) -> None:
+    def leave(self, one: TenantLoad[AdmittedT], admitted: AdmittedT, tokens: int, *, is_drained: bool) -> None:
         """A request leaves. `is_drained`: it was not shed."""
-        one = self._tenants[tenant]
         del one.admitted[admitted]
         if not one.admitted:
             self._weights -= one.weight
         self.load.leave(tokens, is_drained=is_drained)
 
-    def note_answer(self, tenant: str, seconds: float) -> None:
-        """Records how long a request took to answer after its admission. Those that were refused or late are no part
-        of it, nor are other tenants'.
-        """
-        one = self._tenants[tenant]
+    def note_answer(self, one: TenantLoad[AdmittedT], seconds: float) -> None:
+        """Records how long a request took to answer after its admission."""
         one.answer_s += _ANSWER_WEIGHT * (seconds - one.answer_s)
         self._answer_s += _ANSWER_WEIGHT * (seconds - self._answer_s)
 
-    def note_late(self, tenant: str, remaining_s: float | None) -> None:
+    def note_late(self, one: TenantLoad[AdmittedT], remaining_s: float | None) -> None:
         """Records that a request in flight has passed its deadline, or will. `remaining_s`: what was left of it when
         the request came: one that was hopeless then says nothing.
         """
-        one = self._tenants[tenant]
         if remaining_s is None or remaining_s >= _LEAST_SHARE_LEFT * (one.answer_s or self._answer_s):
             one.late_until_s = self.overloaded_until_s = time.monotonic() + _OVERLOAD_S
 
-    def excess_requests(self, tenant: str, weight: float, remaining_s: float | None) -> float:
+    def excess_requests(self, one: TenantLoad[AdmittedT], weight: float, remaining_s: float | None) -> float:
         """The number of requests in flight that must leave before one more of a tenant can be answered in time; 0 if
         it fits, infinite if a response would take longer in any case.
 
@@ -148,8 +169,7 @@ class ModelLoad(Generic[AdmittedT]):
         now_s = time.monotonic()
         if remaining_s is None or now_s >= self.overloaded_until_s:
             return 0
-        one = self._tenants.get(tenant)
-        if one and now_s < one.late_until_s and remaining_s < _LEAST_SHARE_LEFT * one.answer_s:
+        if now_s < one.late_until_s and remaining_s < _LEAST_SHARE_LEFT * one.answer_s:
             return math.inf
         ahead = self._ahead(one, weight)
         wait_s = self.load.seconds(ahead, 0) if ahead >= _MIN_REQUESTS else 0.0
@@ -158,18 +178,17 @@ class ModelLoad(Generic[AdmittedT]):
         self.overloaded_until_s = now_s + _OVERLOAD_S
         return math.ceil(ahead) - int(ahead * remaining_s / wait_s)
 
-    def furthest_over(self, tenant: str, weight: float) -> AdmittedT | None:
+    def furthest_over(self, one: TenantLoad[AdmittedT], weight: float) -> AdmittedT | None:
         """The newest request of the tenant that has most of the model for its weight, where the one that asks would
         still have less with one more; None else.
         """
         most = max((one for one in self._tenants.values() if one.admitted), key=TenantLoad.share, default=None)
-        one = self._tenants.get(tenant)
-        asks = ((len(one.admitted) if one else 0) + 1) / weight
+        asks = (len(one.admitted) + 1) / weight
         return next(reversed(most.admitted)) if most and most.share(-1) >= asks else None
 
-    def _ahead(self, one: TenantLoad[AdmittedT] | None, weight: float) -> float:
+    def _ahead(self, one: TenantLoad[AdmittedT], weight: float) -> float:
         """How many requests run before the next one of a tenant: all, or fewer where tenants take turns."""
-        own = len(one.admitted) if one else 0
+        own = len(one.admitted)
         weights = self._weights if own else self._weights + weight
         return min(self.load.requests, (own + 1) * weights / weight)
 

@@ -493,5 +493,13 @@ def test_a_model_forgets_tenants_that_are_idle(clock: _Clock) -> None:
     for number in range(5000):
         system.answer(f"tenant {number}", 0.01, times=1)
     assert len(inside.model._tenants) <= 1000
-    assert inside.model.knows("busy")
-    assert inside.model.knows("tenant 4999")
+    assert inside.model.known("busy") is inside.of_tenant
+    assert inside.model.known("tenant 4999")
+
+
+def test_one_tenants_dense_texts_do_not_make_anothers_look_long(clock: _Clock) -> None:
+    system = _Tenants(clock)
+    for _ in range(200):
+        with system.enter("mallory") as admission:
+            admission.count(4)  # a token a byte
+    assert (system.enter("mallory").tokens, system.enter("victim").tokens) == (4, 1)

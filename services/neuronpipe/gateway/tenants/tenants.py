@@ -19,7 +19,7 @@ from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.names import Metrics
-from neuronpipe.gateway.load_shedding import Load, ModelLoad
+from neuronpipe.gateway.load_shedding import Load, ModelLoad, TenantLoad
 from neuronpipe.gateway.tenants.turns import Turn, Turns
 
 _MINUTE_S = 60.0
@@ -136,12 +136,14 @@ _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 120.0
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Admitted:
-    """A request inside the gate. `tokens`: of its input, and those that it generates at most, which are `new_tokens`.
-    `shed`: called where it must end, to make room; `is_shed` is set then. `turns`: where and as what it runs.
+    """A request inside the gate. `of_tenant`: what its tenant has of its model. `tokens`: of its input, and those that
+    it generates at most, which are `new_tokens`. `shed`: called where it must end, to make room; `is_shed` is set then.
+    `turns`: where and as what it runs.
     """
 
     call: Call
     model: "ModelLoad[Admitted]"
+    of_tenant: "TenantLoad[Admitted]"
     tokens: int
     shed: Callable[[], None]
     new_tokens: int = 0
