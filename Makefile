@@ -13,6 +13,7 @@
 #           for FUZZ_S seconds: an hour
 # soak      ten minutes each of twice and of eight times the load that can be borne, a minute of certificates that
 #           change every second, ten thousand jobs while workers die, and a hundred swaps of versions under load
+# attack    every attack of one tenant on another, with what the other measures, written to docs/attacks.md
 # ray       batch transform on Ray Data, in an environment of its own
 # bench     every measurement, written to docs/benchmarks
 # bench-quick  a short look, written to .cache/bench/quick
@@ -62,11 +63,12 @@ ROTATION_S ?= 60
 JOBS ?= 10000
 SWAPS ?= 100
 GENERATIONS ?= 10000
+ATTACK_S ?= 10
 PYTEST := -m pytest --numprocesses $(WORKERS)
 # Its models are others than those of the newer transformers.
 TRANSFORMERS4 := env --unset=NEURONPIPE_SHARED_FOLDERS .venv-transformers4/bin/python $(PYTEST)
 # Where some tests look at the clock: reading all others would take longer than these run.
-ALONE := $(shell grep --recursive --files-with-matches --include=test_*.py pytest.mark.alone tests/integration tests/unit)
+ALONE := $(shell grep --recursive --files-with-matches --include=test_*.py pytest.mark.alone tests/integration tests/unit tests/attack)
 # The tests of how processes talk, with the other transport of gRPC.
 OTHER_TRANSPORT := --grpc-transport grpcio -m "not alone and not long" \
   $(addprefix tests/integration/test_,behaviour.py tls.py abuse.py lifecycle.py fuzz.py)
@@ -200,6 +202,13 @@ fuzz: .venv/.dev
 	NEURONPIPE_FUZZ_MESSAGES=$(FUZZ_MESSAGES) NEURONPIPE_FUZZ_S=$(FUZZ_S) \
 	  $(BIN)/python -m pytest -s --share 1 tests/integration/test_fuzz.py
 
+# What the victim measured goes to docs/attacks.md.
+.PHONY: attack
+attack: .venv/.dev redis-server
+	NEURONPIPE_ATTACK_S=$(ATTACK_S) NEURONPIPE_ATTACK_RECORD=docs/attacks.json \
+	  $(BIN)/python -m pytest --share 1 tests/attack
+	$(BIN)/python -m tests.attack
+
 .PHONY: soak
 soak: .venv/.dev redis-server
 	NEURONPIPE_SOAK_S=$(SOAK_S) NEURONPIPE_ROTATION_S=$(ROTATION_S) NEURONPIPE_JOBS=$(JOBS) \
@@ -307,6 +316,8 @@ fix-telemetry: .venv/.dev
 verify-docs: .venv/.dev
 	$(BIN)/python -m tests.reference --check
 	$(BIN)/python -m tests.links
+	$(BIN)/python -m tests.attack --page | diff docs/attacks.md - \
+	  || { echo "docs/attacks.md is not what docs/attacks.json says; run: python -m tests.attack"; exit 1; }
 fix-docs: .venv/.dev
 	$(BIN)/python -m tests.reference
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation
@@ -80,6 +80,7 @@ def read_priority(word: str) -> "Priority.ValueType":
     return _PRIORITIES[word]
 
 
+GivenT = TypeVar("GivenT")
 # A protocol's words for the fields of a TaskInput, which errors name.
 Fields = Mapping[str, str]
 
@@ -109,12 +110,18 @@ class Inference:
         return await begun(self._told(call, model, input, fields))
 
     async def stream_each(
-        self, call: Call, model: ModelName, inputs: Sequence[TaskInput], name: str, fields: Callable[[int], Fields]
+        self,
+        call: Call,
+        model: ModelName,
+        given: Sequence[GivenT],
+        make: Callable[[GivenT], TaskInput],
+        name: str,
+        fields: Callable[[int], Fields],
     ) -> AsyncGenerator[tuple[int, Event], None]:
         """The texts of many inputs as they come, side by side, each event with the place of its input; else as `stream`
         and `each`.
         """
-        self._check_count(inputs, name)
+        inputs = self._make_inputs(given, make, name)
         return await begun(self._side_by_side(call, model, inputs, fields))
 
     async def _side_by_side(
@@ -138,13 +145,20 @@ class Inference:
                     yield event
 
     async def each(
-        self, call: Call, model: ModelName, inputs: Sequence[TaskInput], name: str, fields: Callable[[int], Fields]
+        self,
+        call: Call,
+        model: ModelName,
+        given: Sequence[GivenT],
+        make: Callable[[GivenT], TaskInput],
+        name: str,
+        fields: Callable[[int], Fields],
     ) -> list[InferenceResult]:
         """The results of many inputs, which are called `name` and have `fields` by their place.
 
-        The first error ends all of them.
+        `make` makes an input of a value that the caller gave, once these are not too many. The first error ends all of
+        them.
         """
-        self._check_count(inputs, name)
+        inputs = self._make_inputs(given, make, name)
         if len(inputs) == 1:
             return [await self.one(call, model, inputs[0], fields(0))]
         runs = [partial(self.one, model=model, input=input, fields=fields(i)) for i, input in enumerate(inputs)]
@@ -156,11 +170,14 @@ class Inference:
             raise InvalidInput(name, problem)
         return results
 
-    def _check_count(self, inputs: Sequence[TaskInput], name: str) -> None:
-        if not 1 <= len(inputs) <= self.max_inputs:
+    def _make_inputs(
+        self, given: Sequence[GivenT], make: Callable[[GivenT], TaskInput], name: str
+    ) -> Sequence[TaskInput]:
+        if not 1 <= len(given) <= self.max_inputs:
             raise InvalidInput(
-                name, f"{len(inputs)} inputs, must be from 1 to {self.max_inputs} (the gateway's max_batch_items)"
+                name, f"{len(given)} inputs, must be from 1 to {self.max_inputs} (the gateway's max_batch_items)"
             )
+        return [make(one) for one in given]
 
 
 @contextmanager

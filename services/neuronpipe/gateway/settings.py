@@ -110,6 +110,17 @@ class HttpSettings(Settings):
     """The HTTP door, and what it shares with other protocols of servers of one model."""
 
     http_listen: str = optional_listen_field("HTTP")
+    http_max_body_bytes: int = Field(
+        8 << 20,
+        ge=1 << 10,
+        description="largest HTTP body in JSON, JSON Lines or CSV, in bytes, decompressed; of images and other files: "
+        "max_message_bytes",
+    )
+    http_hosts: str = Field(
+        "",
+        description="names by which HTTP may be called without authentication, besides localhost, with commas; empty: "
+        "no others where it listens on a loopback address, else all; *: all, also by pages of other sites in a browser",
+    )
     default_models: str = Field(
         "",
         description="models that answer requests which name none, over HTTP and tei.v1, with commas: the first that "

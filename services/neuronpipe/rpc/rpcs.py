@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self, TypeAlias
 
 from google.protobuf.descriptor import FileDescriptor, MethodDescriptor, ServiceDescriptor
@@ -10,6 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 from neuronpipe.core.callers import current_caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.names import ROUTE_KEY, TRACEPARENT, TRACESTATE
+from neuronpipe.core.parsing import parse
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.platform.process.door import Handler
 from neuronpipe.rpc.transport import ServerCall
@@ -23,7 +25,7 @@ class Rpc:
 
     Its handler is `async (request, context) → response`. If the client streams, the handler gets an async iterator of
     requests. If the server streams, it returns an async iterator of responses, without `async`. `decode` raises
-    DecodeError.
+    DecodeError, and InvalidInput for a message that would take too much memory.
     """
 
     path: str
@@ -45,7 +47,7 @@ class Rpc:
         return cls(
             path=_path(method.containing_service, method.name),
             request_name=method.input_type.full_name,
-            decode=request.FromString,
+            decode=partial(parse, request, message=method.input_type),
             encode=response.SerializeToString,
             client_streaming=method.client_streaming,
             server_streaming=method.server_streaming,

@@ -56,7 +56,8 @@ def job_http_handlers(jobs: Jobs) -> dict[str, HttpHandler]:
     """The handlers, by route."""
 
     async def submit(request: HttpRequest) -> HttpResponse:
-        operation = await jobs.submit(SubmitInferenceRequest(**request.body.arguments()), request.call)
+        submitted = await request.make(lambda: SubmitInferenceRequest(**request.body.arguments()))
+        operation = await jobs.submit(submitted, request.call)
         location = (b"location", f"/v1/{operation.name}".encode())
         return HttpResponse(_written(operation), status=202, headers=[location])
 

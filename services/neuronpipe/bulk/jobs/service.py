@@ -162,13 +162,13 @@ class Jobs:
         return (await self._find(id_of(name), call.caller.tenant)).operation()
 
     async def list_jobs(self, page_size: int, page_token: str, call: Call) -> ListOperationsResponse:
-        """The caller's jobs, the newest first."""
+        """The caller's jobs, the newest first. Large results make a page shorter."""
         count = min(page_size if page_size > 0 else _DEFAULT_PAGE, _MAX_PAGE)
         if page_token and not (page_token.isalnum() and page_token.isascii()):
             raise InvalidInput("page_token", "is none that an answer had")
-        found = await self._store.jobs_of(call.caller.tenant, page_token, count)
+        found, has_more = await self._store.jobs_of(call.caller.tenant, page_token, count)
         response = ListOperationsResponse(operations=[job.operation() for job in found])
-        if len(found) == count:
+        if has_more:
             response.next_page_token = found[-1].id
         return response
 

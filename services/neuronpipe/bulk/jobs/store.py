@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from redis.asyncio import Redis, RedisCluster
@@ -25,6 +26,8 @@ _MIN_VERSION = 7
 _TIMEOUT_S = 5.0
 # Commands at once, which wait for each other instead of for connections.
 _CONNECTIONS = 32
+# Results in one list of jobs; the last one may exceed it.
+_MAX_LISTED_BYTES = 2 << 20
 _FULL_RETRY_S = 30.0
 _PAUSE_S = 1.0
 
@@ -120,24 +123,29 @@ class JobStore:
         fields = await self._ask(self._client.hgetall(f"{self._prefix}:job:{id}"))
         return Job.of(id, fields) if fields else None
 
-    async def jobs_of(self, tenant: str, before: str, count: int) -> Sequence[Job]:
-        """A tenant's jobs, the newest first. `before`: the id of the last one that was listed; empty for the first."""
+    async def jobs_of(self, tenant: str, before: str, count: int) -> tuple[Sequence[Job], bool]:
+        """A tenant's jobs, the newest first, without their requests, and whether there may be more: fewer than `count`
+        are listed where their results are large. `before`: the id of the last one that was listed; empty for the first.
+        """
         await self.check()
         listed, skip = f"{self._prefix}:jobs:{tenant}", 0
         found: list[Job] = []
+        left_bytes = _MAX_LISTED_BYTES
         if before:
             place = await self._ask(self._client.zrevrank(listed, before))
             skip = 0 if place is None else int(place) + 1
-        while len(found) < count:
-            ids: list[bytes] = await self._ask(self._client.zrevrange(listed, skip, skip + count - 1))
-            jobs = [await self.get(id.decode()) for id in ids]
-            found += filter(None, jobs)
-            if gone := [id for id, job in zip(ids, jobs, strict=True) if job is None]:
-                await self._ask(self._client.zrem(listed, *gone))
-            if len(ids) < count:
-                break
-            skip += len(ids) - len(gone)
-        return found[:count]
+        while ids := await self._ask(self._client.zrevrange(listed, skip, skip + count - 1)):
+            for id in ids:
+                job = await self.get(id.decode())
+                if job is None:
+                    await self._ask(self._client.zrem(listed, id))
+                    continue
+                skip += 1
+                found.append(replace(job, request=b""))
+                left_bytes -= len(job.end)
+                if len(found) == count or left_bytes <= 0:
+                    return found, True
+        return found, False
 
     async def take(self, worker: str, lease_s: float, count: int, closed_s: Mapping[str, float]) -> list[TakenJob]:
         """Takes jobs for a worker, those of workers that have died first. `closed_s`: tenants whose jobs wait for so

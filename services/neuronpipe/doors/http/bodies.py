@@ -7,12 +7,14 @@ reads and writes: it refuses NaN and what is not UTF-8, and writes arrays of Num
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
+import numpy as np
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
 
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import Kind, Option
+from neuronpipe.core.parsing import MAX_OBJECT_BYTES
 
 # Of one error's path: what stands in it of the caller's own words has an end.
 _MAX_PATH = 200
@@ -80,9 +82,35 @@ def option_field(option: Option) -> tuple[Any, Any]:
 
 Direction = Literal["Right", "Left", "right", "left"]
 
+# What is made of a body's values, and by which bytes they are counted: a value takes up to 64 bytes, a list or a name
+# with its place in an object a few hundred, and an object a thousand once it is checked.
+_JSON_BYTES = {b",": 64, b":": 256, b"[": 512, b"{": 1024}
+LINE_BYTES = {b",": 64, b"\n": 64}
+# An object has two bytes, and a comma behind it.
+_COUNTED_FROM_BYTES = 3 * MAX_OBJECT_BYTES // max(_JSON_BYTES.values())
+
+
+def check_values(data: bytes, bytes_by_mark: Mapping[bytes, int] = _JSON_BYTES) -> None:
+    """Raises InvalidInput for a text whose values would take too much memory. Marks in strings do not count."""
+
+    def made_bytes(text: bytes) -> int:
+        return sum(text.count(mark) * size_bytes for mark, size_bytes in bytes_by_mark.items())
+
+    if len(data) <= _COUNTED_FROM_BYTES or made_bytes(data) <= MAX_OBJECT_BYTES:
+        return
+    characters = np.frombuffer(data.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+    is_quoted = np.logical_xor.accumulate(characters == ord('"'))
+    if (size_bytes := made_bytes(characters[~is_quoted].tobytes())) > MAX_OBJECT_BYTES:
+        raise InvalidInput(
+            "body",
+            f"holds too many values: they would take about {size_bytes >> 20} MiB, the limit is "
+            f"{MAX_OBJECT_BYTES >> 20}; send fewer at once",
+        )
+
 
 def read_json(data: bytes) -> Any:
     """A value in JSON. Raises InvalidInput."""
+    check_values(data)
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:

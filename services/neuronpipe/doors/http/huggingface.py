@@ -1,6 +1,7 @@
 """Hugging Face's inference API for every task."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from neuronpipe.core.errors import InvalidInput, WrongTask
@@ -41,7 +42,7 @@ def huggingface_handlers(inference: Inference, models: ModelChoice, catalog: Cat
     """The handlers, by route."""
 
     async def answer(request: HttpRequest, spec: ModelSpec, task: str = "") -> HttpResponse:
-        value = read_request(request)
+        value = await request.make(partial(read_request, request))
         if (task or spec.task) == "text_generation" and isinstance(value, dict) and value.get("stream"):
             body: TextGeneration = check_body(CONVERTERS["text_generation"].takes, value)
             if not isinstance(body.inputs, str):
@@ -93,7 +94,8 @@ async def answer_body(inference: Inference, request: HttpRequest, model: ModelSp
     results = await inference.each(
         request.call,
         request.model(model.name),
-        [converter.read(input, body, model) for input in several],
+        several,
+        lambda one: converter.read(one, body, model),
         "inputs",
         fields,
     )

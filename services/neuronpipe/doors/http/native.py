@@ -56,17 +56,21 @@ def native_handlers(pipeline: Pipeline) -> dict[str, HttpHandler]:
     """The handlers, by route."""
 
     async def infer(request: HttpRequest) -> HttpResponse:
-        asked = to_inference_request(request.call, InferRequest(**request.body.arguments()))
+        asked = to_inference_request(request.call, await request.make(lambda: _message(request)))
         return HttpResponse(write_body(_response(await pipeline.infer(asked, Spans.HTTP_REQUEST))))
 
     async def generate(request: HttpRequest) -> HttpResponse:
-        asked = to_inference_request(request.call, InferRequest(**request.body.arguments()))
+        asked = to_inference_request(request.call, await request.make(lambda: _message(request)))
         if asked.input.message.WhichOneof("task") not in _WRITTEN:
             raise InvalidInput("input", f"must be of a task that generates: {', '.join(_WRITTEN)}")
         events = await begun(text_stream(pipeline, asked, Spans.HTTP_REQUEST))
         return event_response(_values(events, asked.call.request_id), PROBLEM_DETAILS)
 
     return {INFER.key: infer, GENERATE.key: generate}
+
+
+def _message(request: HttpRequest) -> InferRequest:
+    return InferRequest(**request.body.arguments())
 
 
 def to_inference_request(call: Call, message: InferRequest) -> InferenceRequest:

@@ -3,6 +3,7 @@
 import base64
 import binascii
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -160,7 +161,7 @@ def oip_handlers(service: TensorService) -> dict[str, HttpHandler]:
         return _json(service.model_metadata(*_model(request)))
 
     async def infer(request: HttpRequest) -> HttpResponse:
-        body, inputs = _read(request)
+        body, inputs = await request.make(partial(_read, request))
         outputs = [one.name for one in body.outputs or ()]
         asked = TensorRequest(*_model(request), body.id, body.parameters, inputs, outputs)
         return _answer(body, await service.infer(asked, request.call, _SPANS))

@@ -2,6 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -71,11 +72,12 @@ def openai_handlers(inference: Inference, catalog: Catalog) -> dict[str, HttpHan
 
     async def embeddings(request: HttpRequest) -> HttpResponse:
         body: EmbeddingsRequest = request.body
-        is_list = listed(body.input)[1]
+        given, is_list = listed(body.input)
         results = await inference.each(
             request.call,
             request.model(body.model),
-            embeddings_inputs(body),
+            given,
+            partial(embedding_input, dimensions=body.dimensions or 0),
             "input",
             lambda index: dict.fromkeys(("text", "token_ids"), f"input[{index}]" if is_list else "input"),
         )

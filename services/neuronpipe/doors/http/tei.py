@@ -3,6 +3,8 @@
 It serves one model; here a body's `model`, or ?model=, names one of several.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -130,31 +132,32 @@ def tei_handlers(
 ) -> dict[str, HttpHandler]:
     """The handlers, by route."""
 
-    async def each(request: HttpRequest, task: str, inputs: list[TaskInput], is_list: bool) -> list[InferenceResult]:
-        model = models.choose(request.model(request.body.model), task)
-        return await inference.each(request.call, model, inputs, "inputs", lambda index: _fields(index, is_list))
+    async def each(
+        request: HttpRequest, task: str, given: Sequence[Any], make: Callable[[Any], TaskInput]
+    ) -> list[InferenceResult]:
+        model, is_list = models.choose(request.model(request.body.model), task), given is request.body.inputs
+        return await inference.each(request.call, model, given, make, "inputs", lambda index: _fields(index, is_list))
 
     async def embed(request: HttpRequest) -> HttpResponse:
         body: Embed = request.body
-        texts, is_list = listed(body.inputs)
         options = {
             "skip_normalize": not body.normalize,
             "dimensions": body.dimensions or 0,
             "prompt_name": body.prompt_name or "",
             "truncation": truncation_of(body.truncate, body.truncation_direction),
         }
-        inputs = [embedding_input(text, **options) for text in texts]
-        results = await each(request, "sentence_embedding", inputs, is_list)
+        texts = listed(body.inputs)[0]
+        results = await each(request, "sentence_embedding", texts, partial(embedding_input, **options))
         return _answer([vector(one.result.message.sentence_embedding) for one in results], results)
 
     async def embed_all(request: HttpRequest) -> HttpResponse:
         body: EmbedAll = request.body
         truncation = truncation_of(body.truncate, body.truncation_direction)
-        inputs = [
-            TaskInput(feature_extraction=FeatureExtractionInput(text=text, truncation=truncation))
-            for text in _listed(body.inputs)
-        ]
-        results = await each(request, "feature_extraction", inputs, isinstance(body.inputs, list))
+
+        def make(text: str) -> TaskInput:
+            return TaskInput(feature_extraction=FeatureExtractionInput(text=text, truncation=truncation))
+
+        results = await each(request, "feature_extraction", _listed(body.inputs), make)
         return _answer([token_vectors(one.result.message.feature_extraction) for one in results], results)
 
     async def predict(request: HttpRequest) -> HttpResponse:
@@ -164,19 +167,21 @@ def tei_handlers(
         is_list = isinstance(body.inputs, list) and not all(isinstance(one, str) for one in body.inputs)
         several: list[Any] = body.inputs if is_list else [_listed(body.inputs)]  # type: ignore[assignment, arg-type]
         function = ScoreFunction.SCORE_FUNCTION_NONE if body.raw_scores else ScoreFunction.SCORE_FUNCTION_UNSPECIFIED
-        inputs = [
-            TextClassificationInput(
-                **_pair(one, f"inputs[{index}]" if is_list else "inputs"),
+
+        def make(index: int) -> TaskInput:
+            input = TextClassificationInput(
+                **_pair(several[index], f"inputs[{index}]" if is_list else "inputs"),
                 top_k=len(catalog.spec(*model).labels),
                 function=function,
                 truncation=truncation_of(body.truncate, body.truncation_direction),
             )
-            for index, one in enumerate(several)
-        ]
+            return TaskInput(text_classification=input)
+
         results = await inference.each(
             request.call,
             model,
-            [TaskInput(text_classification=one) for one in inputs],
+            range(len(several)),
+            make,
             "inputs",
             lambda index: _fields(index, is_list),
         )
@@ -225,15 +230,12 @@ def tei_handlers(
     async def embed_sparse(request: HttpRequest) -> HttpResponse:
         body: EmbedSparse = request.body
         truncation = truncation_of(body.truncate, body.truncation_direction)
-        inputs = [
-            TaskInput(
-                sparse_embedding=SparseEmbeddingInput(
-                    text=text, prompt_name=body.prompt_name or "", truncation=truncation
-                )
-            )
-            for text in _listed(body.inputs)
-        ]
-        results = await each(request, "sparse_embedding", inputs, isinstance(body.inputs, list))
+
+        def make(text: str) -> TaskInput:
+            input = SparseEmbeddingInput(text=text, prompt_name=body.prompt_name or "", truncation=truncation)
+            return TaskInput(sparse_embedding=input)
+
+        results = await each(request, "sparse_embedding", _listed(body.inputs), make)
         answers = [one.result.message.sparse_embedding.weights for one in results]
         vectors = [[{"index": one.token_id, "value": one.weight} for one in weights] for weights in answers]
         return _answer(vectors, results)
@@ -317,10 +319,10 @@ def tei_token_handlers(inference: Inference, models: ModelChoice) -> dict[str, H
         results = await inference.each(
             request.call,
             model,
-            [
-                TaskInput(tokenization=TokenizationInput(text=text, skip_special_tokens=not body.add_special_tokens))
-                for text in texts
-            ],
+            texts,
+            lambda text: TaskInput(
+                tokenization=TokenizationInput(text=text, skip_special_tokens=not body.add_special_tokens)
+            ),
             "inputs",
             lambda index: {"text": f"inputs[{index}]" if isinstance(body.inputs, list) else "inputs"},
         )
@@ -345,20 +347,15 @@ def tei_token_handlers(inference: Inference, models: ModelChoice) -> dict[str, H
     async def decode(request: HttpRequest) -> HttpResponse:
         body: Decode = request.body
         is_list = bool(body.ids) and isinstance(body.ids[0], list)
-        several = body.ids if is_list else [body.ids]
+        several: list[Any] = body.ids if is_list else [body.ids]
         model = models.choose(request.model(body.model), "detokenization")
         results = await inference.each(
             request.call,
             model,
-            [
-                TaskInput(
-                    detokenization=DetokenizationInput(
-                        token_ids=ids,  # type: ignore[arg-type] # lists, as is_list says
-                        skip_special_tokens=body.skip_special_tokens,
-                    )
-                )
-                for ids in several
-            ],
+            several,
+            lambda ids: TaskInput(
+                detokenization=DetokenizationInput(token_ids=ids, skip_special_tokens=body.skip_special_tokens)
+            ),
             "ids",
             lambda index: {"token_ids": f"ids[{index}]" if is_list else "ids"},
         )

@@ -49,7 +49,7 @@ class _Method:
     """What a door does with calls: counts them, and answers so."""
 
     def __init__(self, answer: Answer, *, takes_stream: bool = False) -> None:
-        self.takes_stream = takes_stream
+        self.takes_stream, self.is_own = takes_stream, False
         self.refuses: Exception | None = None
         self.accepted = self.ended = 0
         self._answer = answer

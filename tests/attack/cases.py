@@ -1,0 +1,5 @@
+"""All attacks."""
+
+from tests.attack import expansion as expansion
+from tests.attack.frame import CASES as CASES
+from tests.attack.frame import SYSTEMS as SYSTEMS
