@@ -35,11 +35,14 @@ _MEMORY_MIB = 64
 
 @dataclass(frozen=True)
 class Attacked:
-    """A server under attack. `http`: HOST:PORT. `keys`: by tenant; none where callers need none."""
+    """A server under attack. `http`: HOST:PORT. `keys`: by tenant; none where callers need none. `limit_s`: the
+    deadline of the victim's calls.
+    """
 
     process: ServiceProcess
     http: str
     keys: Mapping[str, str]
+    limit_s: float = 20.0
 
     @property
     def target(self) -> str:
@@ -134,7 +137,8 @@ class Victim:
     _process: "subprocess.Popen[str] | None" = field(default=None, init=False)
 
     def __enter__(self) -> Self:
-        words = [sys.executable, "-m", "tests.attack.victim", self.server.target, self.server.keys.get(VICTIM, "")]
+        given = self.server.target, self.server.keys.get(VICTIM, ""), str(self.server.limit_s)
+        words = [sys.executable, "-m", "tests.attack.victim", *given]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._answer()
         return self

@@ -18,12 +18,11 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
 
 _EVERY_S = 0.02
-_LIMIT_S = 20.0
 _PATH = "/neuronpipe.api.v1.InferenceService/Infer"
 _TEXT = "The weather report promises a fine day, with some clouds in the evening and a light wind from the west. "
 
 
-async def measure(channel: grpc.aio.Channel, key: str, seconds: float) -> dict[str, object]:
+async def measure(channel: grpc.aio.Channel, key: str, limit_s: float, seconds: float) -> dict[str, object]:
     """An open loop: calls begin at their times, however long the others take."""
     infer: Any = channel.unary_unary(_PATH)
     metadata = [("authorization", f"Bearer {key}")] if key else []
@@ -35,7 +34,7 @@ async def measure(channel: grpc.aio.Channel, key: str, seconds: float) -> dict[s
         data = InferRequest(model="minilm", input=input).SerializeToString()
         began_s = time.perf_counter()
         try:
-            await infer(data, timeout=_LIMIT_S, metadata=metadata)
+            await infer(data, timeout=limit_s, metadata=metadata)
         except grpc.aio.AioRpcError as failure:
             failures[f"{failure.code().name}: {failure.details()}"] += 1
         latencies_s.append(time.perf_counter() - began_s)
@@ -55,13 +54,13 @@ async def measure(channel: grpc.aio.Channel, key: str, seconds: float) -> dict[s
     }
 
 
-async def _main(target: str, key: str) -> None:
+async def _main(target: str, key: str, limit_s: float) -> None:
     async with grpc.aio.insecure_channel(target) as channel:
-        await measure(channel, key, 1)  # the first calls open what the others use
+        await measure(channel, key, limit_s, 1)  # the first calls open what the others use
         print("{}", flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
-            print(json.dumps(await measure(channel, key, float(line))), flush=True)
+            print(json.dumps(await measure(channel, key, limit_s, float(line))), flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1], sys.argv[2]))
+    asyncio.run(_main(sys.argv[1], sys.argv[2], float(sys.argv[3])))

@@ -172,8 +172,8 @@ class LiveModels:
 
     def _remove(self, key: ModelKey) -> None:
         for state in ModelState:
-            self._meters.remove_gauge(Metrics.VERSION_STATE, key.name, str(key.version), state.value)
-        self._meters.remove_gauge(Metrics.VERSION_FETCHED, key.name, str(key.version))
+            self._meters.remove(Metrics.VERSION_STATE, key.name, str(key.version), state.value)
+        self._meters.remove(Metrics.VERSION_FETCHED, key.name, str(key.version))
         del self.versions[key]
         self._tell()
 

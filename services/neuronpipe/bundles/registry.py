@@ -98,6 +98,15 @@ class RegisteredModel(Routing):
         return frozenset(number for number, one in self.versions.items() if one.approval.state == "approved")
 
     @property
+    def anonymous(self) -> Self:
+        """The model without who approved its versions, and why."""
+        versions = {
+            number: one.model_copy(update={"approval": one.approval.model_copy(update={"author": "", "note": ""})})
+            for number, one in self.versions.items()
+        }
+        return self.model_copy(update={"versions": versions})
+
+    @property
     def declared(self) -> ModelRoute:
         """Which version answers which request; nothing of a model that is unloaded."""
         return ModelRoute({}, ()) if self.is_unloaded else self.routed(self.aliases)

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from neuronpipe.cli.request import tls_files
 from neuronpipe.cli.terminal import ending_on_sigterm
@@ -75,7 +76,8 @@ def promote(
         least=options.requests,
         look_s=min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, step_s / _LOOKS)),
     )
-    files, key = tls_files(options), key_metadata()
+    plain = [urlsplit(url).netloc for url in options.metrics if not url.startswith("https:")]
+    files, key = tls_files(options), key_metadata(target=",".join(plain), is_encrypted=not plain)
     tls = watched_tls(files, "client").value.context if files else None
 
     def read() -> "list[Numbers]":

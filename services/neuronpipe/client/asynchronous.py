@@ -119,7 +119,8 @@ class AsyncClient(TaskMethods):
         """
         super().__init__(is_bulk=is_bulk)
         self._timeout_s = timeout_s
-        self._metadata = [*key_metadata(api_key), *([(ROUTE_KEY, route_key)] if route_key else ())]
+        key = key_metadata(api_key, target=target, is_encrypted=tls is not None)
+        self._metadata = [*key, *([(ROUTE_KEY, route_key)] if route_key else ())]
         self._connection = Connection(target, _Stubs.of, RETRIES if retries else None, tls)
         self._jobs = JobCalls(self._connection, self._metadata, timeout_s)
 

@@ -56,20 +56,20 @@ async def _record(
     request: InferRequest, target: str, tls: LoadedTls | None, timeout_s: float, warm_up: int, context: SpanContext
 ) -> tuple[dict[str, Any], int, NeuronpipeError | None]:
     """The request's spans as OTLP JSON, its duration as the caller measured it, and its error if it failed."""
+    key = key_metadata(target=target, is_encrypted=tls is not None)
     async with open_channel(target, tls=tls) as channel:
         for _ in range(warm_up):  # the first request of a connection also opens it
-            await _infer(channel, request, timeout_s, None)
+            await _infer(channel, request, timeout_s, key)
         began_ns = time.monotonic_ns()
-        failure = await _infer(channel, request, timeout_s, context)
+        failure = await _infer(channel, request, timeout_s, [*key, (TRACEPARENT, context.traceparent)])
         client_ns = time.monotonic_ns() - began_ns
-        return await _find_trace(channel, context, failure), client_ns, failure
+        return await _find_trace(channel, context, key, failure), client_ns, failure
 
 
 async def _infer(
-    channel: grpc.aio.Channel, request: InferRequest, timeout_s: float, context: SpanContext | None
+    channel: grpc.aio.Channel, request: InferRequest, timeout_s: float, metadata: Sequence[tuple[str, str]]
 ) -> NeuronpipeError | None:
     """What the request failed with."""
-    metadata = [*key_metadata(), *([(TRACEPARENT, context.traceparent)] if context else ())]
     try:
         await InferenceServiceStub(channel).Infer(request, timeout=timeout_s, metadata=metadata)
     except grpc.aio.AioRpcError as failure:
@@ -78,11 +78,11 @@ async def _infer(
 
 
 async def _find_trace(
-    channel: grpc.aio.Channel, context: SpanContext, failure: NeuronpipeError | None
+    channel: grpc.aio.Channel, context: SpanContext, key: Sequence[tuple[str, str]], failure: NeuronpipeError | None
 ) -> dict[str, Any]:
     try:
         response = await TraceServiceStub(channel).GetTrace(
-            GetTraceRequest(trace_id=f"{context.trace_id:032x}"), timeout=_TRACES_LIMIT_S, metadata=key_metadata()
+            GetTraceRequest(trace_id=f"{context.trace_id:032x}"), timeout=_TRACES_LIMIT_S, metadata=key
         )
     except grpc.aio.AioRpcError as error:
         if failure:

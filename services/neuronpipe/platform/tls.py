@@ -28,12 +28,14 @@ class TlsFiles:
     """Paths of files in PEM form. Raises SetupError for a certificate without its key, and the reverse.
 
     `certificate`: shown to peers; the certificates of intermediate authorities follow it. `key`: its private key,
-    without a passphrase. `ca`: the authorities of peers' certificates.
+    without a passphrase. `ca`: the authorities of peers' certificates. `crl`: the certificates that these have
+    revoked, of a server.
     """
 
     certificate: Path | str = ""
     key: Path | str = ""
     ca: Path | str = ""
+    crl: Path | str = ""
 
     def __post_init__(self) -> None:
         if bool(self.certificate) != bool(self.key):
@@ -42,7 +44,7 @@ class TlsFiles:
     @property
     def paths(self) -> list[Path]:
         """Those that there are."""
-        return [Path(file) for file in (self.certificate, self.key, self.ca) if file]
+        return [Path(file) for file in (self.certificate, self.key, self.ca, self.crl) if file]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,19 @@ def _server_context(files: TlsFiles, ca: bytes | None) -> ssl.SSLContext:
     if ca:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=_text(ca))
+    if files.crl:
+        _load_crl(context, files.crl)
     return context
+
+
+def _load_crl(context: ssl.SSLContext, file: Path | str) -> None:
+    if b"BEGIN X509 CRL" not in _read(file):
+        raise SetupError(f"TLS file {file}: does not hold a certificate revocation list in PEM form")
+    try:
+        context.load_verify_locations(cafile=file)
+    except (ssl.SSLError, OSError) as error:
+        raise SetupError(f"TLS file {file}: does not hold a certificate revocation list in PEM form") from error
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 def _client_context(files: TlsFiles, ca: bytes | None) -> ssl.SSLContext:

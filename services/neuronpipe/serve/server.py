@@ -61,7 +61,7 @@ async def running_pipeline(
         access.kept_up_to_date(),
         running_gateway([], stages.functions, settings, settings, telemetry, access.tenants, known, holding) as gateway,
         running_live_models(repository, [*stages.near, gateway.catalog.models], telemetry.meters) as live,
-        running_jobs(settings, settings, settings, gateway, access.tenants) as jobs,
+        running_jobs(settings, settings, settings, gateway, access.tenants, life) as jobs,
     ):
         gateway.catalog.router = Router(live, gateway.catalog.models, stages.near, stages.far)
         life.on_draining(holding.stop)

@@ -232,3 +232,14 @@ def test_a_variable_counts_where_a_command_is_not_given_the_option(
 
     assert cores() == 2
     assert cores("--cores", "0-2") == "0-2"
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:secret@host:6379/0", "redis+sentinel://u:secret@a,b/s", "redis://host?password=secret"]
+)
+def test_a_password_on_the_command_line_is_refused_with_the_way_out(url: str) -> None:
+    with pytest.raises(SetupError) as refused:
+        read_settings(AllSettings, _REPOSITORY | {"redis_url": url})
+    assert "--redis-url: holds a password" in str(refused.value)
+    assert "NEURONPIPE_ALL_REDIS_URL" in str(refused.value)
+    assert "secret" not in str(refused.value)

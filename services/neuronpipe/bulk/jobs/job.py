@@ -1,9 +1,12 @@
 """A job as the store has it, and its form as an operation of google.longrunning."""
 
 import dataclasses
+import hashlib
+import hmac
+import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -57,6 +60,8 @@ class Job:
     completed: int
     attempts: int
     notified: int
+    digest: str = ""
+    signature: str = ""
 
     @classmethod
     def of(cls, id: str, fields: Mapping[bytes, bytes]) -> Self:
@@ -71,6 +76,13 @@ class Job:
     def name(self) -> str:
         """The name of its operation."""
         return f"{_NAME}{self.id}"
+
+    def is_signed(self, secret: bytes) -> bool:
+        """Whether a gateway with this secret stored it as it is."""
+        own = self.id, self.tenant, self.priority, self.digest, self.request_id, self.notify, self.limit_s
+        content = self.invocation.encode() or self.request
+        is_content = not content or hashlib.sha256(content).hexdigest() == self.digest
+        return is_content and hmac.compare_digest(self.signature, job_signature(secret, own))
 
     @property
     def span(self) -> SpanContext | None:
@@ -105,6 +117,16 @@ class Job:
         if self.ended_ms:
             metadata.end_time.CopyFrom(_timestamp(self.ended_ms))
         return metadata
+
+
+# Of a job's own fields, those that its gateway signs, with its id, its tenant, its priority and the digest of its
+# content: what of it a worker acts on.
+SIGNED_FIELDS = ("request_id", "notify", "limit")
+
+
+def job_signature(secret: bytes, own: Sequence[str | int]) -> str:
+    """What a gateway writes into a job."""
+    return hmac.new(secret, json.dumps([str(part) for part in own]).encode(), hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

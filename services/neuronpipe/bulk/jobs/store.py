@@ -24,6 +24,8 @@ ReplyT = TypeVar("ReplyT")
 _STREAMS = ("high", "normal", "low")
 _MIN_VERSION = 7
 _TIMEOUT_S = 5.0
+# Commands at once, which wait for each other instead of for connections.
+_CONNECTIONS = 32
 # Results in one list of jobs; the last one may exceed it.
 _MAX_LISTED_BYTES = 2 << 20
 _FULL_RETRY_S = 30.0
@@ -50,6 +52,7 @@ class JobStore:
         self._client: Redis = client
         self._prefix = settings.jobs_redis_prefix
         self._is_checked = False
+        self._places = asyncio.Semaphore(_CONNECTIONS)
         sources = {name: source for name, source in vars(scripts).items() if name.isupper() and name[0] != "_"}
         self._scripts = {name: client.register_script(source) for name, source in sources.items()}
 
@@ -95,16 +98,23 @@ class JobStore:
         seconds, microseconds = await self._ask(self._client.time())
         return bool(seconds * 1000 + microseconds // 1000 >= job.expires_ms)
 
-    async def submit(self, new: NewJob, max_open: int, max_of_tenant: int) -> tuple[str, str]:
-        """Stores a job. Returns its id and digest, or those of the job that has its key already. Raises Overloaded."""
+    async def submit(self, new: NewJob, max_open: int, max_of_tenant: int, max_bytes: int) -> tuple[str, str]:
+        """Stores a job. Returns its id and digest, or those of the job that has its key already. Raises Overloaded.
+        `max_of_tenant`, `max_bytes`: its open jobs, and memory of all that are kept; 0 for no limit.
+        """
         fields = [str(part) for name_and_value in new.fields.items() for part in name_and_value]
-        limits = (max_open, max_of_tenant)
+        limits = (max_open, max_of_tenant, max_bytes)
         content = (new.id, new.key, new.digest, new.priority, new.tenant, new.request)
         reply = await self._run("SUBMIT", *content, new.ttl_s * 1000, new.retention_s, *limits, *fields)
         id, digest = (part.decode() for part in reply)
         if not id:
-            whose, limit = ("all callers", max_open) if digest == "all" else (f"tenant {new.tenant!r}", max_of_tenant)
-            raise Overloaded(f"{limit} jobs of {whose} wait or run, the limit", _FULL_RETRY_S)
+            problems = {
+                "all": f"{max_open} jobs of all callers wait or run, the limit",
+                "tenant": f"{max_of_tenant} jobs of tenant {new.tenant!r} wait or run, the limit",
+                "bytes": f"the jobs of tenant {new.tenant!r} and their results have {max_bytes} bytes, the limit: "
+                "delete those that are no longer needed",
+            }
+            raise Overloaded(problems[digest], _FULL_RETRY_S)
         return id, digest
 
     async def get(self, id: str) -> Job | None:
@@ -137,9 +147,12 @@ class JobStore:
                     return found, True
         return found, False
 
-    async def take(self, worker: str, lease_s: float, count: int) -> list[TakenJob]:
-        """Takes jobs for a worker, those of workers that have died first."""
-        found = await self._run("TAKE", worker, round(lease_s * 1000), count)
+    async def take(self, worker: str, lease_s: float, count: int, closed_s: Mapping[str, float]) -> list[TakenJob]:
+        """Takes jobs for a worker, those of workers that have died first. `closed_s`: tenants whose jobs wait for so
+        many seconds, behind those of others.
+        """
+        closed = [part for tenant, seconds in closed_s.items() for part in (tenant, round(seconds * 1000))]
+        found = await self._run("TAKE", worker, round(lease_s * 1000), count, *closed)
         return [
             TakenJob(
                 Job.of(id.decode(), dict(zip(fields[::2], fields[1::2], strict=True))), entry.decode(), left / 1000
@@ -213,7 +226,7 @@ class JobStore:
 
             async def messages() -> AsyncIterator[str]:
                 while True:
-                    message = await self._ask(pubsub.get_message(timeout=_TIMEOUT_S / 2))
+                    message = await self._told(pubsub.get_message(timeout=_TIMEOUT_S / 2))
                     if message:
                         yield message["data"].decode()
 
@@ -236,6 +249,10 @@ class JobStore:
         return await self._ask(self._scripts[script](keys=[], args=[self._prefix, *arguments]))
 
     async def _ask(self, reply: "Awaitable[ReplyT] | Any") -> Any:
+        async with self._places:
+            return await self._told(reply)
+
+    async def _told(self, reply: "Awaitable[ReplyT] | Any") -> Any:
         try:
             return await reply
         except OutOfMemoryError as error:

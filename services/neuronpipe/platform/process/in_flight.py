@@ -152,6 +152,16 @@ class InFlight:
             self._idle.set()
             self._idle_since_s = time.monotonic()
 
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """While the block runs, a call that was counted is not: it only waits, and leaves its place to others."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.count += 1
+            self._idle.clear()
+
     def caller_waits(self, setting: str, limit_s: float) -> CallerWaits:
         """What waits for callers in one way, which the setting of this name limits."""
         return CallerWaits(limit_s, _MAX_WAITS, self.meters.counter(Metrics.CALLS_ENDED, setting))
