@@ -83,11 +83,12 @@ def _versions() -> Mapping[str, str]:
     lock = json.loads(Path("tests/integration/node/package-lock.json").read_text())
     found = {"grpcio": version("grpcio"), "grpc-js": lock["packages"]["node_modules/@grpc/grpc-js"]["version"]}
     for name, package in _PACKAGES.items():
-        shown = subprocess.run(["dpkg-query", "-W", "-f", "${Version}", package], check=True, capture_output=True)
-        found[name] = shown.stdout.decode().partition(":")[2] or shown.stdout.decode()
-        found[name] = found[name].partition("-")[0].partition("+")[0]
+        shown = subprocess.run(
+            ["dpkg-query", "-W", "-f", "${Version}", package], check=True, capture_output=True, text=True
+        )
+        found[name] = shown.stdout.rpartition(":")[2].partition("-")[0].partition("+")[0]
     envoy = subprocess.run([".venv-interop/bin/envoy", "--version"], check=True, capture_output=True, text=True)
-    return found | {"Envoy": envoy.stdout.split("/")[1]}
+    return found | {"Envoy": envoy.stdout.partition("version: ")[2].split("/")[1]}
 
 
 def _matrix(results: Sequence[Result], clients: Sequence[str], cases: Sequence[str]) -> Iterator[str]:
@@ -95,7 +96,13 @@ def _matrix(results: Sequence[Result], clients: Sequence[str], cases: Sequence[s
 
     def note(failed: Sequence[Result]) -> str:
         """The numbers of the reasons why something failed."""
-        texts = {f"{result.reason or result.problem}{_scope(result.transport, failed)}" for result in failed}
+        transports: dict[str, set[str]] = {}
+        for result in failed:
+            transports.setdefault(result.reason or result.problem, set()).add(result.transport)
+        texts = [
+            text if len(several) > 1 else f"{text} (`--grpc-transport {several.pop()}`)"
+            for text, several in transports.items()
+        ]
         return ", ".join(f"[{notes.setdefault(text, len(notes) + 1)}]" for text in sorted(texts))
 
     yield "✓: passes with both transports. –: not run. A number: a note below."
@@ -121,10 +128,6 @@ def _matrix(results: Sequence[Result], clients: Sequence[str], cases: Sequence[s
         yield f"| cases that pass over {security} | {' | '.join(cells)} |"
     yield ""
     yield from (f"{number}. {text}" for text, number in notes.items())
-
-
-def _scope(transport: str, failed: Sequence[Result]) -> str:
-    return "" if len({one.transport for one in failed}) == len(TRANSPORTS) else f" (`--grpc-transport {transport}`)"
 
 
 def _conformance(results: Sequence[Result]) -> Iterator[str]:
@@ -154,7 +157,8 @@ def _abuse_of(results: Sequence[Result]) -> dict[str, str]:
     borne = [one.figures for one in floods if not one.problem]
     worst_s, mib = (max(one[name] for one in borne) for name in ("worst_s", "mib"))
     told["[floods](../tests/interop/floods.py) of frames"] = (
-        f"{len(borne)} of {len(floods)} are borne: other callers wait {worst_s:.2f} s at most, {mib:.0f} MiB at most"
+        f"{len(borne)} of {len(floods)} are borne: "
+        f"others wait {worst_s:.2f} s at most, the memory grows by {mib:.0f} MiB at most"
     )
     for one in results:
         if one.client == "fuzz":
