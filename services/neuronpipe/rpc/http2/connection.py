@@ -133,6 +133,9 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         for stream in list(self.streams.values()):
             self.stream_closed(stream, CANCEL)
         self.streams.clear()
+        # These keep this connection, too.
+        self.waiting_writers.clear()
+        self._written.clear()
 
     # --- what comes ---
 

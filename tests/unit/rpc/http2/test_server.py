@@ -3,8 +3,10 @@
 import asyncio
 import base64
 import contextlib
+import gc
 import gzip
 import ssl
+import weakref
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -375,6 +377,26 @@ async def test_a_call_that_is_reset_before_it_runs_is_not_counted_any_more() -> 
             caller.flush()
             await asyncio.sleep(0.001)
         await soon(lambda: system.method.accepted > 0 and system.method.accepted == system.method.ended)
+
+
+@pytest.mark.parametrize("leaves_responses_unread", [False, True])
+async def test_nothing_of_a_caller_who_leaves_waits_for_the_garbage_collector(leaves_responses_unread: bool) -> None:
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        while leaves_responses_unread:
+            await call.send(b"a" * (1 << 20))
+        await asyncio.sleep(3600)
+
+    async with _serving(answer) as system:
+        caller = await system.connect()
+        caller.call(b"a")
+        await soon(lambda: system.method.accepted == 1)
+        connection = weakref.ref(next(iter(system.server.connections)))
+        gc.disable()
+        try:
+            await caller.close()
+            await soon(lambda: connection() is None)
+        finally:
+            gc.enable()
 
 
 async def test_a_deadline_ends_a_stream_whose_method_goes_on() -> None:
