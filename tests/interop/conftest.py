@@ -29,7 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "transport" in metafunc.fixturenames:
         chosen = metafunc.config.getoption("grpc_transport")
-        metafunc.parametrize("transport", [chosen] if chosen else TRANSPORTS, scope="session")
+        first, *others = [chosen] if chosen else TRANSPORTS
+        transports = [first, *(pytest.param(other, marks=pytest.mark.long) for other in others)]
+        metafunc.parametrize("transport", transports, scope="session")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -279,13 +279,15 @@ class InFlight:
         while self.count or (left_s := self._idle_since_s + idle_s - time.monotonic()) > 0:
             await (self._idle.wait() if self.count else asyncio.sleep(left_s))
 
-    async def wait_until_quiet(self, limit_s: float) -> None:
-        """Returns once no new call has come for a moment, and after `limit_s` in any case."""
+    async def wait_until_quiet(self, limit_s: float) -> bool:
+        """Returns True once no new call has come for a moment, and False after `limit_s`."""
         end_s = time.monotonic() + limit_s
-        came = -1
-        while came != self._came and (left_s := end_s - time.monotonic()) > 0:
+        while (left_s := end_s - time.monotonic()) > 0:
             came = self._came
             await asyncio.sleep(min(_QUIET_S, left_s))
+            if came == self._came and left_s >= _QUIET_S:
+                return True
+        return False
 
     def waited(self, is_late: bool, late: str) -> NeuronpipeError:
         """The error of a call that waited for its caller for too long, as `late` says, or while too many others did."""

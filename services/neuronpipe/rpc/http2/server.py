@@ -3,23 +3,19 @@
 import asyncio
 import contextlib
 import math
-import socket
 import ssl
 from collections.abc import Iterable
-from functools import partial
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 from ngh2 import NGH2Error, Role
 from ngh2.events import RequestReceived, SettingsAcknowledged
 
-from neuronpipe.core.addresses import is_listened_on, unix_path
 from neuronpipe.core.deadlines import Deadlines
-from neuronpipe.core.errors import SetupError
 from neuronpipe.core.names import Metrics
 from neuronpipe.rpc.http2.call import Call, NotGrpc
-from neuronpipe.rpc.http2.connection import NO_ERROR, TLS_CLOSE_S, Connection
+from neuronpipe.rpc.http2.connection import NO_ERROR, Connection
+from neuronpipe.rpc.http2.listener import Listener
 from neuronpipe.rpc.http2.stream import ENCODINGS, RESOURCE_EXHAUSTED, UNIMPLEMENTED, Stream
 from neuronpipe.rpc.transport import CallEnd, ServerOptions
 
@@ -30,7 +26,6 @@ _KEEPALIVE_S = 30.0
 # A connection with a call that was refused for load is not read for this time, so that refusals of many calls share
 # their turns of the event loop: at sixteen times the load that can be borne, turns would cost more than the refusals.
 _REST_S = 0.002
-_BACKLOG = 1024
 # What connections are ended for: settings, and what is no HTTP/2.
 _LIMITS = (
     "max_connections",
@@ -70,11 +65,10 @@ class _ServerConnection(Connection[Call]):
         self.peer = _peer(transport.get_extra_info("peername"))
         self.peer_names = _names(transport.get_extra_info("ssl_object"))
         self.idle_since_s = asyncio.get_running_loop().time()
+        self._server.listener.handshakes.pop(self, None)
         self._server.connections.add(self)
         super().connection_made(transport)
-        if len(self._server.connections) > self.options.settings.max_connections:
-            self.end("max_connections")
-        elif self._server.all_know:
+        if self._server.all_know:
             self.ask_to_leave()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -264,7 +258,7 @@ class _ServerConnection(Connection[Call]):
             self._server.count_ended(limit)
             self.abort()
 
-    def failed(self, error: NGH2Error) -> None:
+    def failed(self) -> None:
         self._server.count_ended("protocol")
 
 
@@ -274,6 +268,7 @@ class Http2Server:
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
         self.connections: set[_ServerConnection] = set()
+        self.listener = Listener(options, self._begin_connection)
         self.is_stopping = False
         self.deadlines = Deadlines()
         in_flight, settings = options.in_flight, options.settings
@@ -281,8 +276,6 @@ class Http2Server:
         self.sends = in_flight.caller_waits("max_send_s", settings.max_send_s)
         # A rate from nothing to one is none.
         self._ended = {limit: in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "grpc", limit) for limit in _LIMITS}
-        self._path = unix_path(settings.listen)
-        self._listeners: list[asyncio.Server] = []
         # Once it listens no more: set while all connections take no more.
         self.all_know: asyncio.Event | None = None
         self._is_empty: asyncio.Event | None = None
@@ -300,26 +293,16 @@ class Http2Server:
             connection.go_on()
 
     async def listen(self) -> int:
-        settings = self.options.settings
-        try:
-            sockets = [_bind_path(self._path)] if self._path else _bind_port(settings.listen, self.options.shares_port)
-        except OSError as error:
-            problem = error.strerror if error.errno and not isinstance(error, socket.gaierror) else "no such address"
-            raise SetupError(f"cannot listen on {settings.listen}: {problem}") from error
+        port = self.listener.open()
         self.options.in_flight.meters.gauge(Metrics.CONNECTIONS, lambda: len(self.connections), "grpc")
-        secure: dict[str, Any] = {}
-        if self.options.tls and not self._path:
-            secure = {
-                "ssl": self.options.tls.h2_context,
-                "ssl_handshake_timeout": settings.max_handshake_s,
-                "ssl_shutdown_timeout": TLS_CLOSE_S,
-            }
-        loop = asyncio.get_running_loop()
-        serve = loop.create_unix_server if self._path else loop.create_server
-        for one in sockets:
-            make = partial(_ServerConnection, self)
-            self._listeners.append(await serve(make, sock=one, backlog=_BACKLOG, **secure))
-        return 0 if self._path else int(sockets[0].getsockname()[1])
+        return port
+
+    def _begin_connection(self) -> _ServerConnection | None:
+        """A connection that has come, before TLS; None where it is one too many."""
+        if len(self.connections) + len(self.listener.handshakes) < self.options.settings.max_connections:
+            return _ServerConnection(self)
+        self.count_ended("max_connections")
+        return None
 
     def ask_to_leave(self) -> bool:
         for connection in list(self.connections):
@@ -329,17 +312,11 @@ class Http2Server:
     async def stop_listening(self, limit_s: float) -> None:
         if self.all_know is None:
             self.all_know = asyncio.Event()
-            self._close_listeners()
+            self.listener.close()
             self.ask_to_leave()
             self.note_leaving()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.all_know.wait(), limit_s)
-
-    def _close_listeners(self) -> None:
-        for listener in self._listeners:
-            listener.close()
-        if self._path and self._listeners:
-            Path(self._path).unlink(missing_ok=True)
 
     def take_no_more(self) -> None:
         self.is_stopping = True
@@ -351,6 +328,7 @@ class Http2Server:
             self._is_empty = asyncio.Event()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._is_empty.wait(), grace_s)
+        self.listener.end_handshakes()
         for connection in list(self.connections):
             connection.abort()
 
@@ -369,43 +347,6 @@ class Http2Server:
     def count_ended(self, limit: str) -> None:
         """A connection is ended for a limit."""
         self._ended[limit].add()
-
-
-def _bind_port(address: str, shares_port: bool) -> list[socket.socket]:
-    """Sockets of all addresses of a host's name, on one port. Raises OSError."""
-    host, _, port = address.rpartition(":")
-    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    sockets: list[socket.socket] = []
-    try:
-        for family, kind, protocol, _, where in dict.fromkeys(found):
-            sockets.append(one := socket.socket(family, kind, protocol))
-            one.setblocking(False)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if shares_port:
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6 and len(found) == 1:  # [::] takes callers of both families
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            number = int(port) or (sockets[0].getsockname()[1] if len(sockets) > 1 else 0)
-            one.bind((where[0], number, *where[2:]))
-    except BaseException:
-        for one in sockets:
-            one.close()
-        raise
-    return sockets
-
-
-def _bind_path(path: str) -> socket.socket:
-    """A socket at a path, in place of one that a killed process has left behind. Raises OSError."""
-    one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    one.setblocking(False)
-    try:
-        if Path(path).is_socket() and not is_listened_on(path):
-            Path(path).unlink()
-        one.bind(path)
-    except BaseException:
-        one.close()
-        raise
-    return one
 
 
 def _peer(name: Any) -> str:
