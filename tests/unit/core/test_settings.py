@@ -3,12 +3,12 @@
 import os
 
 import pytest
-from neuronpipe.measure.acceptance.handover import AcceptSettings
 
 from neuronpipe.bulk.transform.near_engine import TransformSettings
 from neuronpipe.cli import make_parser
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import read_options, read_settings, variable_name
+from neuronpipe.measure.acceptance_process import AcceptSettings
 from neuronpipe.platform.cache.economics import RedisSettings
 from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings

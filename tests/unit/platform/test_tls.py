@@ -41,7 +41,6 @@ def test_a_good_pair_is_read(tmp_path: Path, side: Side, usages: str) -> None:
     loaded = _load(_files(tmp_path, issued), side)
     assert (loaded.certificate, loaded.key, loaded.ca) == (issued.certificate, issued.key, _AUTHORITY.certificate)
     assert loaded.expires_s == pytest.approx(time.time() + 30 * _DAY_S, abs=60)
-    assert (loaded.context is not None) is (side == "server")
 
 
 def test_the_certificates_of_intermediate_authorities_may_follow(tmp_path: Path) -> None:
