@@ -19,7 +19,7 @@ from neuronpipe.core.addresses import is_loopback
 from neuronpipe.core.callers import current_caller, enter_caller
 from neuronpipe.core.calls import Call, internal_error
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
-from neuronpipe.core.inflating import Truncated, inflate
+from neuronpipe.core.inflating import Truncated
 from neuronpipe.core.names import ON_BEHALF, ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.tracing import SpanContext, new_request_id
 from neuronpipe.doors.http.bodies import read_body, write_body
@@ -28,7 +28,7 @@ from neuronpipe.doors.http.exchange import JSON, TEXTS, HttpHandler, HttpRequest
 from neuronpipe.doors.http.problems import PROBLEM_DETAILS, ErrorForm, Problem, Refused, problem_of
 from neuronpipe.doors.inference import PRIORITY_FIELD, read_priority
 from neuronpipe.platform.process.door import Credentials, Guard
-from neuronpipe.platform.process.in_flight import MAX_RATIO, InFlight
+from neuronpipe.platform.process.in_flight import InFlight
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 REQUEST_ID_HEADER = b"x-request-id"
@@ -222,11 +222,8 @@ class App:
 
     async def _decompressed(self, data: bytes, limit: int, setting: str, connection: str) -> bytes:
         """A body that came compressed; a large one counts as what it may become. Raises as `_read`."""
-        most_bytes = min(limit, MAX_RATIO * len(data))
         try:
-            body: bytes | None = await self._in_flight.make(
-                connection, most_bytes, partial(inflate, data, _GZIP_OR_ZLIB, limit)
-            )
+            body = await self._in_flight.inflate(connection, data, _GZIP_OR_ZLIB, limit)
         except zlib.error:
             raise InvalidInput("body", "is not compressed as content-encoding says") from None
         except Truncated:

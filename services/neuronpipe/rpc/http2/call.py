@@ -4,7 +4,7 @@ import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Protocol
@@ -176,9 +176,9 @@ class Call(Stream):
             self.connection.arrivals.done(self._arrival)
             self._arrival = None
 
-    async def run_inflating(self, most_bytes: int, work: Callable[[], bytes | None]) -> bytes | None:
-        """It counts as what it may become. Raises Overloaded."""
-        return await self.connection.options.in_flight.make(self.connection.peer, most_bytes, work)
+    async def inflate(self, message: bytes, window_bits: int) -> bytes | None:
+        in_flight, limit_bytes = self.connection.options.in_flight, self.max_message_bytes
+        return await in_flight.inflate(self.connection.peer, message, window_bits, limit_bytes)
 
     # --- its answer ---
 

@@ -7,14 +7,11 @@ https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md).
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 from ngh2 import Connection as Engine
 
 from neuronpipe.core.inflating import Truncated, inflate
-from neuronpipe.platform.process.in_flight import LARGE_BYTES, MAX_RATIO
 from neuronpipe.rpc.transport import CallEnd
 
 INTERNAL, UNIMPLEMENTED, RESOURCE_EXHAUSTED, UNAVAILABLE = 13, 12, 8, 14  # google.rpc.Code
@@ -223,18 +220,17 @@ class Stream:
             return message
         if self.encoding not in _WINDOW_BITS:  # identity; unknown ones were refused before
             raise CallEnd(INTERNAL, "a message is compressed, and grpc-encoding says that it is not")
-        work = partial(inflate, message, _WINDOW_BITS[self.encoding], self.max_message_bytes)
         try:
-            inflated = await self.run_inflating(min(self.max_message_bytes, MAX_RATIO * len(message)), work)
+            inflated = await self.inflate(message, _WINDOW_BITS[self.encoding])
         except (zlib.error, Truncated) as error:
             raise CallEnd(INTERNAL, f"a message cannot be decompressed ({self.encoding.decode()})") from error
         if inflated is None:
             raise too_large(self.max_message_bytes + 1, self.max_message_bytes, "at least ")
         return inflated
 
-    async def run_inflating(self, most_bytes: int, work: Callable[[], bytes | None]) -> bytes | None:
-        """Inflates what may become so large, in a thread where a turn of the event loop would be too long."""
-        return work() if most_bytes <= LARGE_BYTES else await asyncio.to_thread(work)
+    async def inflate(self, message: bytes, window_bits: int) -> bytes | None:
+        """See `inflate`."""
+        return await asyncio.to_thread(inflate, message, window_bits, self.max_message_bytes)
 
     def _release(self) -> None:
         if held_bytes := self._held_bytes:
