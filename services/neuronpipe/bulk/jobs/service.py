@@ -138,7 +138,7 @@ class Jobs:
             **about,
         }
         if self._secret:
-            own = id, tenant, priority, digest, *(fields[name] for name in SIGNED_FIELDS)
+            own = [id, tenant, priority, digest, *(str(fields[name]) for name in SIGNED_FIELDS)]
             fields["signature"] = job_signature(self._secret, own)
         new = NewJob(
             id=id,

@@ -57,7 +57,8 @@ async def test_a_refused_call_is_sent_again_when_the_gateway_says(gateway: Gatew
 
 
 async def test_tenants_get_places_in_turns() -> None:
-    places, order = Places(1), []
+    places = Places(1)
+    order: list[str] = []
 
     async def use(tenant: str) -> None:
         async with places.place(tenant):
