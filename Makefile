@@ -146,7 +146,7 @@ $(INTEROP)/.ready: $(INTEROP_CLIENTS)/grpc_go/client.go $(INTEROP_CLIENTS)/grpc_
 	GO111MODULE=off GOPATH=/usr/share/gocode go build -o $(INTEROP)/grpc-go $(INTEROP_CLIENTS)/grpc_go/client.go
 	test -x $(INTEROP)/h2spec || GOBIN=$$PWD/$(INTEROP) go install github.com/summerwind/h2spec/cmd/h2spec@v2.6.0
 	javac -cp '/usr/share/java/*' -d $(INTEROP)/grpc-java $(INTEROP_CLIENTS)/grpc_java/Client.java
-	ln -sf /usr/lib/*/jni/libnetty-tcnative.so $(INTEROP)/jni/libnetty_tcnative.so
+	cp /usr/lib/*/jni/libnetty-tcnative.so $(INTEROP)/jni/libnetty_tcnative.so
 	touch $@
 
 $(NODE)/node_modules/.ready: $(NODE)/package-lock.json

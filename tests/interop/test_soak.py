@@ -42,7 +42,7 @@ def test_connections_that_come_and_go_leave_the_memory_as_it_was(
 
 
 def _all_are_over(seen: Mapping[str, int]) -> bool:
-    return (
-        seen["split begun"] == seen["split answered"] + seen["split cancelled"]
-        and seen["slow begun"] == seen["slow cancelled"]
+    return all(
+        seen[f"{name} begun"] == seen.get(f"{name} answered", 0) + seen[f"{name} cancelled"]
+        for name in ("split", "slow")
     )

@@ -303,8 +303,8 @@ class Call(Stream):
         self._forget()
         if self.task and not self.task.done():
             self.task.cancel()
-        # A cancelled task keeps its frames, and they keep this call: both would wait for the garbage collector, with
-        # the connection and its buffers.
+        # A cancelled task keeps its frames, and they keep this call. Both would wait for the garbage collector, and so
+        # would the connection and its buffers.
         self.task = None
 
     def _forget(self) -> None:
