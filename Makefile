@@ -62,6 +62,7 @@ ROTATION_S ?= 60
 JOBS ?= 10000
 SWAPS ?= 100
 GENERATIONS ?= 10000
+SCHEMAS ?= 10000
 PYTEST := -m pytest --numprocesses $(WORKERS)
 # Its models are others than those of the newer transformers.
 TRANSFORMERS4 := env --unset=NEURONPIPE_SHARED_FOLDERS .venv-transformers4/bin/python $(PYTEST)
@@ -203,9 +204,9 @@ fuzz: .venv/.dev
 .PHONY: soak
 soak: .venv/.dev redis-server
 	NEURONPIPE_SOAK_S=$(SOAK_S) NEURONPIPE_ROTATION_S=$(ROTATION_S) NEURONPIPE_JOBS=$(JOBS) \
-	  NEURONPIPE_SWAPS=$(SWAPS) NEURONPIPE_GENERATIONS=$(GENERATIONS) $(BIN)/python -m pytest --timeout 1800 \
+	  NEURONPIPE_SWAPS=$(SWAPS) NEURONPIPE_GENERATIONS=$(GENERATIONS) NEURONPIPE_SCHEMAS=$(SCHEMAS) $(BIN)/python -m pytest --timeout 1800 \
 	  tests/integration/test_overload.py tests/integration/test_tls.py tests/integration/test_job_faults.py \
-	  tests/integration/test_registry.py tests/integration/test_generation.py
+	  tests/integration/test_registry.py tests/integration/test_generation.py tests/integration/test_structured_output.py
 
 .PHONY: bench bench-quick bench-cache
 bench-cache: .venv/.dev redis-server

@@ -23,6 +23,7 @@ from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpRequest, HttpResponse
 from neuronpipe.doors.http.huggingface_bodies import (
     GenerateParameters,
+    Grammar,
     Summarization,
     Translation,
     WritingOptions,
@@ -52,6 +53,7 @@ TEXT_FIELDS = {
     **{f"options.{name}": f"parameters.{name}" for name in _OPTIONS},
     "options.stop_strings": "parameters.stop",
     "options.top_logprobs": "parameters.details",
+    **dict.fromkeys(("options.json_schema", "options.regex"), "parameters.grammar.value"),
 }
 _REASONS = {
     FinishReason.FINISH_REASON_END: "eos_token",
@@ -86,7 +88,19 @@ def read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
     if given.details:
         options.top_logprobs = 0
     options.stop_strings.extend([*(given.stop or ()), *(given.stop_sequences or ())])
+    if given.grammar:
+        options.MergeFrom(_form(given.grammar))
     return TaskInput(text_generation=TextGenerationInput(prompt=input, options=options, truncation=_cuts(given)))
+
+
+def _form(grammar: Grammar) -> GenerationOptions:
+    """Raises InvalidInput."""
+    name, value = "regex" if grammar.type == "regex" else "json_schema", grammar.value
+    if grammar.type == "json_schema" and isinstance(value, dict):
+        value = value.get("schema", value)
+    if not isinstance(value, str if name == "regex" else str | dict):
+        raise InvalidInput("parameters.grammar.value", "must be a text" + " or an object" * (name != "regex"))
+    return GenerationOptions(**message_fields({name: value}))
 
 
 def read_one_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
