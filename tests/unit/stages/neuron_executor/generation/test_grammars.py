@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import re
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -240,6 +241,42 @@ async def test_a_tokenizer_that_is_not_supported_is_refused_by_name(changes: dic
     own = Grammars(_SPEC, lambda: json.dumps(json.loads(TOKENIZER_JSON) | changes).encode())
     with pytest.raises(InvalidInput, match=problem):
         await own.of(GenerationOptions(regex="a"))
+    own.close()
+
+
+async def test_texts_of_a_tokenizer_with_byte_fallback_have_their_form() -> None:
+    pieces = [
+        "<s>",
+        "<pad>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        *'abcx{}":,[]',
+        '{"',
+        '":',
+        "▁x",
+    ]
+    content = json.loads(TOKENIZER_JSON)
+    content["model"] |= {"byte_fallback": True, "vocab": {piece: number for number, piece in enumerate(pieces)}}
+    content["pre_tokenizer"] = None
+    content["decoder"] = {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+        ],
+    }
+    written, chance = json.dumps(content), random.Random(3)
+    spec = model_spec("text_generation", max_tokens=256, vocabulary_size=300, end_token_ids=(END,))
+    own = Grammars(spec, written.encode)
+    schema = {"type": "array", "items": {"enum": ["a x", "é", "中\n"]}, "minItems": 1, "maxItems": 3}
+    for _ in range(20):
+        grammar = await own.of(GenerationOptions(json_schema=json.dumps(schema)))
+        token_ids: list[int] = []
+        while grammar and token_ids[-1:] != [END]:
+            token_ids.append(chance.choice(np.flatnonzero(grammar.allowed(token_ids)).tolist()))
+        _valid_json(Tokenizer.from_str(written).decode(token_ids), schema)
     own.close()
 
 
