@@ -68,6 +68,7 @@ ATTACK_S ?= 10
 # Of `make interop`.
 INTEROP_SOAK_S ?= 120
 INTEROP_STREAMS ?= 200000
+SCHEMAS ?= 10000
 PYTEST := -m pytest --numprocesses $(WORKERS)
 # Its models are others than those of the newer transformers.
 TRANSFORMERS4 := env --unset=NEURONPIPE_SHARED_FOLDERS .venv-transformers4/bin/python $(PYTEST)
@@ -235,9 +236,9 @@ attack: .venv/.dev redis-server
 .PHONY: soak
 soak: .venv/.dev redis-server
 	NEURONPIPE_SOAK_S=$(SOAK_S) NEURONPIPE_ROTATION_S=$(ROTATION_S) NEURONPIPE_JOBS=$(JOBS) \
-	  NEURONPIPE_SWAPS=$(SWAPS) NEURONPIPE_GENERATIONS=$(GENERATIONS) $(BIN)/python -m pytest --timeout 1800 \
+	  NEURONPIPE_SWAPS=$(SWAPS) NEURONPIPE_GENERATIONS=$(GENERATIONS) NEURONPIPE_SCHEMAS=$(SCHEMAS) $(BIN)/python -m pytest --timeout 1800 \
 	  tests/integration/test_overload.py tests/integration/test_tls.py tests/integration/test_job_faults.py \
-	  tests/integration/test_registry.py tests/integration/test_generation.py
+	  tests/integration/test_registry.py tests/integration/test_generation.py tests/integration/test_structured_output.py
 
 .PHONY: interop
 interop: .venv/.dev $(NODE)/node_modules/.ready .venv-interop/.ready $(INTEROP)/.ready

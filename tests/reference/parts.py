@@ -17,6 +17,8 @@ _KINDS = {
     "bool": "a boolean",
     "words": "`false`, `true`, `never`",
     "token": "a token",
+    "text": "up to {0.max_size} characters",
+    "json": "JSON of up to {0.max_size} characters",
     "texts": "up to {0.max_items} strings of up to {0.max_size} characters",
     "tokens": "up to {0.max_items} tokens",
     "sequences": "up to {0.max_items} sequences of up to {0.max_size} tokens",

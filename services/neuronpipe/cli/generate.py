@@ -29,10 +29,14 @@ _VALUES: Mapping[Kind, Mapping[str, Any]] = {
     "bool": {"action": "store_true", "default": None},
     "words": {"choices": EARLY_STOPPING_WORDS},
     "token": {"type": int, "metavar": "ID"},
+    "text": {"metavar": "TEXT"},
+    "json": {"metavar": "JSON"},
     "texts": {"action": "extend", "nargs": "+", "metavar": "TEXT"},
     "tokens": {**_IDS, "action": "extend"},
     "sequences": {**_IDS, "action": "append"},
 }
+# Options whose text may be that of a file.
+_OF_FILES = tuple(name for name, one in OPTIONS.items() if one.kind in ("text", "json"))
 _LANGUAGES = ("source_language", "target_language")
 _TASKS_OF_TEXTS = [task for task in GENERATING if "text" in SAMPLES[task]]
 
@@ -73,6 +77,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help = re.sub("`([a-z_]+)`", lambda found: flag(found[1]), option.text)
         if option.draws:
             help = f"with {flag('do_sample')}: {help}"
+        if name in _OF_FILES:
+            help += "; it may be @FILE"
         parser.add_argument(flag(name), help=help, **_VALUES[option.kind])
     parser.add_argument(
         "--truncation",
@@ -107,6 +113,7 @@ def _request(options: argparse.Namespace, client: "Client") -> "InferRequest":
     from neuronpipe.client.task_call import generation_request, text_request
 
     given: dict[str, Any] = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
+    given |= {name: read_text(given[name], flag(name)) for name in _OF_FILES if name in given}
     settings: dict[str, Any] = {
         "truncation": Truncation.Value(f"TRUNCATION_{options.truncation.upper()}"),
         "version": options.version,

@@ -5,16 +5,20 @@ flags of `neuronpipe generate` and the table of docs/generation.md are made of i
 GenerationOptions (tasks.proto), an entry here, and the algorithm that applies it (stages/neuron_executor/generation/).
 """
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args
 
+from neuronpipe.core.errors import InvalidInput
+
 if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import EarlyStopping
 
-# A number, whether, one of three words, a token's id, texts, tokens' ids, or several lists of these.
-Kind = Literal["int", "float", "bool", "words", "token", "texts", "tokens", "sequences"]
+# A number, whether, one of three words, a token's id, a text, a value as JSON, texts, tokens' ids, or several lists of
+# these.
+Kind = Literal["int", "float", "bool", "words", "token", "text", "json", "texts", "tokens", "sequences"]
 _NONE: Any = object()
 _MAX_UINT32, _MAX_UINT64 = (1 << 32) - 1, (1 << 64) - 1
 _POSITIVE = math.ulp(0.0)
@@ -27,7 +31,7 @@ class Option:
 
     - `text`: its meaning, for the command line and the documentation.
     - `least`, `most`: of a number; what the model limits has the bounds of its type.
-    - `max_items`: of a list, and `max_size`: of each element, in characters or tokens.
+    - `max_items`: of a list, and `max_size`: of each element, or of a text, in characters or tokens.
     - `draws`: it has an effect with do_sample only.
     - `own`: the value of a model whose generation_config has none. Without it, models have no value of their own.
     - `openai`: the name in OpenAI's or vLLM's requests; empty: they have none.
@@ -152,16 +156,47 @@ class Options(TypedDict, total=False):
         int,
         Option("log probabilities of each token, and of the N best in its place", "int", 0, 20, huggingface=False),
     ]
+    json_schema: Annotated[
+        str | Mapping[str, Any],
+        Option("write JSON that is valid by this JSON Schema", "json", max_size=65_536, openai="guided_json"),
+    ]
+    json_object: Annotated[bool, Option("write a JSON object", "bool", openai="guided_json_object")]
+    regex: Annotated[
+        str,
+        Option("write a text that matches this regular expression", "text", max_size=4096, openai="guided_regex"),
+    ]
+    choices: Annotated[
+        Iterable[str],
+        Option("write one of these texts", "texts", max_items=256, max_size=256, openai="guided_choice"),
+    ]
+    grammar: Annotated[
+        str,
+        Option(
+            "write a text of this grammar, in llguidance's variant of Lark",
+            "text",
+            max_size=65_536,
+            openai="guided_grammar",
+            huggingface=False,
+        ),
+    ]
 
 
 OPTIONS: Mapping[str, Option] = {name: get_args(kind)[1] for name, kind in Options.__annotations__.items()}
 # Those that have an effect with do_sample only.
 DRAWING = tuple(name for name, one in OPTIONS.items() if one.draws)
+# The forms that a text may have, of which a request asks for one.
+FORMS = ("json_schema", "json_object", "regex", "choices", "grammar")
 
 
 def message_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as callers give them in Python, JSON and on the command line, as GenerationOptions takes them."""
-    return {name: _field(OPTIONS[name], value) for name, value in given.items()}
+    """Values as callers give them in Python, JSON and on the command line, as GenerationOptions takes them.
+
+    Raises InvalidInput.
+    """
+    try:
+        return {name: _field(OPTIONS[name], value) for name, value in given.items()}
+    except RecursionError as error:
+        raise InvalidInput("options.json_schema", "is nested too deeply") from error
 
 
 def _field(option: Option, value: Any) -> Any:
@@ -169,6 +204,8 @@ def _field(option: Option, value: Any) -> Any:
         return [{"token_ids": word} for word in value]
     if option.kind == "texts" and isinstance(value, str):
         return [value]
+    if option.kind == "json" and not isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
     if option.kind == "words" and str(value).lower() in EARLY_STOPPING_WORDS:
         return f"EARLY_STOPPING_{str(value).upper()}"
     return value

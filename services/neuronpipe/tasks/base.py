@@ -6,7 +6,6 @@ from hashlib import blake2b
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
-from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TaskInput, Truncation
@@ -227,8 +226,11 @@ class Task:
             value = getattr(whole, name)
             if isinstance(value, int):
                 setattr(options, name, value)
-            elif isinstance(value, Message):
-                getattr(options, name).CopyFrom(value)
+            elif isinstance(value, GenerationOptions):  # those of a text's form may be long
+                read = GenerationOptions(stop_strings=value.stop_strings)
+                if value.HasField("top_logprobs"):
+                    read.top_logprobs = value.top_logprobs
+                getattr(options, name).CopyFrom(read)
             else:
                 getattr(options, name).extend(value)
         return part

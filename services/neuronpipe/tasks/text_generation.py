@@ -29,7 +29,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generated import TokenLogprobs
-from neuronpipe.core.generation_options import DRAWING, OPTIONS, Option
+from neuronpipe.core.generation_options import DRAWING, FORMS, OPTIONS, Option
 from neuronpipe.core.model import ModelSpec, TaskFacts, with_fields
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import (
@@ -112,11 +112,25 @@ def check_all_options(options: GenerationOptions, model: ModelSpec) -> None:
     for name in DRAWING if not samples else ():
         if name in _given(options):
             raise InvalidInput(f"options.{name}", "has an effect only with do_sample; set do_sample to true")
+    if form := form_of(options):
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):
+            if options.HasField(name):
+                raise InvalidInput(f"options.{name}", f"cannot be combined with {form}")
+        if not facts.end_token_ids:
+            raise InvalidInput(f"options.{form}", f"model {model.name!r} has no token that ends a text")
     if texts > 1 and beams == 1 and not samples:
         raise InvalidInput("options.num_return_sequences", "more than 1 text need do_sample or num_beams; set one")
     if texts > beams > 1:
         advice = "; with num_beams 1, each is drawn by itself" if samples else ""
         raise InvalidInput("options.num_return_sequences", f"{texts}, must be at most num_beams, {beams}{advice}")
+
+
+def form_of(options: GenerationOptions) -> str:
+    """The field that says which form the text has; empty: it has any. Raises InvalidInput for several of them."""
+    forms = [name for name in FORMS if getattr(options, name)]
+    if len(forms) > 1:
+        raise InvalidInput(f"options.{forms[1]}", f"cannot be combined with {forms[0]}")
+    return forms[0] if forms else ""
 
 
 def _samples(options: GenerationOptions, facts: GenerationFacts) -> bool:
@@ -183,6 +197,8 @@ def _check_value(place: str, option: Option, value: Any, model: ModelSpec) -> No
         raise InvalidInput(place, f"{value:g}, must be {option.bounds}")
     if option.kind == "words" and value not in EarlyStopping.values():
         raise InvalidInput(place, f"{value} is not known")
+    if option.kind in ("text", "json") and not 1 <= len(value) <= option.max_size:
+        raise InvalidInput(place, f"{len(value)} characters, must be 1 to {option.max_size}")
     if option.max_items and len(value) > option.max_items:
         raise InvalidInput(place, f"{len(value)}, the limit is {option.max_items}")
     words = [one.token_ids for one in value] if option.kind == "sequences" else []

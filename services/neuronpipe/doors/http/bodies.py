@@ -74,6 +74,8 @@ _FORMS: Mapping[Kind, Any] = {
     "bool": bool,
     "words": bool | Literal["never"],
     "token": Whole,
+    "text": str,
+    "json": str | dict[str, Any],
     "texts": str | Many[str],
     "tokens": Many[Whole],
     "sequences": Many[TokenIds],

@@ -172,6 +172,13 @@ class WritingOptions(StrictBody):
         return getattr(self, name)
 
 
+class Grammar(StrictBody):
+    """The form that a text must have: its JSON Schema, also within an object as OpenAI's, or a regular expression."""
+
+    type: Literal["json", "json_schema", "regex"]
+    value: str | dict[str, Any]
+
+
 class GenerateParameters(WritingOptions):
     """TGI's, too. Without any of those of sampling, the most probable tokens are taken."""
 
@@ -185,7 +192,7 @@ class GenerateParameters(WritingOptions):
     best_of: Annotated[Any, only(1)] = None
     decoder_input_details: Annotated[Any, only(False)] = None
     frequency_penalty: Annotated[Any, only(0)] = None
-    grammar: Unsupported = None
+    grammar: Grammar | None = None
     top_n_tokens: Annotated[Any, only(0)] = None
     truncate: Unsupported = None
     watermark: Annotated[Any, only(False)] = None

@@ -35,6 +35,7 @@ from neuronpipe.doors.http.huggingface_bodies import (
 )
 from neuronpipe.doors.http.huggingface_texts import (
     TEXT_FIELDS,
+    form_fields,
     read_prompt,
     read_summary,
     read_translation,
@@ -306,6 +307,7 @@ _CONVERTERS = (
         lambda result, given, body: [write_text(one, given, body) for one in result.text_generation.sequences],
         TEXT_FIELDS,
         reads=read_prompt,
+        option_fields=form_fields,
     ),
     Converter(
         "summarization",

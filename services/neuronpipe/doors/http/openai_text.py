@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -244,11 +244,32 @@ def _content(message: SaidMessage) -> str:
 
 def _fields(body: CompletionOptions) -> dict[str, str]:
     """A request's names of fields."""
+    names = _FIELDS | {f"options.{name}": place for name, place, _ in _forms(body)}
     most, best = "max_tokens", "logprobs"
     if isinstance(body, ChatRequest):
         most = "max_completion_tokens" if body.max_completion_tokens else most
         best = "top_logprobs" if body.top_logprobs else best
-    return _FIELDS | {"options.max_new_tokens": most, "options.top_logprobs": best}
+    return names | {"options.max_new_tokens": most, "options.top_logprobs": best}
+
+
+def _forms(body: CompletionOptions) -> Iterator[tuple[str, str, Any]]:
+    """The form that the text must have, where it is not among the options by their names: option, field and value.
+
+    Raises InvalidInput.
+    """
+    if (given := body.response_format) and given.type == "json_object":
+        yield "json_object", "response_format", True
+    elif given and given.type == "json_schema":
+        if given.json_schema is None:
+            raise InvalidInput("response_format.json_schema", "is missing")
+        yield "json_schema", "response_format.json_schema.schema", given.json_schema.schema_
+    if outputs := body.structured_outputs:
+        for theirs, value in outputs.model_dump(exclude_none=True, by_alias=True).items():
+            yield (
+                {"json": "json_schema", "choice": "choices"}.get(theirs, theirs),
+                f"structured_outputs.{theirs}",
+                value,
+            )
 
 
 def _options(body: CompletionOptions, max_tokens: int | None, top_logprobs: int | None) -> GenerationOptions:
@@ -258,6 +279,10 @@ def _options(body: CompletionOptions, max_tokens: int | None, top_logprobs: int 
     """
     named = {name: getattr(body, one.openai) for name, one in OPTIONS.items() if one.openai}
     given = {name: value for name, value in named.items() if value is not None}
+    for name, place, value in _forms(body):
+        if name in given:
+            raise InvalidInput(place, "is given twice")
+        given[name] = value
     drawn = [name for name in DRAWING if name in given]
     texts, beams = body.n or 1, given.get("num_beams", 1)
     if given.get("temperature") == 0:

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field
 
 from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.model import with_fields
-from neuronpipe.doors.http.bodies import Body, Count, Many, Unsupported, Whole, only, option_field
+from neuronpipe.doors.http.bodies import Body, Count, Many, StrictBody, Unsupported, Whole, only, option_field
 
 
 class TextPart(Body):
@@ -22,6 +22,28 @@ class SaidMessage(Body):
 
 class StreamOptions(Body):
     include_usage: bool = False
+
+
+class NamedSchema(Body):
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] = Field({}, alias="schema")
+    strict: bool | None = Field(None, description="changes nothing: the text is valid in any case")
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
+class StructuredOutputs(StrictBody):
+    """vLLM's. One of the fields is set."""
+
+    json_schema: str | dict[str, Any] | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choices: Many[str] | None = Field(None, alias="choice")
+    grammar: str | None = None
 
 
 @with_fields({one.openai: option_field(one) for one in OPTIONS.values() if one.openai})
@@ -54,12 +76,8 @@ class CompletionOptions(Body):
     truncate_prompt_tokens: Unsupported = None
     return_token_ids: Annotated[Any, only(False)] = None
     return_tokens_as_token_ids: Annotated[Any, only(False)] = None
-    structured_outputs: Unsupported = None
-    guided_json: Unsupported = None
-    guided_regex: Unsupported = None
-    guided_choice: Unsupported = None
-    guided_grammar: Unsupported = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatRequest(CompletionOptions):

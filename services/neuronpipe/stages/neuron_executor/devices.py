@@ -122,6 +122,7 @@ class Devices:
             bundle.spec,
             self._telemetry,
             observer,
+            bundle.tokenizer_json,
             max_sequences=self._limits.max_batch_size,
             step_tokens=self._settings.step_tokens,
             max_queue_sequences=self._limits.max_queue_sequences,

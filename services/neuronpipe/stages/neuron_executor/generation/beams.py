@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, FinishReason, GenerationOptions
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generated import TokenLogprobs
+from neuronpipe.stages.neuron_executor.generation.grammars import TextGrammar
 from neuronpipe.stages.neuron_executor.generation.sampling import (
     NO_FACTS,
     LogitRules,
@@ -61,6 +62,7 @@ class BeamSearch:
         end_token_ids: frozenset[int],
         facts: GenerationFacts = NO_FACTS,
         read_ids: Sequence[int] = (),
+        grammar: TextGrammar | None = None,
     ) -> None:
         self._options = options
         self._prompt_tokens = prompt_tokens
@@ -69,6 +71,7 @@ class BeamSearch:
         # Of each text that goes on.
         self._scores = np.zeros(1, np.float32)
         self._logprobs: list[list[TokenLogprobs]] = [[]]
+        self._grammars = [grammar]
         # The best first.
         self._finished: list[Finished] = []
         # With so many continuations of a text, enough are left when some of them end it.
@@ -104,6 +107,7 @@ class BeamSearch:
         running = sorted(running, key=lambda one: -one[1])[: options.num_beams]  # those that are drawn have no order
         self._scores = np.array([score for _, score in running], np.float32)
         self._logprobs = [self._with_logprobs(step, scores) for step, _ in running]
+        self._grammars = [one and one.copy() for one in (self._grammars[step.parent] for step, _ in running)]
         return [step for step, _ in running] if running and self._can_improve(length) else []
 
     def _with_logprobs(self, step: Step, scores: Scores) -> list[TokenLogprobs]:
@@ -159,15 +163,14 @@ class BeamSearch:
 
     def _allowed(self, text: Sequence[int], scores: Scores, row: int) -> tuple[_Ids, _Floats]:
         """As _of_row, before temperature and what else tokens are drawn by."""
-        if (forced := self._rules.forced(text)) is not None:
+        forced, allowed = self._rules.forced(text, self._grammars[row])
+        if forced is not None:
             return np.array([forced], np.int32), np.zeros(1, np.float32)
         banned, best, log_sum = self._rules.banned(text), scores.top_logits[row, 0], scores.log_sums[row]
         rescores = self._rules.rescores or (banned and self._rules.renormalizes)
-        found = None if rescores else best_allowed(scores, row, banned, self._needed)
+        found = None if rescores else best_allowed(scores, row, banned, allowed, self._needed)
         if found is None:
-            log_probabilities = scores.logits[row] - best - log_sum
-            ids = np.arange(len(log_probabilities), dtype=np.int32)
-            return ids, self._rules.changed(text, log_probabilities, banned)
+            return self._rules.changed(text, scores.logits[row] - best - log_sum, banned, allowed)
         # Those that are as good as the last one that is needed are among so many; more would take time to sort.
         few = slice(None if self._options.do_sample else 2 * self._needed)
         return found[0][few], found[1][few] - best - log_sum

@@ -3,12 +3,13 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 
 import numpy as np
 
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import (
     DeadlineExceeded,
@@ -28,6 +29,7 @@ from neuronpipe.stages.neuron_executor.backends.base import CoreLost
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.generation.beams import BeamSearch
 from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool
+from neuronpipe.stages.neuron_executor.generation.grammars import Grammars, TextGrammar
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver, StepRecord
 from neuronpipe.stages.neuron_executor.generation.pace import Pace
 from neuronpipe.stages.neuron_executor.generation.planner import Planner, Row, Sequence
@@ -54,6 +56,7 @@ class Generator:
         spec: ModelSpec,
         telemetry: Telemetry,
         observer: GenerationObserver,
+        tokenizer_json: Callable[[], bytes],
         *,
         max_sequences: int,
         step_tokens: int,
@@ -61,13 +64,16 @@ class Generator:
         max_prompt_wait_s: float,
         step_limit_s: float,
     ) -> None:
-        """`max_prompt_wait_s`: a prompt that would wait longer for its first step is refused; 0: no limit.
+        """`tokenizer_json`: the model's tokenizer, which is read when a text must first have a grammar.
+
+        `max_prompt_wait_s`: a prompt that would wait longer for its first step is refused; 0: no limit.
 
         `step_limit_s`: a step that takes longer counts as hung; see `work`.
         """
         self.spec = spec
         pool = BlockPool(model.blocks, model.block_tokens)
         self.planner = Planner(pool, Pace(model.part_tokens), max_sequences, step_tokens)
+        self._grammars = Grammars(spec, tokenizer_json)
         self._kind = input_kind(spec)
         self._tracer = telemetry.tracer
         self._observer = observer
@@ -100,8 +106,10 @@ class Generator:
         Raises InvalidInput, Overloaded, DeadlineExceeded, Unavailable and InternalError. If it is cancelled, the next
         step is without the sequence.
         """
-        trace = self._tracer.joined(item.call.trace)
-        sequence = self._sequence_of(item)
+        arrived_ns, trace = time.monotonic_ns(), self._tracer.joined(item.call.trace)
+        options = self._checked(item)
+        sequence = self._sequence_of(item, options, await self._grammars.of(options))
+        sequence.arrived_ns = arrived_ns
         sequence.trace = trace.child() if trace else None
         with self.unplanned:
             self._check_room(sequence)
@@ -150,6 +158,7 @@ class Generator:
     def _refuse(self) -> None:
         """Takes no more sequences, and ends those that are there."""
         self._steps.close()
+        self._grammars.close()
         with self.unplanned:
             for sequence in self.planner:
                 if not sequence.future.done():
@@ -183,27 +192,31 @@ class Generator:
         elif one.ends_by is not None:
             future.set_result(one.ends_by)
 
-    def _sequence_of(self, item: ExecuteItem) -> Sequence:
+    def _checked(self, item: ExecuteItem) -> GenerationOptions:
+        """The options of an item. Raises InvalidInput."""
         if item.options is None or len(item.sequences) != 1:
             raise InvalidInput("input", f"model {self.spec.name!r} generates; it takes one prompt with its options")
-        (arrays,) = item.sequences.arrays
-        self._kind.check(arrays)
+        self._kind.check(item.sequences.arrays[0])
         check_options(item.options, self.spec)
+        return item.options
+
+    def _sequence_of(self, item: ExecuteItem, options: GenerationOptions, grammar: TextGrammar | None) -> Sequence:
+        (arrays,) = item.sequences.arrays
         given = arrays["input_ids"].tolist()
         # With an encoder, the input is the source, and the text has a beginning of its own.
         token_ids, source_ids = ([*self._start_ids], given) if self._start_ids else (given, [])
         # Texts of other sources have other keys and values, whatever their tokens.
         source = blake2b(repr(source_ids).encode(), digest_size=_DIGEST_BYTES).hexdigest() if source_ids else ""
-        options, start = item.options, len(token_ids)
+        start = len(token_ids)
         ends = self._end_token_ids | frozenset(options.stop_token_ids)
         searches = options.num_beams > 1
         return Sequence(
             (item.call.is_bulk, item.call.is_beyond_share, next(self._numbers)),
             [Row(token_ids)],
             options,
-            BeamSearch(options, start, ends, self._facts, given)
+            BeamSearch(options, start, ends, self._facts, given, grammar)
             if searches
-            else TokenChooser(options, start, ends, self._facts, given, item.sequence),
+            else TokenChooser(options, start, ends, self._facts, given, item.sequence, grammar),
             ends,
             _deadline_s(item.call),
             item.call.caller.cache_scope + source,

@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.generated import TokenLogprobs
+from neuronpipe.stages.neuron_executor.generation.grammars import TextGrammar
 from neuronpipe.stages.neuron_executor.runtimes.decoder import Scores
 from neuronpipe.tasks.text_generation import GenerationFacts
 
 _Floats = NDArray[np.float32]
 _Doubles = NDArray[np.float64]
 _Ids = NDArray[np.int32]
-
+# Whether each token of the vocabulary is allowed.
+_Allowed = NDArray[np.bool_]
 
 # Those of a model whose generation_config says nothing.
 NO_FACTS = GenerationFacts()
@@ -64,8 +66,15 @@ class LogitRules:
         # Whether scores become probabilities again after tokens are banned, which matters to sums of them only.
         self.renormalizes = facts.renormalize_logits
 
-    def forced(self, token_ids: Sequence[int]) -> int | None:
-        """The only token that may come next, if there is one."""
+    def forced(self, token_ids: Sequence[int], grammar: TextGrammar | None) -> tuple[int | None, _Allowed | None]:
+        """The only token that may come next, if there is one; and the tokens that the text's grammar allows."""
+        forced = self._forced(token_ids)
+        if grammar is None or len(token_ids) < self._first_length:  # a forced first token is not of the grammar
+            return forced, None
+        allowed = grammar.allowed(token_ids[self._first_length :])
+        return forced if forced is not None and allowed[forced] else None, allowed
+
+    def _forced(self, token_ids: Sequence[int]) -> int | None:
         if self._last_id is not None and len(token_ids) - self._prompt_tokens == self._last:
             return self._last_id
         # In transformers, too, it is the second token of all, so that only prompts of one token are followed by it.
@@ -84,9 +93,14 @@ class LogitRules:
             banned += self._suppressed_first
         return banned + [word[-1] for word in self._bad_words if _ends_with(token_ids, word[:-1])]
 
-    def changed(self, token_ids: Sequence[int], scores: _Floats, banned: Sequence[int]) -> _Floats:
-        """The scores with biases and penalties, and without the banned tokens; normalized, if the model has it so."""
-        scores, penalty = scores.copy(), np.float32(self.penalty)
+    def changed(
+        self, token_ids: Sequence[int], given: _Floats, banned: Sequence[int], allowed: _Allowed | None
+    ) -> tuple[_Ids, _Floats]:
+        """The scores with biases and penalties, and without the banned tokens; normalized, if the model has it so.
+
+        With a grammar, only the tokens that it allows; also banned ones, if it allows no others.
+        """
+        scores, penalty = given.copy(), np.float32(self.penalty)
         if self._biases:
             added = np.zeros_like(scores)
             for word, bias in self._biases.items():
@@ -102,17 +116,25 @@ class LogitRules:
             of_ends = scores[self._end_token_ids]
             gain = np.where(np.isfinite(of_ends), np.abs(of_ends), 0) * np.float32(self._decay[1] ** beyond - 1)
             scores[self._end_token_ids] = of_ends + gain
+        if allowed is None:
+            ids = np.arange(len(scores), dtype=np.int32)
+        else:
+            if not np.isfinite(scores[allowed]).any():
+                scores = given
+            ids = np.flatnonzero(allowed & np.isfinite(scores)).astype(np.int32)
+            scores = scores[ids]
         if self.renormalizes:
             best = scores.max()
             scores -= best + np.log(np.exp(scores - best).sum())
-        return scores
+        return ids, scores
 
 
 class TokenChooser:
-    """Chooses the tokens of one sequence. A pure function of its arguments: what else is in a batch changes nothing.
+    """Chooses the tokens of one sequence. A function of its arguments only: what else is in a batch changes nothing.
 
     `options`: with every field set. `end_token_ids`: those that end the text. `facts`: of its model. `read_ids`: the
     prompt, or the source in a model with an encoder. `sequence`: which of the texts drawn for one prompt it is.
+    `grammar`: of the text, if it must have one.
     """
 
     def __init__(
@@ -123,8 +145,10 @@ class TokenChooser:
         facts: GenerationFacts = NO_FACTS,
         read_ids: Sequence[int] = (),
         sequence: int = 0,
+        grammar: TextGrammar | None = None,
     ) -> None:
         self._options = options
+        self._grammar = grammar
         self._sequence = sequence
         self._prompt_tokens = prompt_tokens
         self._rules = LogitRules(options, prompt_tokens, end_token_ids, facts, read_ids)
@@ -133,18 +157,24 @@ class TokenChooser:
         self._needed = options.top_k if self._samples else 1
 
     def choose(self, token_ids: Sequence[int], scores: Scores, row: int = 0) -> int:
-        """The token after `token_ids`, the prompt and all tokens so far. `row`: of the scores. Raises NotFinite."""
+        """The token after `token_ids`, the prompt and all tokens so far. `row`: of the scores.
+
+        Raises NotFinite, and InvalidInput where the grammar allows no token.
+        """
         if not math.isfinite(scores.top_logits[row, 0]):
             raise NotFinite
-        if (forced := self._rules.forced(token_ids)) is not None:
+        forced, allowed = self._rules.forced(token_ids, self._grammar)
+        if forced is not None:
             return forced
         banned = self._rules.banned(token_ids)
-        best = None if self._rules.rescores else best_allowed(scores, row, banned, self._needed)
+        best = None if self._rules.rescores else best_allowed(scores, row, banned, allowed, self._needed)
         if best is None:
-            logits = self._rules.changed(token_ids, scores.logits[row], banned)
+            ids, logits = self._rules.changed(token_ids, scores.logits[row], banned, allowed)
             if not self._samples:
-                return int(logits.argmax())
-            ids = np.arange(len(logits), dtype=np.int32)
+                return int(ids[logits.argmax()])
+            if 0 < self._needed < len(ids):  # or all of the vocabulary would be sorted
+                is_best = logits >= np.partition(logits, -self._needed)[-self._needed]
+                ids, logits = ids[is_best], logits[is_best]
         else:
             ids, logits = best
             if not self._samples:
@@ -163,12 +193,18 @@ class TokenChooser:
         return int(ids[min(int(drawn), len(ids) - 1)])
 
 
-def best_allowed(scores: Scores, row: int, banned: Collection[int], needed: int) -> tuple[_Ids, _Floats] | None:
-    """The graph's best tokens of a row but the banned ones, and their logits; None where they may not be the `needed`
-    best ones that are allowed: there are fewer, or others are as good as the last one. `needed`: 0 for all.
+def best_allowed(
+    scores: Scores, row: int, banned: Collection[int], allowed: _Allowed | None, needed: int
+) -> tuple[_Ids, _Floats] | None:
+    """The graph's best tokens of a row but the banned ones, and those that are not allowed, and their logits.
+
+    None where they may not be the `needed` best ones: there are fewer, or others are as good as the last one. `needed`:
+    0 for all.
     """
     ids, logits = scores.top_ids[row], scores.top_logits[row]
     has_all, last = len(ids) == len(scores.logits[row]), logits[-1]
+    if allowed is not None:
+        ids, logits = ids[allowed[ids]], logits[allowed[ids]]
     if banned:
         is_allowed = ~np.isin(ids, [*banned])
         ids, logits = ids[is_allowed], logits[is_allowed]

@@ -23,7 +23,12 @@ from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.tasks.text_generation import check_all_options, complete_options
 from tests.unit.model_specs import model_spec
-from tests.unit.stages.neuron_executor.generation.written_decoder import VOCABULARY, WrittenDecoder, scores_after
+from tests.unit.stages.neuron_executor.generation.written_decoder import (
+    TOKENIZER_JSON,
+    VOCABULARY,
+    WrittenDecoder,
+    scores_after,
+)
 
 _SPEC = model_spec("text_generation", max_tokens=64, vocabulary_size=VOCABULARY)
 
@@ -37,6 +42,7 @@ async def _generator(decoder: WrittenDecoder, max_sequences: int = 8) -> AsyncIt
         _SPEC,
         telemetry,
         observer,
+        lambda: TOKENIZER_JSON,
         max_sequences=max_sequences,
         step_tokens=8,
         max_queue_sequences=64,

@@ -28,7 +28,12 @@ from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules
 from neuronpipe.stages.neuron_executor.runtimes.decoder import Run, Scores
 from neuronpipe.tasks.text_generation import complete_options
 from tests.unit.model_specs import model_spec
-from tests.unit.stages.neuron_executor.generation.written_decoder import VOCABULARY, WrittenDecoder, greedy
+from tests.unit.stages.neuron_executor.generation.written_decoder import (
+    TOKENIZER_JSON,
+    VOCABULARY,
+    WrittenDecoder,
+    greedy,
+)
 
 _SPEC = model_spec("text_generation", max_tokens=64, vocabulary_size=VOCABULARY)
 # Not in the text after [1, 2].
@@ -45,7 +50,9 @@ async def _generator(decoder: WrittenDecoder, step_limit_s: float = 60, **settin
         "max_prompt_wait_s": 0,
     } | settings
     observer = GenerationObserver(telemetry, _SPEC, "written")
-    generator = Generator(decoder, _SPEC, telemetry, observer, step_limit_s=step_limit_s, **limits)
+    generator = Generator(
+        decoder, _SPEC, telemetry, observer, lambda: TOKENIZER_JSON, step_limit_s=step_limit_s, **limits
+    )
     async with run_beside(generator.work()):
         try:
             yield generator

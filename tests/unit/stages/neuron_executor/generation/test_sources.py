@@ -21,7 +21,12 @@ from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.tasks.text_generation import complete_options
 from tests.unit.model_specs import model_spec
-from tests.unit.stages.neuron_executor.generation.written_decoder import VOCABULARY, WrittenDecoder, greedy
+from tests.unit.stages.neuron_executor.generation.written_decoder import (
+    TOKENIZER_JSON,
+    VOCABULARY,
+    WrittenDecoder,
+    greedy,
+)
 
 _START = (3,)
 _SPEC = model_spec(
@@ -37,6 +42,7 @@ async def _generator(decoder: WrittenDecoder) -> AsyncIterator[Generator]:
         _SPEC,
         telemetry,
         GenerationObserver(telemetry, _SPEC, "written"),
+        lambda: TOKENIZER_JSON,
         max_sequences=4,
         step_tokens=8,
         max_queue_sequences=64,

@@ -4,6 +4,7 @@ The scores after a token depend on all tokens that its sequence's blocks hold, s
 wrongly, freed too early or not filled gives other tokens. What nobody wrote is poison.
 """
 
+import json
 import zlib
 from collections.abc import Sequence
 
@@ -12,6 +13,37 @@ import numpy as np
 from neuronpipe.stages.neuron_executor.runtimes.decoder import Run, Scores
 
 VOCABULARY = 64
+END = 2
+_PIECES = ["<s>", "<pad>", "</s>", *'{}[]":,.-', "\\", "Ġ", "Ċ", *"0123456789", *"abcdefghijklmnopqrstuvwxyz"]
+_PIECES += ['{"', '":', '",', '"}', "true", "null", ",Ġ"]
+# Of fewer tokens than the decoder has scores for: letters, digits, and pieces of JSON.
+TOKENIZER_JSON = json.dumps(
+    {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": number, "content": piece, "single_word": False, "lstrip": False, "rstrip": False}
+            | {"normalized": False, "special": True}
+            for number, piece in enumerate(_PIECES[:3])
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {piece: number for number, piece in enumerate(_PIECES)},
+            "merges": [],
+        },
+    }
+).encode()
 _POISON = -1
 _MARK = 1000
 

@@ -1,0 +1,232 @@
+"""Texts have the form that a request asks for through every door, in one process and in four."""
+
+import asyncio
+import json
+import os
+import random
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import huggingface_hub
+import jsonschema
+import openai
+import pydantic
+import pytest
+import pytest_asyncio
+
+from demo.processes import ServiceProcess, four_processes
+from neuronpipe.api.v1.tasks_pb2 import FinishReason
+from neuronpipe.client import AsyncClient, InvalidInput
+from tests.decoders import make_writer
+from tests.integration.random_schemas import random_schema
+from tests.shared_folder import shared_folder
+
+pytestmark = pytest.mark.local_only
+
+_PROMPT = "A module is a file"
+_HTTP = ("--http-listen", "127.0.0.1:0")
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "size": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+_REGEX = "[a-c]{2}-[0-9]{1,3}"
+_GRAMMAR = 'start: ("go " | "turn ") /[0-9]{2}/ " " ("left" | "right")'
+# `make soak` takes 10,000.
+_SCHEMAS = int(os.environ.get("NEURONPIPE_SCHEMAS", "300"))
+_DRAWN: dict[str, Any] = {"do_sample": True, "top_k": 0}
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServiceProcess]]:
+    repository: Path = shared_folder(tmp_path_factory, "writer", make_writer) / "repository"
+    with (
+        four_processes(repository, gateway_options=_HTTP) as four,
+        ServiceProcess("all", "--repository", str(repository), *_HTTP) as one,
+    ):
+        yield {"four processes": four["gateway"], "one process": one.wait_until_ready()}
+
+
+@pytest.fixture(params=["four processes", "one process"])
+def gateway(request: pytest.FixtureRequest, processes: dict[str, ServiceProcess]) -> ServiceProcess:
+    return processes[request.param]
+
+
+@pytest_asyncio.fixture
+async def ours(gateway: ServiceProcess) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(gateway.target, timeout_s=120, retries=False) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def theirs(gateway: ServiceProcess) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{_url(gateway)}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def _url(gateway: ServiceProcess) -> str:
+    return f"http://{gateway.wait_for('listening for HTTP')['address']}"
+
+
+def _check(text: str, schema: Any = _SCHEMA) -> None:
+    jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {**_DRAWN, "seed": 3}, {"num_beams": 3}, {"top_logprobs": 2, "min_new_tokens": 100}], ids=str
+)
+async def test_a_stream_and_a_whole_answer_have_the_form(ours: AsyncClient, options: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"json_schema": _SCHEMA, "max_new_tokens": 120} | options
+    events = [event async for event in ours.generate("writer", _PROMPT, **given)]
+    (text,) = events[-1].response.result.text_generation.sequences
+    assert text.finish_reason == FinishReason.FINISH_REASON_END
+    _check(text.text)
+    assert "".join(event.chunk.text for event in events if event.HasField("chunk")) in (text.text, "")
+    assert await ours.generate_text("writer", _PROMPT, **given) == text
+
+
+async def test_several_texts_have_the_form_each_by_itself(ours: AsyncClient) -> None:
+    given: dict[str, Any] = {"json_schema": _SCHEMA, "max_new_tokens": 120, "num_return_sequences": 4, "seed": 5}
+    events = [event async for event in ours.generate("writer", _PROMPT, **given, **_DRAWN)]
+    texts = events[-1].response.result.text_generation.sequences
+    assert len({text.text for text in texts}) > 1
+    for text in texts:
+        _check(text.text)
+
+
+async def test_a_stop_string_and_the_most_tokens_cut_a_form(ours: AsyncClient) -> None:
+    cut = await ours.generate_text("writer", _PROMPT, json_schema=_SCHEMA, stop_strings=[":"])
+    assert (cut.text.strip()[-6:], cut.finish_reason) == ('"name"', FinishReason.FINISH_REASON_STOP_STRING)
+    short = await ours.generate_text("writer", _PROMPT, json_schema=_SCHEMA, max_new_tokens=3)
+    assert short.finish_reason == FinishReason.FINISH_REASON_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("asked", "form"),
+    [
+        ({"response_format": {"type": "json_object"}}, "object"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "thing", "schema": _SCHEMA}}},
+            "schema",
+        ),
+        ({"extra_body": {"guided_json": _SCHEMA}}, "schema"),
+        ({"extra_body": {"guided_json": json.dumps(_SCHEMA)}}, "schema"),
+        ({"extra_body": {"structured_outputs": {"json": _SCHEMA}}}, "schema"),
+        ({"extra_body": {"guided_regex": _REGEX}}, "regex"),
+        ({"extra_body": {"structured_outputs": {"regex": _REGEX}}}, "regex"),
+        ({"extra_body": {"guided_choice": ["left", "right"]}}, "choice"),
+        ({"extra_body": {"structured_outputs": {"choice": ["left", "right"]}}}, "choice"),
+        ({"extra_body": {"guided_grammar": _GRAMMAR}}, "grammar"),
+        ({"extra_body": {"structured_outputs": {"grammar": _GRAMMAR}}}, "grammar"),
+    ],
+    ids=str,
+)
+async def test_openais_and_vllms_names_of_forms(theirs: openai.AsyncOpenAI, asked: dict[str, Any], form: str) -> None:
+    messages: list[Any] = [{"role": "user", "content": "Say it."}]
+    options: dict[str, Any] = {"model": "writer", "max_tokens": 120, **asked}
+    answer = await theirs.chat.completions.create(messages=messages, **options)
+    text, reason = answer.choices[0].message.content or "", answer.choices[0].finish_reason
+    assert (await theirs.completions.create(prompt=_PROMPT, **options)).choices[0].finish_reason in ("stop", "length")
+    if form == "object":
+        assert text.startswith("{")
+        assert reason == "length" or isinstance(json.loads(text), dict)
+        return
+    assert reason == "stop"
+    if form == "schema":
+        _check(text)
+    else:
+        expected = {"regex": _REGEX, "choice": "left|right", "grammar": "(go|turn) [0-9]{2} (left|right)"}[form]
+        assert re.fullmatch(expected, text)
+
+
+class Thing(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    color: bool
+    sizes: list[Annotated[int, pydantic.Field(ge=0, le=99)]] = pydantic.Field(max_length=2)
+
+
+async def test_openais_client_parses_answers(theirs: openai.AsyncOpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "Say it."}]
+    answer = await theirs.chat.completions.parse(
+        model="writer", messages=messages, response_format=Thing, max_tokens=150, temperature=1.5, seed=4
+    )
+    assert isinstance(answer.choices[0].message.parsed, Thing)
+
+
+async def test_huggingfaces_client_and_tgis_names_of_forms(gateway: ServiceProcess) -> None:
+    async with huggingface_hub.AsyncInferenceClient(model=_url(gateway), timeout=60) as client:
+        for grammar in ({"type": "json", "value": _SCHEMA}, {"type": "json_schema", "value": {"schema": _SCHEMA}}):
+            _check(await client.text_generation(_PROMPT, grammar=grammar, max_new_tokens=120))  # type: ignore[arg-type]
+        regex: Any = {"type": "regex", "value": _REGEX}
+        tokens = await client.text_generation(_PROMPT, grammar=regex, max_new_tokens=40, stream=True)
+        assert re.fullmatch(_REGEX, "".join([token async for token in tokens]))
+        wrong: Any = {"type": "json", "value": {"not": {}}}
+        with pytest.raises(
+            huggingface_hub.errors.HfHubHTTPError, match=r"parameters\.grammar\.value: cannot be followed"
+        ):
+            await client.text_generation(_PROMPT, grammar=wrong, max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"extra_body": {"guided_json": {"uniqueItems": True}}}, "guided_json"),
+        ({"extra_body": {"guided_regex": "("}}, "guided_regex"),
+        ({"extra_body": {"guided_grammar": "start: nothing"}}, "guided_grammar"),
+        ({"extra_body": {"structured_outputs": {"regex": "a" * 4097}}}, "structured_outputs.regex"),
+        ({"extra_body": {"structured_outputs": {"structural_tag": "a"}}}, "structured_outputs.structural_tag"),
+        ({"extra_body": {"structured_outputs": {"regex": "a"}, "guided_regex": "a"}}, "structured_outputs.regex"),
+        ({"extra_body": {"guided_regex": "a"}, "response_format": {"type": "json_object"}}, "guided_regex"),
+    ],
+    ids=str,
+)
+async def test_forms_that_are_refused_are_named_as_their_callers_do(
+    theirs: openai.AsyncOpenAI, asked: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await theirs.completions.create(model="writer", prompt=_PROMPT, **asked)
+    assert refused.value.param == param
+
+
+async def test_our_own_api_names_its_fields(ours: AsyncClient) -> None:
+    with pytest.raises(InvalidInput, match=r"options\.json_schema: cannot be followed: Unimplemented keys"):
+        await ours.generate_text("writer", _PROMPT, json_schema={"uniqueItems": True})
+
+
+async def test_texts_by_random_schemas_are_valid(processes: dict[str, ServiceProcess]) -> None:
+    """Through four processes. A schema that is refused, or a text that ends and is not valid, is an error."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance, ended = random.Random(seed), 0
+    async with AsyncClient(processes["four processes"].target, timeout_s=300) as client:
+        room = asyncio.Semaphore(32)
+
+        async def write(schema: dict[str, Any], number: int) -> bool:
+            manner = _DRAWN | {"seed": number} if number % 4 else {"num_beams": 1 + number % 3}
+            async with room:
+                text = await client.generate_text("writer", "Say", json_schema=schema, max_new_tokens=160, **manner)
+            if text.finish_reason == FinishReason.FINISH_REASON_LENGTH:
+                return False
+            try:
+                _check(text.text, schema)
+            except Exception as error:
+                raise AssertionError(f"{text.text!r} by {json.dumps(schema)}") from error
+            return True
+
+        for _ in range(0, _SCHEMAS, 100):
+            schemas = [random_schema(chance) for _ in range(min(100, _SCHEMAS))]
+            ended += sum(await asyncio.gather(*(write(one, number) for number, one in enumerate(schemas))))
+    assert ended > 0.7 * _SCHEMAS, f"only {ended} texts came to an end"

@@ -1,0 +1,322 @@
+"""A text has the form that its request asks for, or ends with the reason length, whatever the model would say."""
+
+import asyncio
+import json
+import random
+import re
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TokenSequence
+from neuronpipe.core.background import run_beside
+from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import InvalidInput, Overloaded
+from neuronpipe.core.items import ExecuteItem, ModelKey
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.packed import TensorSets
+from neuronpipe.stages.neuron_executor.generation import grammars
+from neuronpipe.stages.neuron_executor.generation.engine import Generator
+from neuronpipe.stages.neuron_executor.generation.grammars import Grammars
+from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
+from neuronpipe.tasks.text_generation import check_all_options, complete_options
+from tests.unit.model_specs import model_spec
+from tests.unit.stages.neuron_executor.generation.written_decoder import (
+    END,
+    TOKENIZER_JSON,
+    VOCABULARY,
+    WrittenDecoder,
+)
+
+_END, _LENGTH = FinishReason.FINISH_REASON_END, FinishReason.FINISH_REASON_LENGTH
+_SPEC = model_spec("text_generation", max_tokens=256, vocabulary_size=VOCABULARY, end_token_ids=(END,))
+_TOKENIZER = Tokenizer.from_buffer(TOKENIZER_JSON)
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", None]}, "maxItems": 3},
+        "size": {"type": "integer", "minimum": -20, "maximum": 120},
+    },
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+_GRAMMAR = 'start: item ("," item)*\nitem: /[a-c]{1,3}/ | "{" start "}"'
+_MANNERS: list[dict[str, Any]] = [
+    {},
+    {"do_sample": True, "top_k": 0},
+    {"do_sample": True, "top_k": 3, "temperature": 0.7, "repetition_penalty": 1.3},
+    {"num_beams": 3, "num_return_sequences": 3},
+    {"num_beams": 2, "do_sample": True, "top_k": 0},
+    {"min_new_tokens": 30, "no_repeat_ngram_size": 1},
+    {"top_logprobs": 2, "bad_words_ids": [TokenSequence(token_ids=[_TOKENIZER.token_to_id('"')])]},
+]
+
+
+def _valid_json(text: str, schema: Any) -> bool:
+    jsonschema.validate(json.loads(text), schema)
+    return True
+
+
+_FORMS: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
+    "json_schema": ({"json_schema": json.dumps(_SCHEMA)}, lambda text: _valid_json(text, _SCHEMA)),
+    "json_object": ({"json_object": True}, lambda text: _valid_json(text, {"type": "object"})),
+    "regex": ({"regex": "[a-c]{2}-[0-9]+(x|yz)"}, lambda text: bool(re.fullmatch("[a-c]{2}-[0-9]+(x|yz)", text))),
+    "choices": ({"choices": ["yes", "no", "no,no", 'a"b\\']}, lambda text: text in ("yes", "no", "no,no", 'a"b\\')),
+    "grammar": (
+        {"grammar": _GRAMMAR},
+        # Without the innermost braces, until there are none.
+        lambda text: bool(re.fullmatch(_ITEMS, _without_braces(text))),
+    ),
+}
+_ITEMS = "[a-c]{1,3}(,[a-c]{1,3})*"
+
+
+def _without_braces(text: str) -> str:
+    shorter = re.sub(rf"\{{{_ITEMS}\}}", "a", text)
+    return text if shorter == text else _without_braces(shorter)
+
+
+@asynccontextmanager
+async def _generator(blocks: int = 256) -> AsyncIterator[Generator]:
+    telemetry = Telemetry()
+    generator = Generator(
+        WrittenDecoder(blocks),
+        _SPEC,
+        telemetry,
+        GenerationObserver(telemetry, _SPEC, "written"),
+        lambda: TOKENIZER_JSON,
+        max_sequences=8,
+        step_tokens=8,
+        max_queue_sequences=64,
+        max_prompt_wait_s=0,
+        step_limit_s=60,
+    )
+    async with run_beside(generator.work()):
+        try:
+            yield generator
+        finally:
+            await generator.close()
+
+
+def _item(prompt: list[int], max_new_tokens: int = 100, **options: Any) -> ExecuteItem:
+    given = GenerationOptions(max_new_tokens=max_new_tokens, **options)
+    check_all_options(given, _SPEC)
+    arrays = {"input_ids": np.array(prompt, np.int32)}
+    return ExecuteItem(
+        Call(), ModelKey("small", 1), TensorSets(arrays=[arrays]), complete_options(given, _SPEC, len(prompt))
+    )
+
+
+async def _texts(generator: Generator, item: ExecuteItem) -> list[tuple[str, int]]:
+    """The texts, and why each ended."""
+    outputs = (await generator.generate(item)).outputs.arrays
+    texts = [_TOKENIZER.decode(one["token_ids"].tolist(), skip_special_tokens=True) for one in outputs]
+    return [(text, int(one["finish_reason"])) for text, one in zip(texts, outputs, strict=True)]
+
+
+@pytest.mark.parametrize("manner", _MANNERS, ids=str)
+@pytest.mark.parametrize("form", _FORMS)
+async def test_a_text_that_ends_has_its_form(form: str, manner: dict[str, Any]) -> None:
+    options, has_form = _FORMS[form]
+    async with _generator() as generator:
+        items = [_item([5, 9 + number], **options, **manner) for number in range(12)]
+        found = [text for texts in await asyncio.gather(*(_texts(generator, one) for one in items)) for text in texts]
+    assert {reason for _, reason in found} <= {_END, _LENGTH}
+    ended = [text for text, reason in found if reason == _END]
+    assert [text for text in ended if not has_form(text)] == []
+    assert ended or form in ("json_object", "grammar"), "these may go on for ever"
+
+
+async def test_texts_with_forms_leave_others_as_they_are_also_where_blocks_run_out() -> None:
+    async with _generator() as generator:
+        alone = [await _texts(generator, _item([7, number], 40)) for number in range(4)]
+        formed = [await _texts(generator, _item([8, number], 40, **_FORMS["json_schema"][0])) for number in range(4)]
+    async with _generator(blocks=24) as generator:
+        items = [_item([7, number], 40) for number in range(4)]
+        items += [_item([8, number], 40, **_FORMS["json_schema"][0]) for number in range(4)]
+        assert await asyncio.gather(*(_texts(generator, one) for one in items)) == [*alone, *formed]
+        assert generator.planner.preemptions
+
+
+async def test_a_stop_token_with_a_text_ends_a_text_only_where_the_grammar_may_end() -> None:
+    closing = [_TOKENIZER.token_to_id(piece) for piece in ("}", '"}', "x")]
+    async with _generator() as generator:
+        for number in range(8):
+            item = _item([6, number], **_FORMS["json_schema"][0], stop_token_ids=closing)
+            ((text, reason),) = await _texts(generator, item)
+            assert reason == _LENGTH or _valid_json(text, _SCHEMA)
+
+
+async def test_a_special_stop_token_ends_a_text_as_the_models_own_does() -> None:
+    async with _generator() as generator:
+        item = _item([6, 3], regex="[a-z]{4}", stop_token_ids=[1, VOCABULARY - 1], min_new_tokens=9)
+        prediction = await generator.generate(item)
+    token_ids = prediction.outputs.arrays[0]["token_ids"].tolist()
+    assert len(token_ids) == 5
+    assert token_ids[-1] in (1, END, VOCABULARY - 1)
+
+
+async def test_a_forced_last_token_gives_way_to_the_form() -> None:
+    item = _item([6, 3], 3, regex="[a-z]{8}")
+    assert item.options
+    item.options.forced_eos_token_id = END  # of the model's generation_config
+    async with _generator() as generator:
+        ((text, reason),) = await _texts(generator, item)
+    assert (len(text), reason) == (3, _LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "problem"),
+    [
+        ({"json_schema": '{"type":'}, "json_schema", "cannot be followed: Expecting value"),
+        ({"json_schema": '{"type": "array", "uniqueItems": true}'}, "json_schema", "Unimplemented keys"),
+        ({"json_schema": '{"$ref": "#"}'}, "json_schema", "no text has it"),
+        ({"json_schema": '{"multipleOf": 999983}'}, "json_schema", "multipleOf add up to more than 10000"),
+        ({"json_schema": '{"multipleOf": 1e999999999}'}, "json_schema", "multipleOf add up to more than 10000"),
+        ({"grammar": 'start: %json {"multipleOf": 0.00999983}'}, "grammar", "multipleOf add up to more than 10000"),
+        ({"json_schema": "[" * 5000 + "]" * 5000}, "json_schema", "cannot be followed: maximum recursion"),
+        ({"regex": "(a"}, "regex", "cannot be followed: at 1(8): invalid regex"),
+        ({"regex": "(?=a)b"}, "regex", "look-ahead"),
+        ({"grammar": 'start: start "a"'}, "grammar", "no text has it"),
+        ({"grammar": "start: " + "(" * 9000 + '"a"' + ")" * 9000}, "grammar", "too deeply nested"),
+        ({"choices": ["\u4e2d"]}, "choices", "no text has it"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_form_that_cannot_be_followed_is_refused_by_name(
+    options: dict[str, Any], field: str, problem: str
+) -> None:
+    async with _generator() as generator:
+        for _ in range(2):  # at once the second time
+            with pytest.raises(InvalidInput) as refused:
+                await generator.generate(_item([5], **options))
+            assert refused.value.field == f"options.{field}"
+            assert problem in refused.value.problem
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"json_object": True, "regex": "a"}, "options.regex: cannot be combined with json_object"),
+        ({"regex": "a" * 4097}, "options.regex: 4097 characters, must be 1 to 4096"),
+        ({"json_schema": ""}, "options.json_schema: 0 characters, must be 1 to 65536"),
+        ({"choices": [""]}, "options.choices: one has 0 characters, must have 1 to 256"),
+        ({"choices": ["a"] * 257}, "options.choices: 257, the limit is 256"),
+        ({"regex": "a", "forced_bos_token_id": 3}, "options.forced_bos_token_id: cannot be combined with regex"),
+        ({"regex": "a", "forced_eos_token_id": 3}, "options.forced_eos_token_id: cannot be combined with regex"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_options_of_forms_are_checked(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        check_all_options(GenerationOptions(**options), _SPEC)
+    assert problem in refused.value.message
+
+
+def test_a_model_whose_texts_never_end_takes_no_form() -> None:
+    spec = model_spec("text_generation", max_tokens=64, vocabulary_size=VOCABULARY)
+    with pytest.raises(InvalidInput, match=r"options\.regex: model 'small' has no token that ends a text"):
+        check_all_options(GenerationOptions(regex="a"), spec)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}},
+            r"the model's tokenizer \(BPE, decoder WordPiece\) is not supported",
+        ),
+        ({"added_tokens": []}, "has no special token that ends a text"),
+    ],
+    ids=["decoder", "end"],
+)
+async def test_a_tokenizer_that_is_not_supported_is_refused_by_name(changes: dict[str, Any], problem: str) -> None:
+    own = Grammars(_SPEC, lambda: json.dumps(json.loads(TOKENIZER_JSON) | changes).encode())
+    with pytest.raises(InvalidInput, match=problem):
+        await own.of(GenerationOptions(regex="a"))
+    own.close()
+
+
+async def test_texts_of_a_tokenizer_with_byte_fallback_have_their_form() -> None:
+    pieces = [
+        "<s>",
+        "<pad>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        *'abcx{}":,[]',
+        '{"',
+        '":',
+        "▁x",
+    ]
+    content = json.loads(TOKENIZER_JSON)
+    content["model"] |= {"byte_fallback": True, "vocab": {piece: number for number, piece in enumerate(pieces)}}
+    content["pre_tokenizer"] = None
+    content["decoder"] = {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+        ],
+    }
+    written, chance = json.dumps(content), random.Random(3)
+    spec = model_spec("text_generation", max_tokens=256, vocabulary_size=300, end_token_ids=(END,))
+    own = Grammars(spec, written.encode)
+    schema = {"type": "array", "items": {"enum": ["a x", "é", "中\n"]}, "minItems": 1, "maxItems": 3}
+    for _ in range(20):
+        grammar = await own.of(GenerationOptions(json_schema=json.dumps(schema)))
+        token_ids: list[int] = []
+        while grammar and token_ids[-1:] != [END]:
+            token_ids.append(chance.choice(np.flatnonzero(grammar.allowed(token_ids)).tolist()))
+        _valid_json(Tokenizer.from_str(written).decode(token_ids), schema)
+    own.close()
+
+
+async def test_a_grammar_that_takes_long_is_refused_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "_COMPILE_LIMIT_S", 0.2)
+    goes_on = threading.Event()
+
+    def tokenizer_json() -> bytes:
+        goes_on.wait()
+        return TOKENIZER_JSON
+
+    own = Grammars(_SPEC, tokenizer_json)
+    first, second = (asyncio.create_task(own.of(GenerationOptions(regex=regex))) for regex in ("a", "b"))
+    assert await own.of(GenerationOptions()) is None  # at once
+    with pytest.raises(InvalidInput, match=r"options\.regex: takes more than 0\.2 s to compile, the limit"):
+        await first
+    with pytest.raises(Overloaded):
+        await second
+    goes_on.set()
+    assert await own.of(GenerationOptions(regex="a"))
+    assert await own.of(GenerationOptions(regex="b"))
+    own.close()
+
+
+async def test_a_grammar_is_compiled_once_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "_MAX_KEPT", 2)
+    compiled: list[str] = []
+    compile_one = Grammars._compiled
+
+    def counted(own: Grammars, option: str, text: str) -> Any:
+        compiled.append(text)
+        return compile_one(own, option, text)
+
+    monkeypatch.setattr(Grammars, "_compiled", counted)
+    own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
+    for regex in ("a", "b", "a", "c", "a", "b"):
+        await own.of(GenerationOptions(regex=regex))
+    assert compiled == ["a", "b", "c", "b"]
+    monkeypatch.setattr(grammars, "_KEPT_S", 0)  # others have been used before
+    for regex in ("b", "c", "b"):
+        await own.of(GenerationOptions(regex=regex))
+    assert compiled[4:] == ["c", "b"]
+    own.close()
