@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -147,6 +146,10 @@ class HttpDoor:
         return {route.key: live if route is LIVE else tell for route in HEALTH_ROUTES}
 
 
+class _HeadTooLarge(Exception):
+    pass
+
+
 class _Connection(HttpToolsProtocol):
     """Ends a connection that is one too many, whose next head does not arrive within its limits, whose caller does not
     read, or that is old: uvicorn has no such limits.
@@ -211,7 +214,7 @@ class _Connection(HttpToolsProtocol):
     def _count_field(self, size_bytes: int) -> None:
         self._field_bytes += size_bytes
         if self._field_bytes > self._limits.max_header_bytes:
-            raise httptools.HttpParserError
+            raise _HeadTooLarge  # the parser then says that it failed
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
