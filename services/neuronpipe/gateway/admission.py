@@ -175,7 +175,8 @@ class Gate:
         if is_answered:
             answer_s = time.monotonic() - admission.began_s - admission.held_s
             admission.model.note_answer(admission.of_tenant, answer_s)
-        self._take_out(admission)
+        # One that a stage refuses leaves at once, and says nothing of how fast others do.
+        self._take_out(admission, is_drained=is_answered)
 
     def correct(self, admission: Admission, tokens: int, new_tokens: int) -> None:
         """Replaces the estimates by a request's real tokens. Raises Overloaded where there is no room for the rest, in
@@ -272,12 +273,11 @@ class Gate:
 
     def _shed(self, admission: Admitted) -> None:
         admission.is_shed = True
-        self._take_out(admission)
+        self._take_out(admission, is_drained=False)
         admission.shed()
 
-    def _take_out(self, admission: Admitted) -> None:
+    def _take_out(self, admission: Admitted, *, is_drained: bool) -> None:
         self._bulk.pop(admission, None)
-        is_drained = not admission.is_shed
         self._load.leave(admission.tokens, is_drained=is_drained)
         admission.model.leave(admission.of_tenant, admission, admission.tokens, is_drained=is_drained)
         if not self._load.requests:
