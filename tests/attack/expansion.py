@@ -4,6 +4,7 @@ import asyncio
 import zlib
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import grpc
 import httpx
@@ -45,7 +46,8 @@ async def _call(server: Attacked, path: str, data: bytes, *, is_packed: bool = T
     options: Sequence[tuple[str, int]] = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     compression = grpc.Compression.Gzip if is_packed else grpc.Compression.NoCompression
     async with grpc.aio.insecure_channel(server.target, options=options, compression=compression) as channel:
-        call = channel.unary_unary(path)(data, timeout=_LIMIT_S, metadata=server.metadata)
+        method: Any = channel.unary_unary(path)
+        call = method(data, timeout=_LIMIT_S, metadata=server.metadata)
         code, details = await call.code(), await call.details()
     assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED), f"{code}: {details}"
 
@@ -178,3 +180,10 @@ async def health_checks_without_a_message(server: Attacked) -> None:
                 caller.open_call("/grpc.health.v1.Health/Check")
 
     await asyncio.gather(asyncio.to_thread(attack_once), asyncio.sleep(1))
+
+
+@attack("H1", "a text of a million tokens to /tokenize, and the same as a message to /v1/infer", sends_mib=1)
+async def answers_of_many_tokens(server: Attacked) -> None:
+    text = b"a " * ((1 << 19) - 64)
+    await _post(server, "/tokenize", b'{"model":"classifier","inputs":"' + text + b'"}')
+    await _post(server, "/v1/infer", b'{"model":"classifier","input":{"tokenization":{"text":"' + text + b'"}}}')

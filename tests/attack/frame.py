@@ -55,7 +55,7 @@ class Attacked:
 
     @property
     def rss_mib(self) -> float:
-        return psutil.Process(self.process.pid).memory_info().rss / (1 << 20)
+        return float(psutil.Process(self.process.pid).memory_info().rss / (1 << 20))
 
     def forget_peak(self) -> None:
         """The peak of its memory begins now."""

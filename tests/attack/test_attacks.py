@@ -48,7 +48,7 @@ def figures() -> Iterator[dict[str, Figures]]:
         Path(_RECORD).write_text(json.dumps(kept, indent=1) + "\n")
 
 
-@pytest.mark.timeout(120 + 10 * _SECONDS)
+@pytest.mark.timeout(400 + 10 * _SECONDS)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, marks=() if case.is_quick else pytest.mark.long) for case in CASES.values()],

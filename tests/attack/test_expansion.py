@@ -34,7 +34,9 @@ _BODY_BYTES = (4 << 20, 900 << 10, 48 << 10)
 _CONSTANT_BYTES = 48 << 20
 _TRIM = ctypes.CDLL(None).malloc_trim
 
-_METHODS: dict[str, MethodDescriptor] = {one.method.input_type.full_name: one.method for one in targets()} | {
+_METHODS: dict[str, MethodDescriptor] = {
+    one.method.input_type.full_name: one.method for one in targets() if one.service == "gateway"
+} | {
     method.input_type.full_name: method
     for file in (jobs_pb2, registry_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
@@ -67,7 +69,7 @@ def _check(name: str, data: bytes, read: Callable[[bytes], Any]) -> None:
 def test_memory_of_a_message_is_bounded_by_its_bytes(method: MethodDescriptor) -> None:
     rpc = Rpc.of(method)
     for name, data in expanding_messages(method.input_type, _MESSAGE_BYTES):
-        _check(name, data, rpc.decode)
+        _check(name, data(), rpc.decode)
 
 
 def _schema(takes: Any) -> Iterator[tuple[TypeAdapter[Any], Any]]:
@@ -82,4 +84,4 @@ def test_memory_of_a_body_is_bounded_by_its_bytes(takes: Any) -> None:
     ((adapter, schema),) = _schema(takes)
     for size_bytes in _BODY_BYTES:
         for name, data in expanding_bodies(schema, schema.get("$defs", {}), size_bytes):
-            _check(name, data, lambda data: read_body(adapter, data))
+            _check(name, data(), lambda data: read_body(adapter, data))

@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections import Counter
+from typing import Any
 
 import grpc
 
@@ -23,7 +24,8 @@ _TEXT = "The weather report promises a fine day, with some clouds in the evening
 
 async def measure(channel: grpc.aio.Channel, key: str, limit_s: float, seconds: float) -> dict[str, object]:
     """An open loop: calls begin at their times, however long the others take."""
-    infer, metadata = channel.unary_unary(_PATH), [("authorization", f"Bearer {key}")] if key else []
+    infer: Any = channel.unary_unary(_PATH)
+    metadata = [("authorization", f"Bearer {key}")] if key else []
     latencies_s: list[float] = []
     failures: Counter[str] = Counter()
 

@@ -2,8 +2,9 @@
 new field is covered by itself.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeAlias
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
@@ -16,21 +17,23 @@ _WIDTHS = {
 }
 # A field that no message has.
 _UNKNOWN = 536_870_911
+# What it is, and what makes its bytes.
+Shape: TypeAlias = tuple[str, Callable[[], bytes]]
 
 
-def expanding_messages(message: Descriptor, size_bytes: int) -> Iterator[tuple[str, bytes]]:
+def expanding_messages(message: Descriptor, size_bytes: int) -> Iterator[Shape]:
     """Messages of about that size, with what they are: millions of the smallest values of each field that may have
     several, at each depth, of unknown fields, of fields that may have one, and messages in messages in messages.
     """
-    yield "unknown fields", field_of(_UNKNOWN, b"") * (size_bytes // 7)
-    yield "unknown numbers", b"\xf8\xff\xff\xff\x0f\x01" * (size_bytes // 6)
-    yield "one unknown text", field_of(_UNKNOWN, bytes(size_bytes))
+    yield "unknown fields", lambda: field_of(_UNKNOWN, b"") * (size_bytes // 7)
+    yield "unknown numbers", lambda: b"\xf8\xff\xff\xff\x0f\x01" * (size_bytes // 6)
+    yield "one unknown text", lambda: field_of(_UNKNOWN, bytes(size_bytes))
     yield from _of_fields(message, size_bytes, (), ())
 
 
 def _of_fields(
     message: Descriptor, size_bytes: int, path: tuple[FieldDescriptor, ...], names: tuple[str, ...]
-) -> Iterator[tuple[str, bytes]]:
+) -> Iterator[Shape]:
     for field in message.fields:
         name = ".".join((*names, field.name))
         is_message = field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE
@@ -42,14 +45,14 @@ def _of_fields(
         else:
             smallest["numbers"] = _number(field)
         for kind, one in smallest.items():
-            yield f"{name}: {kind}", _within(path, one * (size_bytes // len(one)))
+            yield f"{name}: {kind}", partial(_many, path, one, size_bytes)
         if field.type == FieldDescriptor.TYPE_STRING:
-            yield f"{name}: one text", _within(path, field_of(field.number, b"a" * size_bytes))
+            yield f"{name}: one text", partial(_one, path, field, b"a", size_bytes)
         if field.is_repeated and not is_message and field.type not in _TEXT_TYPES:
-            yield f"{name}: packed", _within(path, field_of(field.number, bytes(size_bytes)))
+            yield f"{name}: packed", partial(_one, path, field, b"\0", size_bytes)
         if is_message and field.message_type in (message, *(one.message_type for one in path)):
-            yield f"{name}: in itself", _within(path, _nested(field, size_bytes))
-        elif is_message and len(path) < _MAX_DEPTH:
+            yield f"{name}: in itself", partial(_nested, path, field, size_bytes)
+        elif field.message_type and len(path) < _MAX_DEPTH:
             yield from _of_fields(field.message_type, size_bytes, (*path, field), (*names, field.name))
 
 
@@ -64,17 +67,25 @@ def _number(field: FieldDescriptor) -> bytes:
     return _varint(field.number << 3 | kind) + (b"\x01" + bytes(width - 1) if width else b"\x01")
 
 
+def _many(path: tuple[FieldDescriptor, ...], one: bytes, size_bytes: int) -> bytes:
+    return _within(path, one * (size_bytes // len(one)))
+
+
+def _one(path: tuple[FieldDescriptor, ...], field: FieldDescriptor, byte: bytes, size_bytes: int) -> bytes:
+    return _within(path, field_of(field.number, byte * size_bytes))
+
+
 def _within(path: tuple[FieldDescriptor, ...], data: bytes) -> bytes:
     for field in reversed(path):
         data = field_of(field.number, data)
     return data
 
 
-def _nested(field: FieldDescriptor, size_bytes: int) -> bytes:
+def _nested(path: tuple[FieldDescriptor, ...], field: FieldDescriptor, size_bytes: int) -> bytes:
     data = b""
     while len(data) < min(size_bytes, 1 << 12):  # parsers refuse a depth of 100
         data = field_of(field.number, data)
-    return data * (size_bytes // len(data))
+    return _within(path, data * (size_bytes // len(data)))
 
 
 def _varint(number: int) -> bytes:
@@ -100,22 +111,27 @@ _VALUES = {
 }
 
 
-def expanding_bodies(
-    schema: Mapping[str, Any], schemas: Mapping[str, Any], size_bytes: int
-) -> Iterator[tuple[str, bytes]]:
+def expanding_bodies(schema: Mapping[str, Any], schemas: Mapping[str, Any], size_bytes: int) -> Iterator[Shape]:
     """Bodies in JSON of about that size, with what they are: in place of each property, at each depth, many of the
     smallest values, one long text, and lists in lists. `schemas`: the shared ones of the document.
     """
-    fills = {kind: b"[" + b",".join([one] * (size_bytes // (len(one) + 1))) + b"]" for kind, one in _VALUES.items()}
-    fills["one text"] = b'"' + b"a" * size_bytes + b'"'
-    fills["a text of commas"] = b'"' + b"[,{:" * (size_bytes // 4) + b'"'
-    fills["depth"] = b"[" * size_bytes
-    fills["depth of objects"] = b'{"a":' * (size_bytes // 5)
-    fills["names"] = b"{" + b",".join(b'"%x":0' % number for number in range(size_bytes // 10)) + b"}"
+    fills: dict[str, Callable[[], bytes]] = {
+        kind: partial(lambda one: b"[" + b",".join([one] * (size_bytes // (len(one) + 1))) + b"]", one)
+        for kind, one in _VALUES.items()
+    }
+    fills["one text"] = lambda: b'"' + b"a" * size_bytes + b'"'
+    fills["a text of commas"] = lambda: b'"' + b"[,{:" * (size_bytes // 4) + b'"'
+    fills["depth"] = lambda: b"[" * size_bytes
+    fills["depth of objects"] = lambda: b'{"a":' * (size_bytes // 5)
+    fills["names"] = lambda: b"{" + b",".join(b'"%x":0' % number for number in range(size_bytes // 10)) + b"}"
     for kind, fill in fills.items():
         yield kind, fill
-        for name, (before, behind) in _places(schema, schemas, 0):
-            yield f"{name}: {kind}", before + fill + behind
+        for name, around in _places(schema, schemas, 0):
+            yield f"{name}: {kind}", partial(_filled, around, fill)
+
+
+def _filled(around: tuple[bytes, bytes], fill: Callable[[], bytes]) -> bytes:
+    return around[0] + fill() + around[1]
 
 
 def _places(

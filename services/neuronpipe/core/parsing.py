@@ -6,7 +6,7 @@ The limit holds for what a body in JSON becomes, too (doors/http/bodies.py).
 import time
 from collections.abc import Mapping
 from functools import cache
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -43,7 +43,7 @@ def parse(kind: type[MessageT], data: bytes, message: Descriptor | None = None) 
     Raises DecodeError, and InvalidInput for one that would take too much memory. For a large one, call it in a thread.
     """
     if len(data) > _COUNTED_FROM_BYTES:
-        _check_size(message or kind.DESCRIPTOR, data)
+        _check_size(message or cast(Descriptor, kind.DESCRIPTOR), data)
     return kind.FromString(data)
 
 

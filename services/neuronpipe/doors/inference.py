@@ -4,6 +4,7 @@ Also: which model answers a request that may name none, as in protocols of serve
 beside its protocol, over HTTP in headers, over gRPC in metadata.
 """
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
@@ -81,6 +82,9 @@ def read_priority(word: str) -> "Priority.ValueType":
 
 
 GivenT = TypeVar("GivenT")
+MadeT = TypeVar("MadeT")
+# Of results, as messages: making lists of their parts takes up to 30 ms.
+_LARGE_BYTES = 64 << 10
 # A protocol's words for the fields of a TaskInput, which errors name.
 Fields = Mapping[str, str]
 
@@ -190,6 +194,15 @@ def _in_words(fields: Fields) -> Iterator[None]:
         # Of options with a word of their own, so that no other word is taken for one.
         problem = re.sub(r"\b[a-z]+(_[a-z]+)+\b", lambda word: fields.get(f"options.{word[0]}", word[0]), error.problem)
         raise InvalidInput(name, problem) from error
+
+
+async def of_results(
+    results: Sequence[InferenceResult], make: Callable[[], MadeT], *, large_bytes: int = _LARGE_BYTES
+) -> MadeT:
+    """What `make` makes of results for an answer: of large ones in a thread, so that nobody waits for it."""
+    if sum(one.result.size_bytes for one in results) <= large_bytes:
+        return make()
+    return await asyncio.to_thread(make)
 
 
 def truncation_of(truncate: bool | None, direction: str | None) -> "Truncation.ValueType":

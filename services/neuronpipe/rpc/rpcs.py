@@ -36,9 +36,18 @@ class Rpc:
     server_streaming: bool = False
     # Whether an overloaded process may refuse a call before it reads the message.
     is_work: bool = False
+    # Of the gateway alone, whose messages are as large as its callers' requests together.
+    is_trusted: bool = False
 
     @classmethod
-    def of(cls, method: MethodDescriptor, messages: FileDescriptor | None = None, **fields: Any) -> Self:
+    def of(
+        cls,
+        method: MethodDescriptor,
+        messages: FileDescriptor | None = None,
+        *,
+        is_trusted: bool = False,
+        **fields: Any,
+    ) -> Self:
         """The rpc of a descriptor.
 
         `messages`: a file with messages of the same names and wire format, to use in place of the method's own.
@@ -47,7 +56,8 @@ class Rpc:
         return cls(
             path=_path(method.containing_service, method.name),
             request_name=method.input_type.full_name,
-            decode=partial(parse, request, message=method.input_type),
+            decode=request.FromString if is_trusted else partial(parse, request, message=method.input_type),
+            is_trusted=is_trusted,
             encode=response.SerializeToString,
             client_streaming=method.client_streaming,
             server_streaming=method.server_streaming,

@@ -19,6 +19,7 @@ from neuronpipe.core.addresses import is_loopback
 from neuronpipe.core.callers import current_caller, enter_caller
 from neuronpipe.core.calls import Call, internal_error
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.core.inflating import Truncated
 from neuronpipe.core.names import ON_BEHALF, ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.tracing import SpanContext, new_request_id
 from neuronpipe.doors.http.bodies import read_body, write_body
@@ -212,11 +213,23 @@ class App:
                 async with timer:
                     body = await caller.read(limit, setting, has_come)
                     if encoding in _COMPRESSED:
-                        body = await asyncio.to_thread(_decompress, body, limit, setting)
+                        body = await self._decompressed(body, limit, setting, caller.connection)
         except TimeoutError:
             raise refusals[0] from None
         if len(body) > self._text_limit[0] and not media_type and body.lstrip()[:1] in (b"{", b"["):
             raise too_large(*self._text_limit)
+        return body
+
+    async def _decompressed(self, data: bytes, limit: int, setting: str, connection: str) -> bytes:
+        """A body that came compressed; a large one counts as what it may become. Raises as `_read`."""
+        try:
+            body = await self._in_flight.inflate(connection, data, _GZIP_OR_ZLIB, limit)
+        except zlib.error:
+            raise InvalidInput("body", "is not compressed as content-encoding says") from None
+        except Truncated:
+            raise InvalidInput("body", "its compressed data ends too early or too late") from None
+        if body is None:
+            raise too_large(limit, setting)
         return body
 
     async def _send(
@@ -287,20 +300,6 @@ def _is_own(host: str, hosts: Collection[str]) -> bool:
     """Whether a name, maybe with a port, is one of the gateway's, or of this machine alone; without any, it is."""
     name = re.sub(r":\d*$", "", host).strip("[]")
     return not hosts or name in hosts or name.endswith(".localhost") or is_loopback(f"{name}:0")
-
-
-def _decompress(data: bytes, max_bytes: int, setting: str) -> bytes:
-    """A body that came compressed. Raises InvalidInput, and Refused for one that is larger than it may be."""
-    reader = zlib.decompressobj(_GZIP_OR_ZLIB)
-    try:
-        body = reader.decompress(data, max_bytes + 1)
-    except zlib.error:
-        raise InvalidInput("body", "is not compressed as content-encoding says") from None
-    if len(body) > max_bytes:
-        raise too_large(max_bytes, setting)
-    if not reader.eof or reader.unused_data:
-        raise InvalidInput("body", "its compressed data ends too early or too late")
-    return body
 
 
 def _request_id(headers: Headers) -> str:

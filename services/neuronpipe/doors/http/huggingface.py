@@ -12,7 +12,7 @@ from neuronpipe.doors.http.huggingface_bodies import AnyBody, TextGeneration
 from neuronpipe.doors.http.huggingface_tasks import CONVERTERS
 from neuronpipe.doors.http.huggingface_texts import answer_tokens
 from neuronpipe.doors.http.problems import TEI_ERROR
-from neuronpipe.doors.inference import Inference, ModelChoice
+from neuronpipe.doors.inference import Inference, ModelChoice, of_results
 from neuronpipe.gateway.catalog import Catalog
 
 # Hugging Face's words for tasks → the tasks, in the order in which a model is asked for them.
@@ -99,8 +99,12 @@ async def answer_body(inference: Inference, request: HttpRequest, model: ModelSp
         "inputs",
         fields,
     )
-    answers = [converter.write(one.result.message, input, body) for one, input in zip(results, several, strict=True)]
-    return answers if is_list or converter.is_nested else answers[0]
+
+    def made() -> Any:
+        answers = [converter.write(one.result.message, own, body) for one, own in zip(results, several, strict=True)]
+        return answers if is_list or converter.is_nested else answers[0]
+
+    return await of_results(results, made)
 
 
 def _task(model: ModelSpec, word: str) -> str:

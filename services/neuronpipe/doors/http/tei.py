@@ -3,7 +3,7 @@
 It serves one model; here a body's `model`, or ?model=, names one of several.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -19,13 +19,14 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SparseEmbeddingInput,
     TaskInput,
     TextClassificationInput,
+    Token,
     TokenizationInput,
 )
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, TokenIds, Unsupported, write_body
+from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, TokenIds, Unsupported, write_body, write_list
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import TEI_ERROR
-from neuronpipe.doors.inference import Inference, ModelChoice, truncation_of
+from neuronpipe.doors.inference import Inference, ModelChoice, of_results, truncation_of
 from neuronpipe.doors.vectors import embedding_input, listed, token_places, token_vectors, vector
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import InferenceResult
@@ -140,7 +141,7 @@ def tei_handlers(
 
     async def embed(request: HttpRequest) -> HttpResponse:
         body: Embed = request.body
-        options = {
+        options: dict[str, Any] = {
             "skip_normalize": not body.normalize,
             "dimensions": body.dimensions or 0,
             "prompt_name": body.prompt_name or "",
@@ -148,7 +149,7 @@ def tei_handlers(
         }
         texts = listed(body.inputs)[0]
         results = await each(request, "sentence_embedding", texts, partial(embedding_input, **options))
-        return _answer([vector(one.result.message.sentence_embedding) for one in results], results)
+        return await _answer(results, lambda: [vector(one.result.message.sentence_embedding) for one in results])
 
     async def embed_all(request: HttpRequest) -> HttpResponse:
         body: EmbedAll = request.body
@@ -158,7 +159,7 @@ def tei_handlers(
             return TaskInput(feature_extraction=FeatureExtractionInput(text=text, truncation=truncation))
 
         results = await each(request, "feature_extraction", _listed(body.inputs), make)
-        return _answer([token_vectors(one.result.message.feature_extraction) for one in results], results)
+        return await _answer(results, lambda: [token_vectors(one.result.message.feature_extraction) for one in results])
 
     async def predict(request: HttpRequest) -> HttpResponse:
         body: Predict = request.body
@@ -185,11 +186,13 @@ def tei_handlers(
             "inputs",
             lambda index: _fields(index, is_list),
         )
-        predictions = [
-            [{"score": label.score, "label": label.label} for label in one.result.message.text_classification.labels]
-            for one in results
-        ]
-        return _answer(predictions if is_list else predictions[0], results)
+
+        def predictions() -> Any:
+            labels = [one.result.message.text_classification.labels for one in results]
+            several = [[{"score": one.score, "label": one.label} for one in scored] for scored in labels]
+            return several if is_list else several[0]
+
+        return await _answer(results, predictions)
 
     async def similarity(request: HttpRequest) -> HttpResponse:
         body: Similarity = request.body
@@ -201,7 +204,7 @@ def tei_handlers(
         )
         fields = {"source": "inputs.source_sentence", "texts": "inputs.sentences"}
         result = await inference.one(request.call, model, TaskInput(sentence_similarity=input), fields)
-        return _answer(list(result.result.message.sentence_similarity.scores), [result])
+        return await _answer([result], lambda: list(result.result.message.sentence_similarity.scores))
 
     async def info(request: HttpRequest) -> HttpResponse:
         chosen = models.choose(request.model())
@@ -236,9 +239,12 @@ def tei_handlers(
             return TaskInput(sparse_embedding=input)
 
         results = await each(request, "sparse_embedding", _listed(body.inputs), make)
-        answers = [one.result.message.sparse_embedding.weights for one in results]
-        vectors = [[{"index": one.token_id, "value": one.weight} for one in weights] for weights in answers]
-        return _answer(vectors, results)
+
+        def vectors() -> Any:
+            answers = [one.result.message.sparse_embedding.weights for one in results]
+            return [[{"index": one.token_id, "value": one.weight} for one in weights] for weights in answers]
+
+        return await _answer(results, vectors)
 
     return {
         EMBED.key: embed,
@@ -265,8 +271,10 @@ def _fields(index: int, is_list: bool) -> dict[str, str]:
     return dict.fromkeys(("text", "text_pair", "token_ids"), place)
 
 
-def _answer(value: Any, results: list[InferenceResult]) -> HttpResponse:
-    """With TEI's headers: tokens, and times in milliseconds, of several inputs those of the slowest."""
+async def _answer(results: list[InferenceResult], make: Callable[[], Any]) -> HttpResponse:
+    """What is made of results, with TEI's headers: tokens, and times in milliseconds, of several inputs those of the
+    slowest.
+    """
     slowest = max(results, key=lambda one: one.timings.total_ns).timings
     headers = {
         b"x-compute-tokens": sum(one.usage.tokens for one in results),
@@ -275,7 +283,8 @@ def _answer(value: Any, results: list[InferenceResult]) -> HttpResponse:
         b"x-queue-time": slowest.predict_queue_ns // 1_000_000,
         b"x-inference-time": slowest.predict_compute_ns // 1_000_000,
     }
-    return HttpResponse(write_body(value), headers=[(name, b"%d" % number) for name, number in headers.items()])
+    body = await of_results(results, lambda: write_body(make()))
+    return HttpResponse(body, headers=[(name, b"%d" % number) for name, number in headers.items()])
 
 
 class Tokenize(Body):
@@ -326,23 +335,22 @@ def tei_token_handlers(inference: Inference, models: ModelChoice) -> dict[str, H
             "inputs",
             lambda index: {"text": f"inputs[{index}]" if isinstance(body.inputs, list) else "inputs"},
         )
-        answer = []
-        for text, one in zip(texts, results, strict=True):
-            tokens = one.result.message.tokenization.tokens
-            places = token_places(text, tokens)
-            answer.append(
-                [
-                    {
-                        "id": token.token_id,
-                        "text": token.text,
-                        "special": token.is_special,
-                        "start": start,
-                        "stop": stop,
-                    }
-                    for token, (start, stop) in zip(tokens, places, strict=True)
-                ]
-            )
-        return HttpResponse(write_body(answer))
+
+        def token_list(text: str, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
+            for token, (start, stop) in zip(tokens, token_places(text, tokens), strict=True):
+                yield {
+                    "id": token.token_id,
+                    "text": token.text,
+                    "special": token.is_special,
+                    "start": start,
+                    "stop": stop,
+                }
+
+        def write() -> bytes:
+            several = [one.result.message.tokenization.tokens for one in results]
+            return write_body([write_list(token_list(*one)) for one in zip(texts, several, strict=True)])
+
+        return HttpResponse(await of_results(results, write))
 
     async def decode(request: HttpRequest) -> HttpResponse:
         body: Decode = request.body

@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded, Unavailable
+from neuronpipe.core.inflating import inflate
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.platform.process.caller_waits import CallerWaits
@@ -34,6 +36,10 @@ _FULL_CLAIM_S = 0.64
 _MAX_WAITS = MAX_CALLS // 2
 # Larger messages are turned into objects in a thread, one after the other.
 LARGE_BYTES = 256 << 10
+# Compressed data of which it is tried first whether they stay small.
+_SMALL_BYTES = 16 << 10
+# What a byte of compressed data becomes at most (https://zlib.net/zlib_tech.html).
+_MAX_RATIO = 1032
 # While draining, this time without a new call means that callers know that the process stops.
 _QUIET_S = 0.1
 
@@ -227,6 +233,15 @@ class InFlight:
         if refusals:
             raise refusals[0]
         return made
+
+    async def inflate(self, connection: str, data: bytes, window_bits: int, max_bytes: int) -> bytes | None:
+        """See `inflate`. What becomes large waits as in `make`, and counts as what it may become."""
+        if len(data) <= _SMALL_BYTES:
+            small = inflate(data, window_bits, min(max_bytes, LARGE_BYTES))
+            if small is not None or max_bytes <= LARGE_BYTES:
+                return small
+        most_bytes = min(max_bytes, _MAX_RATIO * len(data))
+        return await self.make(connection, most_bytes, partial(inflate, data, window_bits, max_bytes))
 
     def _look_at(self, reading: "_Reading", at_s: float) -> None:
         heapq.heappush(self._due, (at_s, next(self._numbers), reading))

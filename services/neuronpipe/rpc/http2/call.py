@@ -176,6 +176,10 @@ class Call(Stream):
             self.connection.arrivals.done(self._arrival)
             self._arrival = None
 
+    async def inflate(self, message: bytes, window_bits: int) -> bytes | None:
+        in_flight, limit_bytes = self.connection.options.in_flight, self.max_message_bytes
+        return await in_flight.inflate(self.connection.peer, message, window_bits, limit_bytes)
+
     # --- its answer ---
 
     def accept(self, method: Method) -> None:

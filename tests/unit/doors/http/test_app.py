@@ -506,6 +506,7 @@ async def _empty(request: HttpRequest) -> HttpResponse:
 @pytest.mark.parametrize("is_packed", [False, True])
 async def test_a_text_has_a_limit_below_that_of_files(browser: Browser, is_packed: bool) -> None:
     browser.app = App(ROUTES, browser.in_flight, 1 << 20, max_body_bytes=1000)
+    browser.app.handlers = {"POST /v1/embeddings": _empty}
     data, headers = orjson.dumps(_BODY | {"input": "a" * 1000}), {}
     if is_packed:
         data, headers = gzip.compress(data), {"content-encoding": "gzip"}
@@ -534,9 +535,9 @@ async def _not_found(request: HttpRequest) -> HttpResponse:
 @pytest.mark.parametrize("value", [b"[]", b"{}", b"1", b'""', b'{"text":"a"}', b"[[[]]]"])
 async def test_values_are_counted_before_they_are_made(value: bytes) -> None:
     browser = Browser(_SPECS, _answer, max_body_bytes=8 << 20)
-    body = b'{"model":"small","input":[' + b",".join([value] * ((7 << 20) // (len(value) + 1))) + b"]}"
+    body = b'{"model":"small","stop":["a"],"input":[' + b",".join([value] * ((7 << 20) // (len(value) + 1))) + b"]}"
     status, answer = await browser.post("/v1/embeddings", body)
-    assert (status, answer["error"]["param"]) == (400, "body")
+    assert (status, answer["error"]["param"]) == (400, "input")
     assert "too many values" in answer["error"]["message"]
 
 
