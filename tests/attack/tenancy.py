@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -64,7 +65,7 @@ def _shared(repository: Path, folder: Path) -> Iterator[Attacked]:
         attacked = Attacked(server.process, server.address, given, limit_s=1.0)
         requests = InferBatchRequest(requests=[classify(f"{number}") for number in range(60)])
         with grpc.insecure_channel(server.process.target) as channel:
-            infer_batch = channel.unary_unary(f"{_API}.InferenceService/InferBatch")
+            infer_batch: Any = channel.unary_unary(f"{_API}.InferenceService/InferBatch")
             infer_batch(requests.SerializeToString(), metadata=attacked.metadata, timeout=120)
         yield attacked
 
@@ -76,7 +77,7 @@ SYSTEMS["shared"] = _shared
 async def late_requests(server: Attacked) -> None:
     data = classify("a").SerializeToString()
     async with grpc.aio.insecure_channel(server.target, _OPTIONS) as channel:
-        infer = channel.unary_unary(f"{_API}.InferenceService/Infer")
+        infer: Any = channel.unary_unary(f"{_API}.InferenceService/Infer")
         while True:
             for limit_s in (0.02, 1.2):
                 with contextlib.suppress(grpc.aio.AioRpcError):
@@ -86,8 +87,9 @@ async def late_requests(server: Attacked) -> None:
 
 async def _submit(channel: grpc.aio.Channel, metadata: list[tuple[str, str]], inputs: int) -> str:
     submitted = SubmitInferenceRequest(requests=[embed(f"{number} " * 20) for number in range(inputs)])
-    submit = channel.unary_unary(f"{_API}.JobService/SubmitInference")
-    return Operation.FromString(await submit(submitted.SerializeToString(), metadata=metadata, timeout=20)).name
+    submit: Any = channel.unary_unary(f"{_API}.JobService/SubmitInference")
+    operation = Operation.FromString(await submit(submitted.SerializeToString(), metadata=metadata, timeout=20))
+    return str(operation.name)
 
 
 @attack("H5", "jobs of a tenant that is over its quota", system="shared", is_quick=True)
@@ -98,12 +100,12 @@ async def jobs_over_a_quota(server: Attacked) -> None:
         # Beside them the jobs of others end within their usual time.
         for _ in range(3):
             began_s, name = time.monotonic(), await _submit(channel, [*server.metadata, (ON_BEHALF, "other")], 1)
-            wait = channel.unary_unary("/google.longrunning.Operations/WaitOperation")
+            wait: Any = channel.unary_unary("/google.longrunning.Operations/WaitOperation")
             asked = WaitOperationRequest(name=name).SerializeToString()
             ended = await wait(asked, metadata=[*server.metadata, (ON_BEHALF, "other")], timeout=20)
             assert Operation.FromString(ended).done
             assert time.monotonic() - began_s < 3
-        cancel = channel.unary_unary("/google.longrunning.Operations/CancelOperation")
+        cancel: Any = channel.unary_unary("/google.longrunning.Operations/CancelOperation")
         for name in names:
             await cancel(WaitOperationRequest(name=name).SerializeToString(), metadata=small, timeout=20)
 
@@ -119,7 +121,7 @@ async def idle_waits(server: Attacked) -> None:
         data = WaitOperationRequest(name=await _submit(channels[0], small, 20)).SerializeToString()
 
         async def wait(channel: grpc.aio.Channel) -> None:
-            call = channel.unary_unary("/google.longrunning.Operations/WaitOperation")
+            call: Any = channel.unary_unary("/google.longrunning.Operations/WaitOperation")
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await call(data, metadata=small, timeout=60)
 
@@ -133,7 +135,7 @@ async def thousands_of_tenants(server: Attacked) -> None:
         grpc.aio.insecure_channel(server.target, _OPTIONS) as channel,
         httpx.AsyncClient(base_url=f"http://{server.http}", timeout=20) as http,
     ):
-        infer = channel.unary_unary(f"{_API}.InferenceService/Infer")
+        infer: Any = channel.unary_unary(f"{_API}.InferenceService/Infer")
         for number in range(_NAMES):
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await infer(data, metadata=[*server.metadata, (ON_BEHALF, f"tenant {number}")], timeout=20)

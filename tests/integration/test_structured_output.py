@@ -163,7 +163,7 @@ async def test_openais_client_parses_answers(theirs: openai.AsyncOpenAI) -> None
 async def test_huggingfaces_client_and_tgis_names_of_forms(gateway: ServiceProcess) -> None:
     async with huggingface_hub.AsyncInferenceClient(model=_url(gateway), timeout=60) as client:
         for grammar in ({"type": "json", "value": _SCHEMA}, {"type": "json_schema", "value": {"schema": _SCHEMA}}):
-            _check(await client.text_generation(_PROMPT, grammar=grammar, max_new_tokens=120))  # type: ignore[arg-type]
+            _check(await client.text_generation(_PROMPT, grammar=grammar, max_new_tokens=120))
         regex: Any = {"type": "regex", "value": _REGEX}
         tokens = await client.text_generation(_PROMPT, grammar=regex, max_new_tokens=40, stream=True)
         assert re.fullmatch(_REGEX, "".join([token async for token in tokens]))

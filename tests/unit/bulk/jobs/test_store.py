@@ -31,7 +31,7 @@ async def store(redis: RedisServer) -> AsyncIterator[JobStore]:
 
 
 async def _submit(store: JobStore, tenant: str, max_bytes: int = 0) -> str:
-    fields = {"request_id": "", "notify": "", "limit": 900, "trace": "", "inputs": 1}
+    fields: dict[str, str | int] = {"request_id": "", "notify": "", "limit": 900, "trace": "", "inputs": 1}
     id = new_id()
     new = NewJob(id, id, "digest", tenant, "normal", b"x" * 1000, ttl_s=100, retention_s=1, fields=fields)
     return (await store.submit(new, 1000, 0, max_bytes))[0]

@@ -211,7 +211,8 @@ def _written(option: str, text: str) -> str:
                 "lenient": False,
             },
         )
-    return grammar_from({"choices": "choice", "grammar": "lark"}.get(option, option), text)
+    written: str = grammar_from({"choices": "choice", "grammar": "lark"}.get(option, option), text)  # type: ignore[arg-type]
+    return written
 
 
 def _check_multiples(option: str, text: str) -> None:
