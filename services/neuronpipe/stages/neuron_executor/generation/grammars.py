@@ -211,8 +211,9 @@ def _written(option: str, text: str) -> str:
                 "lenient": False,
             },
         )
-    written: str = grammar_from({"choices": "choice", "grammar": "lark"}.get(option, option), text)  # type: ignore[arg-type]
-    return written
+    if option == "choices":
+        return grammar_from("choice", text)
+    return LLMatcher.grammar_from_regex(text) if option == "regex" else LLMatcher.grammar_from_lark(text)
 
 
 def _check_multiples(option: str, text: str) -> None:
