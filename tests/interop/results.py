@@ -20,8 +20,8 @@ _INTRODUCTION = """# gRPC interoperability
 
 Made from the results of `make interop` by `tests/interop/results.py`; do not edit.
 
-Each client runs the [cases](../tests/interop/cases.py) against a server that echoes behind the gRPC door of all services;
-the case "inference" calls `serve all`. Behind the proxies, the client is grpcio.
+Each client runs the [cases](../tests/interop/cases.py) against a server that echoes behind the gRPC door of all
+services; the case "inference" calls `serve all`. Behind the proxies, the client is grpcio.
 """
 # Of Debian, by the names that the table has.
 _PACKAGES = {
@@ -104,8 +104,7 @@ def _matrix(results: Sequence[Result], clients: Sequence[str], cases: Sequence[s
         ]
         return ", ".join(f"[{notes.setdefault(text, len(notes) + 1)}]" for text in sorted(texts))
 
-    ran_with = [transport for transport in TRANSPORTS if any(one.transport == transport for one in results)]
-    yield f"With the [transport](deployment.md#grpc-transports) {' and '.join(ran_with)}."
+    yield f"With the [transport](deployment.md#grpc-transports) {' and '.join(_transports(results))}."
     yield "✓: passes. –: not run. A number: a note below."
     yield from (
         "",
@@ -131,6 +130,10 @@ def _matrix(results: Sequence[Result], clients: Sequence[str], cases: Sequence[s
     yield from (f"{number}. {text}" for text, number in notes.items())
 
 
+def _transports(results: Sequence[Result]) -> Sequence[str]:
+    return [name for name in TRANSPORTS if any(one.transport == name for one in results)]
+
+
 def _conformance(results: Sequence[Result]) -> Iterator[str]:
     passed = {one.transport: f"{one.figures['passed']:g} of {one.figures['cases']:g}" for one in results if one.figures}
     yield f"[h2spec](../tests/interop/test_h2spec.py) 2.6: {passed['nghttp2']} cases pass."
@@ -141,9 +144,7 @@ def _conformance(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _abuse(results: Sequence[Result]) -> Iterator[str]:
-    columns = {
-        one.transport: _abuse_of([other for other in results if other.transport == one.transport]) for one in results
-    }
+    columns = {name: _abuse_of([one for one in results if one.transport == name]) for name in _transports(results)}
     yield "The clients, and a caller whose calls must all be answered, share the server's two virtual CPUs."
     yield from ("", f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}")
     for name in dict.fromkeys(name for column in columns.values() for name in column):
