@@ -20,9 +20,8 @@ _INTRODUCTION = """# gRPC interoperability
 
 Made from the results of `make interop` by `tests/interop/results.py`; do not edit.
 
-Each client runs the [cases](../tests/interop/cases.py) with both [transports](deployment.md#grpc-transports), against a
-server that echoes behind the gRPC door of all services; the case "inference" calls `serve all`. Behind the proxies, the
-client is grpcio.
+Each client runs the [cases](../tests/interop/cases.py) against a server that echoes behind the gRPC door of all
+services; the case "inference" calls `serve all`. Behind the proxies, the client is grpcio.
 """
 # Of Debian, by the names that the table has.
 _PACKAGES = {
@@ -105,7 +104,8 @@ def _matrix(results: Sequence[Result], clients: Sequence[str], cases: Sequence[s
         ]
         return ", ".join(f"[{notes.setdefault(text, len(notes) + 1)}]" for text in sorted(texts))
 
-    yield "✓: passes with both transports. –: not run. A number: a note below."
+    yield f"With the [transport](deployment.md#grpc-transports) {' and '.join(_transports(results))}."
+    yield "✓: passes. –: not run. A number: a note below."
     yield from (
         "",
         f"| | {' | '.join(name.removeprefix('grpcio, ') for name in clients)} |",
@@ -130,20 +130,25 @@ def _matrix(results: Sequence[Result], clients: Sequence[str], cases: Sequence[s
     yield from (f"{number}. {text}" for text, number in notes.items())
 
 
+def _transports(results: Sequence[Result]) -> Sequence[str]:
+    return [name for name in TRANSPORTS if any(one.transport == name for one in results)]
+
+
 def _conformance(results: Sequence[Result]) -> Iterator[str]:
     passed = {one.transport: f"{one.figures['passed']:g} of {one.figures['cases']:g}" for one in results if one.figures}
     yield f"[h2spec](../tests/interop/test_h2spec.py) 2.6: {passed['nghttp2']} cases pass."
-    yield f"With `--grpc-transport grpcio` {passed['grpcio']} pass, because its server answers nothing that is no gRPC."
+    if "grpcio" in passed:
+        yield f"With `--grpc-transport grpcio` {passed['grpcio']} pass, as its server answers nothing that is no gRPC."
     yield from ("", "| Case that fails | Why |", "|---|---|")
     yield from (f"| {one.case.removeprefix('http2/')} | {one.reason} |" for one in results if one.problem)
 
 
 def _abuse(results: Sequence[Result]) -> Iterator[str]:
-    columns = [_abuse_of([one for one in results if one.transport == transport]) for transport in TRANSPORTS]
+    columns = {name: _abuse_of([one for one in results if one.transport == name]) for name in _transports(results)}
     yield "The clients, and a caller whose calls must all be answered, share the server's two virtual CPUs."
-    yield from ("", f"| | {' | '.join(TRANSPORTS)} |", f"|---|{'---|' * len(TRANSPORTS)}")
-    for name in columns[0]:
-        yield f"| {name} | {' | '.join(column.get(name, _NOT_RUN) for column in columns)} |"
+    yield from ("", f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}")
+    for name in dict.fromkeys(name for column in columns.values() for name in column):
+        yield f"| {name} | {' | '.join(column.get(name, _NOT_RUN) for column in columns.values())} |"
     floods = [one for one in results if one.client == "flood" and one.problem]
     if floods:
         yield from ("", "Floods that are not borne:", "")
@@ -154,24 +159,23 @@ def _abuse_of(results: Sequence[Result]) -> dict[str, str]:
     """What came of abuse, by its kind."""
     told: dict[str, str] = {}
     floods = [one for one in results if one.client == "flood"]
-    borne = [one.figures for one in floods if not one.problem]
-    worst_s, mib = (max(one[name] for one in borne) for name in ("worst_s", "mib"))
-    told["[floods](../tests/interop/floods.py) of frames"] = (
-        f"{len(borne)} of {len(floods)} are borne: "
-        f"others wait {worst_s:.2f} s at most, the memory grows by {mib:.0f} MiB at most"
-    )
+    if borne := [one.figures for one in floods if not one.problem]:
+        worst_s, mib = (max(one[name] for one in borne) for name in ("worst_s", "mib"))
+        told["[floods](../tests/interop/floods.py) of frames"] = (
+            f"{len(borne)} of {len(floods)} are borne: "
+            f"others wait {worst_s:.2f} s at most, the memory grows by {mib:.0f} MiB at most"
+        )
     for one in results:
         if one.client == "fuzz":
             told["streams of mutated frames"] = f"{one.figures['streams']:,.0f}: no fault, {_growth(one)}"
         if one.client == "soak":
             name = f"{one.figures['seconds']:g} s of connections that come and go, half of them rude ({one.security})"
             told[name] = f"{one.figures['connections']:,.0f}: {_growth(one)}"
-    restarts = [one for one in results if one.case == RESTART]
-    calls = sum(one.figures["calls"] for one in restarts)
-    failing = [one.client for one in restarts if one.problem]
-    told["restarts under callers that repeat nothing"] = f"{calls:,.0f} calls, " + (
-        f"some of {', '.join(dict.fromkeys(failing))} fail" if failing else "none fails"
-    )
+    if restarts := [one for one in results if one.case == RESTART]:
+        calls = sum(one.figures["calls"] for one in restarts)
+        failing = dict.fromkeys(one.client for one in restarts if one.problem)
+        came = f"some of {', '.join(failing)} fail" if failing else "none fails"
+        told["restarts under callers that repeat nothing"] = f"{calls:,.0f} calls, {came}"
     return told
 
 

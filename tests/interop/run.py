@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -191,7 +191,8 @@ class ClientProcess:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._to.close()
+        with suppress(BrokenPipeError):  # it has crashed
+            self._to.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
