@@ -21,7 +21,7 @@ class Listener:
     """Accepts connections at one address. By hand, as asyncio's servers begin any number of TLS handshakes.
 
     `begin`: the protocol of a connection that has come, or None to refuse it. `ended`: called after a handshake.
-    `handshakes`: the connections that were not made yet, each with its task. A protocol takes itself out when it is made.
+    `handshakes`: connections that were not made yet, with their tasks. A protocol takes itself out when it is made.
     """
 
     def __init__(
