@@ -20,16 +20,19 @@ _PAUSE_S = 1.0
 class Listener:
     """Accepts connections at one address. By hand, as asyncio's servers begin any number of TLS handshakes.
 
-    `begin`: the protocol of a connection that has come, or None to refuse it. `handshakes`: those that were not made
-    yet, each with its task. A protocol takes itself out when it is made.
+    `begin`: the protocol of a connection that has come, or None to refuse it. `ended`: called after a handshake.
+    `handshakes`: connections that were not made yet, with their tasks. A protocol takes itself out when it is made.
     """
 
-    def __init__(self, options: ServerOptions, begin: Callable[[], asyncio.Protocol | None]) -> None:
+    def __init__(
+        self, options: ServerOptions, begin: Callable[[], asyncio.Protocol | None], ended: Callable[[], None]
+    ) -> None:
         self.handshakes: dict[asyncio.Protocol, asyncio.Task[None]] = {}
         self._address = options.settings.listen
         self._path = unix_path(self._address)
         self._shares_port = options.shares_port
         self._begin = begin
+        self._ended = ended
         self._sockets: list[socket.socket] = []
         # Of connect_accepted_socket.
         self._tls: dict[str, Any] = {}
@@ -93,6 +96,7 @@ class Listener:
             return
         finally:
             self.handshakes.pop(protocol, None)
+            self._ended()
 
 
 def _bind_port(address: str, shares_port: bool) -> list[socket.socket]:

@@ -22,6 +22,9 @@ from neuronpipe.rpc.transport import CallEnd, ServerOptions
 _DRAIN_PING = b"drain\0\0\0"
 # A peer that does not acknowledge the notice gets no longer; streams that it opened are answered all the same.
 _NOTICE_LIMIT_S = 5.0
+# A new connection is asked to leave after its first call, or this time: gRPC fails the calls for which it was made, if
+# it is asked before they begin.
+_FIRST_CALL_S = 0.25
 _KEEPALIVE_S = 30.0
 # A connection with a call that was refused for load is not read for this time, so that refusals of many calls share
 # their turns of the event loop: at sixteen times the load that can be borne, turns would cost more than the refusals.
@@ -59,7 +62,8 @@ class _ServerConnection(Connection[Call]):
         # What the caller has not read: of each stream the number of the wait, and the bytes that it must read until the
         # wait is over. None is the connection itself, while the operating system takes nothing.
         self._unread: dict[Stream | None, tuple[int, int]] = {}
-        self._leaves_at_s = self._ends_at_s = math.inf
+        self._has_served = False
+        self._is_asked_at_s = self._leaves_at_s = self._ends_at_s = math.inf
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.peer = _peer(transport.get_extra_info("peername"))
@@ -147,6 +151,9 @@ class _ServerConnection(Connection[Call]):
         stream.close()
         self._is_read(stream)
         self._answered_early.discard(stream)
+        self._has_served = True
+        if self._is_asked_at_s < math.inf:
+            self.loop.call_soon(self.ask_to_leave)
         if not self.streams:
             self.idle_since_s = self.loop.time()
 
@@ -215,13 +222,17 @@ class _ServerConnection(Connection[Call]):
             if now_s >= self.made_s + settings.max_connection_age_s:
                 self._ends_at_s = now_s + settings.max_connection_age_grace_s
                 self._give_notice()
+        if now_s >= self._is_asked_at_s:
+            self._is_asked_at_s = math.inf
+            self._give_notice()
         if now_s >= self._leaves_at_s:
             self._take_no_more()
         if now_s >= self._ends_at_s:
             self.end("max_connection_age_grace_s")
         if self.is_lost:
             return None
-        return min(limit for limit in (*limits, self._leaves_at_s, self._ends_at_s) if limit and limit > now_s)
+        limits += [self._is_asked_at_s, self._leaves_at_s, self._ends_at_s]
+        return min(limit for limit in limits if limit and limit > now_s)
 
     @property
     def _is_leaving(self) -> bool:
@@ -230,7 +241,7 @@ class _ServerConnection(Connection[Call]):
     def ask_to_leave(self) -> None:
         """Asks the caller to send new calls elsewhere. Those on their way are answered."""
         if not (self._is_leaving or self.is_lost or self.is_closing):
-            self._give_notice()
+            self._is_asked_at_s = 0.0 if self._has_served else self.made_s + _FIRST_CALL_S
             self.look_at_time_soon()
 
     def _give_notice(self) -> None:
@@ -268,7 +279,7 @@ class Http2Server:
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
         self.connections: set[_ServerConnection] = set()
-        self.listener = Listener(options, self._begin_connection)
+        self.listener = Listener(options, self._begin_connection, self.note_leaving)
         self.is_stopping = False
         self.deadlines = Deadlines()
         in_flight, settings = options.in_flight, options.settings
@@ -334,7 +345,7 @@ class Http2Server:
 
     def note_leaving(self) -> None:
         """One more connection takes no more, or has ended."""
-        if self.all_know and all(connection.takes_no_more for connection in self.connections):
+        if self.all_know and not self.listener.handshakes and all(one.takes_no_more for one in self.connections):
             self.all_know.set()
         if self._is_empty and not self.connections:
             self._is_empty.set()
