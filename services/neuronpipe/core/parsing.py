@@ -4,7 +4,7 @@ The limit holds for what a body in JSON becomes, too (doors/http/bodies.py).
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TypeAlias, TypeVar, cast
 
@@ -37,14 +37,23 @@ _NOT_PACKED = (FieldDescriptor.CPPTYPE_STRING, FieldDescriptor.CPPTYPE_MESSAGE)
 _Field: TypeAlias = tuple[str, Descriptor | None, int]
 
 
-def parse(kind: type[MessageT], data: bytes, message: Descriptor | None = None) -> MessageT:
-    """A message. `message`: what the bytes are; `kind` may leave parts of it as they are.
+def parse(kind: type[MessageT], data: bytes) -> MessageT:
+    """A message. Raises DecodeError, and InvalidInput for one that would take too much memory."""
+    return parser(kind)(data)
 
-    Raises DecodeError, and InvalidInput for one that would take too much memory. For a large one, call it in a thread.
+
+def parser(kind: type[MessageT], message: Descriptor | None = None) -> Callable[[bytes], MessageT]:
+    """What parses bytes as `parse` does; for large ones, call it in a thread. `message`: what the bytes are, of which
+    `kind` may leave parts as they are.
     """
-    if len(data) > _COUNTED_FROM_BYTES:
-        _check_size(message or cast(Descriptor, kind.DESCRIPTOR), data)
-    return kind.FromString(data)
+    from_string, descriptor = kind.FromString, message or cast(Descriptor, kind.DESCRIPTOR)
+
+    def parse_counted(data: bytes) -> MessageT:
+        if len(data) > _COUNTED_FROM_BYTES:
+            _check_size(descriptor, data)
+        return from_string(data)
+
+    return parse_counted
 
 
 def _check_size(message: Descriptor, data: bytes) -> None:

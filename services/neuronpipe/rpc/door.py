@@ -211,7 +211,12 @@ class _Method:
         try:
             handler = self._handler or self._door.handler_of(rpc)
             door = self._door
-            message = door.requests(rpc, read, call.peer) if read else await door.decode(rpc, request, call.peer)
+            if read:
+                message = door.requests(rpc, read, call.peer)
+            elif request is None or len(request) <= LARGE_BYTES:
+                message = _decoded(rpc, request)
+            else:
+                message = await door.decode(rpc, request, call.peer)
             if not rpc.server_streaming:
                 await call.send(rpc.encode(await handler(message, call)))
                 return

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Self, TypeAlias
 
 from google.protobuf.descriptor import FileDescriptor, MethodDescriptor, ServiceDescriptor
@@ -11,7 +10,7 @@ from google.protobuf.message_factory import GetMessageClass
 from neuronpipe.core.callers import current_caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.names import ROUTE_KEY, TRACEPARENT, TRACESTATE
-from neuronpipe.core.parsing import parse
+from neuronpipe.core.parsing import parser
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.platform.process.door import Handler
 from neuronpipe.rpc.transport import ServerCall
@@ -56,7 +55,7 @@ class Rpc:
         return cls(
             path=_path(method.containing_service, method.name),
             request_name=method.input_type.full_name,
-            decode=request.FromString if is_trusted else partial(parse, request, message=method.input_type),
+            decode=request.FromString if is_trusted else parser(request, method.input_type),
             is_trusted=is_trusted,
             encode=response.SerializeToString,
             client_streaming=method.client_streaming,

@@ -10,7 +10,7 @@ from neuronpipe.api.oip.v2.open_inference_pb2 import ModelInferRequest
 from neuronpipe.api.v1.inference_pb2 import InferBatchRequest, InferRequest
 from neuronpipe.api.v1.tasks_pb2 import ChatMessage, TaskInput, TextGenerationInput
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.parsing import parse
+from neuronpipe.core.parsing import parse, parser
 from tests.fuzz.expanding import field_of
 from tests.fuzz.messages import change_bytes
 
@@ -40,7 +40,7 @@ def test_parts_that_stay_bytes_are_looked_into() -> None:
     input = TaskInput(text_generation=TextGenerationInput(messages=[ChatMessage()] * _FIELDS))
     data = InferRequest(input=input).SerializeToString()
     with pytest.raises(InvalidInput, match=r"^input\.text_generation\.messages: "):
-        parse(wire.InferRequest, data, InferRequest.DESCRIPTOR)
+        parser(wire.InferRequest, InferRequest.DESCRIPTOR)(data)
 
 
 @pytest.mark.parametrize("field", ["int64_contents", "bool_contents"])
