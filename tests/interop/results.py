@@ -72,8 +72,9 @@ def _lines(results: Sequence[Result], clients: Sequence[str], cases: Sequence[st
     yield f"Versions: {', '.join(f'{name} {number}' for name, number in _versions().items())}."
     yield from ("", "## Clients and proxies", "")
     yield from _matrix([result for result in results if result.client in clients], clients, cases)
-    yield from ("", "## Conformance to HTTP/2", "")
-    yield from _conformance([result for result in results if result.client == "h2spec"])
+    if conformance := [result for result in results if result.client == "h2spec"]:
+        yield from ("", "## Conformance to HTTP/2", "")
+        yield from _conformance(conformance)
     yield from ("", "## Abuse", "")
     yield from _abuse(results)
 
@@ -99,7 +100,7 @@ def _matrix(results: Sequence[Result], clients: Sequence[str], cases: Sequence[s
         for result in failed:
             transports.setdefault(result.reason or result.problem, set()).add(result.transport)
         texts = [
-            text if len(several) > 1 else f"{text} (`--grpc-transport {several.pop()}`)"
+            text if len(several) == len(_transports(results)) else f"{text} (`--grpc-transport {several.pop()}`)"
             for text, several in transports.items()
         ]
         return ", ".join(f"[{notes.setdefault(text, len(notes) + 1)}]" for text in sorted(texts))
@@ -124,7 +125,8 @@ def _matrix(results: Sequence[Result], clients: Sequence[str], cases: Sequence[s
             ran = [one for one in results if (one.client, one.security) == (client, security)]
             failed = [one for one in ran if one.problem]
             passed = {one.case for one in ran} - {one.case for one in failed}
-            cells.append(f"{len(passed)} of {len({one.case for one in ran})} {note(failed)}" if ran else _NOT_RUN)
+            count = f"{len(passed)} of {len({one.case for one in ran})} {note(failed)}".rstrip()
+            cells.append(count if ran else _NOT_RUN)
         yield f"| cases that pass over {security} | {' | '.join(cells)} |"
     yield ""
     yield from (f"{number}. {text}" for text, number in notes.items())
