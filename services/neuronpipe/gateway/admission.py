@@ -204,9 +204,13 @@ class Gate:
         """The error of a request that is refused or shed, with the time that the excess takes to drain. Where there
         are tenants it does not say what others have in flight.
         """
-        has = f"{self._load.requests} requests with about {self._load.tokens} tokens in flight, the limits are "
-        limits = f"{self._limits[0]} and {self._limits[1]}"
-        problem = f"too many requests or tokens in flight, the limits are {limits}" if self.tenants else has + limits
+        requests, tokens = self._limits
+        problem = (
+            f"too many requests or tokens in flight, the limits are {requests} and {tokens}"
+            if self.tenants
+            else f"{self._load.requests} requests with about {self._load.tokens} tokens in flight, the limits are "
+            f"{requests} and {tokens}"
+        )
         return Overloaded(problem, self._load.retry_after_s(*excess))
 
     def _late(self, excess_requests: float) -> NeuronpipeError:

@@ -122,8 +122,9 @@ def create_key(path: Path, tenant: str, name: str, days: float | None = None) ->
             sha256=_hash(salt, secret),
         )
     except ValidationError as error:
-        problem = "must have from 1 to 256 characters that can be printed, and no tenant is called . or .."
-        raise SetupError(f"--tenant and --name: {problem}") from error
+        raise SetupError(
+            "--tenant and --name: must have from 1 to 256 characters that can be printed; no tenant is called . or .."
+        ) from error
     with _changing(path) as (content, write):
         separator = b"\n" if content and not content.endswith(b"\n") else b""
         write(content + separator + record.model_dump_json(exclude_defaults=True).encode() + b"\n")
