@@ -36,7 +36,7 @@ class JobStoreSettings(Settings):
     jobs_secret: str = Field(
         "",
         description="file of the secret with which gateways sign jobs, of 32 bytes or more; workers that have it run "
-        "only what is signed; read at start; empty: whoever can write to the Redis of jobs can run any",
+        "only what is signed; read at start; empty: any writer of the Redis of jobs can run any",
     )
 
 
