@@ -26,7 +26,6 @@ def _matrix() -> Iterator[object]:
 
 @pytest.mark.parametrize(("client", "security", "case"), list(_matrix()))
 def test_a_client_is_served_as_the_protocol_says(
-    request: pytest.FixtureRequest,
     started: Started,
     results: list[Result],
     transport: str,
@@ -34,8 +33,6 @@ def test_a_client_is_served_as_the_protocol_says(
     security: str,
     case: Case,
 ) -> None:
-    if not client.is_there and not request.config.getoption("every_client"):
-        pytest.skip(f"{client.wants} is not installed; `make interop` installs it")
     known, problem = known_of(transport, client.name, case.name), ""
     try:
         server = started.server(case.server, transport, security)

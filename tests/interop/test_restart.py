@@ -32,7 +32,6 @@ _CASE = restart_case((_RESTARTS + 1) * _RESTART_S)
     "client", [one for one in CLIENTS if one.runs(_CASE, PLAIN) and not one.proxy], ids=lambda client: client.name
 )
 def test_no_call_fails_while_servers_are_replaced(
-    request: pytest.FixtureRequest,
     started: Started,
     results: list[Result],
     tmp_path: Path,
@@ -40,8 +39,6 @@ def test_no_call_fails_while_servers_are_replaced(
     client: Client,
     security: str,
 ) -> None:
-    if not client.is_there and not request.config.getoption("every_client"):
-        pytest.skip(f"{client.wants} is not installed; `make interop` installs it")
     tls = make_tls(security, tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -18,8 +18,8 @@ EXTRA = "compile"
 
 _CACHE = Path("~/.cache/neuronpipe/run")
 _NEURONPIPE = (sys.executable, "-m", "neuronpipe")
-# Lines of the service's log that say what is told in words.
-_TOLD = ("listening", "listening for HTTP", "ready", "draining", "computed", "stopped")
+# Lines of the service's log that say nothing new to who runs it.
+_UNTOLD = ("computed", "stopped")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
                 _tell(name, bundle.spec.task, addresses["listening"], addresses["listening for HTTP"])
             elif event == "draining":
                 _say("stopping: answers what is on its way; press Ctrl-C again to end at once")
-            elif event not in _TOLD:
+            elif event not in _UNTOLD:
                 _say(line.rstrip())
     if service.returncode:
         sys.exit(service.returncode)
@@ -134,7 +134,7 @@ def _first_request(name: str, task: str, http: str) -> str:
         path, body = "/v1/completions", {"model": name, "prompt": sample["prompt"], "max_tokens": 40}
     else:
         path, body = f"/models/{name}", {"inputs": None}
-        for ours, theirs in {**CONVERTERS[task].fields, "candidate_labels": "parameters.candidate_labels"}.items():
+        for ours, theirs in CONVERTERS[task].fields.items():
             if ours in sample:
                 *outer, last = theirs.replace("…", "").split(".")
                 place: dict[str, object] = body

@@ -182,15 +182,11 @@ class InFlight:
 
         If it takes long and the budget has no room for it, `refuse` is called, which must end the read.
         """
-
-        def end(is_late: bool) -> None:
-            refuse(self.waited(is_late, f"the message took longer than {self._max_receive_s:g} s, the limit"))
-
         new_reads = self._new_reads if is_work else self._own_new_reads
         await new_reads.begin()
         reading = _Reading(connection, refuse, new_reads)
         self._look_at(reading, time.monotonic() + _QUICK_S)
-        arrival = self._arrivals.begin(end)
+        arrival = self._begin_arrival(refuse)
         try:
             return await read()
         finally:
@@ -204,11 +200,7 @@ class InFlight:
 
         If it takes too long, or the budget has no room for it, `refuse` is called, which must end the block.
         """
-
-        def end(is_late: bool) -> None:
-            refuse(self.waited(is_late, f"the message took longer than {self._max_receive_s:g} s, the limit"))
-
-        claim, arrival = Claim(connection, refuse), self._arrivals.begin(end)
+        claim, arrival = Claim(connection, refuse), self._begin_arrival(refuse)
         try:
             yield lambda size_bytes: self.budget.grow(claim, size_bytes)
         finally:
@@ -307,6 +299,13 @@ class InFlight:
         if is_late:
             return DeadlineExceeded(late)
         return Overloaded(f"{_MAX_WAITS} calls wait for their callers, the limit", retry_after_s=1)
+
+    def too_slow(self, is_late: bool, limit_s: float) -> NeuronpipeError:
+        """The error of a call whose message did not arrive within so many seconds, or while too many others waited."""
+        return self.waited(is_late, f"the message took longer than {limit_s:g} s, the limit")
+
+    def _begin_arrival(self, refuse: Callable[[NeuronpipeError], None]) -> int:
+        return self._arrivals.begin(lambda is_late: refuse(self.too_slow(is_late, self._max_receive_s)))
 
     def stopping(self) -> Unavailable:
         """The error of calls, and of reads from streams, while the process drains."""

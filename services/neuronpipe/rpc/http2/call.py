@@ -154,9 +154,8 @@ class Call(Stream):
             self.end_claim()
 
     def _arrives_too_slowly(self, is_late: bool) -> None:
-        limit_s = self.connection.options.settings.max_receive_s
-        problem = f"the message took longer than {limit_s:g} s, the limit"
-        self._refuse(self.connection.options.in_flight.waited(is_late, problem))
+        options = self.connection.options
+        self._refuse(options.in_flight.too_slow(is_late, options.settings.max_receive_s))
 
     def _refuse(self, error: NeuronpipeError) -> None:
         if self.task and not self.task.done():
