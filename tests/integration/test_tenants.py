@@ -216,7 +216,7 @@ def test_a_tenant_generates_no_more_than_its_budget(tmp_path_factory: pytest.Tem
     files = make_files(tmp_path / "files", budget)
     one = InferRequest(model="writer")
     one.input.text_generation.prompt = "A"
-    one.input.text_generation.options.max_new_tokens = 200
+    one.input.text_generation.options.max_new_tokens = 150
     with (
         guarded_server(repository, files) as guarded,
         _client(guarded.target, files.search) as search,
