@@ -56,6 +56,7 @@ def _readers(module: SourceModule) -> set[str]:
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("task", ["text_classification", "sentence_embedding", "fill_mask", "image_classification"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_graph_reads_the_weights_that_change_an_output_when_they_are_changed_and_no_others(
