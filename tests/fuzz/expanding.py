@@ -23,8 +23,8 @@ Shape: TypeAlias = tuple[str, Callable[[], bytes]]
 
 def expanding_messages(message: Descriptor, size_bytes: int) -> Iterator[Shape]:
     """Messages of about that size, with what they are: millions of the smallest values of each field that may have
-    several, at each depth, of unknown fields, of fields that may have one, and messages in messages in messages. A field
-    that is found at several places is filled at the first.
+    several, at each depth, of unknown fields, of fields that may have one, and messages in messages in messages. A
+    field that is found at several places is filled at the first.
     """
     yield "unknown fields", lambda: field_of(_UNKNOWN, b"") * (size_bytes // 7)
     yield "unknown numbers", lambda: b"\xf8\xff\xff\xff\x0f\x01" * (size_bytes // 6)
