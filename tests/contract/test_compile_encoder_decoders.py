@@ -1,5 +1,6 @@
 """A model with an encoder and a decoder is compiled if the graphs that run choose the tokens of `generate`."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,9 @@ import pytest
 import transformers
 
 from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.model import ModelSpec
 from neuronpipe.tasks.text_generation import GenerationFacts
 from neuronpipe.tasks.text_to_text import TranslationFacts
 from tests.encoder_decoders import MODELS, TOKENS, save_encoder_decoder
@@ -19,6 +22,12 @@ _TASKS = {"marian": "translation", "mbart": "translation"}
 def _compile(source: Path, repository: Path, **changes: Any) -> Any:
     described: dict[str, Any] = {"source": str(source), "task": "", "repository": repository, "name": "m"}
     return compile_bundle(CompileRequest(**described | changes), lambda line: None)
+
+
+def _spec(source: Path, task: str) -> ModelSpec:
+    """What a bundle says of the model, without the graph."""
+    module = load_module(source, task, SOURCE_TASKS[task].load_tokenizer(source))
+    return dataclasses.replace(module, inputs=("input_ids",)).spec("m", 1, {})
 
 
 @pytest.mark.sampled
@@ -84,13 +93,11 @@ _DIRECTIONS = {
 def test_what_a_model_says_of_a_task_goes_before_what_it_says_of_all(tmp_path: Path) -> None:
     said = {"summarization": {**_SETTINGS, "prefix": "summarize: "}, **_DIRECTIONS}
     source = save_encoder_decoder("t5", tmp_path / "source", task_specific_params=said)
-    summaries = GenerationFacts.of(_compile(source, tmp_path / "repository", task="summarization", backend="fake").spec)
+    summaries = GenerationFacts.of(_spec(source, "summarization"))
     assert (summaries.prefix, summaries.num_beams, summaries.early_stopping) == ("summarize: ", 4, True)
     assert (summaries.min_new_tokens, summaries.own("no_repeat_ngram_size")) == (9, 3)
     assert summaries.max_new_tokens is None, "pipelines take 256 where the model itself has no max_length"
-    translations = TranslationFacts.of(
-        _compile(source, tmp_path / "repository", task="translation", backend="fake").spec
-    )
+    translations = TranslationFacts.of(_spec(source, "translation"))
     assert translations.source_language == "en"
     assert translations.prefixes == {
         "en": {"de": "translate English to German: ", "fr": "translate English to French: "}
@@ -113,7 +120,7 @@ def test_a_model_of_images_and_texts_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_model_without_positions_writes_as_much_as_it_says(tmp_path: Path) -> None:
     source = save_encoder_decoder("mt5", tmp_path / "source", max_length=700)
-    facts = GenerationFacts.of(_compile(source, tmp_path / "repository", task="summarization", backend="fake").spec)
+    facts = GenerationFacts.of(_spec(source, "summarization"))
     assert (facts.max_text_tokens, facts.max_new_tokens) == (699, 699)
 
 
