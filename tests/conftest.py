@@ -1,13 +1,14 @@
 """What all tests share: the models, made once a run, and how the tests are shared out among processes."""
 
+import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from neuronpipe.stages.neuron_executor.runtimes import neuron
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
@@ -18,7 +19,8 @@ from tests.sharing import Scheduling, order_of
 
 DOUBLES = Path(__file__).parent / "doubles"
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
-
+# jsonschema would compile its grammars of IRIs, which no test reads, for two seconds.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # so that the import fails
 
 # The services with --grpc-transport.
 _SERVICES = ("ALL", "GATEWAY", "TOKENIZER", "NEURON_EXECUTOR", "POSTPROCESSOR", "WORKER")
@@ -30,10 +32,22 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts what runs in the background with SIGINT ignored, and the processes that tests interrupt would
     # inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not config.getoption("numprocesses", None):  # the process that shares tests out needs no torch, which is slow
+        # Raised inside PyTorch and transformers while a module is traced; nothing that we call.
+        config.addinivalue_line("filterwarnings", "ignore::torch.jit.TracerWarning")
     if _IS_WORKER:
+        import torch
+
         # Threads of one worker, and of what it starts, would wait for those of another.
         torch.set_num_threads(1)
         os.environ["OMP_NUM_THREADS"] = "1"
+    # Nothing that is imported or collected becomes garbage: looking for it takes a third of a second each time.
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,17 +1,18 @@
 """Tiny compiled models of each task that generates."""
 
+import shutil
 from pathlib import Path
 
 from neuronpipe.compiler import CompileRequest, compile_bundle
-from tests.decoders import make_writer, save_decoder
+from tests.decoders import save_decoder
 from tests.encoder_decoders import save_encoder_decoder
 
 
-def make_writers(folder: Path) -> None:
+def make_writers(folder: Path, writer: Path) -> None:
     """In `repository` the models `writer`, with a template for chats, `continuer`, without one, `summarizer` and
-    `translator`.
+    `translator`. `writer`: the folder that tests.decoders.make_writer has filled.
     """
-    make_writer(folder)
+    shutil.copytree(writer, folder, dirs_exist_ok=True)
     sources = {
         "continuer": ("text_generation", save_decoder("gpt2", folder / "gpt2")),
         "summarizer": ("summarization", save_encoder_decoder("bart", folder / "bart")),

@@ -1,5 +1,5 @@
 """Every architecture, in a small configuration, keeps the contract of a back end on every back end; docs/models.md says
-so, too.
+so, too. Compiling takes long, so a sample is tested; `make oracle` tests all.
 
 What cannot run here is skipped with the reason: pytest's summary lists them.
 """
@@ -41,7 +41,11 @@ from tests.measured_models import GRAPHS, PAGE, RECORD, page, wanted
 from tests.sampling import Sample, sample_of
 
 _SEED = 20261121
-_PLACES = [*BACKENDS, "openvino in parts", "neuronx in parts", "torch on a GPU", "neuronx on a device"]
+# The fake back end computes no model, so none is different from another.
+_PLACES = [
+    *(name for name in BACKENDS if name != "fake"),
+    *("openvino in parts", "neuronx in parts", "torch on a GPU", "neuronx on a device"),
+]
 # Those that no core can share, with the reason.
 _UNCUT = dict.fromkeys(("ALBERT", "Longformer"), "has no two layers of its own that run one after the other")
 _UNCUT |= dict.fromkeys(("DeBERTa-v3", "Swin"), "passes from one layer to the next")
@@ -53,16 +57,11 @@ _BUCKETS = {"text_classification": ("4x16", "4x64"), "image_classification": ("4
 _DEVICES = device_count()  # before the double has this process see none
 # Sums of float32 in another order, as in test_backends.py; ModernBERT has twice as many layers as that counts.
 _TOLERANCE = 2e-5
+# Their parts are those of openvino; of each kind of model one is traced.
 _TRACED_IN_PARTS = ("BERT", "ModernBERT", "Qwen3", "ViT")
 
 
-def _reason_to_skip(place: str, architecture: str, sample: Sample) -> str | None:
-    if place == "fake":
-        return "the fake back end computes no model, so none is different from another"
-    if place == "neuronx in parts" and architecture not in _TRACED_IN_PARTS:
-        return "its parts are those of openvino; of each kind of model one is traced"
-    if architecture not in _drawn(place, sample):
-        return f"compiling takes long, so {sample.describe()} is tested; `make oracle` tests all"
+def _reason_to_skip(place: str, architecture: str) -> str | None:
     if place.endswith("in parts") and architecture in _UNCUT:
         return "it is refused, as a test of its own shows"
     if place == "torch on a GPU" and not torch.cuda.is_available():
@@ -75,13 +74,13 @@ def _reason_to_skip(place: str, architecture: str, sample: Sample) -> str | None
 
 
 def _drawn(place: str, sample: Sample) -> list[str]:
-    """The sample of a place. The double of Neuron takes eight seconds for a model, so it takes a sample of
-    that of the others.
+    """The sample of a place. PyTorch and the double of Neuron take six and twelve seconds for a model, so theirs is a
+    sample of that of the others.
     """
     if place == "neuronx in parts":
         return sample.some(_TRACED_IN_PARTS)
     drawn = sample.some(_OF_ONE_KIND)
-    return sample.some(drawn) if place == "neuronx" else drawn
+    return sample.some(drawn) if place in ("torch", "neuronx") else drawn
 
 
 def _compile(folder: Path, architecture: str, backend: str, parts: int = 1) -> Bundle:
@@ -119,14 +118,17 @@ class _Loaded:
         return [cut(outputs, row, tokens, self.spec.outputs)["logits"] for row, tokens in enumerate(lengths)]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(place, architecture) for architecture in _OF_ONE_KIND for place in _PLACES],
-    ids=lambda param: "-".join(param),
-)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "loaded" in metafunc.fixturenames:
+        drawn = {place: _drawn(place, sample_of(metafunc.config)) for place in _PLACES}
+        pairs = [(place, name) for name in _OF_ONE_KIND for place in _PLACES if name in drawn[place]]
+        metafunc.parametrize("loaded", pairs, indirect=True, scope="module", ids="-".join)
+
+
+@pytest.fixture(scope="module")
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Loaded]:
     place, architecture = request.param
-    if reason := _reason_to_skip(place, architecture, sample_of(request.config)):
+    if reason := _reason_to_skip(place, architecture):
         pytest.skip(f"{architecture} on {place}: {reason}")
     name = place.split(" ")[0]
     if place in ("neuronx", "neuronx in parts"):

@@ -15,9 +15,7 @@ from neuronpipe.tasks.text_generation import GenerationFacts
 from tests.decoders import save_decoder
 from tests.encoder_decoders import save_encoder_decoder
 from tests.models import for_neuron
-from tests.sampling import sample_of
 
-# What of these is whole: `make oracle` compiles all of them.
 _EXACT = ("gpt2", "llama", "llama-tied", "mistral", "qwen2", "qwen3", "phi", "phi3", "gemma3", "gpt-neox")
 # Their graphs gather the cache themselves.
 _GATHERED = ("opt", "gemma2")
@@ -32,12 +30,9 @@ def _compile(source: Path, repository: Path, **changes: Any) -> Any:
     return compile_bundle(_request(source, repository, **changes), lambda line: None)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", _EXACT)
-def test_a_decoder_is_compiled_with_every_token_compared(
-    family: str, tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    if family not in sample_of(pytestconfig).some(_EXACT):
-        pytest.skip("not in the sample of this run")
+def test_a_decoder_is_compiled_with_every_token_compared(family: str, tmp_path: Path) -> None:
     bundle = _compile(save_decoder(family, tmp_path / "source", repetition_penalty=1.1), tmp_path / "repository")
     accuracy = bundle.manifest.artifacts[0].accuracy
     facts = GenerationFacts.of(bundle.spec)
@@ -48,12 +43,9 @@ def test_a_decoder_is_compiled_with_every_token_compared(
     assert (bundle.spec.task, bundle.spec.max_tokens) == ("text_generation", 192)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", _GATHERED)
-def test_a_decoder_that_paged_attention_computes_wrongly_gathers_its_cache_itself(
-    family: str, tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    if family not in sample_of(pytestconfig).some(_GATHERED):
-        pytest.skip("not in the sample of this run")
+def test_a_decoder_that_paged_attention_computes_wrongly_gathers_its_cache_itself(family: str, tmp_path: Path) -> None:
     (artifact,) = _compile(save_decoder(family, tmp_path / "source"), tmp_path / "repository").manifest.artifacts
     assert [Path(name).name for name in artifact.files] == ["gathered.xml", "gathered.bin"]
     assert artifact.accuracy.agreement == 1
@@ -62,11 +54,7 @@ def test_a_decoder_that_paged_attention_computes_wrongly_gathers_its_cache_itsel
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("family", [*_EXACT, *_GATHERED])
-def test_a_decoder_is_compiled_for_pytorch_with_every_token_compared(
-    family: str, tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    if family not in sample_of(pytestconfig).some([*_EXACT, *_GATHERED]):
-        pytest.skip("not in the sample of this run")
+def test_a_decoder_is_compiled_for_pytorch_with_every_token_compared(family: str, tmp_path: Path) -> None:
     source = save_decoder(family, tmp_path / "source")
     (artifact,) = _compile(source, tmp_path / "repository", backend="torch").manifest.artifacts
     assert artifact.accuracy.agreement == 1
@@ -76,10 +64,8 @@ def test_a_decoder_is_compiled_for_pytorch_with_every_token_compared(
 @pytest.mark.sampled
 @pytest.mark.parametrize("family", [*_EXACT, *_GATHERED])
 def test_a_decoder_is_compiled_for_the_slots_of_neuron_with_every_token_compared(
-    family: str, tmp_path: Path, pytestconfig: pytest.Config, neuron_double: object
+    family: str, tmp_path: Path, neuron_double: object
 ) -> None:
-    if family not in sample_of(pytestconfig).some([*_EXACT, *_GATHERED]):
-        pytest.skip("not in the sample of this run")
     source = save_decoder(family, tmp_path / "source")
     bundle = _compile(source, tmp_path / "repository", **for_neuron(tmp_path, "4x96"))
     (artifact,) = bundle.manifest.artifacts
@@ -188,11 +174,7 @@ _SLIDING = ("mistral", "gemma3", "gemma2")
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("family", _SLIDING)
-def test_windows_are_compared_with_prompts_of_five_windows(
-    family: str, tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    if family not in sample_of(pytestconfig).some(_SLIDING):
-        pytest.skip("not in the sample of this run")
+def test_windows_are_compared_with_prompts_of_five_windows(family: str, tmp_path: Path) -> None:
     texts = compile_with_reference(
         _request(save_decoder(family, tmp_path / "source"), tmp_path / "repository"), lambda line: None
     ).texts

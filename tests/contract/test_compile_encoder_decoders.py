@@ -1,5 +1,6 @@
 """A model with an encoder and a decoder is compiled if the graphs that run choose the tokens of `generate`."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,13 @@ import pytest
 import transformers
 
 from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.model import ModelSpec
 from neuronpipe.tasks.text_generation import GenerationFacts
 from neuronpipe.tasks.text_to_text import TranslationFacts
 from tests.encoder_decoders import MODELS, TOKENS, save_encoder_decoder
 from tests.models import for_neuron
-from tests.sampling import sample_of
 
 _TASKS = {"marian": "translation", "mbart": "translation"}
 
@@ -22,10 +24,15 @@ def _compile(source: Path, repository: Path, **changes: Any) -> Any:
     return compile_bundle(CompileRequest(**described | changes), lambda line: None)
 
 
+def _spec(source: Path, task: str) -> ModelSpec:
+    """What a bundle says of the model, without the graph."""
+    module = load_module(source, task, SOURCE_TASKS[task].load_tokenizer(source))
+    return dataclasses.replace(module, inputs=("input_ids",)).spec("m", 1, {})
+
+
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", MODELS)
-def test_every_token_is_compared(family: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    if family not in sample_of(pytestconfig).some(list(MODELS)):
-        pytest.skip("not in the sample of this run")
+def test_every_token_is_compared(family: str, tmp_path: Path) -> None:
     source = save_encoder_decoder(family, tmp_path / "source", max_length=40, min_length=5, forced_eos_token_id=2)
     bundle = _compile(source, tmp_path / "repository")
     accuracy = bundle.manifest.artifacts[0].accuracy
@@ -38,12 +45,9 @@ def test_every_token_is_compared(family: str, tmp_path: Path, pytestconfig: pyte
     assert (facts.max_new_tokens, facts.min_new_tokens, facts.own("forced_eos_token_id")) == (39, 4, 2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", MODELS)
-def test_every_token_in_the_slots_of_neuron_is_compared(
-    family: str, tmp_path: Path, pytestconfig: pytest.Config, neuron_double: object
-) -> None:
-    if family not in sample_of(pytestconfig).some(list(MODELS)):
-        pytest.skip("not in the sample of this run")
+def test_every_token_in_the_slots_of_neuron_is_compared(family: str, tmp_path: Path, neuron_double: object) -> None:
     source = save_encoder_decoder(family, tmp_path / "source")
     bundle = _compile(source, tmp_path / "repository", **for_neuron(tmp_path, "6x48"))
     (artifact,) = bundle.manifest.artifacts
@@ -89,11 +93,11 @@ _DIRECTIONS = {
 def test_what_a_model_says_of_a_task_goes_before_what_it_says_of_all(tmp_path: Path) -> None:
     said = {"summarization": {**_SETTINGS, "prefix": "summarize: "}, **_DIRECTIONS}
     source = save_encoder_decoder("t5", tmp_path / "source", task_specific_params=said)
-    summaries = GenerationFacts.of(_compile(source, tmp_path / "repository", task="summarization").spec)
+    summaries = GenerationFacts.of(_spec(source, "summarization"))
     assert (summaries.prefix, summaries.num_beams, summaries.early_stopping) == ("summarize: ", 4, True)
     assert (summaries.min_new_tokens, summaries.own("no_repeat_ngram_size")) == (9, 3)
     assert summaries.max_new_tokens is None, "pipelines take 256 where the model itself has no max_length"
-    translations = TranslationFacts.of(_compile(source, tmp_path / "repository", task="translation").spec)
+    translations = TranslationFacts.of(_spec(source, "translation"))
     assert translations.source_language == "en"
     assert translations.prefixes == {
         "en": {"de": "translate English to German: ", "fr": "translate English to French: "}
@@ -116,7 +120,7 @@ def test_a_model_of_images_and_texts_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_model_without_positions_writes_as_much_as_it_says(tmp_path: Path) -> None:
     source = save_encoder_decoder("mt5", tmp_path / "source", max_length=700)
-    facts = GenerationFacts.of(_compile(source, tmp_path / "repository", task="summarization").spec)
+    facts = GenerationFacts.of(_spec(source, "summarization"))
     assert (facts.max_text_tokens, facts.max_new_tokens) == (699, 699)
 
 

@@ -5,6 +5,7 @@ Each import runs in a fresh interpreter in which every other package looks as if
 
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -71,6 +72,11 @@ def _python(program: str) -> str:
     return process.stdout
 
 
+@cache
+def _loaded_by(module: str) -> list[str]:
+    return _python(f"import sys, {module}; print(*sys.modules)").split()
+
+
 @pytest.mark.parametrize("module", _NEEDS)
 def test_a_part_needs_nothing_but_what_its_extra_installs(module: str) -> None:
     _python(_PROGRAM.format(module=module, allowed=_NEEDS[module]))
@@ -106,7 +112,7 @@ def test_a_package_that_a_part_needs_and_lacks_is_noticed() -> None:
 
 @pytest.mark.parametrize("module", _NEEDS)
 def test_a_part_loads_no_library_that_another_needs(module: str) -> None:
-    loaded = set(_python(f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})").split())
+    loaded = {name.partition(".")[0] for name in _loaded_by(module)}
     assert loaded & (_HEAVY - _NEEDS[module]) == set()
 
 
@@ -123,6 +129,6 @@ _SERVERS = [
 
 @pytest.mark.parametrize("module", _SERVERS)
 def test_no_part_that_serves_loads_the_compiler(module: str) -> None:
-    loaded = _python(f"import sys, {module}; print(*sys.modules)").split()
+    loaded = _loaded_by(module)
     assert module in loaded
     assert [name for name in loaded if name.startswith("neuronpipe.compiler")] == []

@@ -61,14 +61,14 @@ def _tokens(tokenizer: Any) -> list[list[int]]:
     return [tokenizer(text, truncation=True)["input_ids"] for text in _TEXTS]
 
 
-@pytest.mark.parametrize("backend", ["openvino", "torch", "neuronx"])
-@pytest.mark.parametrize("heads", [4, 6, 8])
+@pytest.mark.parametrize(
+    ("heads", "backend"),
+    [(4, "openvino"), (6, "torch"), (8, "torch"), pytest.param(8, "neuronx", marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("has_query_norms", [False, True])
 async def test_jina_bert_answers_as_its_published_code(
     has_query_norms: bool, heads: int, backend: str, tmp_path: Path, neuron_double: Any
 ) -> None:
-    if (heads, backend) not in ((4, "openvino"), (6, "torch"), (8, "torch"), (8, "neuronx")):
-        pytest.skip("each number of heads is tested on one back end, and each back end with one")
     tokenizer = byte_level_bpe(max_tokens=64) if has_query_norms else word_piece(max_tokens=64)
     source = jina_bert.make_source(
         tmp_path / "source", "sentence_embedding", tokenizer, has_query_norms=has_query_norms, heads=heads

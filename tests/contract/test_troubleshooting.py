@@ -37,8 +37,9 @@ def texts() -> list[str]:
 
 
 def _is_in(quoted: str, texts: list[str]) -> bool:
-    pattern = ".*".join(map(re.escape, quoted.split("…")))
-    return any(re.search(pattern, text) for text in texts)
+    parts = quoted.split("…")
+    pattern, longest = re.compile(".*".join(map(re.escape, parts))), max(parts, key=len)
+    return any(longest in text and pattern.search(text) for text in texts)
 
 
 def test_the_page_quotes_messages() -> None:

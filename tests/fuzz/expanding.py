@@ -23,18 +23,25 @@ Shape: TypeAlias = tuple[str, Callable[[], bytes]]
 
 def expanding_messages(message: Descriptor, size_bytes: int) -> Iterator[Shape]:
     """Messages of about that size, with what they are: millions of the smallest values of each field that may have
-    several, at each depth, of unknown fields, of fields that may have one, and messages in messages in messages.
+    several, at each depth, of unknown fields, of fields that may have one, and messages in messages in messages. A
+    field that is found at several places is filled at the first.
     """
     yield "unknown fields", lambda: field_of(_UNKNOWN, b"") * (size_bytes // 7)
     yield "unknown numbers", lambda: b"\xf8\xff\xff\xff\x0f\x01" * (size_bytes // 6)
     yield "one unknown text", lambda: field_of(_UNKNOWN, bytes(size_bytes))
-    yield from _of_fields(message, size_bytes, (), ())
+    yield from _of_fields(message, size_bytes, (), (), set())
 
 
 def _of_fields(
-    message: Descriptor, size_bytes: int, path: tuple[FieldDescriptor, ...], names: tuple[str, ...]
+    message: Descriptor,
+    size_bytes: int,
+    path: tuple[FieldDescriptor, ...],
+    names: tuple[str, ...],
+    filled: set[str],
 ) -> Iterator[Shape]:
-    for field in message.fields:
+    new = [field for field in message.fields if field.full_name not in filled]
+    filled.update(field.full_name for field in new)
+    for field in new:
         name = ".".join((*names, field.name))
         is_message = field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE
         smallest: dict[str, bytes] = {}
@@ -53,7 +60,7 @@ def _of_fields(
         if is_message and field.message_type in (message, *(one.message_type for one in path)):
             yield f"{name}: in itself", partial(_nested, path, field, size_bytes)
         elif field.message_type and len(path) < _MAX_DEPTH:
-            yield from _of_fields(field.message_type, size_bytes, (*path, field), (*names, field.name))
+            yield from _of_fields(field.message_type, size_bytes, (*path, field), (*names, field.name), filled)
 
 
 def field_of(number: int, value: bytes) -> bytes:
@@ -109,11 +116,14 @@ _VALUES = {
     "lists in lists": b"[[[]]]",
     "quotes": b'"\\"\\\\"',
 }
+# Of a property, besides how it is checked.
+_TEXTS = ("title", "description", "default")
 
 
 def expanding_bodies(schema: Mapping[str, Any], schemas: Mapping[str, Any], size_bytes: int) -> Iterator[Shape]:
     """Bodies in JSON of about that size, with what they are: in place of each property, at each depth, many of the
-    smallest values, one long text, and lists in lists. `schemas`: the shared ones of the document.
+    smallest values, one long text, and lists in lists. Of the properties that are checked alike, the first is filled.
+    `schemas`: the shared ones of the document.
     """
     fills: dict[str, Callable[[], bytes]] = {
         kind: partial(lambda one: b"[" + b",".join([one] * (size_bytes // (len(one) + 1))) + b"]", one)
@@ -124,9 +134,12 @@ def expanding_bodies(schema: Mapping[str, Any], schemas: Mapping[str, Any], size
     fills["depth"] = lambda: b"[" * size_bytes
     fills["depth of objects"] = lambda: b'{"a":' * (size_bytes // 5)
     fills["names"] = lambda: b"{" + b",".join(b'"%x":0' % number for number in range(size_bytes // 10)) + b"}"
+    places: dict[str, tuple[str, tuple[bytes, bytes]]] = {}
+    for name, checked, around in _places(schema, schemas, 0):
+        places.setdefault(checked, (name, around))
     for kind, fill in fills.items():
         yield kind, fill
-        for name, around in _places(schema, schemas, 0):
+        for name, around in places.values():
             yield f"{name}: {kind}", partial(_filled, around, fill)
 
 
@@ -136,8 +149,8 @@ def _filled(around: tuple[bytes, bytes], fill: Callable[[], bytes]) -> bytes:
 
 def _places(
     schema: Mapping[str, Any], schemas: Mapping[str, Any], depth: int
-) -> Iterator[tuple[str, tuple[bytes, bytes]]]:
-    """Each place in a body, and what stands around it."""
+) -> Iterator[tuple[str, str, tuple[bytes, bytes]]]:
+    """Each place in a body, how it is checked, and what stands around it."""
     if depth > _MAX_DEPTH:
         return
     if "$ref" in schema:
@@ -152,12 +165,12 @@ def _places(
             if other in schema.get("required", ()) and other != name
         ]
         around = b"{" + b"".join(others) + b'"%s":' % name.encode(), b"}"
-        yield name, around
-        for deeper, (before, behind) in _places(inner, schemas, depth + 1):
-            yield f"{name}.{deeper}", (around[0] + before, behind + around[1])
+        yield name, repr({word: value for word, value in inner.items() if word not in _TEXTS}), around
+        for deeper, checked, (before, behind) in _places(inner, schemas, depth + 1):
+            yield f"{name}.{deeper}", checked, (around[0] + before, behind + around[1])
     if items := schema.get("items"):
-        for deeper, (before, behind) in _places(items, schemas, depth + 1):
-            yield f"[].{deeper}", (b"[" + before, behind + b"]")
+        for deeper, checked, (before, behind) in _places(items, schemas, depth + 1):
+            yield f"[].{deeper}", checked, (b"[" + before, behind + b"]")
 
 
 def _some(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> bytes:

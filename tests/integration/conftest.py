@@ -12,6 +12,7 @@ from demo.processes import ServiceProcess, four_processes
 from neuronpipe.client import AsyncClient, TlsFiles
 from tests.integration.http_server import HttpServer, running_http_server
 from tests.integration.systems import System, local_system, make_slow, two_processes
+from tests.shared_folder import shared_folder
 
 # system → the fixture of its address.
 _TARGETS = {
@@ -95,6 +96,22 @@ def http_server(http_repository: Path) -> Iterator[HttpServer]:
     """One process that serves them over HTTP, too."""
     with running_http_server(http_repository, "--default-models", "minilm,classifier") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def writer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decoder with a template for chats in `source`, and as the model `writer` in `repository`."""
+    from tests.decoders import make_writer
+
+    return shared_folder(tmp_path_factory, "writer", make_writer)
+
+
+@pytest.fixture(scope="session")
+def writers_folder(writer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a model of each other task that generates."""
+    from tests.writers import make_writers
+
+    return shared_folder(tmp_path_factory, "writers", lambda folder: make_writers(folder, writer_folder))
 
 
 @pytest.fixture

@@ -31,7 +31,6 @@ from tests.integration.http_server import HttpServer, running_http_server
 from tests.integration.test_node import FOLDER as NODE
 from tests.shared_folder import shared_folder
 from tests.versions import copy_classifier
-from tests.writers import make_writers
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -161,8 +160,8 @@ async def test_a_form_sends_a_request_and_shows_its_result_its_timings_and_its_b
     assert {url for url in console.requested if not url.startswith((f"{console.url}/", "blob:"))} == set()
 
 
-def _make_openvino_models(folder: Path) -> None:
-    make_writers(folder)
+def _make_openvino_models(folder: Path, writers: Path) -> None:
+    shutil.copytree(writers / "repository", folder / "repository")
     sources = (
         ("expander", "sparse_embedding", make_source(folder / "expander", "BERT", "sparse_embedding")),
         ("retriever", "multi_vector_embedding", make_source(folder / "retriever", "BERT", "multi_vector_embedding")),
@@ -174,9 +173,11 @@ def _make_openvino_models(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def openvino_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    repository = shared_folder(tmp_path_factory, "console-models", _make_openvino_models) / "repository"
-    with running_http_server(repository, "--kept-traces", "100") as server:
+def openvino_server(writers_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    models = shared_folder(
+        tmp_path_factory, "console-models", lambda folder: _make_openvino_models(folder, writers_folder)
+    )
+    with running_http_server(models / "repository", "--kept-traces", "100") as server:
         yield server
 
 

@@ -12,8 +12,6 @@ import pytest
 from demo.processes import ServiceProcess
 from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, GeneratedText
 from neuronpipe.client import Client
-from tests.shared_folder import shared_folder
-from tests.writers import make_writers
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -23,9 +21,8 @@ _TEXT = "The tower was built for an exhibition in Paris."
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    repository: Path = shared_folder(tmp_path_factory, "writers", make_writers) / "repository"
-    with ServiceProcess("all", "--repository", str(repository)) as process:
+def target(writers_folder: Path) -> Iterator[str]:
+    with ServiceProcess("all", "--repository", str(writers_folder / "repository")) as process:
         yield process.wait_until_ready().target
 
 

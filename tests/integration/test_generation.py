@@ -28,11 +28,9 @@ from neuronpipe.client import (
     WrongTask,
 )
 from neuronpipe.client.task_call import generation_request
-from tests.decoders import make_writer
 from tests.integration.guarded import until
 from tests.integration.raw_http2 import RawHttp2
 from tests.integration.systems import two_processes
-from tests.shared_folder import shared_folder
 
 pytestmark = pytest.mark.local_only
 
@@ -46,8 +44,8 @@ _GENERATE = "/neuronpipe.api.v1.InferenceService/Generate"
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_folder(tmp_path_factory, "writer", make_writer) / "repository"
+def repository(writer_folder: Path) -> Path:
+    return writer_folder / "repository"
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,6 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.integration.http_server import HttpServer, running_http_server
-from tests.shared_folder import shared_folder
-from tests.writers import make_writers
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -21,13 +19,8 @@ _BEAMS = {"num_beams": 3, "length_penalty": 0.5, "early_stopping": True}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_folder(tmp_path_factory, "writers", make_writers)
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[HttpServer]:
-    with running_http_server(folder / "repository") as server:
+def server(writers_folder: Path) -> Iterator[HttpServer]:
+    with running_http_server(writers_folder / "repository") as server:
         yield server
 
 
@@ -47,15 +40,15 @@ def _generated(source: Path, **options: Any) -> str:
     ids=str,
 )
 def test_the_options_of_a_summary_and_a_translation_are_those_of_generate(
-    server: HttpServer, folder: Path, options: dict[str, Any]
+    server: HttpServer, writers_folder: Path, options: dict[str, Any]
 ) -> None:
     options = options | _SPECIAL
     hub = huggingface_hub.InferenceClient(model=f"{server.url}/models/summarizer", timeout=60)
     summary = hub.summarization(_TEXT, generate_parameters=options)
-    assert summary["summary_text"] == _generated(folder / "bart", **options) != ""
+    assert summary["summary_text"] == _generated(writers_folder / "bart", **options) != ""
     hub = huggingface_hub.InferenceClient(model=f"{server.url}/models/translator", timeout=60)
     translation = hub.translation(_TEXT, generate_parameters=options)
-    assert translation.translation_text == _generated(folder / "marian", **options) != ""
+    assert translation.translation_text == _generated(writers_folder / "marian", **options) != ""
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,7 @@ import pytest_asyncio
 
 from neuronpipe.api.v1.tasks_pb2 import FinishReason
 from neuronpipe.client import Client
-from tests.decoders import make_writer
 from tests.integration.http_server import HttpServer, running_http_server
-from tests.shared_folder import shared_folder
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -28,9 +26,8 @@ _CHAT: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user",
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    repository: Path = shared_folder(tmp_path_factory, "writer", make_writer) / "repository"
-    with running_http_server(repository, "--metrics-listen", "127.0.0.1:0") as server:
+def server(writer_folder: Path) -> Iterator[HttpServer]:
+    with running_http_server(writer_folder / "repository", "--metrics-listen", "127.0.0.1:0") as server:
         yield server
 
 

@@ -23,8 +23,6 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.load.report import LoadResult
 from neuronpipe.measure.load.request import GenerationLoad, Lengths, LoadRequest
 from neuronpipe.measure.load.run import run_load
-from tests.decoders import make_writer
-from tests.shared_folder import shared_folder
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -205,10 +203,9 @@ def test_ctrl_c_ends_the_run_with_the_report_of_what_was_measured(target: str) -
 
 
 @pytest.fixture(scope="module")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def writer(writer_folder: Path) -> Iterator[str]:
     """A gateway with a tiny model that generates."""
-    repository = shared_folder(tmp_path_factory, "writer", make_writer) / "repository"
-    with ServiceProcess("all", "--repository", str(repository)) as process:
+    with ServiceProcess("all", "--repository", str(writer_folder / "repository")) as process:
         yield process.wait_until_ready().target
 
 

@@ -15,7 +15,7 @@ from tests.integration.requests import classify
 pytestmark = [pytest.mark.local_only, pytest.mark.alone]
 
 _INFER = "/neuronpipe.api.v1.InferenceService/Infer"
-_CALLERS = 60
+_CALLERS = 30
 _MESSAGE_MIB = 32
 
 

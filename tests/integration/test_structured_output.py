@@ -19,9 +19,7 @@ import pytest_asyncio
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.tasks_pb2 import FinishReason
 from neuronpipe.client import AsyncClient, InvalidInput
-from tests.decoders import make_writer
 from tests.integration.random_schemas import random_schema
-from tests.shared_folder import shared_folder
 
 pytestmark = pytest.mark.local_only
 
@@ -44,8 +42,8 @@ _DRAWN: dict[str, Any] = {"do_sample": True, "top_k": 0}
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServiceProcess]]:
-    repository: Path = shared_folder(tmp_path_factory, "writer", make_writer) / "repository"
+def processes(writer_folder: Path) -> Iterator[dict[str, ServiceProcess]]:
+    repository = writer_folder / "repository"
     with (
         four_processes(repository, gateway_options=_HTTP) as four,
         ServiceProcess("all", "--repository", str(repository), *_HTTP) as one,

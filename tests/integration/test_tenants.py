@@ -19,11 +19,9 @@ from neuronpipe.api.v1.inference_pb2 import CacheOutcome, InferRequest, InferRes
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.client import AsyncClient, Client, Overloaded
 from neuronpipe.gateway.callers.keys import create_key
-from tests.decoders import make_writer
 from tests.integration.guarded import Files, Guarded, fails_with, guarded_server, make_files, until
 from tests.integration.requests import classify, embed
 from tests.redis_server import RedisServer, redis_server
-from tests.shared_folder import shared_folder
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -210,15 +208,14 @@ def test_a_redis_that_was_never_there_holds_up_nobody(http_repository: Path, fil
         assert 500 < _spend(client) < 1400
 
 
-def test_a_tenant_generates_no_more_than_its_budget(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    repository = shared_folder(tmp_path_factory, "writer", make_writer) / "repository"
+def test_a_tenant_generates_no_more_than_its_budget(writer_folder: Path, tmp_path: Path) -> None:
     budget = "[tenants.search]\ntokens_per_minute = 1000\nmax_tokens_in_flight = 1000\n[tenants.labels]\n"
     files = make_files(tmp_path / "files", budget)
     one = InferRequest(model="writer")
     one.input.text_generation.prompt = "A"
     one.input.text_generation.options.max_new_tokens = 150
     with (
-        guarded_server(repository, files) as guarded,
+        guarded_server(writer_folder / "repository", files) as guarded,
         _client(guarded.target, files.search) as search,
         _client(guarded.target, files.labels) as labels,
     ):

@@ -10,8 +10,6 @@ import pytest
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.core.names import Events, Spans
-from tests.decoders import make_writer
-from tests.shared_folder import shared_folder
 
 pytestmark = pytest.mark.local_only
 
@@ -73,11 +71,9 @@ def test_the_waterfall_shows_all_services_and_the_batch(fake_repository: Path, t
     assert failed.stderr.startswith("neuronpipe: MODEL_NOT_FOUND")
 
 
-def test_the_waterfall_of_a_text_has_its_first_token_and_some_of_its_steps(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> None:
-    repository, file = shared_folder(tmp_path_factory, "writer", make_writer) / "repository", tmp_path / "trace.json"
-    with four_processes(repository, "--kept-traces", "50") as processes:
+def test_the_waterfall_of_a_text_has_its_first_token_and_some_of_its_steps(writer_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    with four_processes(writer_folder / "repository", "--kept-traces", "50") as processes:
         done = _trace(processes["gateway"].target, "--otlp", str(file), model="writer", input=_PROMPT)
     assert done.returncode == 0, done.stderr
     found = re.search(

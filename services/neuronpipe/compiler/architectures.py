@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
-from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutputWithPooling
 
 from neuronpipe.core.errors import SetupError
 
@@ -205,8 +204,11 @@ def _encode(
     global_attention_mask: torch.Tensor | None = None,
     token_type_ids: torch.Tensor | None = None,
     **ignored: Any,
-) -> LongformerBaseModelOutputWithPooling:
+) -> Any:
     """In place of LongformerModel.forward. `global_attention_mask`: 1 for tokens that see all, and are seen by all."""
+    # Takes seconds, for which those who compile another model shall not wait.
+    from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutputWithPooling
+
     vectors = encoder.embeddings(input_ids=input_ids, token_type_ids=token_type_ids)
     is_text = attention_mask.bool()
     is_global = None if global_attention_mask is None else global_attention_mask.bool() & is_text

@@ -1,6 +1,8 @@
 """The .proto files of the public API. `python -m neuronpipe.api.protos --out DIR` writes them for other languages."""
 
 import re
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 # With what they import. The files of the stages are internal and not among them.
@@ -31,7 +33,8 @@ def write_protos(out: Path) -> None:
         file.write_bytes((_folder() / name).read_bytes())
 
 
-def field_comments() -> dict[str, str]:
+@cache
+def field_comments() -> Mapping[str, str]:
     """What the files say of each field of their messages, by `Message.field`."""
     found: dict[str, str] = {}
     for name in PUBLIC:
