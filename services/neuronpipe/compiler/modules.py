@@ -21,7 +21,7 @@ from neuronpipe.bundles.buckets import BucketPlan
 from neuronpipe.compiler.architectures import MASKED_DECODERS, decoder_inputs, positions, prepare
 from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.tokenizers import SourceTokenizer
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec, TaskFacts
 
 
@@ -157,6 +157,26 @@ class Named(torch.nn.Module):
         return {name: result[name] for name in self.outputs}
 
 
+class Pooled(torch.nn.Module):
+    """A model and the modules after it, which make one vector, the output of this name, of its token vectors."""
+
+    def __init__(self, model: torch.nn.Module, head: torch.nn.Module, output: str) -> None:
+        super().__init__()
+        self.model = Named(model, "last_hidden_state")
+        self.head = head
+        self._output = output
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+        prompt_tokens: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        token_vectors = self.model(input_ids, attention_mask, token_type_ids)["last_hidden_state"]
+        return {self._output: self.head(token_vectors, attention_mask, prompt_tokens)}
+
+
 @contextmanager
 def choosing(part: torch.nn.Module, choose: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """An encoder or a decoder hands on some of its vectors, chosen of its last hidden state, in place of all.
@@ -189,6 +209,7 @@ def source_module(
     outputs: tuple[str, ...],
     per_token: bool = False,
     max_tokens: int | None = None,
+    saved_limit: int | None = None,
     labels: tuple[str, ...] = (),
     facts: Mapping[str, TaskFacts] | None = None,
     remarks: Mapping[str, str] | None = None,
@@ -197,6 +218,7 @@ def source_module(
     """`module` around `model`, with the data of the model's configuration and tokenizer.
 
     `per_token`: its outputs have an axis of tokens. `further_inputs`: those of the module that are not the model's.
+    `saved_limit`: what sentence-transformers saved (max_seq_length), which it takes in place of the tokenizer's limit.
     """
     accepted = inspect.signature(model.forward).parameters
     return SourceModule(
@@ -205,7 +227,7 @@ def source_module(
         architecture=type(model).__name__,
         inputs=(*(name for name in _INPUTS if name in accepted and name in tokenizer.input_names), *further_inputs),
         outputs=outputs,
-        max_tokens=_least(max_tokens, tokenizer.max_tokens, positions(model.config)),
+        max_tokens=_least(max_tokens, saved_limit or tokenizer.max_tokens, positions(model.config)),
         config=model.config,
         tokenizer=tokenizer,
         per_token_outputs=frozenset(outputs if per_token else ()),
@@ -363,4 +385,4 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
         others = sorted(path.name for kind in _OTHER_WEIGHTS for path in folder.glob(kind))
         only = f", only {', '.join(others[:_SHOWN])}" if others else ""
         return f"it has no weights of PyTorch (model.safetensors or pytorch_model.bin){only}; get these, too"
-    return str(error)
+    return first_line(error)

@@ -13,7 +13,7 @@ from neuronpipe.compiler.architectures import needs_eager_attention
 from neuronpipe.compiler.conversion import Conversion, Ran
 from neuronpipe.compiler.modules import Batch, Outputs, Positional, SourceModule, pretrained_model
 from neuronpipe.compiler.own_graphs import taking_rows
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino
 from neuronpipe.stages.neuron_executor.runtimes.parts import part_names
 
@@ -71,7 +71,9 @@ def _convert(module: SourceModule, example: Mapping[str, torch.Tensor], path: Pa
                 input=inputs,
             )
         except Exception as error:
-            raise SetupError(f"OpenVINO {openvino.__version__} cannot convert {module.architecture}") from error
+            raise SetupError(
+                f"OpenVINO {openvino.__version__} cannot convert {module.architecture}: {first_line(error)}"
+            ) from error
     if len(model.inputs) != len(module.inputs):
         found = [port.any_name for port in model.inputs]
         raise SetupError(
@@ -92,7 +94,9 @@ def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) ->
     try:
         parts = [engine().compile_model(path, "CPU", computable(artifact.properties)) for path in paths]
     except RuntimeError as error:
-        raise SetupError(f"OpenVINO {openvino.__version__} cannot compile {conversion.module.architecture}") from error
+        raise SetupError(
+            f"OpenVINO {openvino.__version__} cannot compile {conversion.module.architecture}: {first_line(error)}"
+        ) from error
     outputs: list[Outputs] = []
     for batch in batches:
         values = dict(batch)

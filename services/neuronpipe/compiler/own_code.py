@@ -24,7 +24,7 @@ from neuronpipe.compiler.own_graphs import (
     NomicExpertsModel,
     register_own_graphs,
 )
-from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
+from neuronpipe.compiler.sentence_transformers import read_object, transformer_folder
 from neuronpipe.compiler.source import ModelSource
 from neuronpipe.core.errors import SetupError
 
@@ -86,7 +86,7 @@ def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
     """
     register_own_graphs()
     own = transformer_folder(source.folder)
-    content = read_json(own / "config.json")
+    content = read_object(own / "config.json")
     written = _written_anew(source.folder, own, content) if isinstance(content, dict) else None
     if written is None:
         return source

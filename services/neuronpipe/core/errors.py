@@ -133,3 +133,13 @@ class SetupError(Exception):
 
 class RefusedBundle(SetupError):
     """The files of a bundle are not those that were compiled, or that a trusted key signed. The message names them."""
+
+
+_MAX_REASON = 300
+
+
+def first_line(error: BaseException) -> str:
+    """What another library says in its exception, on one line, for the users of commands."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + "…"
