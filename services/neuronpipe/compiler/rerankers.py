@@ -61,9 +61,9 @@ def entailing(folder: Path, config: Any) -> ZeroShotFacts:
     entailment = next((index for index, label in enumerate(labels) if label.lower().startswith("entail")), None)
     if entailment is None or config.num_labels < 2:
         raise SetupError(
-            f"{folder}: none of its labels begins with 'entail', or it is the only one; there are: {', '.join(labels)}. "
-            "Zero-shot classification "
-            "needs a model of entailment; if this is one, name its labels in config.json (id2label and label2id)"
+            f"{folder}: none of its labels begins with 'entail', or it is the only one; there are: "
+            f"{', '.join(labels)}. Zero-shot classification needs a model of entailment; if this is one, name its "
+            "labels in config.json (id2label and label2id)"
         )
     return ZeroShotFacts(entailment_id=entailment)
 

@@ -185,7 +185,7 @@ def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTra
         else:
             raise SetupError(
                 f"{folder}: modules.json has a module {kind}, supported are Transformer, Pooling, {', '.join(_LAYERS)} "
-                "and Dropout, the first two once"
+                "and Dropout, and of the first two one"
             )
     if "message" in (limits.get("modality_config") or ()):
         raise SetupError(

@@ -246,8 +246,8 @@ def _add_ends(folder: Path, tokenizer: Any) -> None:
         return
     if others := [name for name in missing if ends[name]]:
         raise SetupError(
-            f"{folder}: tokenizer_config.json has add_{others[0]}_token, and its tokenizer.json adds another token there; "
-            "correct one of the two"
+            f"{folder}: tokenizer_config.json has add_{others[0]}_token, and its tokenizer.json adds another token "
+            "there; correct one of the two"
         )
     ends |= {name: [token] for name, token in missing.items()}
     template = [
