@@ -28,8 +28,8 @@ _IS_4 = transformers.__version__.startswith("4.")
 # Kinds of models whose tokenizers are read.
 _TOKENIZERS = (
     "albert barthez bart bert bertweet big_bird bloom camembert code_llama codegen cohere deberta deberta_v2 "
-    "distilbert electra gemma gpt2 gpt_neox herbert llama longformer m2m_100 marian mbart mbart50 mobilebert mpnet nllb pegasus "
-    "phobert qwen2 rembert roberta roformer squeezebert t5 xglm xlm_roberta"
+    "distilbert electra gemma gpt2 gpt_neox herbert llama longformer m2m_100 marian mbart mbart50 mobilebert mpnet nllb "
+    "pegasus phobert qwen2 rembert roberta roformer squeezebert t5 xglm xlm_roberta"
 )
 # Parameters of methods that are no fields, and what a call takes.
 _OF_CALLS = re.compile(

@@ -27,6 +27,7 @@ from neuronpipe.compiler.conversion import DEFAULT_OPTIONS, ArtifactCompiler, Co
 from neuronpipe.compiler.detection import Found, describe, read_configuration
 from neuronpipe.compiler.fake import DEVICE_TIMES
 from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
+from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_code import KNOWN_FORM, in_known_form
 from neuronpipe.compiler.pipeline import ONE_CORE, PipelineOptions, cut_module
 from neuronpipe.compiler.quantization import EMBEDDING_TASKS, with_ranges
@@ -148,6 +149,7 @@ def _compile(request: CompileRequest, report: Report, scratch: Path, steps: list
     request = dataclasses.replace(request, task=found.task, dtype=dtype)
     _refuse(_refusals_of_task(request))
     check_kind(source.folder, configuration.config, configuration.architecture, request.task)
+    _refuse(_refusals_of_graph(request, source))
     unknown = check_settings(source.folder, configuration.config, request.task)
 
     step("read the tokenizer, if it has one")
@@ -357,6 +359,17 @@ def _refusals_of_task(request: CompileRequest) -> Iterator[str]:
         wanted = "a folder of images" if reads == "images" else "a file of texts"
         yield f"--calibration {request.calibration}: a model of {reads} is calibrated on {wanted}"
     yield from _refusals_of_calibration(request)
+
+
+def _refusals_of_graph(request: CompileRequest, source: ModelSource) -> Iterator[str]:
+    """What is wrong with a request for a model that has an ONNX graph in place of weights."""
+    if (graph := graph_file(source.folder)) is None:
+        return
+    only = f"{request.source}: has no weights of PyTorch, only the graph {graph.name}"
+    if request.backend != "openvino":
+        yield f"{only}, which the back end openvino takes; leave out --backend {request.backend}"
+    if request.pipeline.cores != 1:
+        yield f"{only}, which is not cut into parts; leave out --pipeline-cores"
 
 
 def _choose_buckets(request: CompileRequest, module: SourceModule, report: Report) -> tuple[Bucket, ...]:

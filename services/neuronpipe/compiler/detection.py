@@ -16,6 +16,7 @@ from transformers.models.auto import modeling_auto
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS
 from neuronpipe.compiler.modules import SourceModule
+from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_graphs import OWN_GRAPHS
 from neuronpipe.compiler.rerankers import entailing, is_cross_encoder, ranking
 from neuronpipe.compiler.sentence_transformers import (
@@ -223,7 +224,9 @@ def read_configuration(folder: Path) -> Configuration:
             f"{folder}: config.json has the model type {kind!r}, which transformers {transformers.__version__} does "
             f"not know{remote}"
         )
-    check_configuration(folder, content)
+    has_graph = graph_file(folder) is not None
+    if not has_graph:
+        check_configuration(folder, content)
     try:
         config = transformers.AutoConfig.from_pretrained(own, trust_remote_code=False)
     except Exception as error:  # each architecture raises other exceptions for a broken configuration
@@ -240,7 +243,7 @@ def read_configuration(folder: Path) -> Configuration:
         modules=tuple(kind for kind, _ in read_modules(folder)),
         card=_card(folder),
         weights_dtype=str(content.get("dtype") or content.get("torch_dtype") or "float32"),
-        has_own_code=bool(content.get("auto_map")),
+        has_own_code=bool(content.get("auto_map")) and not has_graph,
     )
 
 

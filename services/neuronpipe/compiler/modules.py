@@ -195,6 +195,11 @@ def choosing(part: torch.nn.Module, choose: Callable[[torch.Tensor], torch.Tenso
         handle.remove()
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weights of PyTorch."""
+    return any(path for kind in _WEIGHT_FILES for path in folder.glob(kind))
+
+
 def pretrained_model(module: torch.nn.Module) -> Any:
     """The model of transformers within a module."""
     return next(part for part in module.modules() if isinstance(part, transformers.PreTrainedModel))
@@ -259,18 +264,23 @@ def check_tokens(folder: Path, module: SourceModule) -> None:
 _SHOWN = 4
 _WEIGHT_FILES = ("*.safetensors", "*.bin")
 # Of ONNX, OpenVINO, TensorFlow, Flax and llama.cpp.
-_OTHER_WEIGHTS = ("*.onnx", "onnx/*.onnx", "openvino/*.xml", "*.h5", "*.msgpack", "*.gguf")
+ONNX_GRAPHS = ("onnx/*.onnx", "*.onnx")
+_OTHER_WEIGHTS = (*ONNX_GRAPHS, "openvino/*.xml", "*.h5", "*.msgpack", "*.gguf")
 # Heads whose parameters have the same names in some architectures (ModernBERT, a BERT of sequences for tokens), so that
 # none is missing.
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 
 
 def load_weights(auto_class: Any, folder: Path) -> Any:
-    """A model in float32 and evaluation mode.
+    """A model in float32 and evaluation mode, or in place of one without weights its ONNX graph.
 
     Parameters that its files lack are 0. Only these require gradients. Raises SetupError for a model that cannot be
     loaded, and for weights of another shape or with NaN or infinity.
     """
+    from neuronpipe.compiler.onnx import OnnxModel, graph_file  # which needs what is here
+
+    if (graph := graph_file(folder)) is not None:
+        return OnnxModel(folder, graph)
     folder = transformer_folder(folder)
     try:
         model, info = auto_class.from_pretrained(
@@ -381,7 +391,7 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
                     "as safetensors"
                 )
             return f"{path.name} is damaged or cut off; get the file again"
-    if not any(path for kind in _WEIGHT_FILES for path in folder.glob(kind)):
+    if not has_weights(folder):
         others = sorted(path.name for kind in _OTHER_WEIGHTS for path in folder.glob(kind))
         only = f", only {', '.join(others[:_SHOWN])}" if others else ""
         return f"it has no weights of PyTorch (model.safetensors or pytorch_model.bin){only}; get these, too"

@@ -227,6 +227,7 @@ def _is_label(config: Any, index: int) -> bool:
 
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_GRAPHS = ("model.onnx", "model.onnx_data", "model.onnx.data")
 # Configurations, tokenizers of every kind, and modules of sentence-transformers. Weights of other frameworks are not
 # downloaded.
 _DOWNLOADS = ("*.json", "*.txt", "*.model", "*.spm", "*.py", "README.md", "adapter_model.bin", *_WEIGHTS)
@@ -248,7 +249,8 @@ class ModelSource:
     def describe(self) -> Source:
         """The source for the manifest."""
         digest = hashlib.sha256()
-        for path in sorted(path for pattern in _WEIGHTS for path in self.folder.rglob(pattern)):
+        patterns = _WEIGHTS if any(next(self.folder.rglob(one), None) for one in _WEIGHTS) else _GRAPHS
+        for path in sorted(path for pattern in patterns for path in self.folder.rglob(pattern)):
             digest.update(f"{path.relative_to(self.folder)} {file_sha256(path)}\n".encode())
         return Source(location=self.location, revision=self.revision, base=self.base, weights_sha256=digest.hexdigest())
 
@@ -265,6 +267,9 @@ def find_source(source: str, revision: str | None, *, is_adapter: bool = False) 
         snapshot = huggingface_hub.snapshot_download(
             source, revision=revision, allow_patterns=list(_DOWNLOADS), ignore_patterns=list(_NOT_DOWNLOADED)
         )
+        if not any(next(Path(snapshot).rglob(one), None) for one in _WEIGHTS):
+            graphs = [f"{folder}{name}" for name in _GRAPHS for folder in ("", "onnx/")]
+            huggingface_hub.snapshot_download(source, revision=revision, allow_patterns=graphs)
     except GatedRepoError as error:
         raise SetupError(
             f"{source}: the Hub gives it to accounts with access only; log in with `hf auth login`"
