@@ -264,7 +264,7 @@ _TAKEN = {
 }
 
 
-@pytest.mark.parametrize(("base", "change", "message"), _cases())
+@pytest.mark.parametrize(("base", "change", "message"), [*_cases()])
 def test_a_broken_folder_is_refused_in_one_line_that_says_why(
     base: str, change: Change, message: str, bases: dict[str, Path], tmp_path: Path
 ) -> None:

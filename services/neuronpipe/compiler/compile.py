@@ -269,7 +269,7 @@ def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, mask_token: str, 
     if tokenizer.json:
         (folder / TOKENIZER_FILE).write_text(serving_json(tokenizer, mask_token), encoding="utf-8")
     if spec.task in _TASKS_WITH_TOKENS:
-        tokens = token_texts(tokenizer, spec.vocabulary_size)
+        tokens = token_texts(tokenizer, spec.vocabulary_size, are_unique=spec.task == "sparse_embedding")
         (folder / TOKENS_FILE).write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
 
 

@@ -71,7 +71,7 @@ CONFIG: Rules = {
 # ahead, which leaves the text as it is; and ids that are found elsewhere.
 GENERATION_CONFIG: Rules = {
     **dict.fromkeys(GenerationFacts.model_fields, APPLIED),
-    **_all(APPLIED, "bos_token_id pad_token_id eos_token_id decoder_start_token_id"),
+    **_all(APPLIED, "bos_token_id pad_token_id eos_token_id decoder_start_token_id force_bos_token_to_be_generated"),
     **_all(
         NO_EFFECT,
         "transformers_version _from_model_config _commit_hash output_attentions output_hidden_states output_scores "
@@ -110,13 +110,17 @@ TOKENIZER_CONFIG: Rules = {
         "src_lang tgt_lang language_codes strip_accents tokenize_chinese_chars tokenizer_class tokenizer_type "
         "trim_offsets num_madeup_words suffix_first from_slow vocab_size unk_id wordpieces_prefix tokenizer_file "
         "fast_tokenizer_files vocab_file merges_file vocab merges fix_mistral_regex mask_token_sent spm_file "
-        "init_inputs sep_token_id cls_token_id pad_token_id chat_control_tokens",
+        "source_spm target_spm target_vocab_file "
+        "vocab_list preserve_case do_lowercase_and_remove_accent id2lang lang2id eot_token fill_token middle_token "
+        "prefix_token suffix_token post_processor init_inputs "
+        "sep_token_id cls_token_id pad_token_id chat_control_tokens",
     ),
     **_all(
         NO_EFFECT,
         # Of the library's calls and files, of decoding, and of what requests say themselves; padding is at the right.
         "name_or_path backend processor_class special_tokens_map_file is_local local_files_only files_loaded verbose "
-        "padding_side padding pad_to_multiple_of pad_token_type_id max_length stride truncation truncation_strategy "
+        "padding_side padding tokenizer tokenizer_padding tokenizer_truncation "
+        "pad_to_multiple_of pad_token_type_id max_length stride truncation truncation_strategy "
         "return_token_type_ids return_attention_mask return_tensors errors use_fast use_fast_bert_tokenizer device_map "
         "response_schema response_template clean_up_tokenization_spaces "
         "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output spaces_between_special_tokens "

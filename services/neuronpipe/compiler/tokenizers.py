@@ -22,6 +22,7 @@ _UNIGRAM = 1  # ModelProto.TrainerSpec.ModelType
 _LEARNED, _CONTROL = {1, 4}, 3  # ModelProto.SentencePiece.Type: NORMAL and USER_DEFINED, CONTROL
 # Of pieces that only translations have: no text is divided into them, whatever its other pieces are.
 _NEVER = -1e6
+_UNREADABLE = "\ufffd"
 # Takes the place of what source.spm has no piece for. Not a character by Unicode, so no vocabulary has it.
 _UNKNOWN = "\uffff"
 
@@ -319,9 +320,17 @@ def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
     return json.dumps(content, ensure_ascii=False)
 
 
-def token_texts(tokenizer: SourceTokenizer, count: int) -> list[str]:
-    """The first `count` tokens of the vocabulary as text, each alone, as transformers decodes them."""
-    texts: list[str] = tokenizer.transformers_tokenizer.batch_decode([[token_id] for token_id in range(count)])
+def token_texts(tokenizer: SourceTokenizer, count: int, *, are_unique: bool = False) -> list[str]:
+    """The first `count` tokens of the vocabulary as text, each alone, as transformers decodes them.
+
+    `are_unique`: a token that is a part of a character is what the vocabulary spells, not U+FFFD as all others.
+    """
+    own = tokenizer.transformers_tokenizer
+    texts: list[str] = own.batch_decode([[token_id] for token_id in range(count)])
+    if are_unique:
+        parts = [token_id for token_id, text in enumerate(texts) if _UNREADABLE in text]
+        for token_id, spelled in zip(parts, own.convert_ids_to_tokens(parts), strict=True):
+            texts[token_id] = str(spelled)
     return texts
 
 
