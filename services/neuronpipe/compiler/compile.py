@@ -119,7 +119,8 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
         except SetupError as error:
             problem, cause = str(error), error
         except Exception as error:  # whatever the model's files make the libraries raise
-            problem, cause = f"{request.source}: cannot {steps[-1]}: {type(error).__name__}: {first_line(error)}", error
+            said = f"{type(error).__name__}: {first_line(error)}"
+            problem, cause = f"{request.source}: cannot be compiled: the step {steps[-1]!r} failed: {said}", error
         for folder in (KNOWN_FORM, _MERGED):  # the source, with links or with an adapter's weights
             problem = problem.replace(f"{scratch}/{folder}", request.source)
         raise SetupError(problem) from cause
