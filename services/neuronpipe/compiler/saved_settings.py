@@ -206,6 +206,8 @@ SENTENCE_TRANSFORMERS: Rules = {
     # sentence-similarity has cosines.
     "similarity_fn_name": TOLD,
 }
+# Of models of images and texts, whose vectors are compared as they are.
+_OF_BOTH: Rules = {"truncate_dim": (), "default_prompt_name": (), "prompts": _only("")}
 MODULES: Rules = _all(APPLIED, "type path") | _all(NO_EFFECT, "idx name kwargs")
 # Of the modules' own config.json. Other modules are refused.
 MODULE: Mapping[str, Rules] = {
@@ -291,14 +293,16 @@ def _files(folder: Path, config: Any, task: str) -> Iterator[tuple[Path, Rules, 
     known = {**dict.fromkeys([*_fields(type(config)), *GENERATION_CONFIG], APPLIED), **CONFIG}
     paths: list[tuple[Path, Rules]] = [(own / "config.json", known)]
     if TASKS[task].generates:
-        paths.append((own / "generation_config.json", GENERATION_CONFIG))
+        # Its values are checked as transformers reads them, also from config.json: unsupported_generation.
+        paths.append((own / "generation_config.json", dict.fromkeys(GENERATION_CONFIG, APPLIED)))
     if TASKS[task].reads != "images":
         paths.append((own / "tokenizer_config.json", TOKENIZER_CONFIG))
         paths.append((own / "special_tokens_map.json", SPECIAL_TOKENS_MAP))
         paths.append((own / "tokenizer.json", TOKENIZER))
     if TASKS[task].reads != "texts":
         paths.append((own / "preprocessor_config.json", IMAGE_PROCESSOR))
-    paths.append((folder / CONFIGURATION, SENTENCE_TRANSFORMERS))
+    of_both = _OF_BOTH if TASKS[task].reads == "both" else {}
+    paths.append((folder / CONFIGURATION, {**SENTENCE_TRANSFORMERS, **of_both}))
     for kind, path in read_modules(folder):
         if kind in MODULE and path != folder:
             paths.append((path / "config.json", MODULE[kind]))
