@@ -117,7 +117,7 @@ def _load(artifact: Artifact, folder: Path, tokens: int) -> DecoderModel:
 
 
 def _problem(module: SourceModule, error: Exception) -> str:
-    return f"{module.architecture} cannot be compiled for {_shown(module)}: {first_line(error)}"
+    return f"{module.architecture} cannot be compiled for {_shown(module)}: {first_line(error.__cause__ or error)}"
 
 
 def _compile_slots(
@@ -159,9 +159,10 @@ def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype:
             graphs = gathered_graphs(model) if form == GATHERED else paged_graphs(model)
     except Exception as error:  # the tracers, the model's own code and OpenVINO raise different exceptions
         version = f"torch {torch.__version__}" if backend == "torch" else f"OpenVINO {openvino.__version__}"
+        other = "; --backend torch may" if backend == "openvino" and form == GATHERED else ""
         raise SetupError(
             f"{module.architecture} cannot be compiled for {_shown(module)}: {version} makes no graph of it with a "
-            f"cache in blocks: {first_line(error)}"
+            f"cache in blocks: {first_line(error.__cause__ or error)}{other}"
         ) from error
     own.mkdir(parents=True)
     if backend == "torch":

@@ -86,7 +86,8 @@ def _traced(module: SourceModule, example: Mapping[str, torch.Tensor]) -> openvi
             )
         except Exception as error:
             raise SetupError(
-                f"OpenVINO {openvino.__version__} cannot convert {module.architecture}: {first_line(error)}"
+                f"OpenVINO {openvino.__version__} cannot convert {module.architecture}: "
+                f"{first_line(error.__cause__ or error)}"
             ) from error
 
 

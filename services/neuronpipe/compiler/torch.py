@@ -44,7 +44,7 @@ def convert(conversion: Conversion) -> Artifact:
             program = torch.export.export(converted, (), kwargs=example, dynamic_shapes=free, strict=False)
         except Exception as error:  # operations whose shape depends on values may raise anything
             raise SetupError(
-                f"torch {torch.__version__} cannot export {module.architecture}: {first_line(error)}"
+                f"torch {torch.__version__} cannot export {module.architecture}: {first_line(error.__cause__ or error)}"
             ) from error
         path = conversion.folder / _MODEL_FILE
         path.parent.mkdir(parents=True)

@@ -141,5 +141,7 @@ _MAX_REASON = 300
 def first_line(error: BaseException) -> str:
     """What another library says in its exception, on one line, for the users of commands."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    # The first that is more than a heading; of a summary, as OpenVINO's, what it lists.
+    text = next((line for line in lines if line.startswith("-- ")), "").removeprefix("-- ")
+    text = text or next((line for line in lines if not line.endswith(":")), lines[0])
     return text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + "…"
