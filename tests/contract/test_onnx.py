@@ -24,7 +24,7 @@ from tests.contract.inference import infer_all
 pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-_TEXTS = ["one text", "the quick brown fox, and what it saw", "words " * 20]
+_TEXTS = ["one text", "the quick brown fox", "words " * 8]
 _TOLERANCE = 5e-5
 
 
@@ -91,7 +91,7 @@ async def test_labels_of_a_graph_equal_those_of_onnx_runtime(tmp_path: Path) -> 
     _only_graph(source, transformers.AutoModelForSequenceClassification, ["logits"])
     bundle, _ = _compile(source, tmp_path)
     assert "zero_shot_classification" in bundle.spec.tasks
-    inputs = [TaskInput(text_classification=TextClassificationInput(text=text)) for text in _TEXTS]
+    inputs = [TaskInput(text_classification=TextClassificationInput(text=text, top_k=3)) for text in _TEXTS]
     for result, expected in zip(await infer_all(bundle.folder, inputs), reference, strict=True):
         found = {one.label: one.score for one in result.text_classification.labels}
         for one in expected:

@@ -6,7 +6,7 @@ backend/load.py. The only file that knows onnxruntime.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,18 @@ class OnnxModel(torch.nn.Module):
             given["token_type_ids"] = torch.zeros_like(input_ids)
         values = {name: np.asarray(given[name], np.int64) for name in self.inputs}
         computed = map(torch.from_numpy, self._session.run(None, values))
-        found = dict(zip(self.outputs, computed, strict=True))
-        return {_HIDDEN: found[_TOKENS], **found} if _TOKENS in found else found
+        return _Outputs(self, zip(self.outputs, computed, strict=True))
+
+
+class _Outputs(dict[str, torch.Tensor]):
+    """By transformers' names. Raises SetupError for one that the graph lacks."""
+
+    def __init__(self, model: OnnxModel, found: Iterable[tuple[str, torch.Tensor]]) -> None:
+        super().__init__(found)
+        self._model = model
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        return self[self._model.output(name)]
 
 
 def check_task(folder: Path, task: str) -> None:
