@@ -116,14 +116,14 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
             return _compile(request, report, Path(scratch), steps)
         except ModuleNotFoundError:  # the command says how to install it
             raise
-        except SetupError as error:
-            problem, cause = str(error), error
-        except Exception as error:  # whatever the model's files make the libraries raise
-            said = f"{type(error).__name__}: {first_line(error)}"
-            problem, cause = f"{request.source}: cannot be compiled: the step {steps[-1]!r} failed: {said}", error
-        for folder in (KNOWN_FORM, _MERGED):  # the source, with links or with an adapter's weights
-            problem = problem.replace(f"{scratch}/{folder}", request.source)
-        raise SetupError(problem) from cause
+        except Exception as error:  # a refusal, or whatever the model's files make the libraries raise
+            problem = str(error)
+            if not isinstance(error, SetupError):
+                said = f"{type(error).__name__}: {first_line(error)}"
+                problem = f"{request.source}: cannot be compiled: the step {steps[-1]!r} failed: {said}"
+            for folder in (KNOWN_FORM, _MERGED):  # the source, with links or with an adapter's weights
+                problem = problem.replace(f"{scratch}/{folder}", request.source)
+            raise SetupError(problem) from error
 
 
 def _compile(request: CompileRequest, report: Report, scratch: Path, steps: list[str]) -> Compiled:

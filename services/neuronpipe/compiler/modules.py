@@ -293,10 +293,13 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
     # transformers 5 also logs the shapes.
     resized = sorted(key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"])
     if resized:
+        is_head = not any(name.startswith(f"{model.base_model_prefix}.") for name in resized)
+        labels = (
+            f", which has {model.config.num_labels} labels; give the name of each label there (id2label and label2id)"
+        )
         raise SetupError(
-            f"{folder}: its weights {_names(resized)} have another shape than config.json says, which has "
-            f"{model.config.num_labels} "
-            "labels; give the name of each label there (id2label and label2id)"
+            f"{folder}: its weights {_names(resized)} have another shape than config.json says"
+            + (labels if is_head else "; get its files again, both of one model")
         )
     missing, parameters = sorted(info["missing_keys"]), dict(model.named_parameters(remove_duplicate=False))
     _refuse_missing(

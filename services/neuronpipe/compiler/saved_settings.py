@@ -48,7 +48,7 @@ CONFIG: Rules = {
     **_all(
         APPLIED,
         # By transformers or by us: labels, heads, ids of tokens.
-        "architectures model_type id2label label2id num_labels _num_labels problem_type task_specific_params prefix "
+        "architectures model_type id2label label2id num_labels _num_labels task_specific_params prefix "
         "is_encoder_decoder is_decoder add_cross_attention cross_attention_hidden_size tie_encoder_decoder "
         "tie_word_embeddings bos_token_id pad_token_id eos_token_id sep_token_id decoder_start_token_id dtype "
         "torch_dtype tokenizer_class sentence_transformers sbert_ce_default_activation_function auto_map "
@@ -64,6 +64,7 @@ CONFIG: Rules = {
         "_experts_implementation _experts_implementation_internal name_or_path _name_or_path _commit_hash "
         "keys_to_ignore_at_inference language_model",
     ),
+    "problem_type": ("regression", "single_label_classification", "multi_label_classification"),
     "pruned_heads": ({},),
 }
 
@@ -179,9 +180,14 @@ def _is_of_templates(value: Any) -> bool:
     return isinstance(value, dict) and all(name == "chat_template" or of_model(one) for name, one in value.items())
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
+
+
 # Of sentence_bert_config.json, of a Transformer module.
 TRANSFORMER: Rules = {
-    **_all(APPLIED, "transformer_task max_seq_length do_lower_case query_length document_length query_expansion"),
+    **_all(APPLIED, "transformer_task do_lower_case query_expansion"),
+    **_all(_is_count, "max_seq_length query_length document_length"),
     **_all(NO_EFFECT, "unpad_inputs backend"),
     "modality_config": _is_plain_text,
     "module_output_name": ("token_embeddings", "scores", "causal_logits"),
@@ -193,7 +199,8 @@ TRANSFORMER: Rules = {
 }
 # Of config_sentence_transformers.json.
 SENTENCE_TRANSFORMERS: Rules = {
-    **_all(APPLIED, "model_type prompts default_prompt_name truncate_dim max_active_dims activation_fn"),
+    **_all(APPLIED, "model_type prompts default_prompt_name activation_fn"),
+    **_all(_is_count, "truncate_dim max_active_dims"),
     # Of PyLate.
     **_all(
         APPLIED,
@@ -332,7 +339,8 @@ def _fields(kind: type) -> Iterable[str]:
 
 def _parameters(kind: Any) -> Sequence[str]:
     code = getattr(kind.__init__, "__wrapped__", kind.__init__).__code__
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    names: Sequence[str] = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return names
 
 
 def _check(path: Path, rules: Rules, content: Mapping[str, Any]) -> str:

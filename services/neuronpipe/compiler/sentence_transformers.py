@@ -281,7 +281,7 @@ def read_pooling(folder: Path) -> Pooling:
     """A Pooling module. Raises SetupError."""
     config = read_object(folder / "config.json")
     if config.get("pooling_mode"):
-        modes = [config["pooling_mode"]] if isinstance(config["pooling_mode"], str) else list(config["pooling_mode"])
+        modes = config["pooling_mode"] if isinstance(config["pooling_mode"], list) else [config["pooling_mode"]]
     else:
         modes = [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
     if unsupported := sorted({*map(str, modes)} - {*_POOLINGS}):

@@ -146,6 +146,7 @@ _TYPES: Mapping[str, type] = {
     "sentence_transformers": dict,
     "task_specific_params": dict,
 }
+_WORDS = {str: "text", list: "list", dict: "object of names and values"}
 # Files beside weights that only their own programs read → what they are.
 _FOREIGN = {
     "quantize_config.json": "weights that GPTQ quantized",
@@ -176,7 +177,7 @@ def _check_types(folder: Path) -> None:
     content = read_object(folder / "config.json")
     for name, kind in _TYPES.items():
         if (value := content.get(name)) is not None and not isinstance(value, kind):
-            raise SetupError(f"{folder}: config.json has {name} {value!r:.60}, which is no {kind.__name__}; correct it")
+            raise SetupError(f"{folder}: config.json has {name} {value!r:.60}, which is no {_WORDS[kind]}; correct it")
     if not all(isinstance(one, str) for one in content.get("architectures") or ()):
         raise SetupError(f"{folder}: config.json has architectures that are no names; correct them")
 

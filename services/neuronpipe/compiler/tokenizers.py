@@ -7,7 +7,7 @@ import base64
 import json
 import tempfile
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -223,7 +223,7 @@ def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer
 
 
 def _lower_cases(normalizer: Any) -> bool:
-    parts = normalizer if isinstance(normalizer, normalizers.Sequence) else [normalizer]
+    parts: Iterable[Any] = normalizer if isinstance(normalizer, normalizers.Sequence) else [normalizer]
     return any(isinstance(one, normalizers.Lowercase) for one in parts)
 
 

@@ -141,7 +141,8 @@ _MAX_REASON = 300
 def first_line(error: BaseException) -> str:
     """What another library says in its exception, on one line, for the users of commands."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    # The first that is more than a heading; of a summary, as OpenVINO's, what it lists.
-    text = next((line for line in lines if line.startswith("-- ")), "").removeprefix("-- ")
-    text = text or next((line for line in lines if not line.endswith(":")), lines[0])
+    listed = next((line for line in lines if line.startswith("-- ")), "")  # in a summary, as OpenVINO's
+    text = listed.removeprefix("-- ") or " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    if isinstance(error, KeyError):  # which says the key alone
+        text = f"{text} is missing"
     return text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + "…"
