@@ -82,7 +82,7 @@ OTHER_TRANSPORT_SHARE ?= 0.02
 # With the newer transformers, they run only in `make oracle` and `make long`.
 NEURON_COMPILER := tests/contract/test_compile_neuronx.py
 WITH_TRANSFORMERS4 := tests/contract/test_compile.py tests/contract/test_compile_encoder_decoders.py \
-  tests/contract/test_golden_question_answering.py $(NEURON_COMPILER)
+  tests/contract/test_golden_question_answering.py tests/contract/test_saved_settings.py $(NEURON_COMPILER)
 
 .PHONY: help
 help:

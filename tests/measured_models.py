@@ -175,9 +175,9 @@ This page is made by `make fix-models` of docs/models.json, which it measures; n
 _TAIL = """
 ## What to know of each
 
-- **Lengths.** A model takes as many tokens as its positions, its tokenizer (`model_max_length`) and the settings of
-  sentence-transformers allow, whichever is least; 512 where nothing limits it. RoBERTa, XLM-R, CamemBERT, MPNet and
-  Longformer begin to count after the padding id, which costs them two positions. DeBERTa-v3 knows distances, not
+- **Lengths.** A model takes as many tokens as its positions and its tokenizer (`model_max_length`) allow, or instead of
+  the tokenizer sentence-transformers (`max_seq_length`); 512 where nothing limits it. RoBERTa, XLM-R, CamemBERT, MPNet
+  and Longformer begin to count after the padding id, which costs them two positions. DeBERTa-v3 knows distances, not
   positions, and is held to `max_position_embeddings` all the same: it was trained on no more.
 - **DistilBERT, RoBERTa, XLM-R, CamemBERT, MPNet, ModernBERT** take no token types: what a tokenizer gives beyond a
   model's inputs is left out.

@@ -210,11 +210,11 @@ def test_text_generation_is_for_decoders_only_and_the_reverse(
         (
             {
                 "files": {
-                    "modules.json": _modules("Transformer", "Pooling", "Dense"),
+                    "modules.json": _modules("Transformer", "Router"),
                     "config_sentence_transformers.json": {"model_type": "CrossEncoder"},
                 }
             },
-            r"cross-encoder with modules behind its model \(Dense, Pooling\), which is not supported",
+            "is a cross-encoder with Router behind its model; supported are LogitScore, and Pooling",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Transformer
-from sentence_transformers.sentence_transformer.modules import Dropout, Pooling
+from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Normalize, Pooling
 
-from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import RerankInput, SentenceEmbeddingInput, TaskInput, Truncation
 from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.stages.tokenizer.text import JsonTokenizer
+from tests.architectures import make_source
 from tests.contract.inference import infer_all
 from tests.models import bert_config, save
 
@@ -100,6 +102,92 @@ async def test_activations_of_dense_layers_equal_those_of_sentence_transformers(
     await _assert_same_as_sentence_transformers(
         tmp_path, lambda model: SentenceTransformer(modules=[model, Pooling(32), Dropout(0.5), dense])
     )
+
+
+async def test_modules_of_every_kind_and_the_dimensions_that_are_kept_equal_sentence_transformers(
+    tmp_path: Path,
+) -> None:
+    def dense(width: int, made: int, **options: Any) -> Dense:
+        weights = np.random.default_rng(made).standard_normal((made, width)).astype(np.float32)
+        return Dense(width, made, init_weight=torch.from_numpy(weights), **options)
+
+    def make(model: Transformer) -> SentenceTransformer:
+        of_tokens = dense(32, 24, module_input_name="token_embeddings")
+        narrow, again = dense(24, 16, use_residual=True), dense(16, 16, use_residual=True, bias=False)
+        modules = [model, of_tokens, Pooling(24), narrow, Normalize(), LayerNorm(16), again]
+        torch.manual_seed(5)
+        narrow.residual.reset_parameters()
+        return SentenceTransformer(modules=modules, truncate_dim=12)
+
+    await _assert_same_as_sentence_transformers(tmp_path, make)
+
+
+async def test_a_prompt_that_is_left_out_of_the_pooling_is_left_out_as_in_sentence_transformers(tmp_path: Path) -> None:
+    modes = ("cls", "max", "mean", "weightedmean", "lasttoken")
+    await _assert_same_as_sentence_transformers(
+        tmp_path,
+        lambda model: SentenceTransformer(
+            modules=[model, Pooling(32, modes, include_prompt=False)],
+            prompts={"search": "Represent the text, please: "},
+            default_prompt_name="search",
+        ),
+    )
+
+
+@pytest.mark.parametrize("architecture", ["RoBERTa", "XLM-R"])
+async def test_settings_of_a_transformer_take_the_place_of_its_tokenizers_as_in_sentence_transformers(
+    architecture: str, tmp_path: Path
+) -> None:
+    def change(folder: Path) -> None:
+        (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true, "max_seq_length": 40}')
+        path = folder / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 24}))
+
+    base = make_source(tmp_path / "base", architecture, "sentence_embedding")
+    SentenceTransformer(modules=[Transformer(str(base)), Pooling(32)]).save(str(tmp_path / "model"))
+    change(tmp_path / "model")
+    await _assert_same_as_encode(tmp_path / "model", tmp_path / "repository")
+
+
+async def test_special_tokens_of_the_models_own_prompt_are_special_and_those_of_callers_are_text(
+    tmp_path: Path,
+) -> None:
+    prompts = {"search": "[SEP] find [MASK] this: "}
+    base = save(transformers.BertModel(bert_config()), tmp_path / "base")
+    model = SentenceTransformer(modules=[Transformer(str(base)), Pooling(32)], prompts=prompts)
+    model.save(str(tmp_path / "model"))
+    request = CompileRequest(str(tmp_path / "model"), "sentence_embedding", tmp_path / "repository", "m")
+    bundle = compile_bundle(request, lambda line: None)
+    texts = ["a text", "two\nlines"]
+    results = await infer_all(
+        bundle.folder, [_embedding(text, prompt_name="search", skip_normalize=True) for text in texts]
+    )
+    _assert_same_vectors(results, model.encode(texts, prompt_name="search"))
+    # By parts: what transformers makes of the prompt, then the text with its special tokens divided.
+    own = model.tokenizer
+    start = own(prompts["search"])["input_ids"][:-1]
+    text = own("of [CLS] one", add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    ids = JsonTokenizer(bundle.tokenizer_json()).encode("of [CLS] one", prompt=prompts["search"]).token_ids
+    assert ids.tolist() == [*start, *text, own.sep_token_id]
+
+
+async def test_a_cross_encoder_of_modules_scores_as_sentence_transformers(tmp_path: Path) -> None:
+    base = save(transformers.BertModel(bert_config()), tmp_path / "base")
+    torch.manual_seed(6)
+    hidden = Dense(32, 16, activation_function=torch.nn.GELU())
+    score = Dense(16, 1, activation_function=torch.nn.Identity(), module_output_name="scores")
+    CrossEncoder(modules=[Transformer(str(base)), Pooling(32, "cls"), hidden, score]).save(str(tmp_path / "model"))
+    bundle = compile_bundle(
+        CompileRequest(str(tmp_path / "model"), "", tmp_path / "repository", "m"), lambda line: None
+    )
+    assert bundle.spec.tasks == ("rerank",)
+    query, texts = _TEXTS[0], [text for text in _TEXTS[1:] if "[" not in text]
+    input = RerankInput(query=query, texts=texts, truncation=Truncation.TRUNCATION_RIGHT)
+    (result,) = await infer_all(bundle.folder, [TaskInput(rerank=input)])
+    ranked = CrossEncoder(str(tmp_path / "model"), device="cpu").rank(query, texts)
+    found = {one.index: one.score for one in result.rerank.texts}
+    for one in ranked:
+        assert found[one["corpus_id"]] == pytest.approx(float(one["score"]), abs=_TOLERANCE)
 
 
 async def test_default_prompt_goes_before_every_text_as_in_sentence_transformers(tmp_path: Path) -> None:

@@ -76,6 +76,17 @@ async def test_weights_equal_those_of_sentence_transformers(
     await _assert_same(bundle.folder, reference.encode(list(_TEXTS), max_active_dims=9), top_k=9)
 
 
+def test_tokens_that_are_parts_of_characters_are_told_apart(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "base", "RoBERTa", "fill_mask")
+    request = CompileRequest(str(source), "sparse_embedding", tmp_path / "repository", "model", backend="fake")
+    tokens = compile_bundle(request, lambda line: None).decoding_spec().tokens
+    names = transformers.AutoTokenizer.from_pretrained(source)
+    assert "\ufffd" not in "".join(tokens)
+    assert all(
+        token in (names.decode([number]), names.convert_ids_to_tokens(number)) for number, token in enumerate(tokens)
+    )
+
+
 async def test_a_plain_masked_language_model_is_pooled_as_sentence_transformers_pools_it(tmp_path: Path) -> None:
     source = make_source(tmp_path / "base", "BERT", "fill_mask")
     (source / "README.md").write_text("---\ntags: [splade]\npipeline_tag: feature-extraction\n---\n")

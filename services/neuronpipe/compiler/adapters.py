@@ -9,9 +9,10 @@ from typing import Any
 import torch
 import transformers
 
-from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
+from neuronpipe.compiler.saved_settings import check_adapter
+from neuronpipe.compiler.sentence_transformers import read_object, transformer_folder
 from neuronpipe.compiler.source import ADAPTER_CONFIG, ModelSource, check_configuration, find_source
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import SetupError, first_line
 
 # peft's task types → transformers' class with that head. Source: peft.TaskType; the two others are of models that write
 # text.
@@ -34,7 +35,8 @@ def merge_adapter(source: str, revision: str | None, base: str, folder: Path) ->
     """
     peft = _import_peft()
     adapter = find_source(source, revision, is_adapter=True)
-    settings = read_json(adapter.folder / ADAPTER_CONFIG)
+    settings = read_object(adapter.folder / ADAPTER_CONFIG)
+    check_adapter(adapter.folder / ADAPTER_CONFIG, settings)
     named = str(settings.get("base_model_name_or_path") or "")
     if not (base or named):
         raise SetupError(f"{source}: {ADAPTER_CONFIG} names no base model; name it with --base-model")
@@ -74,8 +76,8 @@ def _copy(source: Path, target: Path) -> None:
 def _write_merged(peft: Any, adapter: Path, settings: Mapping[str, Any], base: Path, folder: Path) -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    content = read_json(folder / "config.json")
-    check_configuration(base, read_json(base / "config.json"))
+    content = read_object(folder / "config.json")
+    check_configuration(base, read_object(base / "config.json"))
     auto_class = _class_of(adapter, settings, content)
     try:
         trained = peft.utils.load_peft_weights(str(adapter), device="cpu")
@@ -109,7 +111,10 @@ def _write_merged(peft: Any, adapter: Path, settings: Mapping[str, Any], base: P
         )
     if not hasattr(adapted, "merge_and_unload"):
         raise SetupError(f"{adapter}: an adapter of the kind {settings.get('peft_type')} cannot be merged; LoRA can")
-    merged = adapted.merge_and_unload()
+    try:
+        merged = adapted.merge_and_unload()
+    except Exception as error:  # whatever peft raises for what it cannot merge
+        raise SetupError(f"{adapter}: peft cannot merge the adapter: {first_line(error)}") from error
     mismatched = {key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"]}
     untrained = (set(info["missing_keys"]) | mismatched) - {name.removeprefix(_PREFIX) for name in trained}
     merged.save_pretrained(

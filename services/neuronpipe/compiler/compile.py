@@ -27,13 +27,15 @@ from neuronpipe.compiler.conversion import DEFAULT_OPTIONS, ArtifactCompiler, Co
 from neuronpipe.compiler.detection import Found, describe, read_configuration
 from neuronpipe.compiler.fake import DEVICE_TIMES
 from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
+from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_code import KNOWN_FORM, in_known_form
 from neuronpipe.compiler.pipeline import ONE_CORE, PipelineOptions, cut_module
 from neuronpipe.compiler.quantization import EMBEDDING_TASKS, with_ranges
+from neuronpipe.compiler.saved_settings import check_settings
 from neuronpipe.compiler.source import ModelSource, check_kind, find_source
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.compiler.tokenizers import SourceTokenizer, serving_json, token_texts
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.stages.neuron_executor.runtimes.given_texts import GivenText
 from neuronpipe.stages.neuron_executor.runtimes.parts import BALANCES, PIPELINED
@@ -47,6 +49,7 @@ Report: TypeAlias = Callable[[str], None]
 COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "fake": fake, "neuronx": neuronx, "torch": torch_}
 TOKENIZER_FILE = "tokenizer.json"
 TOKENS_FILE = "tokens.json"
+_MERGED = "merged"
 # Their results have tokens of the vocabulary.
 _TASKS_WITH_TOKENS = ("fill_mask", "sparse_embedding")
 
@@ -107,23 +110,32 @@ def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
 
 def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
     """See compile_bundle."""
+    steps = ["read the request"]
     with tempfile.TemporaryDirectory(prefix="neuronpipe-") as scratch:
         try:
-            return _compile(request, report, Path(scratch))
-        except SetupError as error:  # which names the folder of links, if there is one
-            raise SetupError(str(error).replace(f"{scratch}/{KNOWN_FORM}", request.source)) from error
+            return _compile(request, report, Path(scratch), steps)
+        except ModuleNotFoundError:  # the command says how to install it
+            raise
+        except Exception as error:  # a refusal, or whatever the model's files make the libraries raise
+            problem = str(error)
+            if not isinstance(error, SetupError):
+                said = f"{type(error).__name__}: {first_line(error)}"
+                problem = f"{request.source}: cannot be compiled: the step {steps[-1]!r} failed: {said}"
+            for folder in (KNOWN_FORM, _MERGED):  # the source, with links or with an adapter's weights
+                problem = problem.replace(f"{scratch}/{folder}", request.source)
+            raise SetupError(problem) from error
 
 
-def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled:
+def _compile(request: CompileRequest, report: Report, scratch: Path, steps: list[str]) -> Compiled:
     _refuse(_refusals(request))
     check_writable(request.repository, request.name)
     calibration = accuracy.read_calibration(request.calibration) if request.calibration else None
-    step = _numbered_steps(report, 7 if request.dtype.startswith("int8") else 6)
+    step = _numbered_steps(report, 7 if request.dtype.startswith("int8") else 6, steps)
     version = choose_version(request.repository, request.name, request.version)
 
     step(f"find {request.source}" + (", and merge it into its base model" if request.merge_adapter else ""))
     if request.merge_adapter:
-        source = merge_adapter(request.source, request.revision, request.base_model, scratch / "merged")
+        source = merge_adapter(request.source, request.revision, request.base_model, scratch / _MERGED)
         report(f"      merged into {source.base}")
     else:
         source = find_source(request.source, request.revision)
@@ -138,6 +150,8 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
     request = dataclasses.replace(request, task=found.task, dtype=dtype)
     _refuse(_refusals_of_task(request))
     check_kind(source.folder, configuration.config, configuration.architecture, request.task)
+    _refuse(_refusals_of_graph(request, source))
+    unknown = check_settings(source.folder, configuration.config, request.task)
 
     step("read the tokenizer, if it has one")
     tokenizer = SOURCE_TASKS[request.task].load_tokenizer(source.folder)
@@ -146,10 +160,11 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
     module = load_module(source.folder, request.task, tokenizer)
     if configuration.has_own_code:
         report(f"      its own code (auto_map) is not run; {module.architecture} of transformers is")
-    report(describe(module, found.reason, dtype, configuration.weights_dtype))
+    report("\n".join([describe(module, found.reason, dtype, configuration.weights_dtype), *unknown]))
     buckets = _choose_buckets(request, module, report)
     if buckets:
         module = module.within(BucketPlan(buckets))
+    steps[-1] = "run the model in PyTorch on samples"
     if TASKS[request.task].generates:
         expected = decoders.sample_texts(module)
         bundle = _compile_decoder(request, source, module, expected, buckets, version, step, report)
@@ -255,7 +270,7 @@ def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, mask_token: str, 
     if tokenizer.json:
         (folder / TOKENIZER_FILE).write_text(serving_json(tokenizer, mask_token), encoding="utf-8")
     if spec.task in _TASKS_WITH_TOKENS:
-        tokens = token_texts(tokenizer, spec.vocabulary_size)
+        tokens = token_texts(tokenizer, spec.vocabulary_size, are_unique=spec.task == "sparse_embedding")
         (folder / TOKENS_FILE).write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
 
 
@@ -347,6 +362,17 @@ def _refusals_of_task(request: CompileRequest) -> Iterator[str]:
     yield from _refusals_of_calibration(request)
 
 
+def _refusals_of_graph(request: CompileRequest, source: ModelSource) -> Iterator[str]:
+    """What is wrong with a request for a model that has an ONNX graph in place of weights."""
+    if (graph := graph_file(source.folder)) is None:
+        return
+    only = f"{request.source}: has no weights of PyTorch, only the graph {graph.name}"
+    if request.backend != "openvino":
+        yield f"{only}, which the back end openvino takes; leave out --backend {request.backend}"
+    if request.pipeline.cores != 1:
+        yield f"{only}, which is not cut into parts; leave out --pipeline-cores"
+
+
 def _choose_buckets(request: CompileRequest, module: SourceModule, report: Report) -> tuple[Bucket, ...]:
     if not request.buckets.buckets:
         return ()
@@ -362,13 +388,12 @@ def _choose_buckets(request: CompileRequest, module: SourceModule, report: Repor
     return buckets
 
 
-def _numbered_steps(report: Report, count: int) -> Report:
-    began_s = time.monotonic()
-    done = 0
+def _numbered_steps(report: Report, count: int, steps: list[str]) -> Report:
+    """What reports each step, and adds it to `steps`."""
+    began_s, before = time.monotonic(), len(steps)
 
     def step(line: str) -> None:
-        nonlocal done
-        done += 1
-        report(f"[{done}/{count}] {time.monotonic() - began_s:5.1f} s  {line}")
+        steps.append(line)
+        report(f"[{len(steps) - before}/{count}] {time.monotonic() - began_s:5.1f} s  {line}")
 
     return step

@@ -26,7 +26,7 @@ from neuronpipe.compiler.decoder_graphs import exported_programs, gathered_graph
 from neuronpipe.compiler.detection import WITH_SHARED_BIASES
 from neuronpipe.compiler.modules import SourceModule, pretrained_model
 from neuronpipe.compiler.torch import TORCH_DTYPES
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.stages.neuron_executor.runtimes.decoder import GATHERED, MODEL, DecoderModel
 from neuronpipe.stages.neuron_executor.runtimes.decoders import load
 from neuronpipe.stages.neuron_executor.runtimes.given_texts import (
@@ -93,11 +93,12 @@ def compile_decoder(
                 step("compare with generate on samples")
             measured = compare(module, texts, artifact, partial(_load, artifact, folder), min_agreement)
             break
-        except SetupError as error:
-            problem = problem or error
+        except Exception as error:  # a graph that could be made may not load or run, or computes something else
+            problem = error if isinstance(error, SetupError) else SetupError(_problem(module, error))
+            problem.__cause__ = problem.__cause__ or error
             shutil.rmtree(folder / "artifacts", ignore_errors=True)
     else:
-        assert problem  # noqa: S101 (each form had one)
+        assert problem  # noqa: S101 (each form had one; that of the last decides)
         raise problem
     if backend == "openvino" and form == GATHERED:
         report(
@@ -107,14 +108,16 @@ def compile_decoder(
 
 
 def _load(artifact: Artifact, folder: Path, tokens: int) -> DecoderModel:
-    return load(
-        artifact.backend,
-        folder / artifact.files[0],
-        artifact.properties,
-        threads=0,
-        max_tokens=tokens,
-        max_bytes=1 << 40,
-    )
+    path = folder / artifact.files[0]
+    try:
+        return load(artifact.backend, path, artifact.properties, threads=0, max_tokens=tokens, max_bytes=1 << 40)
+    except SetupError as error:  # which says what to do with a bundle, and this is none yet
+        reason = first_line(error.__cause__ or error)
+        raise RuntimeError(f"{artifact.backend} does not load its graph: {reason}") from error
+
+
+def _problem(module: SourceModule, error: Exception) -> str:
+    return f"{module.architecture} cannot be compiled for {_shown(module)}: {first_line(error.__cause__ or error)}"
 
 
 def _compile_slots(
@@ -156,9 +159,10 @@ def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype:
             graphs = gathered_graphs(model) if form == GATHERED else paged_graphs(model)
     except Exception as error:  # the tracers, the model's own code and OpenVINO raise different exceptions
         version = f"torch {torch.__version__}" if backend == "torch" else f"OpenVINO {openvino.__version__}"
+        other = "; --backend torch may" if backend == "openvino" and form == GATHERED else ""
         raise SetupError(
-            f"{module.architecture} cannot be compiled for {_shown(module)}: {version} finds no attention in it that "
-            "can have a cache in blocks"
+            f"{module.architecture} cannot be compiled for {_shown(module)}: {version} makes no graph of it with a "
+            f"cache in blocks: {first_line(error.__cause__ or error)}{other}"
         ) from error
     own.mkdir(parents=True)
     if backend == "torch":

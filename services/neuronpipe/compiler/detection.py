@@ -16,12 +16,18 @@ from transformers.models.auto import modeling_auto
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS
 from neuronpipe.compiler.modules import SourceModule
+from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_graphs import OWN_GRAPHS
 from neuronpipe.compiler.rerankers import entailing, is_cross_encoder, ranking
-from neuronpipe.compiler.sentence_transformers import read_json, read_modules, read_settings, transformer_folder
+from neuronpipe.compiler.sentence_transformers import (
+    read_modules,
+    read_object,
+    read_settings,
+    transformer_folder,
+)
 from neuronpipe.compiler.source import check_configuration, reads_of
 from neuronpipe.compiler.tasks import SOURCE_TASKS
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.tasks import TASKS
 
 # The end of an architecture's name → the tasks that its head serves, the default task first.
@@ -91,6 +97,8 @@ class Configuration:
             return Found("zero_shot_image_classification", "modules.json")
         if self.modules and self.settings.get("model_type") != "CrossEncoder":
             return Found("sentence_embedding", "modules.json")
+        if "Pooling" in self.modules:
+            return Found("rerank", "modules.json, saved as a cross-encoder")
         if not self.architecture:
             raise SetupError(
                 f"{self.folder}: config.json names no architecture, so its task is not known; choose one with --task"
@@ -169,11 +177,14 @@ class Configuration:
                 f"{self.folder}: is a SetFit model, whose classifier (model_head.pkl) is a pickle and not read; "
                 "--task sentence-embedding compiles what makes its vectors"
             )
-        if self.settings.get("model_type") == "CrossEncoder" and (
-            others := ", ".join(sorted(set(self.modules) - {"Transformer", "LogitScore"}))
+        if (
+            self.settings.get("model_type") == "CrossEncoder"
+            and "Pooling" not in self.modules
+            and (others := ", ".join(sorted(set(self.modules) - {"Transformer", "LogitScore"})))
         ):
             raise SetupError(
-                f"{self.folder}: is a cross-encoder with modules behind its model ({others}), which is not supported"
+                f"{self.folder}: is a cross-encoder with {others} behind its model; supported are LogitScore, and "
+                "Pooling with what may follow it"
             )
 
     def _can(self, task: str) -> bool:
@@ -205,24 +216,22 @@ def read_configuration(folder: Path) -> Configuration:
     Raises SetupError for a model that no task can serve: with an encoder and a decoder, or with code of its own.
     """
     own = transformer_folder(folder)
-    content = read_json(own / "config.json")
-    kind = content.get("model_type") if isinstance(content, dict) else None
-    if kind not in transformers.CONFIG_MAPPING:
-        remote = (
-            "; it has code of its own (auto_map), which is not run"
-            if isinstance(content, dict) and content.get("auto_map")
-            else ""
-        )
+    content = read_object(own / "config.json")
+    kind = content.get("model_type")
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        remote = "; it has code of its own (auto_map), which is not run" if content.get("auto_map") else ""
         raise SetupError(
             f"{folder}: config.json has the model type {kind!r}, which transformers {transformers.__version__} does "
             f"not know{remote}"
         )
-    check_configuration(folder, content)
+    has_graph = graph_file(folder) is not None
+    if not has_graph:
+        check_configuration(folder, content)
     try:
         config = transformers.AutoConfig.from_pretrained(own, trust_remote_code=False)
     except Exception as error:  # each architecture raises other exceptions for a broken configuration
         raise SetupError(
-            f"{folder}: transformers {transformers.__version__} cannot read its config.json: {error}"
+            f"{folder}: transformers {transformers.__version__} cannot read its config.json: {first_line(error)}"
         ) from error
     architecture = str((content.get("architectures") or [""])[0])
     _refuse_encoder_decoders(folder, config, architecture)
@@ -234,7 +243,7 @@ def read_configuration(folder: Path) -> Configuration:
         modules=tuple(kind for kind, _ in read_modules(folder)),
         card=_card(folder),
         weights_dtype=str(content.get("dtype") or content.get("torch_dtype") or "float32"),
-        has_own_code=bool(content.get("auto_map")),
+        has_own_code=bool(content.get("auto_map")) and not has_graph,
     )
 
 

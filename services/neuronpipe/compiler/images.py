@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from neuronpipe.compiler.architectures import EmptyBatches, added_to_scores, fixing_positions
 from neuronpipe.compiler.modules import PIXELS, Batch, SourceModule
 from neuronpipe.compiler.tokenizers import SourceTokenizer
-from neuronpipe.core.errors import InvalidInput, SetupError
+from neuronpipe.core.errors import InvalidInput, SetupError, first_line
 from neuronpipe.core.files import files_told
 from neuronpipe.core.model import ImageSpec, Resampling, TaskFacts
 from neuronpipe.tasks.inputs.images import read_pixels, to_pixels, whiten
@@ -82,7 +82,7 @@ def load_image_processor(folder: Path) -> SourceImageProcessor:
         )
     except Exception as error:  # a file of unknown origin may raise anything
         raise SetupError(
-            f"{folder}: transformers {transformers.__version__} cannot load its image processor: {error}"
+            f"{folder}: transformers {transformers.__version__} cannot load its image processor: {first_line(error)}"
         ) from error
     options = {name: value for name, value in processor.to_dict().items() if value is not None}
     name = type(processor).__name__

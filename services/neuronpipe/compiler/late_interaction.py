@@ -14,20 +14,24 @@ import safetensors.torch
 import torch
 
 from neuronpipe.compiler.sentence_transformers import (
+    TOKENS,
+    Layer,
+    Normalize,
     read_dense,
-    read_json,
     read_limits,
     read_modules,
+    read_normalize,
+    read_object,
     read_settings,
 )
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.multi_vector_embedding import TextKind
 
-_TOKENS = "token_embeddings"
 _SAMPLE = "a text"
 _ARTIFACT = "artifact.metadata"
 _EXPANSION_TOKENS = 32
+_NORMALIZE = Layer(Normalize(), TOKENS, TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class LateInteraction:
     """A model of late interaction. `layers` are behind its encoder, for each token."""
 
     model_folder: Path
-    layers: Sequence[torch.nn.Module]
+    layers: Sequence[Layer]
     settings: Mapping[str, Any]
     max_tokens: int | None
     divides_by_tokens: bool = False
@@ -68,7 +72,7 @@ def read_late_interaction(folder: Path) -> LateInteraction:
     """Raises SetupError for modules that are not supported, and for a model without the layer of one."""
     if (folder / "modules.json").is_file():
         return _read_modules(folder)
-    if "HF_ColBERT" in (read_json(folder / "config.json").get("architectures") or ()):
+    if "HF_ColBERT" in (read_object(folder / "config.json").get("architectures") or ()):
         return _read_stanford(folder)
     raise SetupError(
         f"{folder}: is no model of late interaction: it has neither modules.json nor the architecture HF_ColBERT, and "
@@ -79,30 +83,34 @@ def read_late_interaction(folder: Path) -> LateInteraction:
 def _read_modules(folder: Path) -> LateInteraction:
     saved, model_folder = read_settings(folder), folder
     is_pylate = saved.get("model_type") == "ColBERT"
-    layers: list[torch.nn.Module] = []
+    layers: list[Layer] = []
     settings: dict[str, Any] = {}
     for kind, path in read_modules(folder, is_known=True):
-        own = read_json(path / "config.json") if (path / "config.json").is_file() else {}
+        own = read_object(path / "config.json") if (path / "config.json").is_file() else {}
         if kind == "Transformer":
             model_folder = path
             settings |= read_limits(path)
         elif kind == "Dense":
-            layers.append(read_dense(path, _TOKENS))
-        elif kind == "Normalize" and own.get("module_input_name") == _TOKENS:
-            layers.append(_Normalize())
+            layers.append(read_dense(path, TOKENS))
+        elif kind == "Normalize" and own.get("module_input_name") == TOKENS:
+            layers.append(read_normalize(path))
         elif kind == "MultiVectorMask" and not own.get("keep_only_token_ids"):
             settings |= own
         else:
             raise SetupError(
                 f"{folder}: has a module {kind} behind the token vectors; supported are Dense, Normalize of "
-                f"{_TOKENS} and MultiVectorMask without keep_only_token_ids"
+                f"{TOKENS} and MultiVectorMask without keep_only_token_ids"
             )
-    if settings.get("do_lower_case") or "message" in settings.get("modality_config", ()):
-        raise SetupError(f"{folder}: changes texts outside of its tokenizer (do_lower_case, or a chat template)")
+    if any({layer.reads, layer.writes} != {TOKENS} for layer in layers):
+        raise SetupError(
+            f"{folder}: one of its Dense modules is of other vectors than {TOKENS}, which is not supported"
+        )
+    if "message" in (settings.get("modality_config") or ()):
+        raise SetupError(f"{folder}: writes texts into a chat template (modality_config has message), not supported")
     prompts = dict(saved.get("prompts") or {})
     marks = []
     if is_pylate:
-        layers.append(_Normalize())
+        layers.append(_NORMALIZE)
         settings |= _of_pylate(saved)
         for name in ("query", "document"):
             mark = saved.get(f"{name}_prefix") or ""
@@ -132,7 +140,7 @@ def _of_pylate(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_stanford(folder: Path) -> LateInteraction:
-    metadata = read_json(folder / _ARTIFACT) if (folder / _ARTIFACT).is_file() else {}
+    metadata = read_object(folder / _ARTIFACT) if (folder / _ARTIFACT).is_file() else {}
     length = metadata.get("query_maxlen") or _EXPANSION_TOKENS
     prompts = {
         "query": (metadata.get("query_token_id") or "[unused0]") + " ",
@@ -149,12 +157,7 @@ def _read_stanford(folder: Path) -> LateInteraction:
         },
         "skiplist_words": list(string.punctuation) if metadata.get("mask_punctuation", True) else [],
     }
-    return LateInteraction(folder, [_projection(folder), _Normalize()], settings, None)
-
-
-class _Normalize(torch.nn.Module):
-    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.normalize(vectors, p=2.0, dim=-1)
+    return LateInteraction(folder, [Layer(_projection(folder), TOKENS, TOKENS), _NORMALIZE], settings, None)
 
 
 def _projection(folder: Path) -> torch.nn.Module:

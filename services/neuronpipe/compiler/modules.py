@@ -21,7 +21,7 @@ from neuronpipe.bundles.buckets import BucketPlan
 from neuronpipe.compiler.architectures import MASKED_DECODERS, decoder_inputs, positions, prepare
 from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.tokenizers import SourceTokenizer
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec, TaskFacts
 
 
@@ -157,6 +157,26 @@ class Named(torch.nn.Module):
         return {name: result[name] for name in self.outputs}
 
 
+class Pooled(torch.nn.Module):
+    """A model and the modules after it, which make one vector, the output of this name, of its token vectors."""
+
+    def __init__(self, model: torch.nn.Module, head: torch.nn.Module, output: str) -> None:
+        super().__init__()
+        self.model = Named(model, "last_hidden_state")
+        self.head = head
+        self._output = output
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+        prompt_tokens: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        token_vectors = self.model(input_ids, attention_mask, token_type_ids)["last_hidden_state"]
+        return {self._output: self.head(token_vectors, attention_mask, prompt_tokens)}
+
+
 @contextmanager
 def choosing(part: torch.nn.Module, choose: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """An encoder or a decoder hands on some of its vectors, chosen of its last hidden state, in place of all.
@@ -175,6 +195,11 @@ def choosing(part: torch.nn.Module, choose: Callable[[torch.Tensor], torch.Tenso
         handle.remove()
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weights of PyTorch."""
+    return any(path for kind in _WEIGHT_FILES for path in folder.glob(kind))
+
+
 def pretrained_model(module: torch.nn.Module) -> Any:
     """The model of transformers within a module."""
     return next(part for part in module.modules() if isinstance(part, transformers.PreTrainedModel))
@@ -189,6 +214,7 @@ def source_module(
     outputs: tuple[str, ...],
     per_token: bool = False,
     max_tokens: int | None = None,
+    saved_limit: int | None = None,
     labels: tuple[str, ...] = (),
     facts: Mapping[str, TaskFacts] | None = None,
     remarks: Mapping[str, str] | None = None,
@@ -197,6 +223,7 @@ def source_module(
     """`module` around `model`, with the data of the model's configuration and tokenizer.
 
     `per_token`: its outputs have an axis of tokens. `further_inputs`: those of the module that are not the model's.
+    `saved_limit`: what sentence-transformers saved (max_seq_length), which it takes in place of the tokenizer's limit.
     """
     accepted = inspect.signature(model.forward).parameters
     return SourceModule(
@@ -205,7 +232,7 @@ def source_module(
         architecture=type(model).__name__,
         inputs=(*(name for name in _INPUTS if name in accepted and name in tokenizer.input_names), *further_inputs),
         outputs=outputs,
-        max_tokens=_least(max_tokens, tokenizer.max_tokens, positions(model.config)),
+        max_tokens=_least(max_tokens, saved_limit or tokenizer.max_tokens, positions(model.config)),
         config=model.config,
         tokenizer=tokenizer,
         per_token_outputs=frozenset(outputs if per_token else ()),
@@ -237,18 +264,23 @@ def check_tokens(folder: Path, module: SourceModule) -> None:
 _SHOWN = 4
 _WEIGHT_FILES = ("*.safetensors", "*.bin")
 # Of ONNX, OpenVINO, TensorFlow, Flax and llama.cpp.
-_OTHER_WEIGHTS = ("*.onnx", "onnx/*.onnx", "openvino/*.xml", "*.h5", "*.msgpack", "*.gguf")
+ONNX_GRAPHS = ("onnx/*.onnx", "*.onnx")
+_OTHER_WEIGHTS = (*ONNX_GRAPHS, "openvino/*.xml", "*.h5", "*.msgpack", "*.gguf")
 # Heads whose parameters have the same names in some architectures (ModernBERT, a BERT of sequences for tokens), so that
 # none is missing.
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 
 
 def load_weights(auto_class: Any, folder: Path) -> Any:
-    """A model in float32 and evaluation mode.
+    """A model in float32 and evaluation mode, or in place of one without weights its ONNX graph.
 
     Parameters that its files lack are 0. Only these require gradients. Raises SetupError for a model that cannot be
     loaded, and for weights of another shape or with NaN or infinity.
     """
+    from neuronpipe.compiler.onnx import OnnxModel, graph_file  # which needs what is here
+
+    if (graph := graph_file(folder)) is not None:
+        return OnnxModel(folder, graph)
     folder = transformer_folder(folder)
     try:
         model, info = auto_class.from_pretrained(
@@ -261,10 +293,13 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
     # transformers 5 also logs the shapes.
     resized = sorted(key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"])
     if resized:
+        is_head = not any(name.startswith(f"{model.base_model_prefix}.") for name in resized)
+        labels = (
+            f", which has {model.config.num_labels} labels; give the name of each label there (id2label and label2id)"
+        )
         raise SetupError(
-            f"{folder}: its weights {_names(resized)} have another shape than config.json says, which has "
-            f"{model.config.num_labels} "
-            "labels; give the name of each label there (id2label and label2id)"
+            f"{folder}: its weights {_names(resized)} have another shape than config.json says"
+            + (labels if is_head else "; get its files again, both of one model")
         )
     missing, parameters = sorted(info["missing_keys"]), dict(model.named_parameters(remove_duplicate=False))
     _refuse_missing(
@@ -359,8 +394,8 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
                     "as safetensors"
                 )
             return f"{path.name} is damaged or cut off; get the file again"
-    if not any(path for kind in _WEIGHT_FILES for path in folder.glob(kind)):
+    if not has_weights(folder):
         others = sorted(path.name for kind in _OTHER_WEIGHTS for path in folder.glob(kind))
         only = f", only {', '.join(others[:_SHOWN])}" if others else ""
         return f"it has no weights of PyTorch (model.safetensors or pytorch_model.bin){only}; get these, too"
-    return str(error)
+    return first_line(error)

@@ -12,8 +12,9 @@ from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.compiler.architectures import needs_eager_attention
 from neuronpipe.compiler.conversion import Conversion, Ran
 from neuronpipe.compiler.modules import Batch, Outputs, Positional, SourceModule, pretrained_model
+from neuronpipe.compiler.onnx import OnnxModel, converted, onnx_model
 from neuronpipe.compiler.own_graphs import taking_rows
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino
 from neuronpipe.stages.neuron_executor.runtimes.parts import part_names
 
@@ -32,7 +33,8 @@ def convert(conversion: Conversion) -> Artifact:
     Weights stay float32, for int8 until they are quantized. The dtype is that in which the back end computes.
     """
     module, folder, dtype = conversion.module, conversion.folder, conversion.dtype
-    if needs_eager_attention(model := pretrained_model(module.module)):
+    model = onnx_model(module.module) or pretrained_model(module.module)
+    if not isinstance(model, OnnxModel) and needs_eager_attention(model):
         model.set_attn_implementation("eager")
     (folder / _FOLDER).mkdir(parents=True)
     files = []
@@ -56,6 +58,18 @@ def convert(conversion: Conversion) -> Artifact:
 
 
 def _convert(module: SourceModule, example: Mapping[str, torch.Tensor], path: Path) -> None:
+    model = converted(module) if onnx_model(module.module) else _traced(module, example)
+    if len(model.inputs) != len(module.inputs):
+        found = [port.any_name for port in model.inputs]
+        raise SetupError(
+            f"{module.architecture} uses the inputs {found} of {list(module.inputs)}, which is not supported"
+        )
+    for port, name in zip([*model.inputs, *model.outputs], [*module.inputs, *module.outputs], strict=True):
+        port.set_names({name})
+    openvino.save_model(model, path, compress_to_fp16=False)
+
+
+def _traced(module: SourceModule, example: Mapping[str, torch.Tensor]) -> openvino.Model:
     inputs = [
         (_free(example[name].shape, module.free_axes(name)), openvino.Type(example[name].numpy().dtype))
         for name in module.inputs
@@ -65,21 +79,16 @@ def _convert(module: SourceModule, example: Mapping[str, torch.Tensor], path: Pa
         # the comparison shows.
         warnings.simplefilter("ignore")
         try:
-            model = openvino.convert_model(
+            return openvino.convert_model(
                 Positional(module.module, module.inputs, module.outputs),
                 example_input=tuple(example.values()),
                 input=inputs,
             )
         except Exception as error:
-            raise SetupError(f"OpenVINO {openvino.__version__} cannot convert {module.architecture}") from error
-    if len(model.inputs) != len(module.inputs):
-        found = [port.any_name for port in model.inputs]
-        raise SetupError(
-            f"{module.architecture} uses the inputs {found} of {list(module.inputs)}, which is not supported"
-        )
-    for port, name in zip([*model.inputs, *model.outputs], [*module.inputs, *module.outputs], strict=True):
-        port.set_names({name})
-    openvino.save_model(model, path, compress_to_fp16=False)
+            raise SetupError(
+                f"OpenVINO {openvino.__version__} cannot convert {module.architecture}: "
+                f"{first_line(error.__cause__ or error)}"
+            ) from error
 
 
 def _free(shape: Sequence[int], axes: Sequence[int]) -> openvino.PartialShape:
@@ -92,7 +101,9 @@ def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) ->
     try:
         parts = [engine().compile_model(path, "CPU", computable(artifact.properties)) for path in paths]
     except RuntimeError as error:
-        raise SetupError(f"OpenVINO {openvino.__version__} cannot compile {conversion.module.architecture}") from error
+        raise SetupError(
+            f"OpenVINO {openvino.__version__} cannot compile {conversion.module.architecture}: {first_line(error)}"
+        ) from error
     outputs: list[Outputs] = []
     for batch in batches:
         values = dict(batch)

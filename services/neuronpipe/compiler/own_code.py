@@ -18,13 +18,14 @@ import torch
 import transformers
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS
+from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_graphs import (
     FEED_FORWARD_TYPES,
     NomicExpertsConfig,
     NomicExpertsModel,
     register_own_graphs,
 )
-from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
+from neuronpipe.compiler.sentence_transformers import read_object, transformer_folder
 from neuronpipe.compiler.source import ModelSource
 from neuronpipe.core.errors import SetupError
 
@@ -85,8 +86,10 @@ def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
     Raises SetupError for a value of its configuration that means something that our graph of it does not compute.
     """
     register_own_graphs()
+    if graph_file(source.folder) is not None:  # which is what its code computes
+        return source
     own = transformer_folder(source.folder)
-    content = read_json(own / "config.json")
+    content = read_object(own / "config.json")
     written = _written_anew(source.folder, own, content) if isinstance(content, dict) else None
     if written is None:
         return source

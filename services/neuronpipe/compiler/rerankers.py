@@ -13,9 +13,9 @@ from neuronpipe.compiler.modules import Named, SourceModule, load_weights, sourc
 from neuronpipe.compiler.sentence_transformers import (
     default_prompt,
     last_token,
-    read_json,
     read_limits,
     read_modules,
+    read_object,
     read_settings,
     transformer_folder,
 )
@@ -57,13 +57,13 @@ def score_function(folder: Path, config: Any) -> ScoreFunctionName:
 def entailing(folder: Path, config: Any) -> ZeroShotFacts:
     """The facts of a model for zero-shot classification. Raises SetupError for one without a label for entailment."""
     check_labels(folder, config)
-    entailment = next((index for label, index in config.label2id.items() if label.lower().startswith("entail")), None)
+    labels = [config.id2label[index] for index in range(config.num_labels)]
+    entailment = next((index for index, label in enumerate(labels) if label.lower().startswith("entail")), None)
     if entailment is None or config.num_labels < 2:
-        labels = ", ".join(map(str, config.label2id))
         raise SetupError(
-            f"{folder}: none of its labels begins with 'entail', or it is the only one; there are: {labels}. Zero-shot "
-            "classification "
-            "needs a model of entailment; if this is one, name its labels in config.json (id2label and label2id)"
+            f"{folder}: none of its labels begins with 'entail', or it is the only one; there are: "
+            f"{', '.join(labels)}. Zero-shot classification needs a model of entailment; if this is one, name its "
+            "labels in config.json (id2label and label2id)"
         )
     return ZeroShotFacts(entailment_id=entailment)
 
@@ -145,7 +145,7 @@ def load_decoder_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceMod
         "rerank",
         tokenizer,
         outputs=("logits",),
-        max_tokens=read_limits(transformer_folder(folder)).get("max_seq_length"),
+        saved_limit=read_limits(transformer_folder(folder)).get("max_seq_length"),
         facts={"rerank": facts},
         remarks={"score": "the logit of " + ", less that of ".join(map(repr, names))},
     )
@@ -168,7 +168,7 @@ def _answers(folder: Path, tokenizer: SourceTokenizer) -> tuple[int, ...]:
     """The tokens of yes and no, or of yes alone."""
     for kind, path in read_modules(folder):
         if kind == "LogitScore":
-            config = read_json(path / "config.json")
+            config = read_object(path / "config.json")
             named = (config["true_token_id"], config.get("false_token_id"))
             return tuple(int(number) for number in named if number is not None)
     vocabulary = tokenizer.transformers_tokenizer.get_vocab()
@@ -182,7 +182,8 @@ def _template(folder: Path, tokenizer: SourceTokenizer, kind: str) -> Template:
     own = tokenizer.transformers_tokenizer
     if not own.chat_template:
         return ()
-    options = dict(read_limits(transformer_folder(folder)).get("processing_kwargs", {}).get("chat_template", {}))
+    processing = read_limits(transformer_folder(folder)).get("processing_kwargs") or {}
+    options = dict(processing.get("chat_template") or {})
     options.pop("restore_suffix", None)
     prompt = default_prompt(folder)
     for wrap in (lambda text: text, lambda text: [{"type": "text", "text": text}]):  # flat, and structured

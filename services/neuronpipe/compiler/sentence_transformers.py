@@ -4,7 +4,7 @@ Source of the formats: sentence-transformers 2 to 6, modules.json and the config
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ import torch
 
 from neuronpipe.core.errors import SetupError
 
-_SETTINGS = "config_sentence_transformers.json"
+CONFIGURATION = "config_sentence_transformers.json"
 _PACKAGES = ("sentence_transformers", "pylate")
 _POOLINGS = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+TOKENS, VECTOR, SCORES = "token_embeddings", "sentence_embedding", "scores"
 # Before version 6 each pooling mode had a flag, and the vectors were concatenated in this order.
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -37,17 +38,21 @@ _ACTIVATIONS = {
 
 
 class Pooling(torch.nn.Module):
-    """Token vectors [batch, tokens, width] and attention_mask [batch, tokens] to [batch, width x number of modes]."""
+    """Token vectors [batch, tokens, width] and attention_mask [batch, tokens] to [batch, width x number of modes].
 
-    def __init__(self, modes: Sequence[str]) -> None:
+    `pools_prompt`: whether the tokens of a prompt are pooled, too; if not, the mask must be 0 at them.
+    """
+
+    def __init__(self, modes: Sequence[str], pools_prompt: bool = True) -> None:
         super().__init__()
         self.modes = tuple(modes)
+        self.pools_prompt = pools_prompt
 
     def forward(self, token_vectors: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         mask = attention_mask.unsqueeze(-1).to(token_vectors.dtype)
         tokens = mask.sum(1).clamp(min=1e-9)
         pooled = {
-            "cls": lambda: token_vectors[:, 0],
+            "cls": lambda: token_vectors[:, 0] if self.pools_prompt else first_token(token_vectors, attention_mask),
             "max": lambda: token_vectors.masked_fill(mask == 0, -1e9).max(1).values,
             "mean": lambda: (token_vectors * mask).sum(1) / tokens,
             "mean_sqrt_len_tokens": lambda: (token_vectors * mask).sum(1) / tokens.sqrt(),
@@ -69,28 +74,80 @@ def last_token(vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.where(is_last.unsqueeze(-1), vectors, torch.zeros_like(vectors)).sum(dim=1)
 
 
+def first_token(vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The vector of the first token at which a mask is 1; see last_token."""
+    backwards = torch.arange(mask.shape[1], 0, -1, device=mask.device)
+    is_first = backwards == (backwards * mask).max(dim=1, keepdim=True).values.clamp(min=1)
+    return torch.where(is_first.unsqueeze(-1), vectors, torch.zeros_like(vectors)).sum(dim=1)
+
+
 def _weighted_mean(token_vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The mean in which the nth token counts n times."""
     weights = mask * torch.arange(1, mask.shape[1] + 1, device=mask.device, dtype=mask.dtype).view(1, -1, 1)
     return (token_vectors * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
 
 
-class Head(torch.nn.Module):
-    """Pooling, and the layers after it."""
+class Layer(torch.nn.Module):
+    """A module behind the model, which reads and writes vectors by their names.
 
-    def __init__(self, pooling: Pooling, layers: Sequence[torch.nn.Module]) -> None:
+    `residual`: whether what it reads is added to what it makes, or the module that projects it first.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, reads: str, writes: str, residual: torch.nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.module, self.residual = module, residual
+        self.reads, self.writes = reads, writes
+
+    def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        given = features[self.reads]
+        made = self.module(given)
+        return features | {self.writes: made if self.residual is None else made + self.residual(given)}
+
+
+class Normalize(torch.nn.Module):
+    """Vectors of length 1."""
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.normalize(vectors, p=2.0, dim=-1)
+
+
+class Head(torch.nn.Module):
+    """Pooling, and the layers before and after it. `dimensions`: those of the vector that are kept; None for all."""
+
+    def __init__(
+        self,
+        pooling: Pooling,
+        before: Sequence[Layer] = (),
+        after: Sequence[Layer] = (),
+        output: str = VECTOR,
+        dimensions: int | None = None,
+    ) -> None:
         super().__init__()
         self.pooling = pooling
-        self.layers = torch.nn.Sequential(*layers)
+        self.before, self.after = torch.nn.ModuleList(before), torch.nn.ModuleList(after)
+        self._output, self._dimensions = output, dimensions
 
     def describe(self) -> str:
         """A description for a user."""
-        layers = f", then {len(self.layers)} dense layers" if len(self.layers) else ""
-        return " and ".join(self.pooling.modes) + layers
+        count = len(self.before) + len(self.after)
+        layers = f", with {count} further layer{'s' * (count > 1)}" if count else ""
+        kept = f", of which the first {self._dimensions} numbers are kept (truncate_dim)" if self._dimensions else ""
+        return " and ".join(self.pooling.modes) + layers + kept
 
-    def forward(self, token_vectors: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        vectors: torch.Tensor = self.layers(self.pooling(token_vectors, attention_mask))
-        return vectors
+    def forward(
+        self, token_vectors: torch.Tensor, attention_mask: torch.Tensor, prompt_tokens: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        features = {TOKENS: token_vectors}
+        for layer in self.before:
+            features = layer(features)
+        if prompt_tokens is not None:
+            attention_mask = attention_mask * (1 - prompt_tokens)
+        features[VECTOR] = self.pooling(features[TOKENS], attention_mask)
+        for layer in self.after:
+            features = layer(features)
+        return features[self._output][:, : self._dimensions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,42 +164,55 @@ class SentenceTransformer:
     prompts: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_sentence_transformer(folder: Path) -> SentenceTransformer:
-    """Reads the modules. A plain Transformers model gets mean pooling.
+def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTransformer:
+    """Reads the modules. A plain Transformers model gets mean pooling. `output`: SCORES of a cross-encoder.
 
     Raises SetupError for a module that is not supported.
     """
     if not (folder / "modules.json").is_file():
-        return SentenceTransformer(folder, Head(Pooling(["mean"]), []))
-    model_folder, limits, pooling, layers, is_normalized = folder, {}, None, [], False
+        return SentenceTransformer(folder, Head(Pooling(["mean"])))
+    model_folder, limits = folder, dict[str, Any]()
+    poolings, layers = list[Pooling](), list[list[Layer]]([[], []])
     for kind, path in read_modules(folder, is_known=True):
-        if kind == "Transformer":
+        if kind == "Transformer" and model_folder == folder and not poolings:
             model_folder, limits = path, read_limits(path)
-        elif kind == "Pooling":
-            pooling = Pooling(_pooling_modes(read_json(path / "config.json"), folder))
-        elif kind == "Dense" and not is_normalized:
-            layers.append(read_dense(path))
+        elif kind == "Pooling" and not poolings:
+            poolings.append(read_pooling(path))
         elif kind == "Dropout":  # of training only
             continue
-        elif kind == "Normalize":  # done in post-processing, unless the caller says otherwise
-            is_normalized = True
-        elif kind == "Dense":
-            raise SetupError(f"{folder}: modules.json has a Dense module behind Normalize, which is not supported")
+        elif kind in _LAYERS:
+            layers[len(poolings)].append(_LAYERS[kind](path))
         else:
             raise SetupError(
-                f"{folder}: modules.json has a module {kind}, supported are Transformer, Pooling, Dense and Normalize"
+                f"{folder}: modules.json has a module {kind}, supported are Transformer, Pooling, {', '.join(_LAYERS)} "
+                "and Dropout, and of the first two one"
             )
-    if "message" in limits.get("modality_config", ()):
+    if "message" in (limits.get("modality_config") or ()):
         raise SetupError(
             f"{folder}: writes texts into a chat template (modality_config has message), which is not supported for "
             "embeddings"
         )
-    if pooling is None:
+    if not poolings:
         raise SetupError(f"{folder}: modules.json has no Pooling module, so there is no one vector for a text")
-    if limits.get("do_lower_case"):
-        raise SetupError(f"{folder}: lower-cases text outside of its tokenizer (do_lower_case), which is not supported")
+    before, after = layers
+    known = {TOKENS}
+    for number, layer in enumerate([*before, *after]):
+        known |= {VECTOR} if number >= len(before) else set()
+        if layer.reads not in known:
+            raise SetupError(f"{folder}: one of its modules reads {layer.reads}, which no module before it makes")
+        known |= {layer.writes}
+    if output not in {*known, VECTOR}:
+        raise SetupError(f"{folder}: none of its modules makes {output}; a Dense module of a cross-encoder does")
+    # Done in post-processing, unless the caller says otherwise.
+    while output == VECTOR and after and isinstance(after[-1].module, Normalize) and after[-1].reads == VECTOR:
+        after.pop()
+    dimensions = read_settings(folder).get("truncate_dim") if output == VECTOR else None
     return SentenceTransformer(
-        model_folder, Head(pooling, layers), limits.get("max_seq_length"), default_prompt(folder), read_prompts(folder)
+        model_folder,
+        Head(poolings[0], before, after, output, dimensions),
+        limits.get("max_seq_length"),
+        default_prompt(folder),
+        read_prompts(folder),
     )
 
 
@@ -152,8 +222,15 @@ def read_modules(folder: Path, *, is_known: bool = False) -> list[tuple[str, Pat
     `is_known`: raises SetupError also for a module of the model's own, which may compute anything.
     """
     path = folder / "modules.json"
-    modules = read_json(path) if path.is_file() else ()
+    modules = read_json(path) if path.is_file() else []
+    if not isinstance(modules, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("type"), str) and isinstance(one.get("path"), str)
+        for one in modules
+    ):
+        raise SetupError(f"{path}: is no list of modules, each with a type and a path; get the file again")
     for one in modules:
+        if not (folder / one["path"]).resolve().is_relative_to(folder.resolve()):
+            raise SetupError(f"{path}: names {one['path']!r}, which is outside of the model")
         if is_known and one["type"].partition(".")[0] not in _PACKAGES:
             raise SetupError(f"{folder}: modules.json has a module {one['type']}, code of its own, which is not run")
     return [(one["type"].rpartition(".")[2], folder / one["path"]) for one in modules]
@@ -175,55 +252,102 @@ def read_json(path: Path) -> Any:
         raise SetupError(f"{path}: cannot be read as JSON") from error
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The content of a JSON file that holds an object. Raises SetupError."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise SetupError(f"{path}: holds {type(content).__name__}, not an object of settings; get the file again")
+    return content
+
+
 def read_limits(folder: Path) -> dict[str, Any]:
     """The limits of inputs in a Transformer module, such as max_seq_length; empty if it has none.
 
     Raises SetupError.
     """
-    # sentence_bert_config.json; in old models with the architecture's name, as sentence_roberta_config.json.
-    path = next(folder.glob("sentence_*_config.json"), None)
-    return dict(read_json(path)) if path else {}
+    path = limits_file(folder)
+    return read_object(path) if path else {}
 
 
-def _pooling_modes(config: dict[str, Any], folder: Path) -> list[str]:
-    if "pooling_mode" in config:
-        modes = [config["pooling_mode"]] if isinstance(config["pooling_mode"], str) else list(config["pooling_mode"])
+def limits_file(folder: Path) -> Path | None:
+    """The settings of a Transformer module; in old models with the architecture's name, as
+    sentence_roberta_config.json.
+    """
+    found = {path.name: path for path in folder.glob("sentence_*_config.json")}
+    return found.get("sentence_bert_config.json") or next(iter(found.values()), None)
+
+
+def read_pooling(folder: Path) -> Pooling:
+    """A Pooling module. Raises SetupError."""
+    config = read_object(folder / "config.json")
+    if config.get("pooling_mode"):
+        modes = config["pooling_mode"] if isinstance(config["pooling_mode"], list) else [config["pooling_mode"]]
     else:
         modes = [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
-    unsupported = sorted(set(modes) - set(_POOLINGS))
-    if unsupported:
-        raise SetupError(f"{folder}: pooling {', '.join(unsupported)}; supported are {', '.join(_POOLINGS)}")
-    if not config.get("include_prompt", True):
-        raise SetupError(
-            f"{folder}: leaves its prompt out of the pooling (include_prompt false), which is not supported"
-        )
-    return modes
+    if unsupported := sorted({*map(str, modes)} - {*_POOLINGS}):
+        raise SetupError(f"{folder.parent}: pooling {', '.join(unsupported)}; supported are {', '.join(_POOLINGS)}")
+    return Pooling(modes, pools_prompt=config.get("include_prompt") is not False)
 
 
-def read_dense(folder: Path, of: str = "sentence_embedding") -> torch.nn.Module:
-    """A Dense module of sentence embeddings, or of token_embeddings. Raises SetupError."""
-    config = read_json(folder / "config.json")
-    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+def read_dense(folder: Path, of: str = VECTOR) -> Layer:
+    """A Dense module; of vectors of another name than `of` where it says so. Raises SetupError."""
+    config = read_object(folder / "config.json")
+    activation = config.get("activation_function") or "torch.nn.modules.activation.Tanh"
     if activation not in _ACTIVATIONS:
         raise SetupError(f"{folder}: activation {activation}; supported are {', '.join(_ACTIVATIONS)}")
-    names = {config.get(key) or of for key in ("module_input_name", "module_output_name")}
-    if config.get("use_residual") or names != {of}:
-        raise SetupError(f"{folder}: a Dense module with a residual connection, or of other vectors than {of}")
-    linear = torch.nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
+    reads = config.get("module_input_name") or of
+    width, made = _widths(folder, config, "in_features", "out_features")
+    parts = {"linear": torch.nn.Linear(width, made, bias=config.get("bias") is not False)}
+    residual: torch.nn.Module | None = torch.nn.Identity() if config.get("use_residual") else None
+    if residual is not None and width != made:
+        residual = parts["residual"] = torch.nn.Linear(width, made, bias=False)
+    _load_weights(folder, parts, "Dense")
+    module = torch.nn.Sequential(parts["linear"], _ACTIVATIONS[activation]())
+    return Layer(module, reads, config.get("module_output_name") or reads, residual)
+
+
+def _read_layer_norm(folder: Path) -> Layer:
+    (width,) = _widths(folder, read_object(folder / "config.json"), "dimension")
+    norm = torch.nn.LayerNorm(width)
+    _load_weights(folder, {"norm": norm}, "LayerNorm")
+    return Layer(norm, VECTOR, VECTOR)
+
+
+def read_normalize(folder: Path) -> Layer:
+    """A Normalize module, whose file may be missing. Raises SetupError."""
+    path = folder / "config.json"
+    config = read_object(path) if path.is_file() and folder.name else {}
+    reads = config.get("module_input_name") or VECTOR
+    return Layer(Normalize(), reads, config.get("module_output_name") or reads)
+
+
+_LAYERS: Mapping[str, Callable[[Path], Layer]] = {
+    "Dense": read_dense,
+    "LayerNorm": _read_layer_norm,
+    "Normalize": read_normalize,
+}
+
+
+def _widths(folder: Path, config: Mapping[str, Any], *names: str) -> list[int]:
+    if wrong := [name for name in names if not isinstance(config.get(name), int)]:
+        raise SetupError(f"{folder / 'config.json'}: has no number {' and '.join(wrong)}")
+    return [config[name] for name in names]
+
+
+def _load_weights(folder: Path, parts: Mapping[str, torch.nn.Module], kind: str) -> None:
     try:
         if (folder / "model.safetensors").is_file():
             weights = safetensors.torch.load_file(folder / "model.safetensors")
         else:
             weights = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
-        linear.load_state_dict({name.removeprefix("linear."): value for name, value in weights.items()})
-    except (OSError, RuntimeError) as error:
-        raise SetupError(f"{folder}: the weights of its Dense module cannot be read") from error
-    return torch.nn.Sequential(linear, _ACTIVATIONS[activation]())
+        torch.nn.ModuleDict(parts).load_state_dict(weights)
+    except Exception as error:  # a missing or damaged file raises what its format does
+        raise SetupError(f"{folder}: the weights of its {kind} module cannot be read; get its files again") from error
 
 
 def default_prompt(folder: Path) -> str:
     """The text that is put before every text, or before the first of a pair, by default. Raises SetupError."""
-    path = folder / _SETTINGS
+    path = folder / CONFIGURATION
     name = read_settings(folder).get("default_prompt_name")
     prompts = read_prompts(folder)
     if name and name not in prompts:
@@ -233,10 +357,13 @@ def default_prompt(folder: Path) -> str:
 
 def read_prompts(folder: Path) -> dict[str, str]:
     """The prompts by their names. Raises SetupError."""
-    return {name: str(prompt or "") for name, prompt in (read_settings(folder).get("prompts") or {}).items()}
+    prompts = read_settings(folder).get("prompts") or {}
+    if not isinstance(prompts, dict):
+        raise SetupError(f"{folder / CONFIGURATION}: prompts are no object of names and texts")
+    return {name: str(prompt or "") for name, prompt in prompts.items()}
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """What sentence-transformers saved of a whole model; empty if it did not. Raises SetupError."""
-    path = folder / _SETTINGS
-    return dict(read_json(path)) if path.is_file() else {}
+    path = folder / CONFIGURATION
+    return read_object(path) if path.is_file() else {}

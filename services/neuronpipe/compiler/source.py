@@ -19,7 +19,7 @@ from transformers.models.auto import modeling_auto
 
 from neuronpipe.bundles.manifest import Source, file_sha256
 from neuronpipe.compiler.images import IMAGE_TEXT_KINDS
-from neuronpipe.compiler.sentence_transformers import read_json, read_modules, transformer_folder
+from neuronpipe.compiler.sentence_transformers import read_modules, read_object, transformer_folder
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.base import Reads
@@ -45,7 +45,7 @@ def check_files(folder: Path) -> None:
 def refuse_adapter(folder: Path) -> None:
     """Raises SetupError for a folder with an adapter, which is not a whole model."""
     if (folder / ADAPTER_CONFIG).is_file():
-        base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+        base = read_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
         kind = (
             "an adapter (LoRA) beside its weights"
             if (folder / "config.json").is_file()
@@ -85,6 +85,8 @@ def _own_classes(content: Mapping[str, Any]) -> list[str]:
 
 def _quantization(content: Mapping[str, Any]) -> str:
     settings = content.get("quantization_config") or {}
+    if content.get("quantization"):
+        return "MLX"
     is_bitsandbytes = any(
         key.startswith(("load_in_", "_load_in_", "bnb_")) and value for key, value in settings.items()
     )
@@ -133,6 +135,53 @@ _CONFIGURATIONS: tuple[tuple[Callable[[Mapping[str, Any]], object], str], ...] =
 )
 
 
+# Fields of config.json, and what they hold where they are not null.
+_TYPES: Mapping[str, type] = {
+    "model_type": str,
+    "architectures": list,
+    "auto_map": dict,
+    "id2label": dict,
+    "label2id": dict,
+    "quantization_config": dict,
+    "sentence_transformers": dict,
+    "task_specific_params": dict,
+}
+_WORDS = {str: "text", list: "list", dict: "object of names and values"}
+# Files beside weights that only their own programs read → what they are.
+_FOREIGN = {
+    "quantize_config.json": "weights that GPTQ quantized",
+    "quant_config.json": "weights that AWQ quantized",
+    "*.gguf": "GGUF files of llama.cpp",
+    "*.ggml": "files of llama.cpp",
+    "*.nemo": "a model of NeMo",
+    "params.json": "a checkpoint in its author's own format",
+    "model_index.json": "a pipeline of diffusers",
+    "*.onnx": "an ONNX graph",
+    "onnx/*.onnx": "an ONNX graph",
+    "openvino_model.xml": "a graph of OpenVINO",
+    "*.h5": "weights of TensorFlow",
+    "*.msgpack": "weights of Flax",
+}
+
+
+def foreign_files(folder: Path, *, with_weights: bool = False) -> str:
+    """What a folder holds in place of a model of transformers, for an error message. `with_weights`: what its
+    safetensors are, too.
+    """
+    kinds = dict(list(_FOREIGN.items())[:2]) if with_weights else _FOREIGN
+    found = next((kind for pattern, kind in kinds.items() if next(folder.glob(pattern), None)), "")
+    return f"it holds {found}; compile the original model, as transformers saves it" if found else ""
+
+
+def _check_types(folder: Path) -> None:
+    content = read_object(folder / "config.json")
+    for name, kind in _TYPES.items():
+        if (value := content.get(name)) is not None and not isinstance(value, kind):
+            raise SetupError(f"{folder}: config.json has {name} {value!r:.60}, which is no {_WORDS[kind]}; correct it")
+    if not all(isinstance(one, str) for one in content.get("architectures") or ()):
+        raise SetupError(f"{folder}: config.json has architectures that are no names; correct them")
+
+
 def check_configuration(folder: Path, content: Mapping[str, Any]) -> None:
     """Raises SetupError for a config.json of a model that is not supported, or that would give wrong results."""
     for find, sentence in _CONFIGURATIONS:
@@ -179,6 +228,7 @@ def _is_label(config: Any, index: int) -> bool:
 
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_GRAPHS = ("model.onnx", "model.onnx_data", "model.onnx.data")
 # Configurations, tokenizers of every kind, and modules of sentence-transformers. Weights of other frameworks are not
 # downloaded.
 _DOWNLOADS = ("*.json", "*.txt", "*.model", "*.spm", "*.py", "README.md", "adapter_model.bin", *_WEIGHTS)
@@ -200,7 +250,8 @@ class ModelSource:
     def describe(self) -> Source:
         """The source for the manifest."""
         digest = hashlib.sha256()
-        for path in sorted(path for pattern in _WEIGHTS for path in self.folder.rglob(pattern)):
+        patterns = _WEIGHTS if any(next(self.folder.rglob(one), None) for one in _WEIGHTS) else _GRAPHS
+        for path in sorted(path for pattern in patterns for path in self.folder.rglob(pattern)):
             digest.update(f"{path.relative_to(self.folder)} {file_sha256(path)}\n".encode())
         return Source(location=self.location, revision=self.revision, base=self.base, weights_sha256=digest.hexdigest())
 
@@ -217,6 +268,9 @@ def find_source(source: str, revision: str | None, *, is_adapter: bool = False) 
         snapshot = huggingface_hub.snapshot_download(
             source, revision=revision, allow_patterns=list(_DOWNLOADS), ignore_patterns=list(_NOT_DOWNLOADED)
         )
+        if not any(next(Path(snapshot).rglob(one), None) for one in _WEIGHTS):
+            graphs = [f"{folder}{name}" for name in _GRAPHS for folder in ("", "onnx/")]
+            huggingface_hub.snapshot_download(source, revision=revision, allow_patterns=graphs)
     except GatedRepoError as error:
         raise SetupError(
             f"{source}: the Hub gives it to accounts with access only; log in with `hf auth login`"
@@ -249,6 +303,13 @@ def _check(folder: Path, is_adapter: bool) -> None:
     if not is_adapter:
         refuse_adapter(folder)
     if not is_adapter and not (transformer_folder(folder) / "config.json").is_file():
-        raise SetupError(f"{folder}: no model: it has no config.json{_first_module(folder)}")
+        foreign = foreign_files(folder)
+        raise SetupError(
+            f"{folder}: no model: it has no config.json{_first_module(folder)}" + (f"; {foreign}" if foreign else "")
+        )
+    if not is_adapter:
+        _check_types(transformer_folder(folder))
+        if foreign := foreign_files(transformer_folder(folder), with_weights=True):
+            raise SetupError(f"{folder}: {foreign}, with --dtype int8 to have it quantized here")
     if is_adapter and not (folder / ADAPTER_CONFIG).is_file():
         raise SetupError(f"{folder}: no adapter: it has no {ADAPTER_CONFIG}; leave out --merge-adapter")

@@ -7,20 +7,22 @@ import base64
 import json
 import tempfile
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import transformers
+from tokenizers import normalizers
 
-from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
-from neuronpipe.core.errors import SetupError
+from neuronpipe.compiler.sentence_transformers import read_limits, read_object, transformer_folder
+from neuronpipe.core.errors import SetupError, first_line
 
 _UNIGRAM = 1  # ModelProto.TrainerSpec.ModelType
 _LEARNED, _CONTROL = {1, 4}, 3  # ModelProto.SentencePiece.Type: NORMAL and USER_DEFINED, CONTROL
 # Of pieces that only translations have: no text is divided into them, whatever its other pieces are.
 _NEVER = -1e6
+_UNREADABLE = "\ufffd"
 # Takes the place of what source.spm has no piece for. Not a character by Unicode, so no vocabulary has it.
 _UNKNOWN = "\uffff"
 
@@ -144,8 +146,8 @@ def _is_code(token: str) -> bool:
 
 # transformers writes 1e30 if a tokenizer has no limit.
 _NO_LIMIT = 1_000_000
-# Of gte-Qwen2 and stella_en_1.5B_v5, whose code ends texts as add_eos_token says; their tokenizer.json does not.
-_ENDS_TEXTS = "tokenization_qwen.Qwen2Tokenizer"
+# Characters that a small vocabulary lacks.
+_RARE = "\u2603\U00013000\ua66e \u4e00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +166,11 @@ class SourceTokenizer:
 NO_TOKENIZER = SourceTokenizer(None, "", (), None, 0, None)
 
 
-def load_tokenizer(folder: Path) -> SourceTokenizer:
-    """Reads the tokenizer and converts it if necessary. Raises SetupError if it cannot become a tokenizer.json."""
+def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer:
+    """Reads the tokenizer and converts it if necessary. Raises SetupError if it cannot become a tokenizer.json.
+
+    `of_prompts`: for texts that are continued, to which nothing is added but what tokenizer.json adds.
+    """
     folder = transformer_folder(folder)
     try:
         with warnings.catch_warnings():
@@ -187,8 +192,21 @@ def load_tokenizer(folder: Path) -> SourceTokenizer:
     learned = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     if not any(character.isalnum() for token in learned for character in token):
         raise SetupError(f"{folder}: its tokenizer has no vocabulary: the files of the tokenizer are missing")
-    _end_texts(folder, tokenizer)
-    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+    backend = tokenizer.backend_tokenizer
+    if read_limits(folder).get("do_lower_case") and not _lower_cases(backend.normalizer):
+        before = [backend.normalizer] if backend.normalizer else []
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *before])
+    if not of_prompts:
+        _add_ends(folder, tokenizer)
+    backend = tokenizer.backend_tokenizer
+    try:
+        backend.encode(_RARE)
+    except Exception as error:  # the library's errors have no kinds
+        raise SetupError(
+            f"{folder}: its tokenizer cannot read every text: {first_line(error)}; name a token of its vocabulary as "
+            "unk_token in tokenizer.json (model), or null"
+        ) from error
+    content: dict[str, Any] = json.loads(backend.to_str())
     # The file may contain a maximum length. Only the tokenizer stage sets limits.
     content["truncation"] = content["padding"] = None
     limit = tokenizer.model_max_length
@@ -204,29 +222,66 @@ def load_tokenizer(folder: Path) -> SourceTokenizer:
     )
 
 
-def _end_texts(folder: Path, tokenizer: Any) -> None:
+def _lower_cases(normalizer: Any) -> bool:
+    parts: Iterable[Any] = normalizer if isinstance(normalizer, normalizers.Sequence) else [normalizer]
+    return any(isinstance(one, normalizers.Lowercase) for one in parts)
+
+
+def _add_ends(folder: Path, tokenizer: Any) -> None:
+    """Begins and ends texts as add_bos_token and add_eos_token say where tokenizer.json does not.
+
+    transformers 5 reads them of no tokenizer with a tokenizer.json, and 4 of those of few classes; the model's author
+    had one that did, or code of his own. Raises SetupError for a tokenizer that adds other tokens there.
+    """
     settings, backend = _settings(folder), tokenizer.backend_tokenizer
-    if _ENDS_TEXTS not in _own_code(settings) or not settings.get("add_eos_token"):
+    plain, whole = (backend.encode("a", add_special_tokens=one).ids for one in (False, True))
+    at = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), 0)
+    ends = {"bos": whole[:at], "eos": whole[at + len(plain) :]}
+    missing = {
+        name: token
+        for name in ends
+        if settings.get(f"add_{name}_token") is True and (token := getattr(tokenizer, f"{name}_token_id")) is not None
+    }
+    missing = {name: token for name, token in missing.items() if token not in ends[name]}
+    if not missing:
         return
-    name, end = tokenizer.eos_token, tokenizer.eos_token_id
-    first, second = (
-        [{"Sequence": {"id": letter, "type_id": kind}}, {"SpecialToken": {"id": name, "type_id": kind}}]
+    if others := [name for name in missing if ends[name]]:
+        raise SetupError(
+            f"{folder}: tokenizer_config.json has add_{others[0]}_token, and its tokenizer.json adds another token "
+            "there; correct one of the two"
+        )
+    ends |= {name: [token] for name, token in missing.items()}
+    template = [
+        [*(_piece(backend, token, kind) for token in ends["bos"]), {"Sequence": {"id": letter, "type_id": kind}}]
+        + [_piece(backend, token, kind) for token in ends["eos"]]
         for kind, letter in enumerate("AB")
-    )
-    content = json.loads(backend.to_str()) | {
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": first,
-            "pair": [*first, *second],
-            "special_tokens": {name: {"id": name, "ids": [end], "tokens": [name]}},
-        }
+    ]
+    tokens = {backend.id_to_token(one): one for one in (*ends["bos"], *ends["eos"])}
+    content = json.loads(backend.to_str())
+    before = content["post_processor"] or {}
+    content["post_processor"] = {
+        "type": "Sequence",
+        "processors": [
+            # Which says where tokens begin.
+            *(one for one in before.get("processors", [before]) if one.get("type") == "ByteLevel"),
+            {
+                "type": "TemplateProcessing",
+                "single": template[0],
+                "pair": [*template[0], *template[1]],
+                "special_tokens": {name: {"id": name, "ids": [one], "tokens": [name]} for name, one in tokens.items()},
+            },
+        ],
     }
     tokenizer._tokenizer = type(backend).from_str(json.dumps(content))
 
 
+def _piece(backend: Any, token: int, kind: int) -> Mapping[str, Any]:
+    return {"SpecialToken": {"id": backend.id_to_token(token), "type_id": kind}}
+
+
 def _settings(folder: Path) -> Mapping[str, Any]:
     path = folder / "tokenizer_config.json"
-    return read_json(path) if path.is_file() else {}
+    return read_object(path) if path.is_file() else {}
 
 
 def _own_code(settings: Mapping[str, Any]) -> Sequence[str | None]:
@@ -240,7 +295,7 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
             "it has code of its own (auto_map in tokenizer_config.json), which is not run; get a model whose tokenizer "
             "transformers has"
         )
-    return str(error)
+    return first_line(error)
 
 
 def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
@@ -265,9 +320,17 @@ def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
     return json.dumps(content, ensure_ascii=False)
 
 
-def token_texts(tokenizer: SourceTokenizer, count: int) -> list[str]:
-    """The first `count` tokens of the vocabulary as text, each alone, as transformers decodes them."""
-    texts: list[str] = tokenizer.transformers_tokenizer.batch_decode([[token_id] for token_id in range(count)])
+def token_texts(tokenizer: SourceTokenizer, count: int, *, are_unique: bool = False) -> list[str]:
+    """The first `count` tokens of the vocabulary as text, each alone, as transformers decodes them.
+
+    `are_unique`: a token that is a part of a character is what the vocabulary spells, not U+FFFD as all others.
+    """
+    own = tokenizer.transformers_tokenizer
+    texts: list[str] = own.batch_decode([[token_id] for token_id in range(count)])
+    if are_unique:
+        parts = [token_id for token_id, text in enumerate(texts) if _UNREADABLE in text]
+        for token_id, spelled in zip(parts, own.convert_ids_to_tokens(parts), strict=True):
+            texts[token_id] = str(spelled)
     return texts
 
 

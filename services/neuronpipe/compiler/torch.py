@@ -14,7 +14,7 @@ import transformers
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.compiler.conversion import Conversion, Ran
 from neuronpipe.compiler.modules import Batch, Outputs
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import SetupError, first_line
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES = tuple(TORCH_DTYPES)
@@ -43,7 +43,9 @@ def convert(conversion: Conversion) -> Artifact:
         try:
             program = torch.export.export(converted, (), kwargs=example, dynamic_shapes=free, strict=False)
         except Exception as error:  # operations whose shape depends on values may raise anything
-            raise SetupError(f"torch {torch.__version__} cannot export {module.architecture}") from error
+            raise SetupError(
+                f"torch {torch.__version__} cannot export {module.architecture}: {first_line(error.__cause__ or error)}"
+            ) from error
         path = conversion.folder / _MODEL_FILE
         path.parent.mkdir(parents=True)
         torch.export.save(program, path)

@@ -133,3 +133,16 @@ class SetupError(Exception):
 
 class RefusedBundle(SetupError):
     """The files of a bundle are not those that were compiled, or that a trusted key signed. The message names them."""
+
+
+_MAX_REASON = 300
+
+
+def first_line(error: BaseException) -> str:
+    """What another library says in its exception, on one line, for the users of commands."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    listed = next((line for line in lines if line.startswith("-- ")), "")  # in a summary, as OpenVINO's
+    text = listed.removeprefix("-- ") or " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    if isinstance(error, KeyError):  # which says the key alone
+        text = f"{text} is missing"
+    return text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + "…"

@@ -24,6 +24,9 @@ _MAX_WINDOWS = 1024
 # CPUs. 65,536 tokens are 170 such windows.
 _MAX_REPEATED_TOKENS = 65_536
 
+# The input of a model whose prompt is left out of its pooling, int32 [tokens]: 1 for each token of the prompt.
+PROMPT_TOKENS = "prompt_tokens"
+
 _TRUNCATIONS = frozenset(Truncation.values())
 # Looking it up in the enumeration takes a microsecond.
 _ERROR = Truncation.TRUNCATION_ERROR
@@ -91,8 +94,8 @@ class TextTokens:
 class TextTokenizer(Protocol):
     """A model's tokenizer, as tasks need it. Safe to call from several threads.
 
-    Special tokens that a text spells ("[SEP]", "<s>") are plain text. Only fill-mask models recognize their mask in a
-    text.
+    Special tokens that a text spells ("[SEP]", "<s>") are plain text, but not those of a `prompt`, which is the model's
+    own. Only fill-mask models recognize their mask in a text.
     """
 
     def token_id(self, token: str) -> int | None:
@@ -110,8 +113,8 @@ class TextTokenizer(Protocol):
     def special_tokens(self, *, pair: bool) -> int:
         """The number of special tokens in a sequence of one text, or of a pair."""
 
-    def encode(self, text: str, text_pair: str | None = None) -> EncodedText:
-        """The whole text or pair as one sequence, however long."""
+    def encode(self, text: str, text_pair: str | None = None, *, prompt: str = "") -> EncodedText:
+        """The whole text or pair behind the prompt as one sequence, however long."""
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> EncodedText:
         """The prompt that the model's chat template makes of messages, each a role and a content without NUL.
@@ -120,7 +123,14 @@ class TextTokenizer(Protocol):
         """
 
     def encode_truncated(
-        self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False
+        self,
+        text: str,
+        text_pair: str | None,
+        *,
+        max_tokens: int,
+        side: Side,
+        only_first: bool = False,
+        prompt: str = "",
     ) -> EncodedText:
         """As encode, with at most `max_tokens` tokens, including special tokens.
 
@@ -298,17 +308,20 @@ def encode_text(
     text_pair: str | None,
     truncation: "Truncation.ValueType",
     field_name: str = "",
+    prompt: str = "",
 ) -> Encoded:
-    """A text or a pair as one sequence, truncated only if the caller allows it.
+    """A text or a pair as one sequence behind the model's prompt, truncated only if the caller allows it.
 
     Raises InvalidInput, which names both lengths. `field_name`: the name of the text in errors; default: text, or text
     and text_pair.
     """
     field_name = field_name or ("text" if text_pair is None else "text and text_pair")
     if or_default(truncation) == _ERROR:
-        encoded = tokenizer.encode(text, text_pair)
+        encoded = tokenizer.encode(text, text_pair, prompt=prompt)
     else:
-        encoded = tokenizer.encode_truncated(text, text_pair, max_tokens=model.max_tokens, side=side_of(truncation))
+        encoded = tokenizer.encode_truncated(
+            text, text_pair, max_tokens=model.max_tokens, side=side_of(truncation), prompt=prompt
+        )
     tokens = len(encoded.token_ids)
     if encoded.truncated_tokens:
         special_tokens = tokenizer.special_tokens(pair=text_pair is not None)
@@ -319,7 +332,13 @@ def encode_text(
             )
     elif tokens > model.max_tokens:
         raise InvalidInput(field_name, f"{tokens} tokens, the model takes {model.token_limit}; set truncation to cut")
-    return Encoded([sequence(encoded, model)], truncated_tokens=encoded.truncated_tokens)
+    arrays = sequence(encoded, model)
+    if prompt and PROMPT_TOKENS in model.inputs:
+        # As sentence-transformers counts them: with the special tokens before, and without the one behind.
+        is_closed = tokenizer.tokens(prompt, special_tokens=True).char_start[-1] < 0
+        count = len(tokenizer.encode("", prompt=prompt).token_ids) - int(is_closed)
+        arrays = {**arrays, PROMPT_TOKENS: (np.arange(len(encoded.token_ids)) < count).astype(np.int32)}
+    return Encoded([arrays], truncated_tokens=encoded.truncated_tokens)
 
 
 def encode_token_ids(token_ids: Sequence[int], model: ModelSpec, truncation: "Truncation.ValueType") -> Encoded:

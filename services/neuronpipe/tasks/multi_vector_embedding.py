@@ -75,7 +75,7 @@ def encode_kind(
     facts = MultiVectorFacts.of(model)
     kind = facts.query if is_query else facts.document
     room = model.model_copy(update={"max_tokens": min(kind.max_tokens, model.max_tokens) - len(kind.prefix_ids)})
-    encoded = encode_text(tokenizer, room, kind.prefix + text, None, truncation, field_name)
+    encoded = encode_text(tokenizer, room, text, None, truncation, field_name, kind.prefix)
     token_ids = encoded.sequences[0]["input_ids"]
     token_ids = np.insert(token_ids, min(kind.prefix_at, len(token_ids)), kind.prefix_ids).astype(np.int32)
     roles = np.where(np.isin(token_ids, kind.skipped_ids), SEEN, SEEN_AND_KEPT)

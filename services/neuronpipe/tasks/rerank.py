@@ -76,9 +76,8 @@ def encode(input: RerankInput, tokenizer: TextTokenizer, model: ModelSpec) -> En
         )
     if facts.template:
         return join(_written(facts.template, input, index, tokenizer, model) for index in range(len(input.texts)))
-    query = facts.prompt + input.query
     return join(
-        encode_text(tokenizer, model, query, text, input.truncation, f"query and texts[{index}]")
+        encode_text(tokenizer, model, input.query, text, input.truncation, f"query and texts[{index}]", facts.prompt)
         for index, text in enumerate(input.texts)
     )
 

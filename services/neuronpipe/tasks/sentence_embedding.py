@@ -54,7 +54,7 @@ def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: Model
     if input.token_ids:
         return encode_token_ids(input.token_ids, model, input.truncation)
     prompt = EmbeddingFacts.of(model).prompt_of(input.prompt_name)
-    return encode_text(tokenizer, model, prompt + input.text, None, input.truncation)
+    return encode_text(tokenizer, model, input.text, None, input.truncation, prompt=prompt)
 
 
 def decode(

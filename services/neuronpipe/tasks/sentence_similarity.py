@@ -30,7 +30,7 @@ def encode(input: SentenceSimilarityInput, tokenizer: TextTokenizer, model: Mode
     """One sequence of the source, then one of each text, all behind the model's prompt if it has one."""
     named = [("source", input.source), *((f"texts[{index}]", text) for index, text in enumerate(input.texts))]
     prompt = EmbeddingFacts.of(model).prompt
-    return join(encode_text(tokenizer, model, prompt + text, None, input.truncation, name) for name, text in named)
+    return join(encode_text(tokenizer, model, text, None, input.truncation, name, prompt) for name, text in named)
 
 
 def decode(

@@ -35,7 +35,7 @@ def traits(input: SparseEmbeddingInput) -> tuple[str | int, ...]:
 def encode(input: SparseEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence of the text, behind its prompt."""
     prompt = SparseFacts.of(model).prompt_of(input.prompt_name)
-    return encode_text(tokenizer, model, prompt + input.text, None, input.truncation)
+    return encode_text(tokenizer, model, input.text, None, input.truncation, prompt=prompt)
 
 
 def decode(

@@ -93,7 +93,7 @@ def _encode(input: SummarizationInput | TranslationInput, tokenizer: TextTokeniz
     facts, prefix = GenerationFacts.of(model), GenerationFacts.of(model).prefix
     if isinstance(facts, TranslationFacts) and isinstance(input, TranslationInput) and facts.prefixes:
         prefix = _prefix_of(input, model, facts)
-    encoded = encode_text(tokenizer, model, prefix + input.text, None, input.truncation)
+    encoded = encode_text(tokenizer, model, input.text, None, input.truncation, prompt=prefix)
     start = window_arrays(list(facts.decoder_start_token_ids))
     return Encoded(encoded.sequences, start, encoded.truncated_tokens)
 

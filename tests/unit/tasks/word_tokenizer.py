@@ -52,19 +52,26 @@ class WordTokenizer:
         """See TextTokenizer."""
         return 3 if pair else 2
 
-    def encode(self, text: str, text_pair: str | None = None) -> EncodedText:
+    def encode(self, text: str, text_pair: str | None = None, *, prompt: str = "") -> EncodedText:
         """See TextTokenizer."""
-        return self._encoded(text.split(), None if text_pair is None else text_pair.split())
+        return self._encoded((prompt + text).split(), None if text_pair is None else text_pair.split())
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> EncodedText:
         """See TextTokenizer. The template has "role: content" for each message."""
         return self.encode(" ".join(f"{role}: {content}" for role, content in messages))
 
     def encode_truncated(
-        self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False
+        self,
+        text: str,
+        text_pair: str | None,
+        *,
+        max_tokens: int,
+        side: Side,
+        only_first: bool = False,
+        prompt: str = "",
     ) -> EncodedText:
         """See TextTokenizer."""
-        texts = [one.split() for one in (text, text_pair) if one is not None]
+        texts = [one.split() for one in (prompt + text, text_pair) if one is not None]
         dropped = 0
         while sum(map(len, texts)) + self.special_tokens(pair=text_pair is not None) > max_tokens:
             if only_first and len(texts[0]) == 1:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import transformers
 
+from neuronpipe.compiler import onnx
 from neuronpipe.compiler.modules import SourceModule, check_missing, check_tokens, pretrained_model
 from neuronpipe.compiler.tasks import images, labels, texts, vectors
 from neuronpipe.compiler.tasks.base import SourceTask
@@ -21,8 +22,11 @@ def load_module(folder: Path, task: str, tokenizer: SourceTokenizer, attention: 
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    onnx.check_task(folder, task)
     module = SOURCE_TASKS[task].load(folder, tokenizer)
     check_tokens(folder, module)
+    if (graph := onnx.onnx_model(module.module)) is not None:
+        return onnx.with_inputs_of(graph, module)
     check_missing(folder, module, SOURCE_TASKS[task].encode(module, ["one text"]))
     if attention:
         pretrained_model(module.module).set_attn_implementation(attention)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
 from neuronpipe.compiler.tokenizers import SourceTokenizer, encode_batch, load_tokenizer
+from neuronpipe.tasks.base import PROMPT_TOKENS
 
 Measured: TypeAlias = NDArray[Any]  # one number or truth value for each text
 
@@ -38,4 +39,8 @@ class SourceTask:
 def encode_texts(module: SourceModule, texts: Sequence[str], before: Sequence[str] | None = None) -> Batch:
     """The texts as inputs of the model, each after its text of `before` if there are any."""
     encoded = encode_batch(module.tokenizer, [module.prompt + text for text in texts], module.max_tokens, before)
-    return {name: np.asarray(encoded[name], np.int64) for name in module.tokenizer.input_names if name in encoded}
+    batch = {name: np.asarray(encoded[name], np.int64) for name in module.tokenizer.input_names if name in encoded}
+    if PROMPT_TOKENS in module.inputs:  # as of a prompt of a few tokens
+        tokens = batch["attention_mask"].sum(axis=1, keepdims=True)
+        batch[PROMPT_TOKENS] = (np.arange(batch["input_ids"].shape[1]) < np.minimum(tokens // 2, 3)).astype(np.int64)
+    return batch

@@ -17,9 +17,26 @@ import torch
 import transformers
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS
-from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, choosing, load_weights, source_module
-from neuronpipe.compiler.rerankers import encode_written, entailing, load_decoder_reranker, ranking
-from neuronpipe.compiler.sentence_transformers import last_token, read_json, read_limits, transformer_folder
+from neuronpipe.compiler.modules import (
+    Batch,
+    Named,
+    Outputs,
+    Pooled,
+    SourceModule,
+    choosing,
+    load_weights,
+    source_module,
+)
+from neuronpipe.compiler.rerankers import encode_written, entailing, load_decoder_reranker, ranking, score_function
+from neuronpipe.compiler.sentence_transformers import (
+    SCORES,
+    last_token,
+    read_limits,
+    read_modules,
+    read_object,
+    read_sentence_transformer,
+    transformer_folder,
+)
 from neuronpipe.compiler.source import check_labels
 from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
@@ -27,6 +44,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import TaskFacts
 from neuronpipe.tasks.fill_mask import FillMaskFacts
 from neuronpipe.tasks.question_answering import QuestionAnsweringFacts
+from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.scores import ClassifierFacts, ScoreFunctionName
 
 # Task → its facts about a model; raises SetupError for a model that cannot have the task.
@@ -48,10 +66,10 @@ def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_
         with contextlib.suppress(SetupError):
             facts[answered] = find(folder, model.config)
     labels = labels_of(model.config)
-    limit = read_limits(folder).get("max_seq_length")
+    limit = read_limits(transformer_folder(folder)).get("max_seq_length")
     named = DecoderClassifier(model) if model.config.model_type in MASKED_DECODERS else Named(model, "logits")
     return source_module(
-        named, model, task, tokenizer, outputs=("logits",), max_tokens=limit, labels=labels, facts=facts
+        named, model, task, tokenizer, outputs=("logits",), saved_limit=limit, labels=labels, facts=facts
     )
 
 
@@ -149,10 +167,35 @@ _QUERY_WORDS = 8
 
 
 def _load_rerank(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
-    (architecture, *_) = read_json(transformer_folder(folder) / "config.json").get("architectures") or ("",)
+    if any(kind == "Pooling" for kind, _ in read_modules(folder)):
+        return _load_modular_reranker(folder, tokenizer)
+    (architecture, *_) = read_object(transformer_folder(folder) / "config.json").get("architectures") or ("",)
     if str(architecture).endswith("ForCausalLM"):
         return load_decoder_reranker(folder, tokenizer)
     return load_classifier(folder, tokenizer, "rerank")
+
+
+def _load_modular_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    """A cross-encoder of modules: an encoder, pooling, and layers that make the score."""
+    parts = read_sentence_transformer(folder, SCORES)
+    model = load_weights(transformers.AutoModel, parts.model_folder)
+    module = Pooled(model, parts.head, "logits")
+    with torch.inference_mode():
+        scores = module(*torch.ones((2, 1, 1), dtype=torch.int64))["logits"].shape[1]
+    if scores != 1 or not parts.head.pooling.pools_prompt:
+        reason = f"makes {scores} scores" if scores != 1 else "leaves its prompt out of the pooling (include_prompt)"
+        raise SetupError(f"{folder}: is a cross-encoder that {reason}, which is not supported")
+    facts = RerankFacts(score_function=score_function(folder, model.config), prompt=parts.prompt)
+    return source_module(
+        module,
+        model,
+        "rerank",
+        tokenizer,
+        outputs=("logits",),
+        saved_limit=parts.max_tokens,
+        facts={"rerank": facts},
+        remarks={"pooling": parts.head.describe()},
+    )
 
 
 def _encode_rerank(module: SourceModule, texts: Sequence[str]) -> Batch:

@@ -13,68 +13,16 @@ from pydantic import ValidationError
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.compiler.architectures import check_kinds, positions, rotary_limit
 from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, load_weights, source_module
-from neuronpipe.compiler.sentence_transformers import read_json
+from neuronpipe.compiler.saved_settings import unsupported_generation
+from neuronpipe.compiler.sentence_transformers import read_object
 from neuronpipe.compiler.tasks.base import Measured, SourceTask
-from neuronpipe.compiler.tokenizers import SourceTokenizer, language_codes
+from neuronpipe.compiler.tokenizers import SourceTokenizer, language_codes, load_tokenizer
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.tasks.text_generation import GenerationFacts, check_options, complete_options
 from neuronpipe.tasks.text_to_text import TranslationFacts
 
 FactsT = TypeVar("FactsT", bound=GenerationFacts)
 
-# Fields of a generation_config that choose no tokens: ids that are found elsewhere, what `generate` returns, how its
-# cache is kept, and how tokens are guessed ahead, which leaves the text as it is.
-_WITHOUT_EFFECT = frozenset(
-    {
-        "bos_token_id",
-        "pad_token_id",
-        "eos_token_id",
-        "decoder_start_token_id",
-        "transformers_version",
-        "_from_model_config",
-        "output_attentions",
-        "output_hidden_states",
-        "output_scores",
-        "output_logits",
-        "return_dict_in_generate",
-        "use_cache",
-        "cache_config",
-        "max_cache_len",
-        "low_memory",
-        "prefill_chunk_size",
-        "compile_config",
-        "disable_compile",
-        "continuous_batching_config",
-        "use_mtp",
-        "speculation_type",
-        "is_assistant",
-        "num_assistant_tokens",
-        "num_assistant_tokens_schedule",
-        "assistant_confidence_threshold",
-        "prompt_lookup_num_tokens",
-        "max_matching_ngram_size",
-        "assistant_early_exit",
-        "assistant_lookbehind",
-        "target_lookbehind",
-        "assistant_ensemble_weight",
-    }
-)
-# Others that are not applied → the values, besides None, with which they change nothing.
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "num_return_sequences": (1,),
-    "num_beam_groups": (1,),
-    "diversity_penalty": (0.0,),
-    "encoder_repetition_penalty": (1.0,),
-    "typical_p": (1.0,),
-    "epsilon_cutoff": (0.0,),
-    "eta_cutoff": (0.0,),
-    "guidance_scale": (1.0,),
-    "remove_invalid_values": (False,),
-    "token_healing": (False,),
-    "stop_strings": ([],),
-    # All but the quantized one hold the same numbers.
-    "cache_implementation": ("dynamic", "dynamic_full", "static", "hybrid", "sliding_window", "offloaded"),
-}
 # The default of transformers, which no model means.
 UNSET_LENGTH = 20
 
@@ -102,7 +50,11 @@ def _load_text_generation(folder: Path, tokenizer: SourceTokenizer) -> SourceMod
 def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: Any) -> FactsT:
     """What a model's generation_config says, and `further` facts. Raises SetupError for what is not supported."""
     config = model.generation_config
-    _check_supported(folder, config)
+    if refused := unsupported_generation(config):
+        name, value = refused
+        raise SetupError(
+            f"{folder}: its generation_config sets {name} to {value!r}, which is not supported; take it out there"
+        )
     if config.do_sample and (config.num_beams or 1) > 1:
         raise SetupError(f"{folder}: its generation_config draws tokens with num_beams, which is not supported")
     ends = config.eos_token_id if config.eos_token_id is not None else model.config.eos_token_id
@@ -121,17 +73,6 @@ def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: An
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise SetupError(f"{folder}: its generation_config cannot be read: {problems}") from error
-
-
-def _check_supported(folder: Path, config: Any) -> None:
-    """Raises SetupError, which names the first field that changes what `generate` returns, and that is not applied."""
-    applied = {*GenerationFacts.model_fields} | _WITHOUT_EFFECT
-    for name in sorted({*transformers.GenerationConfig().to_dict(), *_NEUTRAL} - applied):
-        value = getattr(config, name, None)
-        if value is not None and value not in _NEUTRAL.get(name, ()):
-            raise SetupError(
-                f"{folder}: its generation_config sets {name} to {value!r}, which is not supported; take it out there"
-            )
 
 
 def checked(folder: Path, module: SourceModule) -> SourceModule:
@@ -184,10 +125,18 @@ def same_tokens(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
 
 
 MEANING = "share of the same tokens as transformers' generate, greedy"
-TEXT_GENERATION = SourceTask(_load_text_generation, first_text, same_tokens, np.mean, MEANING)
+TEXT_GENERATION = SourceTask(
+    _load_text_generation,
+    first_text,
+    same_tokens,
+    np.mean,
+    MEANING,
+    load_tokenizer=partial(load_tokenizer, of_prompts=True),
+)
 
 
 _BEAMS = 4
+_FILES = ("generation_config.json", "config.json")
 # Of a model without positions whose tokenizer has no limit, as of what it reads (modules.py).
 _NO_LIMIT_TOKENS = 512
 
@@ -240,9 +189,10 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
     said = config.max_length if config.max_length not in (None, UNSET_LENGTH) else 0
     most = (positions(model.config) or max(tokenizer.max_tokens or _NO_LIMIT_TOKENS, said)) - 1
     further: dict[str, Any] = {"decoder_start_token_ids": (start,), "max_text_tokens": most}
-    further["prefix"] = prefixes.pop("", str(read_json(folder / "config.json").get("prefix") or ""))
-    # As pipelines of transformers 4 have it, which take one beam for none that is set.
-    if config.num_beams in (None, 1):
+    further["prefix"] = prefixes.pop("", str(_said(folder, "config.json").get("prefix") or ""))
+    # As pipelines of transformers 4, where the model's files name no number.
+    said_beams = [one.get("num_beams") for one in (parameters, *(_said(folder, name) for name in _FILES))]
+    if config.num_beams in (None, 1) and not any(said_beams):
         further["num_beams"] = 1 if config.do_sample else _BEAMS
     # Both lengths count the first token, which is not generated.
     further |= {"max_length": None, "min_length": 0}
@@ -272,8 +222,8 @@ def _of_task(task: str, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
     The latter is by the languages, as in en_to_de, or by the empty word. Raises SetupError where directions differ in
     the former.
     """
-    said = read_json(folder / "config.json").get("task_specific_params") or {}
-    found = {name: dict(one) for name, one in said.items() if name == task or name.startswith(f"{task}_")}
+    said = _said(folder, "config.json").get("task_specific_params") or {}
+    found = {name: dict(one or {}) for name, one in said.items() if name == task or name.startswith(f"{task}_")}
     directions = {name.removeprefix(task).removeprefix("_"): str(one.pop("prefix", "")) for name, one in found.items()}
     several = list(found.values())
     if any(one != several[0] for one in several):
@@ -282,6 +232,10 @@ def _of_task(task: str, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
             "which is not supported; make them equal"
         )
     return several[0] if several else {}, directions
+
+
+def _said(folder: Path, name: str) -> Mapping[str, Any]:
+    return read_object(folder / name) if (folder / name).is_file() else {}
 
 
 def _directions(prefixes: Mapping[str, str]) -> tuple[dict[str, dict[str, str]], str]:

@@ -16,12 +16,14 @@ import transformers
 from numpy.typing import NDArray
 
 from neuronpipe.compiler.late_interaction import read_late_interaction
-from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, load_weights, source_module
+from neuronpipe.compiler.modules import Batch, Named, Outputs, Pooled, SourceModule, load_weights, source_module
 from neuronpipe.compiler.sentence_transformers import (
+    TOKENS,
+    Layer,
     default_prompt,
-    read_json,
     read_limits,
     read_modules,
+    read_object,
     read_prompts,
     read_sentence_transformer,
     read_settings,
@@ -30,6 +32,7 @@ from neuronpipe.compiler.sentence_transformers import (
 from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import SetupError
+from neuronpipe.tasks.base import PROMPT_TOKENS
 from neuronpipe.tasks.feature_extraction import FeatureFacts
 from neuronpipe.tasks.multi_vector_embedding import KEPT, SEEN, SEEN_AND_KEPT, MultiVectorFacts
 from neuronpipe.tasks.rerank import RerankFacts
@@ -79,21 +82,6 @@ FEATURE_EXTRACTION = SourceTask(
 _EMBEDDING = "sentence_embedding"
 
 
-class _Embedding(torch.nn.Module):
-    """A model and the modules after it, which make one vector of its token vectors."""
-
-    def __init__(self, model: torch.nn.Module, head: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = Named(model, "last_hidden_state")
-        self.head = head
-
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
-    ) -> dict[str, torch.Tensor]:
-        token_vectors = self.model(input_ids, attention_mask, token_type_ids)["last_hidden_state"]
-        return {_EMBEDDING: self.head(token_vectors, attention_mask)}
-
-
 _TASKS = ("sentence_embedding", "sentence_similarity")
 
 
@@ -104,16 +92,22 @@ def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentenc
     """
     parts = read_sentence_transformer(folder)
     model = load_weights(transformers.AutoModel, parts.model_folder)
-    module = _Embedding(model, parts.head)
+    module = Pooled(model, parts.head, _EMBEDDING)
     with torch.inference_mode():
         example = module(torch.zeros((1, 1), dtype=torch.int64), torch.ones((1, 1), dtype=torch.int64))
     shared = EmbeddingFacts(
         embedding_dimensions=example[_EMBEDDING].shape[1], prompt=parts.prompt, prompts=dict(parts.prompts)
     )
-    facts = dict.fromkeys(_TASKS, shared)
-    remarks = {"pooling": parts.head.describe()}
     return source_module(
-        module, model, task, tokenizer, outputs=(_EMBEDDING,), max_tokens=parts.max_tokens, facts=facts, remarks=remarks
+        module,
+        model,
+        task,
+        tokenizer,
+        outputs=(_EMBEDDING,),
+        saved_limit=parts.max_tokens,
+        facts=dict.fromkeys(_TASKS, shared),
+        remarks={"pooling": parts.head.describe()},
+        further_inputs=() if parts.head.pooling.pools_prompt else (PROMPT_TOKENS,),
     )
 
 
@@ -181,7 +175,7 @@ def _load_sparse_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
         "sparse_embedding",
         tokenizer,
         outputs=(_WEIGHTS,),
-        max_tokens=read_limits(transformer_folder(folder)).get("max_seq_length"),
+        saved_limit=read_limits(transformer_folder(folder)).get("max_seq_length"),
         facts={"sparse_embedding": facts},
         remarks={"pooling": f"{strategy} of {activation}", "vectors": f"{model.config.vocab_size} tokens"},
     )
@@ -196,7 +190,7 @@ def _read_pooling(folder: Path) -> dict[str, Any]:
             f"{folder}: makes sparse vectors by the modules {', '.join(kinds)}; supported is a transformer with "
             "SpladePooling"
         )
-    return dict(read_json(modules[1][1] / "config.json")) if modules else {}
+    return read_object(modules[1][1] / "config.json") if modules else {}
 
 
 def _weights_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
@@ -219,7 +213,7 @@ class _TokenVectors(torch.nn.Module):
     `token_role`, int64 [batch, tokens], is what each token is for (tasks/multi_vector_embedding.py).
     """
 
-    def __init__(self, model: Any, layers: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, model: Any, layers: Sequence[Layer]) -> None:
         super().__init__()
         self.named = Named(model, "last_hidden_state")
         self.layers = torch.nn.Sequential(*layers)
@@ -235,7 +229,7 @@ class _TokenVectors(torch.nn.Module):
         is_seen = (token_role == SEEN_AND_KEPT) | (token_role == SEEN)
         is_kept = (token_role == SEEN_AND_KEPT) | (token_role == KEPT)
         vectors = self.named(input_ids, is_seen.to(input_ids.dtype), token_type_ids)["last_hidden_state"]
-        made = self.layers(vectors)
+        made = self.layers({TOKENS: vectors})[TOKENS]
         return {_OUTPUT: torch.where(is_kept.unsqueeze(-1), made, torch.zeros_like(made))}
 
 
@@ -249,7 +243,7 @@ def _load_multi_vector_embedding(folder: Path, tokenizer: SourceTokenizer) -> So
         tokenizer,
         outputs=(_OUTPUT,),
         per_token=True,
-        max_tokens=parts.max_tokens,
+        saved_limit=parts.max_tokens,
         further_inputs=(_ROLE,),
     )
     linear = [layer for layer in module.module.modules() if isinstance(layer, torch.nn.Linear)]

@@ -2,12 +2,13 @@
 
 import json
 import math
+import re
 import threading
 import unicodedata
 from collections import abc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -77,11 +78,17 @@ class JsonTokenizer:
         # What calls share is never changed. An allowed mask is not a special token in the file
         # (compiler/tokenizers.py).
         self._tokenizer = load()
-        self._template_tokenizer = load(reads_special_tokens=True) if chat_template else self._tokenizer
+        self._load_trusting = partial(load, reads_special_tokens=True)
         self._short_windows, self._long_windows = _Windows(load), _Windows(load)
         self._words = WordRule.of_model(content["model"])
         special = [token["content"] for token in content["added_tokens"] if token["special"]]
+        self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self._chat = ChatTemplate(chat_template, template_variables or {}, special)
+
+    @cached_property
+    def _trusting_tokenizer(self) -> Tokenizer:
+        """For the model's own words, whose special tokens are special. Most models have none."""
+        return self._load_trusting()
 
     def token_id(self, token: str) -> int | None:
         found: int | None = self._tokenizer.token_to_id(token)
@@ -105,21 +112,28 @@ class JsonTokenizer:
     def special_tokens(self, *, pair: bool) -> int:
         return self._tokenizer.num_special_tokens_to_add(pair)
 
-    def encode(self, text: str, text_pair: str | None = None) -> EncodedText:
-        encoding = self._encode(text, text_pair)
+    def encode(self, text: str, text_pair: str | None = None, *, prompt: str = "") -> EncodedText:
+        encoding = self._encode_behind(prompt, text, text_pair)
         return EncodedText(_array(encoding.ids), _array(encoding.type_ids))
 
     def encode_chat(self, messages: abc.Sequence[tuple[str, str]]) -> EncodedText:
         parts, ids = self._chat.render(messages), list[int]()
         for index, part in enumerate(parts):
-            tokenizer = self._tokenizer if index % 2 else self._template_tokenizer
+            tokenizer = self._tokenizer if index % 2 else self._trusting_tokenizer
             ids += _encode_part(tokenizer, part, is_first=index == 0) if part else []
         return EncodedText(_array(ids), np.zeros(len(ids), np.int32))
 
     def encode_truncated(
-        self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False
+        self,
+        text: str,
+        text_pair: str | None,
+        *,
+        max_tokens: int,
+        side: Side,
+        only_first: bool = False,
+        prompt: str = "",
     ) -> EncodedText:
-        encoding = self._encode(text, text_pair)
+        encoding = self._encode_behind(prompt, text, text_pair)
         token_ids, token_type_ids = _array(encoding.ids), _array(encoding.type_ids)
         if len(token_ids) <= max_tokens:
             return EncodedText(token_ids, token_type_ids)
@@ -158,6 +172,20 @@ class JsonTokenizer:
         return _encode(
             self._tokenizer, text, text_pair, add_special_tokens=add_special_tokens, with_offsets=with_offsets
         )
+
+    def _encode_behind(self, prompt: str, text: str, text_pair: str | None) -> Encoding:
+        """A text or a pair behind a prompt, whose special tokens are special."""
+        found = [match.end() for match in self._special.finditer(prompt)]
+        if not found:
+            return self._encode(prompt + text, text_pair)
+        if not (self._special.search(text) or self._special.search(text_pair or "")):
+            return _encode(self._trusting_tokenizer, prompt + text, text_pair)
+        # Apart from what the caller wrote, behind the last special token, where the library divides texts.
+        head, tail = prompt[: found[-1]], prompt[found[-1] :] + text
+        parts = [_encode(self._trusting_tokenizer, head, add_special_tokens=False)]
+        parts += [self._encode(tail, add_special_tokens=False)]
+        second = None if text_pair is None else self._encode(text_pair, add_special_tokens=False)
+        return self._tokenizer.post_process(Encoding.merge(parts, True), second, True)
 
     def _encode_in_limit(
         self, first: str, second: str | None, max_tokens: int, *, strategy: str, stride: int

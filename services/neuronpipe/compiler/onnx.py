@@ -1,0 +1,168 @@
+"""Models that are published as an ONNX graph alone, for the OpenVINO back end, which reads it as it is.
+
+What follows the graph (pooling, dense layers) is as for other models. ONNX Runtime stands in for PyTorch: its outputs
+are what the artefact is compared with. Sources: optimum's names of inputs and outputs; sentence-transformers 6,
+backend/load.py. The only file that knows onnxruntime.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from neuronpipe.compiler.architectures import MASKED_DECODERS
+from neuronpipe.compiler.modules import ONNX_GRAPHS, Named, Pooled, SourceModule, has_weights
+from neuronpipe.compiler.sentence_transformers import transformer_folder
+from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, openvino
+
+# Those that need no change within the model.
+TASKS = (
+    *("sentence_embedding", "sentence_similarity", "feature_extraction", "text_classification", "rerank"),
+    *("zero_shot_classification", "token_classification", "question_answering"),
+)
+_TOKENS, _HIDDEN = "token_embeddings", "last_hidden_state"
+_FLOAT = "tensor(float)"
+_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
+
+
+def graph_file(folder: Path) -> Path | None:
+    """The graph of a folder without weights of PyTorch, by sentence-transformers' choice; None if it has such weights,
+    or no graph. Raises SetupError where it cannot be chosen.
+    """
+    folder = transformer_folder(folder)
+    if has_weights(folder):
+        return None
+    found = [path for pattern in ONNX_GRAPHS for path in sorted(folder.glob(pattern))]
+    named = [path for path in found if path.name == "model.onnx"]
+    if len(found) > 1 and not named:
+        names = ", ".join(str(path.relative_to(folder)) for path in found)
+        raise SetupError(f"{folder}: has several ONNX graphs, and none is model.onnx: {names}; keep one of them")
+    return next(iter([*named, *found]), None)
+
+
+class OnnxModel(torch.nn.Module):
+    """A graph as a model of transformers is called: tensors by name, to a dictionary of its outputs."""
+
+    def __init__(self, folder: Path, path: Path) -> None:
+        """Raises SetupError for a graph that ONNX Runtime does not run, and for inputs that texts do not have."""
+        super().__init__()
+        try:
+            import onnxruntime
+        except ModuleNotFoundError as error:
+            raise SetupError(
+                f"{folder}: has an ONNX graph and no weights of PyTorch; to compare it needs the package onnxruntime: "
+                "pip install 'neuronpipe[compile-onnx]'"
+            ) from error
+        self.path = path
+        self.config = transformers.AutoConfig.from_pretrained(transformer_folder(folder), trust_remote_code=False)
+        if self.config.model_type in MASKED_DECODERS:
+            raise SetupError(f"{path}: the graph of a decoder is not supported; get model.safetensors, too")
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        except Exception as error:  # its errors have no common class
+            raise SetupError(f"{path}: ONNX Runtime cannot load it: {first_line(error)}; get the file again") from error
+        self.inputs = tuple(one.name for one in self._session.get_inputs())
+        self.outputs = tuple(one.name for one in self._session.get_outputs())
+        if unknown := sorted({*self.inputs} - _INPUTS):
+            raise SetupError(
+                f"{path}: takes {', '.join(unknown)}, which texts do not have; supported are graphs that take "
+                f"{', '.join(sorted(_INPUTS))}"
+            )
+        if others := [one.name for one in self._session.get_outputs() if one.type != _FLOAT]:
+            raise SetupError(f"{path}: its outputs {', '.join(others)} are no float32 numbers; export it in float32")
+
+    def output(self, name: str) -> str:
+        """The graph's name of an output. Raises SetupError if it has none."""
+        names = (name, _TOKENS) if name == _HIDDEN else (name,)
+        found = next((one for one in names if one in self.outputs), None)
+        if found is None:
+            raise SetupError(
+                f"{self.path}: has no output {name}, which the task needs, only {', '.join(self.outputs)}; export it "
+                "for the task"
+            )
+        return found
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+        **unused: Any,
+    ) -> Mapping[str, torch.Tensor]:
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        if token_type_ids is None and "token_type_ids" in self.inputs:
+            given["token_type_ids"] = torch.zeros_like(input_ids)
+        values = {name: np.asarray(given[name], np.int64) for name in self.inputs}
+        computed = map(torch.from_numpy, self._session.run(None, values))
+        return _Outputs(self, zip(self.outputs, computed, strict=True))
+
+
+class _Outputs(dict[str, torch.Tensor]):
+    """By transformers' names. Raises SetupError for one that the graph lacks."""
+
+    def __init__(self, model: OnnxModel, found: Iterable[tuple[str, torch.Tensor]]) -> None:
+        super().__init__(found)
+        self._model = model
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        return self[self._model.output(name)]
+
+
+def check_task(folder: Path, task: str) -> None:
+    """Raises SetupError for a task that an ONNX graph alone cannot have."""
+    if (path := graph_file(folder)) is not None and task not in TASKS:
+        raise SetupError(
+            f"{folder}: has no weights of PyTorch, only the graph {path.name}, and {task.replace('_', '-')} changes "
+            f"the model within; of graphs there are {', '.join(TASKS)}; get model.safetensors, too"
+        )
+
+
+def with_inputs_of(model: OnnxModel, module: SourceModule) -> SourceModule:
+    """The module of a graph that may take fewer inputs than its tokenizer gives."""
+    return dataclasses.replace(
+        module,
+        architecture=(model.config.architectures or [type(model.config).__name__])[0],
+        inputs=tuple(name for name in module.inputs if name in model.inputs or name not in _INPUTS),
+        remarks={**module.remarks, "graph": f"{model.path.name}, as it is; compared with ONNX Runtime"},
+    )
+
+
+def onnx_model(module: torch.nn.Module) -> OnnxModel | None:
+    """The graph within a module, if it has one."""
+    return next((part for part in module.modules() if isinstance(part, OnnxModel)), None)
+
+
+def converted(module: SourceModule) -> "openvino.Model":
+    """The graph with what follows it, as a model of OpenVINO. Raises SetupError."""
+    whole = module.module
+    model = onnx_model(whole)
+    assert model is not None  # noqa: S101 (the caller asked for it)
+    try:
+        graph = engine().read_model(model.path)
+    except Exception as error:  # its errors have no common class
+        raise SetupError(f"OpenVINO {openvino.__version__} cannot read {model.path}: {first_line(error)}") from error
+    by_name = {name: port for port in graph.outputs for name in port.get_names()}
+    parameters = {port.any_name: port.get_node() for port in graph.inputs}
+    if isinstance(whole, Named):
+        results = [by_name[model.output(name)].get_node().input_value(0) for name in whole.outputs]
+        return openvino.Model(results, [parameters[name] for name in module.inputs])
+    assert isinstance(whole, Pooled)  # noqa: S101 (the tasks have no others)
+    hidden = by_name[model.output(_HIDDEN)].get_node().input_value(0)
+    width = hidden.get_partial_shape()[2].get_length()
+    further = [name for name in module.inputs if name not in model.inputs]
+    example = (torch.rand(2, 5, width), *(torch.ones(2, 5, dtype=torch.int64) for _ in range(1 + len(further))))
+    shapes = [openvino.PartialShape([-1, -1, *tensor.shape[2:]]) for tensor in example]
+    types = [openvino.Type(tensor.numpy().dtype) for tensor in example]
+    head = openvino.convert_model(whole.head, example_input=example, input=list(zip(shapes, types, strict=True)))
+    vectors, mask, *others = head.inputs
+    for port, source in ((vectors, hidden), (mask, parameters["attention_mask"].output(0))):
+        for target in port.get_target_inputs():
+            target.replace_source_output(source)
+    parameters |= dict(zip(further, (port.get_node() for port in others), strict=True))
+    results = [head.outputs[0].get_node().input_value(0)]
+    return openvino.Model(results, [parameters[name] for name in module.inputs])

@@ -1,0 +1,272 @@
+"""A folder that cannot be compiled is refused in one line with a reason; no other error leaves the compiler.
+
+Runs with transformers 4.57.6 as well: .venv-transformers4/bin/python -m pytest tests/contract/test_broken_folders.py
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from tokenizers import models, pre_tokenizers
+
+from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.core.errors import SetupError
+from tests.models import save
+from tests.trained_tokenizers import byte_level_bpe, word_piece
+
+pytestmark = pytest.mark.sampled
+
+Change = Callable[[Path], object]
+_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+
+
+def _classifier(folder: Path) -> None:
+    tokenizer = word_piece(max_tokens=64)
+    config = transformers.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, num_labels=3, **_SIZES)
+    save(transformers.BertForSequenceClassification(config), folder, tokenizer)
+
+
+def _embedder(folder: Path) -> None:
+    tokenizer = word_piece(max_tokens=64)
+    config = transformers.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **_SIZES)
+    save(transformers.BertModel(config), folder, tokenizer)
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense")]
+    listed = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in modules]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    (folder / "2_Dense").mkdir()
+    (folder / "2_Dense" / "config.json").write_text('{"in_features": 32, "out_features": 8}')
+    dense = torch.nn.ModuleDict({"linear": torch.nn.Linear(32, 8)})
+    torch.save(dense.state_dict(), folder / "2_Dense" / "pytorch_model.bin")
+
+
+def _writer(folder: Path) -> None:
+    tokenizer = byte_level_bpe(max_tokens=64)
+    config = transformers.GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=32, n_layer=2, n_head=4)
+    save(transformers.GPT2LMHeadModel(config), folder, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("bases")
+    for make in (_classifier, _embedder, _writer):
+        make(folder / make.__name__[1:])
+    return {path.name: path for path in folder.iterdir()}
+
+
+def _fields(name: str, **fields: Any) -> Change:
+    def change(folder: Path) -> None:
+        path = folder / name
+        content = json.loads(path.read_text()) if path.is_file() else {}
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({**content, **fields}))
+
+    return change
+
+
+def _content(name: str, content: bytes) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+
+    return change
+
+
+def _without(name: str) -> Change:
+    return lambda folder: (folder / name).unlink()
+
+
+def _half(name: str) -> Change:
+    return lambda folder: (folder / name).write_bytes(
+        (folder / name).read_bytes()[: (folder / name).stat().st_size // 2]
+    )
+
+
+def _tokenizer_model(**fields: Any) -> Change:
+    def change(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        content = json.loads(path.read_text())
+        content["model"] |= fields
+        path.write_text(json.dumps(content))
+
+    return change
+
+
+def _tokenizer_part(**parts: Any) -> Change:
+    return _fields("tokenizer.json", **parts)
+
+
+def _without_unknown(folder: Path) -> None:
+    """A vocabulary of three letters, and the name of an unknown token that it lacks."""
+    model = models.BPE(vocab={"a": 0, "b": 1, "c": 2}, merges=[], unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+
+
+def _only(*files: str) -> Change:
+    def change(folder: Path) -> None:
+        for path in list(folder.iterdir()):
+            path.unlink()
+        for name in files:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(b"0")
+
+    return change
+
+
+def _beside(*files: str) -> Change:
+    """Weights of another kind in place of PyTorch's."""
+
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        for name in files:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(b"0")
+
+    return change
+
+
+_WRONG: dict[str, tuple[Any, ...]] = {
+    "config.json": (b"", b"[]", b"null", b"{", b"\xff\xfe{}", b'"x"', b"{}"),
+    "tokenizer.json": (b"", b"[]", b"null", b"{}", b'{"model": 3}', b'{"version": "1.0"}'),
+    "tokenizer_config.json": (b"[]", b"3", b"{"),
+    "model.safetensors": (b"", b"x" * 9, b"\xff" * 64),
+    "special_tokens_map.json": (b"[]",),
+}
+_CONFIGS: tuple[dict[str, Any], ...] = (
+    {"model_type": None},
+    {"model_type": 3},
+    {"model_type": ["bert"]},
+    {"architectures": "BertForSequenceClassification"},
+    {"architectures": [3]},
+    {"auto_map": ["x"]},
+    {"id2label": ["a", "b", "c"]},
+    {"id2label": {"x": "a"}},
+    {"label2id": [1]},
+    {"quantization_config": "gptq"},
+    {"quantization_config": {"quant_method": "awq"}},
+    {"quantization": {"bits": 4, "group_size": 64}},
+    {"hidden_size": "32"},
+    {"hidden_size": 33},
+    {"hidden_size": None},
+    {"hidden_size": -1},
+    {"num_hidden_layers": "2"},
+    {"num_hidden_layers": 5},
+    {"num_attention_heads": 0},
+    {"vocab_size": 3},
+    {"vocab_size": None},
+    {"hidden_act": "no such function"},
+    {"max_position_embeddings": 0},
+    {"max_position_embeddings": "many"},
+    {"layer_norm_eps": "small"},
+    {"dtype": "float17"},
+    {"pruned_heads": {"0": [1]}},
+    {"problem_type": "guessing"},
+)
+_MODULES: tuple[tuple[str, Any], ...] = (
+    ("modules.json", {"a": 1}),
+    ("modules.json", ["Transformer"]),
+    ("modules.json", [{"type": None, "path": ""}]),
+    ("modules.json", [{"type": "sentence_transformers.models.Transformer", "path": "../.."}]),
+    ("modules.json", [{"type": "sentence_transformers.models.WordEmbeddings", "path": ""}]),
+    ("1_Pooling/config.json", []),
+    ("1_Pooling/config.json", {"pooling_mode": 3}),
+    ("1_Pooling/config.json", {"pooling_mode": ["mean", "median"]}),
+    ("2_Dense/config.json", {"in_features": "32", "out_features": 8}),
+    ("2_Dense/config.json", {"in_features": 31, "out_features": 8}),
+    ("2_Dense/config.json", {"in_features": 32, "out_features": 8, "activation_function": 3}),
+    ("2_Dense/config.json", {"in_features": 32, "out_features": 8, "module_input_name": "no such"}),
+    ("config_sentence_transformers.json", []),
+    ("config_sentence_transformers.json", {"prompts": ["query: "]}),
+    ("config_sentence_transformers.json", {"default_prompt_name": "none"}),
+    ("config_sentence_transformers.json", {"truncate_dim": "8"}),
+    ("sentence_bert_config.json", []),
+    ("sentence_bert_config.json", {"max_seq_length": "long"}),
+    ("sentence_bert_config.json", {"modality_config": {"message": {"method": "forward"}}}),
+    ("sentence_bert_config.json", {"modality_config": {"text": {"method": "get_text_features"}}}),
+    ("sentence_bert_config.json", {"transformer_task": "fill-mask"}),
+    ("sentence_bert_config.json", {"processing_kwargs": {"text": {"padding": "max_length"}}}),
+    ("sentence_bert_config.json", {"tokenizer_args": {"model_max_length": 3}}),
+)
+_GENERATION: tuple[dict[str, Any], ...] = (
+    {"temperature": "hot"},
+    {"eos_token_id": "end"},
+    {"stop_strings": ["."]},
+    {"watermarking_config": {"bias": 2.0}},
+    {"num_beams": -1},
+    {"bad_words_ids": 3},
+    {"max_length": "long"},
+)
+_PLACES: tuple[tuple[str, Change, str], ...] = (
+    ("classifier", _without("config.json"), "has no config.json"),
+    ("classifier", _without("model.safetensors"), "it has no weights of PyTorch"),
+    ("classifier", _without("tokenizer.json"), "tokenizer"),
+    ("classifier", _half("model.safetensors"), "model.safetensors is damaged or cut off"),
+    ("classifier", _half("tokenizer.json"), "tokenizer.json"),
+    ("classifier", _half("config.json"), "config.json: cannot be read as JSON"),
+    ("classifier", _only(), "has no config.json"),
+    ("classifier", _only("model.gguf"), "it holds GGUF files of llama.cpp; compile the original model"),
+    ("classifier", _only("model_index.json"), "it holds a pipeline of diffusers"),
+    ("classifier", _only("tf_model.h5"), "it holds weights of TensorFlow"),
+    ("classifier", _only("adapter_config.json"), "adapter_config.json: holds int, not an object"),
+    ("classifier", _beside("model.gguf"), "no weights of PyTorch .* only model.gguf"),
+    ("classifier", _beside("flax_model.msgpack"), "only flax_model.msgpack"),
+    (
+        "classifier",
+        _fields("quantize_config.json", bits=4),
+        "it holds weights that GPTQ quantized; compile the original",
+    ),
+    ("classifier", _fields("quant_config.json", w_bit=4), "it holds weights that AWQ quantized; compile the original"),
+    ("writer", _without_unknown, "unk_token"),
+    ("writer", _tokenizer_model(merges=["no such"]), "cannot load its tokenizer"),
+    ("writer", _tokenizer_model(vocab={}), "tokenizer"),
+    ("writer", _tokenizer_model(type="Dictionary"), "cannot load its tokenizer"),
+    ("writer", _tokenizer_part(pre_tokenizer={"type": "Nothing"}), "cannot load its tokenizer"),
+    ("writer", _tokenizer_part(post_processor={"type": "Nothing"}), "cannot load its tokenizer"),
+    ("writer", _tokenizer_part(decoder=3), "cannot load its tokenizer"),
+    ("writer", _tokenizer_part(added_tokens=[{"id": 1}]), "cannot load its tokenizer"),
+    ("embedder", _without("2_Dense/config.json"), "2_Dense/config.json: cannot be read as JSON"),
+    ("embedder", _without("2_Dense/pytorch_model.bin"), "the weights of its Dense module cannot be read"),
+    ("embedder", _half("2_Dense/pytorch_model.bin"), "the weights of its Dense module cannot be read"),
+)
+
+
+def _cases() -> Iterator[Any]:
+    for name, contents in _WRONG.items():
+        for content in contents:
+            yield pytest.param("classifier", _content(name, content), "", id=f"{name} {content[:12]!r}")
+    for fields in _CONFIGS:
+        yield pytest.param("classifier", _fields("config.json", **fields), "", id=str(fields))
+    for name, value in _MODULES:
+        yield pytest.param("embedder", _content(name, json.dumps(value).encode()), "", id=f"{name} {value}")
+    for fields in _GENERATION:
+        yield pytest.param("writer", _fields("generation_config.json", **fields), "", id=str(fields))
+    for number, (base, change, message) in enumerate(_PLACES):
+        yield pytest.param(base, change, message, id=f"{number} {message}")
+
+
+@pytest.mark.parametrize(("base", "change", "message"), [*_cases()])
+def test_a_broken_folder_is_refused_in_one_line_that_says_why(
+    base: str, change: Change, message: str, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    source = shutil.copytree(bases[base], tmp_path / "source")
+    change(source)
+    backend = "openvino" if base == "writer" else "fake"
+    with pytest.raises(SetupError, match=message or None) as refused:
+        compile_bundle(
+            CompileRequest(str(source), "", tmp_path / "repository", "m", backend=backend), lambda line: None
+        )
+    text = str(refused.value)
+    assert "\n" not in text
+    assert len(text) < 700
+    assert "source" in text  # the folder, or a file of it
+    assert not list((tmp_path / "repository").rglob("*/1"))
