@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from neuronpipe.client import Client
-from tests.integration.frameworks.calls import DOCUMENTS, QUERY, TEXTS
+from tests.integration.frameworks.calls import DOCUMENTS, MANY, QUERY, TEXTS
 from tests.integration.http_server import HttpServer
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
@@ -63,6 +63,7 @@ def test_langchain(http_server: HttpServer, ours: Client, tmp_path: Path) -> Non
     for what in ("documents", "async documents", "endpoint"):
         _check(found[what], vectors)
     _check(found["query"], vectors[0])
+    _check(found["many"], [ours.embed("minilm", text) for text in MANY[::60]])
     _check(found["dimensions"], ours.embed("minilm", TEXTS[0], dimensions=7))
     assert "must be a HuggingFace repo ID, not a URL" in found["url as model"]  # as docs/clients.md says
 

@@ -11,6 +11,8 @@ from typing import Any
 TEXTS = ["A fine day.", "Ann lives in a house in Paris."]
 QUERY = "Who sat?"
 DOCUMENTS = ["A dog ran.", "The cat sat."]
+# More than one InferBatch takes, and fewer than the clients send at once by default.
+MANY = [f"Document {number}." for number in range(300)]
 
 
 def langchain(url: str) -> dict[str, Any]:
@@ -30,6 +32,7 @@ def langchain(url: str) -> dict[str, Any]:
         "query": openai.embed_query(TEXTS[0]),
         "async documents": asyncio.run(openai.aembed_documents(TEXTS)),
         "dimensions": short.embed_query(TEXTS[0]),
+        "many": openai.embed_documents(MANY)[::60],
     }
     try:
         HuggingFaceEndpointEmbeddings(model=f"{url}/models/minilm")

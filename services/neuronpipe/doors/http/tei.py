@@ -202,7 +202,11 @@ def tei_handlers(
             texts=body.inputs.sentences,
             truncation=truncation_of(body.parameters.truncate, body.parameters.truncation_direction),
         )
-        fields = {"source": "inputs.source_sentence", "texts": "inputs.sentences"}
+        fields = {
+            "source": "inputs.source_sentence",
+            "texts": "inputs.sentences",
+            "truncation": "parameters.truncate",
+        }
         result = await inference.one(request.call, model, TaskInput(sentence_similarity=input), fields)
         return await _answer([result], lambda: list(result.result.message.sentence_similarity.scores))
 
@@ -224,7 +228,7 @@ def tei_handlers(
             "max_concurrent_requests": settings.max_requests_in_flight,
             "max_input_length": model.max_tokens,
             "max_batch_tokens": settings.max_tokens_in_flight,
-            "max_client_batch_size": settings.max_batch_items,
+            "max_client_batch_size": settings.max_http_inputs,
             "auto_truncate": False,
             "version": __version__,
         }
@@ -268,7 +272,7 @@ def _pair(texts: list[str], path: str) -> dict[str, str]:
 
 def _fields(index: int, is_list: bool) -> dict[str, str]:
     place = f"inputs[{index}]" if is_list else "inputs"
-    return dict.fromkeys(("text", "text_pair", "token_ids"), place)
+    return dict.fromkeys(("text", "text_pair", "token_ids"), place) | {"truncation": "truncate"}
 
 
 async def _answer(results: list[InferenceResult], make: Callable[[], Any]) -> HttpResponse:
