@@ -19,9 +19,10 @@ _LINE_ENDS = {text.encode(): json.dumps(text).strip('"').encode() for text in "\
 
 
 def event_response(values: AsyncGenerator[Any, None], error_form: ErrorForm, last: str = "") -> HttpResponse:
-    """An answer with an event for each value, in JSON, and one with the text `last`. The `type` of a value names its event.
+    """An answer with an event for each value, in JSON, and one with the text `last`.
 
-    An error that comes when the first values have left already is an event, too, and the last one.
+    The `type` of a value is the event's name. An error that comes when the first values have left already is an event,
+    too, and the last one.
     """
     return HttpResponse(b"", EVENTS, _HEADERS, stream=_events(values, error_form, last))
 

@@ -1,4 +1,4 @@
-"""doors/http/openai_responses.py. Its events are read by the real client in tests/integration/test_generation_http.py."""
+"""doors/http/openai_responses.py. The real client reads its events in tests/integration/test_generation_http.py."""
 
 from typing import Any
 
