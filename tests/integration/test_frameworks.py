@@ -89,6 +89,22 @@ def test_haystack(http_server: HttpServer, ours: Client, tmp_path: Path) -> None
     assert found["rerank"] == _best(ours)
 
 
+def test_tei_client(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
+    found = _ask("tei_client", http_server, tmp_path)
+    assert (found["healthy"], found["kinds"]) == (True, ["embedding", "classifier", "reranker"])
+    _check(found["embed"], [ours.embed("minilm", text) for text in TEXTS])
+    assert found["decode"] == [TEXTS[0].lower()]
+    labels = [ours.classify("classifier", text, top_k=4) for text in TEXTS]
+    assert [[one[0] for one in answer] for answer in found["classify"]] == [
+        [one.label for one in some] for some in labels
+    ]
+    _check(
+        [[one[1] for one in answer] for answer in found["classify"]], [[one.score for one in some] for some in labels]
+    )
+    ranked = ours.rerank("reranker", QUERY, DOCUMENTS)
+    _check(found["rerank"], [[one.index, one.score] for one in ranked])
+
+
 def test_sagemaker_runtime(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
     found = _ask("sagemaker", http_server, tmp_path)
     labels = [

@@ -1,6 +1,6 @@
 """Calls the HTTP door with the clients of a framework, and prints as JSON what they read out of its answers.
 
-Run in .venv-frameworks: calls.py {langchain,llama_index,haystack,sagemaker} URL
+Run in .venv-frameworks: calls.py {langchain,llama_index,haystack,tei_client,sagemaker} URL
 """
 
 import asyncio
@@ -92,6 +92,24 @@ def haystack(url: str) -> dict[str, Any]:
         "tei query as by default": raw.run(TEXTS[0])["embedding"],
         "tei": [document.embedding for document in embedder.run(documents)["documents"]],
         "rerank": [best.content, best.score],
+    }
+
+
+def tei_client(url: str) -> dict[str, Any]:
+    """A client of TEI's API, whose models check each field of an answer."""
+    from tei_client import HttpClient
+
+    embedder, classifier, reranker = (
+        HttpClient(url, params={"model": model}) for model in ("minilm", "classifier", "reranker")
+    )
+    [tokens] = embedder.tokenize(TEXTS[0])
+    return {
+        "healthy": embedder.health(),
+        "kinds": [one.info().server_model_type.value for one in (embedder, classifier, reranker)],
+        "embed": embedder.embed(TEXTS),
+        "decode": embedder.decode([tokens.get_ids()]),
+        "classify": [[[one.label, one.score] for one in labels.scores] for labels in classifier.classify(TEXTS)],
+        "rerank": [[one.index, one.score] for one in reranker.rerank(QUERY, DOCUMENTS).ranks],
     }
 
 
