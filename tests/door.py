@@ -1,9 +1,10 @@
 """A gateway's native door over stages that a test wrote, called with messages of the API."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from google.protobuf.message import Message
@@ -43,9 +44,11 @@ def bundle_of(spec: ModelSpec) -> Bundle:
     return Bundle(Path(spec.name, str(spec.version)), manifest, "")
 
 
-def models_of(specs: Iterable[ModelSpec], telemetry: Telemetry) -> GatewayModels:
+def models_of(
+    specs: Iterable[ModelSpec], telemetry: Telemetry, aliases: Mapping[str, str] = MappingProxyType({})
+) -> GatewayModels:
     """A gateway's table of these models."""
-    models = open_gateway_models(telemetry.meters, lambda bundle: False)
+    models = open_gateway_models(telemetry.meters, lambda bundle: False, aliases)
     for spec in specs:
         opening = models.open(bundle_of(spec))
         with suppress(StopIteration):  # opening one waits for nothing

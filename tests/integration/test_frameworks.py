@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from neuronpipe.client import Client
-from tests.integration.frameworks.calls import DOCUMENTS, QUERY, TEXTS
+from tests.integration.frameworks.calls import DOCUMENTS, MANY, QUERY, TEXTS
 from tests.integration.http_server import HttpServer
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
@@ -63,6 +63,7 @@ def test_langchain(http_server: HttpServer, ours: Client, tmp_path: Path) -> Non
     for what in ("documents", "async documents", "endpoint"):
         _check(found[what], vectors)
     _check(found["query"], vectors[0])
+    _check(found["many"], [ours.embed("minilm", text) for text in MANY[::60]])
     _check(found["dimensions"], ours.embed("minilm", TEXTS[0], dimensions=7))
     assert "must be a HuggingFace repo ID, not a URL" in found["url as model"]  # as docs/clients.md says
 
@@ -86,6 +87,22 @@ def test_haystack(http_server: HttpServer, ours: Client, tmp_path: Path) -> None
         _check(found[what], vectors[0])
     _check(found["tei query as by default"], ours.embed("minilm", TEXTS[0], normalize=False))
     assert found["rerank"] == _best(ours)
+
+
+def test_tei_client(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
+    found = _ask("tei_client", http_server, tmp_path)
+    assert (found["healthy"], found["kinds"]) == (True, ["embedding", "classifier", "reranker"])
+    _check(found["embed"], [ours.embed("minilm", text) for text in TEXTS])
+    assert found["decode"] == [TEXTS[0].lower()]
+    labels = [ours.classify("classifier", text, top_k=4) for text in TEXTS]
+    assert [[one[0] for one in answer] for answer in found["classify"]] == [
+        [one.label for one in some] for some in labels
+    ]
+    _check(
+        [[one[1] for one in answer] for answer in found["classify"]], [[one.score for one in some] for some in labels]
+    )
+    ranked = ours.rerank("reranker", QUERY, DOCUMENTS)
+    _check(found["rerank"], [[one.index, one.score] for one in ranked])
 
 
 def test_sagemaker_runtime(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:

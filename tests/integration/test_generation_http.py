@@ -14,6 +14,7 @@ import huggingface_hub
 import openai
 import pytest
 import pytest_asyncio
+import requests
 
 from neuronpipe.api.v1.tasks_pb2 import FinishReason
 from neuronpipe.client import Client
@@ -331,7 +332,7 @@ def test_events_are_as_the_standard_has_them(server: HttpServer) -> None:
         f"{server.url}/v1/completions", body, {"content-type": "application/json", "x-request-id": "mine"}
     )
     with urllib.request.urlopen(request) as answer:
-        assert answer.headers["content-type"] == "text/event-stream"
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert answer.headers["cache-control"] == "no-cache"
         events = answer.read().decode().split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
@@ -507,3 +508,36 @@ def test_what_is_wrong_before_the_first_part_has_a_status(server: HttpServer) ->
     assert status == 400
     assert "must be of a task that generates: text_generation, summarization, translation" in text
     assert _post(server, {"model": "none", "input": {"text_generation": {"prompt": "a"}}})[0] == 404
+
+
+async def test_a_response_is_read_by_openais_client(theirs: openai.AsyncOpenAI, ours: Client) -> None:
+    expected = [*ours.generate("writer", messages=_CHAT, max_new_tokens=12)][-1].response
+    text = expected.result.text_generation.sequences[0].text
+    asked: dict[str, Any] = {"input": _CHAT[1]["content"], "instructions": "Be brief.", "max_output_tokens": 12}
+    answer = await theirs.responses.create(model="writer", **asked)
+    assert (answer.output_text, answer.status) == (text, "incomplete")
+    assert answer.usage
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (expected.usage.tokens, 12)
+    async with theirs.responses.stream(model="writer", **asked) as stream:
+        events = [event async for event in stream]
+        whole = await stream.get_final_response() if events[-1].type == "response.completed" else events[-1].response  # type: ignore[union-attr]
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
+    assert [event.sequence_number for event in events] == sorted(event.sequence_number for event in events)
+    assert (whole.output_text, whole.usage) == (text, answer.usage)
+
+
+def test_lines_of_events_are_read_as_text(server: HttpServer, ours: Client) -> None:
+    expected = [*ours.generate("writer", _PROMPT, max_new_tokens=12)][-1].response
+    body = {"model": "writer", "prompt": _PROMPT, "max_tokens": 12, "stream": True}
+    with requests.post(f"{server.url}/v1/completions", json=body, stream=True, timeout=120) as answer:
+        assert answer.encoding == "utf-8"
+        lines = [line for line in answer.iter_lines(decode_unicode=True) if line]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line != "data: [DONE]"]
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    assert text == expected.result.text_generation.sequences[0].text
+
+
+async def test_without_a_model_the_only_one_answers(server: HttpServer) -> None:
+    body = {"messages": _CHAT, "max_tokens": 2}
+    answer = await asyncio.to_thread(requests.post, f"{server.url}/v1/chat/completions", json=body, timeout=120)
+    assert answer.json()["model"] == "writer"

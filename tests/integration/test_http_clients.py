@@ -126,7 +126,7 @@ def test_what_clients_expect_and_do_not_get(
 ) -> None:
     """As the table of docs/clients.md says."""
     with pytest.raises(openai.NotFoundError):
-        openai_client.responses.create(model="minilm", input="Who sat?")
+        openai_client.images.generate(model="minilm", prompt="Who sat?")
     with pytest.raises(openai.BadRequestError, match="has the task sentence_embedding"):
         openai_client.chat.completions.create(model="minilm", messages=[{"role": "user", "content": "Who sat?"}])
     with cohere.ClientV2(api_key="none", base_url=http_server.url) as client:

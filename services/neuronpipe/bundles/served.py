@@ -2,7 +2,7 @@
 
 import asyncio
 import enum
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Generic, TypeVar
 
@@ -81,8 +81,14 @@ class ServedModel(Generic[ResourceT]):
 class ServedModels(Generic[ResourceT]):
     """The models of a process. `table` is a snapshot, which is replaced on every change."""
 
-    def __init__(self, open_model: Callable[[Bundle], AbstractAsyncContextManager[ResourceT]]) -> None:
+    def __init__(
+        self,
+        open_model: Callable[[Bundle], AbstractAsyncContextManager[ResourceT]],
+        other_names: Callable[[Iterable[Bundle]], Mapping[str, str]] = lambda bundles: {},
+    ) -> None:
+        """`other_names`: what requests may call these models besides."""
         self._open_model = open_model
+        self._other_names = other_names
         self.table: ModelTable[ServedModel[ResourceT]] = ModelTable({})
         self._watchers: list[Callable[[], None]] = []
         self._opening: set[ModelKey] = set()
@@ -170,7 +176,8 @@ class ServedModels(Generic[ResourceT]):
 
     def _replace(self, models: list[ServedModel[ResourceT]], routes: Mapping[str, ModelRoute] | None = None) -> None:
         routes = self.table.declared_routes if routes is None else routes
-        self.table = ModelTable({(model.spec.name, model.spec.version): model for model in models}, routes)
+        entries = {(model.spec.name, model.spec.version): model for model in models}
+        self.table = ModelTable(entries, routes, self._other_names(model.bundle for model in models))
         self._tell()
 
     def _tell(self) -> None:

@@ -1,6 +1,7 @@
 """A call of a task: how its request is made, how its result is read, and the method that both clients have of it."""
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from types import MethodType
@@ -76,6 +77,22 @@ class TaskMethod(Generic[P, ValueT]):
         return call
 
 
+@contextmanager
+def valid_unicode(fields: Mapping[str, object]) -> Iterator[None]:
+    """Raises InvalidInput for a text of these fields, or of lists among them, that protobuf cannot encode in the block:
+    half a surrogate pair, as in a string of a file that was read with surrogateescape.
+    """
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        names = [name for name, value in fields.items() if error.object in (value, *_listed(value))]
+        raise InvalidInput([*names, *fields][0], "is no valid Unicode: it has half a surrogate pair") from None
+
+
+def _listed(value: object) -> Iterable[object]:
+    return value if isinstance(value, list | tuple) else ()
+
+
 # Messages of a chat, or what has their fields, role and content.
 Messages: TypeAlias = Iterable[ChatMessage | Mapping[str, str]]
 
@@ -96,12 +113,14 @@ def generation_request(
     if not isinstance(prompt, str | None):
         raise InvalidInput("prompt", f"takes one text, not a value of the type {type(prompt).__name__}")
     message = _options(options)
-    text_generation = TextGenerationInput(
-        prompt=prompt or "", messages=_chat(messages or ()), options=message, truncation=truncation
-    )
-    return InferRequest(
-        model=model, version=version, input=TaskInput(text_generation=text_generation), priority=priority
-    )
+    said = _chat(messages or ())
+    with valid_unicode({"model": model, "version": version, "prompt": prompt}):
+        text_generation = TextGenerationInput(
+            prompt=prompt or "", messages=said, options=message, truncation=truncation
+        )
+        return InferRequest(
+            model=model, version=version, input=TaskInput(text_generation=text_generation), priority=priority
+        )
 
 
 def text_request(
@@ -120,11 +139,10 @@ def text_request(
     for name, text in texts.items():
         if not isinstance(text, str):
             raise InvalidInput(name, f"takes one text, not a value of the type {type(text).__name__}")
-    input = TaskInput()
-    getattr(input, task).MergeFrom(
-        type(getattr(input, task))(**texts, options=_options(options), truncation=truncation)
-    )
-    return InferRequest(model=model, version=version, input=input, priority=priority)
+    input, message = TaskInput(), _options(options)
+    with valid_unicode({"model": model, "version": version, **texts}):
+        getattr(input, task).MergeFrom(type(getattr(input, task))(**texts, options=message, truncation=truncation))
+        return InferRequest(model=model, version=version, input=input, priority=priority)
 
 
 def _options(options: Any) -> GenerationOptions:
@@ -137,7 +155,8 @@ def _options(options: Any) -> GenerationOptions:
         if value is None:  # the model's own
             continue
         try:
-            message.MergeFrom(GenerationOptions(**message_fields({name: value})))
+            with valid_unicode({f"options.{name}": value}):
+                message.MergeFrom(GenerationOptions(**message_fields({name: value})))
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"options.{name}", "takes another type of value, or a smaller number") from error
     return message
@@ -147,7 +166,8 @@ def _chat(messages: Messages) -> list[ChatMessage]:
     if isinstance(messages, str | Mapping):
         raise InvalidInput("messages", "takes a list of messages, each with a role and a content")
     try:
-        return [one if isinstance(one, ChatMessage) else ChatMessage(**one) for one in messages]
+        with valid_unicode({"messages": messages}):
+            return [one if isinstance(one, ChatMessage) else ChatMessage(**one) for one in messages]
     except (TypeError, ValueError) as error:
         raise InvalidInput("messages", "takes messages, each with a role and a content, both texts") from error
 

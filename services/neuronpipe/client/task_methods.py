@@ -37,6 +37,7 @@ from neuronpipe.client.task_call import (
     generation_request,
     text_request,
     to_array,
+    valid_unicode,
     vector_of,
 )
 from neuronpipe.core.errors import InvalidInput
@@ -437,7 +438,8 @@ class TaskMethods:
         kinds = getattr(TaskInput(), task).DESCRIPTOR.fields_by_name
         checked = {name: _checked(kinds[name], value) for name, value in fields.items()}
         input = cast(TaskInput, {task: checked})  # protobuf makes messages of dictionaries
-        request = InferRequest(model=model, version=version, input=input, priority=self._priority)
+        with valid_unicode({"model": model, "version": version, **checked}):
+            request = InferRequest(model=model, version=version, input=input, priority=self._priority)
         first = getattr(TaskResult(), task).DESCRIPTOR.fields[0].name
         reads = read or _ARRAYS.get(first) or attrgetter(first)
         return TaskCall(request, lambda result: reads(getattr(result, task)))

@@ -235,9 +235,15 @@ class ModelTable(Generic[EntryT]):
     """
 
     def __init__(
-        self, entries: Mapping[tuple[str, int], EntryT], routes: Mapping[str, ModelRoute] = MappingProxyType({})
+        self,
+        entries: Mapping[tuple[str, int], EntryT],
+        routes: Mapping[str, ModelRoute] = MappingProxyType({}),
+        other_names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`routes`: of models, by name. Targets that are no entries get no requests."""
+        """`routes`: of models, by name. Targets that are no entries get no requests. `other_names`: what models are
+        called besides; the name of a model that is served goes first.
+        """
+        self.other_names = other_names
         self._entries = dict(sorted(entries.items()))
         self.declared_routes = routes
         self.routes = {name: _present(name, route, self._entries) for name, route in routes.items()}
@@ -269,6 +275,10 @@ class ModelTable(Generic[EntryT]):
         found = self._by_words.get((name, version))
         if found is not None:
             return found
+        if name in self.other_names and name not in self._newest:
+            name = self.other_names[name]
+            if name in self._newest:
+                return self.find(name, version, key)
         for field, word in ("model", name), ("version", version):
             if len(word) > _MAX_WORD_LENGTH:
                 raise InvalidInput(field, f"{len(word)} characters, the limit is {_MAX_WORD_LENGTH}")
@@ -299,8 +309,9 @@ class ModelTable(Generic[EntryT]):
         part = self._parts.get(names)
         if part is None:
             routes = {name: route for name, route in self.declared_routes.items() if name in names}
-            part = ModelTable({key: entry for key, entry in self._entries.items() if key[0] in names}, routes)
-            self._parts[names] = part
+            entries = {key: entry for key, entry in self._entries.items() if key[0] in names}
+            other_names = {other: name for other, name in self.other_names.items() if name in names}
+            part = self._parts[names] = ModelTable(entries, routes, other_names)
         return part
 
     def is_newest(self, name: str, version: int) -> bool:

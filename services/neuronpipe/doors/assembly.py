@@ -68,6 +68,8 @@ def gateway_doors(
                 guard,
                 max_body_bytes=http.http_max_body_bytes,
                 hosts=http.http_hosts,
+                cors_origins=http.http_cors_origins,
+                path_prefix=http.http_path_prefix,
                 shares_port=shares_port,
             )
         )

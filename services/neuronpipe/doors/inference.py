@@ -85,15 +85,17 @@ GivenT = TypeVar("GivenT")
 MadeT = TypeVar("MadeT")
 # Of results, as messages: making lists of their parts takes up to 30 ms.
 _LARGE_BYTES = 64 << 10
-# A protocol's words for the fields of a TaskInput, which errors name.
+# A protocol's words for the fields of a TaskInput, which errors name. Without one for truncation, it never cuts.
 Fields = Mapping[str, str]
+_CUT = "set truncation to cut"
 
 
 class Inference:
     """Runs inputs through the pipeline."""
 
     def __init__(self, pipeline: Pipeline, settings: PipelineSettings) -> None:
-        self.max_inputs = settings.max_batch_items
+        self.max_inputs = settings.max_http_inputs
+        self._at_once = settings.max_batch_items
         self._pipeline = pipeline
         self._max_bytes = settings.max_batch_response_bytes
 
@@ -125,7 +127,7 @@ class Inference:
         """The texts of many inputs as they come, side by side, each event with the place of its input; else as `stream`
         and `each`.
         """
-        inputs = self._make_inputs(given, make, name)
+        inputs = self._make_inputs(given, make, name, self._at_once, "max_batch_items")
         return await begun(self._side_by_side(call, model, inputs, fields))
 
     async def _side_by_side(
@@ -159,28 +161,31 @@ class Inference:
     ) -> list[InferenceResult]:
         """The results of many inputs, which are called `name` and have `fields` by their place.
 
-        `make` makes an input of a value that the caller gave, once these are not too many. The first error ends all of
-        them.
+        `make` makes an input of a value that the caller gave, once these are not too many. As many run at once as one
+        InferBatch may have. The first error ends all of them.
         """
-        inputs = self._make_inputs(given, make, name)
+        inputs = self._make_inputs(given, make, name, self.max_inputs, "max_http_inputs")
         if len(inputs) == 1:
             return [await self.one(call, model, inputs[0], fields(0))]
-        runs = [partial(self.one, model=model, input=input, fields=fields(i)) for i, input in enumerate(inputs)]
-        results = await infer_together(self._pipeline, call, runs, Spans.HTTP_BATCH)
-        if sum(one.result.size_bytes for one in results) > self._max_bytes:
-            problem = (
-                f"the results are too large for one response, the limit is {self._max_bytes} bytes; send fewer at once"
-            )
-            raise InvalidInput(name, problem)
-        return results
+        left_bytes = self._max_bytes
+
+        async def run(shared: Call, place: int, input: TaskInput) -> InferenceResult:
+            nonlocal left_bytes
+            result = await self.one(shared, model, input, fields(place))
+            left_bytes -= result.result.size_bytes
+            if left_bytes < 0:
+                limit = f"the limit is {self._max_bytes} bytes (the gateway's max_batch_response_bytes)"
+                raise InvalidInput(name, f"the results are too large for one response, {limit}; send fewer at once")
+            return result
+
+        runs = [partial(run, place=place, input=input) for place, input in enumerate(inputs)]
+        return await infer_together(self._pipeline, call, runs, Spans.HTTP_BATCH, at_once=self._at_once)
 
     def _make_inputs(
-        self, given: Sequence[GivenT], make: Callable[[GivenT], TaskInput], name: str
+        self, given: Sequence[GivenT], make: Callable[[GivenT], TaskInput], name: str, limit: int, setting: str
     ) -> Sequence[TaskInput]:
-        if not 1 <= len(given) <= self.max_inputs:
-            raise InvalidInput(
-                name, f"{len(given)} inputs, must be from 1 to {self.max_inputs} (the gateway's max_batch_items)"
-            )
+        if not 1 <= len(given) <= limit:
+            raise InvalidInput(name, f"{len(given)} inputs, must be from 1 to {limit} (the gateway's {setting})")
         return [make(one) for one in given]
 
 
@@ -192,8 +197,13 @@ def _in_words(fields: Fields) -> Iterator[None]:
     except InvalidInput as error:
         name = fields.get(error.field) or re.sub(r"[a-z_]+", lambda word: fields.get(word[0], word[0]), error.field)
         # Of options with a word of their own, so that no other word is taken for one.
-        problem = re.sub(r"\b[a-z]+(_[a-z]+)+\b", lambda word: fields.get(f"options.{word[0]}", word[0]), error.problem)
-        raise InvalidInput(name, problem) from error
+        problem = re.sub(
+            r"\b[a-z]+(_[a-z]+)+\b",
+            lambda word: fields.get(f"options.{word[0]}") or fields.get(word[0], word[0]),
+            error.problem,
+        )
+        cut = f"set {fields['truncation']} to cut" if "truncation" in fields else "send less"
+        raise InvalidInput(name, problem.replace(_CUT, cut)) from error
 
 
 async def of_results(
@@ -205,8 +215,8 @@ async def of_results(
     return await asyncio.to_thread(make)
 
 
-def truncation_of(truncate: bool | None, direction: str | None) -> "Truncation.ValueType":
+def truncation_of(truncate: bool | str | None, direction: str | None) -> "Truncation.ValueType":
     """Hugging Face's two words in ours. Without them a text that is too long is an error."""
-    if not truncate:
+    if not truncate or truncate == "do_not_truncate":
         return Truncation.TRUNCATION_ERROR
     return Truncation.TRUNCATION_LEFT if direction and direction.lower() == "left" else Truncation.TRUNCATION_RIGHT

@@ -54,7 +54,7 @@ MessageT = TypeVar("MessageT")
 AnswerT = TypeVar("AnswerT")
 
 SERVICES: Mapping[str, ServiceDescriptor] = tei.DESCRIPTOR.services_by_name
-_FIELDS = {"text": "inputs", "text_pair": "inputs"}
+_FIELDS = {"text": "inputs", "text_pair": "inputs", "truncation": "truncate"}
 _MODEL_TYPES = {
     "text_classification": tei.MODEL_TYPE_CLASSIFIER,
     "zero_shot_classification": tei.MODEL_TYPE_CLASSIFIER,
@@ -206,7 +206,7 @@ class TeiDoor:
         input = RerankInput(
             query=message.query, texts=message.texts, function=_function(message), truncation=_truncation(message)
         )
-        result = await self._infer(asked, "rerank", TaskInput(rerank=input), Spans.TEI_RERANK, {})
+        result = await self._infer(asked, "rerank", TaskInput(rerank=input), Spans.TEI_RERANK, _FIELDS)
         response = tei.RerankResponse()
         for one in result.result.message.rerank.texts:
             text = message.texts[one.index] if message.return_text else None

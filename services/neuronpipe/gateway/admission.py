@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Self
 
 from neuronpipe.core.calls import Call
@@ -16,6 +17,7 @@ from neuronpipe.gateway.tenants.tenants import Admitted, Tenants
 # Bulk requests leave this share of the gate to interactive ones, so that it is seldom necessary to end one that is
 # under way.
 _INTERACTIVE_SHARE = 0.25
+_LIMITS = "the gateway's max_requests_in_flight, max_tokens_in_flight"
 # For so long refusals before reading are the same one, as to refuse must cost little.
 _REFUSAL_LIFE_S = 0.02
 
@@ -63,6 +65,10 @@ class Admission(Admitted):
         self.model.note_late(self.of_tenant, None if deadline_s is None else deadline_s - self.began_s)
 
 
+def _bulk_share(limit: int) -> int:
+    return int(limit * (1 - _INTERACTIVE_SHARE))
+
+
 class Gate:
     """Counts requests and tokens in and out. `tenants`: their quotas and shares; None where callers are anonymous.
     `model_limits`: most requests in flight of single models, whatever their versions.
@@ -83,7 +89,7 @@ class Gate:
         # When the last request came, or left, on time.monotonic().
         self.last_s = -math.inf
         self._bulk: dict[Admitted, None] = {}  # in the order in which they came
-        self._last_refusal: tuple[float, NeuronpipeError | None] = 0.0, None
+        self._last_refusal: tuple[float, object, NeuronpipeError | None] = 0.0, None, None
 
     @property
     def in_flight(self) -> tuple[int, int]:
@@ -107,13 +113,13 @@ class Gate:
             self.tenants.check(tenant)
             if is_full and self.tenants.furthest_over(tenant):
                 is_full = False  # the load is another's, who makes room
-        if excess_requests := 1 if is_full else self._excess_of_models(remaining_s, tenant):
-            made_s, error = self._last_refusal
-            if math.isinf(excess_requests):
-                error = self._late(excess_requests)
-            elif error is None or time.monotonic() >= made_s + _REFUSAL_LIFE_S:
-                error = self._late(excess_requests)
-                self._last_refusal = time.monotonic(), error
+        late = None if is_full else self._late_everywhere(remaining_s, tenant)
+        if is_full or late:
+            made_s, made_for, error = self._last_refusal
+            whose = tenant, late and (late[1], math.isinf(late[0]))
+            if error is None or made_for != whose or time.monotonic() >= made_s + _REFUSAL_LIFE_S:
+                error = self._late(*late) if late else self._full((1, 0))
+                self._last_refusal = time.monotonic(), whose, error
             raise error.with_traceback(None)  # each raise would add its frames, with what the request has sent
 
     def admit(
@@ -156,11 +162,11 @@ class Gate:
             self.tenants.check(tenant, admission.tokens)
             weight = self.tenants.weight_of(tenant)
         if excess_requests := load.excess_requests(own, weight, call.remaining_s):
-            raise self._late(excess_requests)
+            raise self._late(excess_requests, load, own)
         in_its_place = self._in_its_place(load, own, weight)
         self._make_room(admission, 1, admission.tokens)
         if in_its_place and not in_its_place.is_shed:
-            self._shed(in_its_place)
+            self._shed(in_its_place, f"a tenant that has less of model {model!r} (the gateway's model_concurrency)")
         self._load.enter(admission.tokens)
         load.enter(own, weight, admission, admission.tokens)
         self.last_s = admission.began_s
@@ -200,35 +206,49 @@ class Gate:
             admission.turns[0].resize(admission.turns[1], tokens)
         admission.tokens, admission.new_tokens = tokens + new_tokens, new_tokens
 
-    def overloaded(self, excess: tuple[int, int] = (1, 1)) -> Overloaded:
-        """The error of a request that is refused or shed, with the time that the excess takes to drain. Where there
+    def shed_error(self, admission: Admission) -> Overloaded:
+        """The error of a request that had to end, with the time in which one more of its size drains."""
+        problem = f"the request was ended to make room for {admission.shed_for}"
+        return Overloaded(problem, self._load.retry_after_s(1, admission.tokens))
+
+    def _full(self, excess: tuple[int, int], *, is_bulk: bool = False) -> Overloaded:
+        """The error of a request for which there is no room, with the time that the excess takes to drain. Where there
         are tenants it does not say what others have in flight.
         """
-        requests, tokens = self._limits
-        problem = (
-            f"too many requests or tokens in flight, the limits are {requests} and {tokens}"
-            if self.tenants
-            else f"{self._load.requests} requests with about {self._load.tokens} tokens in flight, the limits are "
-            f"{requests} and {tokens}"
-        )
-        return Overloaded(problem, self._load.retry_after_s(*excess))
+        inside, limit, what, setting = self._load.requests, self._limits[0], "requests", "max_requests_in_flight"
+        if not excess[0]:
+            inside, limit, what, setting = self._load.tokens, self._limits[1], "tokens", "max_tokens_in_flight"
+        shown = f"the limit is {limit} (the gateway's {setting})"
+        if is_bulk:
+            shown = f"the limit of bulk requests is {_bulk_share(limit)} (of the gateway's {setting}, {limit})"
+        count = "too many" if self.tenants else f"about {inside}" if what == "tokens" else f"{inside}"
+        return Overloaded(f"{count} {what} in flight, {shown}", self._load.retry_after_s(*excess))
 
-    def _late(self, excess_requests: float) -> NeuronpipeError:
+    def _late(self, excess_requests: float, load: ModelLoad[Admitted], own: TenantLoad[Admitted]) -> NeuronpipeError:
         """The error of a request that would be late, by the requests that must leave before."""
+        takes = f": answers of model {load.name!r} take about {own.answer_s:.2g} s now" if own.answer_s else ""
+        problem = f"the deadline would pass before the result is ready{takes}"
         if math.isinf(excess_requests):
-            return DeadlineExceeded("the deadline would pass before the result is ready")
-        return self.overloaded((int(excess_requests), 0))
+            return DeadlineExceeded(problem)
+        return Overloaded(problem, self._load.retry_after_s(int(excess_requests), 0))
 
-    def _excess_of_models(self, remaining_s: float | None, tenant: str) -> float:
-        """The least excess of the models that the tenant called of late; 0 where one of them takes the request."""
+    def _late_everywhere(
+        self, remaining_s: float | None, tenant: str
+    ) -> tuple[float, ModelLoad[Admitted], TenantLoad[Admitted]] | None:
+        """Of the models that the tenant called of late the one with the least excess; None where one of them takes the
+        request.
+        """
         if remaining_s is None:
-            return 0
+            return None
         models = [(load, own) for load in self._models.values() if (own := load.known(tenant))]
         now_s = time.monotonic()
         if not models or any(now_s >= load.overloaded_until_s for load, _ in models):
-            return 0
+            return None
         weight = self.tenants.weight_of(tenant) if self.tenants else 1.0
-        return min(load.excess_requests(own, weight, remaining_s) for load, own in models)
+        least = min(
+            ((load.excess_requests(own, weight, remaining_s), load, own) for load, own in models), key=itemgetter(0)
+        )
+        return least if least[0] else None
 
     def _in_its_place(self, load: ModelLoad[Admitted], own: TenantLoad[Admitted], weight: float) -> Admitted | None:
         """The request that must end for one more of a tenant, where the model has no place left; None where it has.
@@ -238,8 +258,10 @@ class Gate:
             return None
         other = load.furthest_over(own, weight)
         if other is None:
-            problem = f"model {load.name!r}: {load.load.requests} requests in flight, the limit is {load.limit}"
-            raise Overloaded(problem, load.load.retry_after_s(1, 0))
+            problem = (
+                f"{load.load.requests} requests in flight, the limit is {load.limit} (the gateway's model_concurrency)"
+            )
+            raise Overloaded(f"model {load.name!r}: {problem}", load.load.retry_after_s(1, 0))
         return other
 
     def _make_room(self, admission: Admission, requests: int, tokens: int) -> None:
@@ -248,13 +270,13 @@ class Gate:
         excess = self._excess(requests, tokens, is_bulk=is_bulk)
         if excess and not is_bulk and not self._excess(requests, tokens, is_bulk=False, besides=self._bulk):
             while excess:
-                self._shed(next(reversed(self._bulk)))
+                self._shed(next(reversed(self._bulk)), f"interactive requests ({_LIMITS})")
                 excess = self._excess(requests, tokens, is_bulk=False)
         while excess and self.tenants and (other := self.tenants.furthest_over(admission.call.caller.tenant, tokens)):
-            self._shed(other)
+            self._shed(other, f"a tenant that has less of the gateway ({_LIMITS})")
             excess = self._excess(requests, tokens, is_bulk=is_bulk)
         if excess:
-            raise self.overloaded(excess)
+            raise self._full(excess, is_bulk=is_bulk)
 
     def _excess(
         self, more_requests: int, more_tokens: int, *, is_bulk: bool, besides: Collection[Admitted] = ()
@@ -270,13 +292,13 @@ class Gate:
             tokens -= sum(admission.tokens for admission in besides)
         if requests <= 1:
             return None
-        share = 1 - _INTERACTIVE_SHARE if is_bulk else 1
+        most_requests, most_tokens = map(_bulk_share, self._limits) if is_bulk else self._limits
         # One that is inside already has its place, and only its tokens are in question.
-        excess = requests - int(self._limits[0] * share) if more_requests else 0, tokens - int(self._limits[1] * share)
+        excess = requests - most_requests if more_requests else 0, tokens - most_tokens
         return (max(0, excess[0]), max(0, excess[1])) if max(excess) > 0 else None
 
-    def _shed(self, admission: Admitted) -> None:
-        admission.is_shed = True
+    def _shed(self, admission: Admitted, room_for: str) -> None:
+        admission.shed_for = room_for
         self._take_out(admission, is_drained=False)
         admission.shed()
 

@@ -13,7 +13,7 @@ from neuronpipe.gateway.holding import Holding
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.results import kept_results, running_result_cache
 from neuronpipe.gateway.routing import open_gateway_models
-from neuronpipe.gateway.settings import PipelineSettings, ResultCacheSettings
+from neuronpipe.gateway.settings import PipelineSettings, ResultCacheSettings, parse_aliases
 from neuronpipe.gateway.tenants.tenants import Tenants
 
 
@@ -44,7 +44,7 @@ async def running_gateway(
         cache = None
         if any(map(keeps_results, (*bundles, *known))):
             cache = await stack.enter_async_context(running_result_cache(results, telemetry))
-        models = open_gateway_models(telemetry.meters, keeps_results)
+        models = open_gateway_models(telemetry.meters, keeps_results, parse_aliases(settings.model_aliases))
         await stack.enter_async_context(running_models(models, bundles))
         pipeline = Pipeline(models, stages, settings, telemetry, cache, tenants, holding)
         await stack.enter_async_context(pipeline.copies.running())

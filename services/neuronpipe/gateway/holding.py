@@ -109,9 +109,11 @@ class Holding:
         has_room = self._requests.has_room(tenant) and (not requests or self._bytes.has_room(tenant, size_bytes))
         if not has_room:
             self._meters.counter(Metrics.HELD_ENDED, service, "refused").add()
+            held, limit = f"{requests} requests", f"{self._requests.limit} (the gateway's max_held_requests)"
+            if self._requests.has_room(tenant):
+                held, limit = f"{self._bytes.total} bytes", f"{self._bytes.limit} (the gateway's max_held_bytes)"
             raise Overloaded(
-                f"{requests} requests with {self._bytes.total} bytes are held until a process of the {service} service "
-                f"has their model, the limits are {self._requests.limit} and {self._bytes.limit}",
+                f"{held} are held until a process of the {service} service has their model, the limit is {limit}",
                 _RETRY_AFTER_S,
             )
         self._requests.take(tenant)

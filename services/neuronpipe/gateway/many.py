@@ -27,13 +27,24 @@ async def infer_batch(
 
 
 async def infer_together(
-    pipeline: Pipeline, call: Call, infer: Sequence[Callable[[Call], Coroutine[Any, Any, InferenceResult]]], span: Name
+    pipeline: Pipeline,
+    call: Call,
+    infer: Sequence[Callable[[Call], Coroutine[Any, Any, InferenceResult]]],
+    span: Name,
+    *,
+    at_once: int,
 ) -> list[InferenceResult]:
-    """Runs inputs side by side, of which all must succeed: the first error ends the rest, and is raised. `infer`: what
-    runs each of them, with the call that they share.
+    """Runs inputs side by side, `at_once` of them, of which all must succeed: the first error ends the rest, and is
+    raised. `infer`: what runs each of them, with the call that they share.
     """
+    places = asyncio.Semaphore(at_once)
+
+    async def run(one: Callable[[Call], Coroutine[Any, Any, InferenceResult]]) -> InferenceResult:
+        async with places:
+            return await one(shared)
+
     with pipeline.observe_together(call, span) as shared:
-        return await run_together(one(shared) for one in infer)
+        return await run_together(map(run, infer))
 
 
 async def infer_stream(

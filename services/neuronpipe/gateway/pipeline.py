@@ -144,7 +144,7 @@ class Pipeline:
                 if not timer.is_expired:  # a stage's own TimeoutError is a fault
                     raise
                 if admission.is_shed:
-                    raise self.gate.overloaded() from fault
+                    raise self.gate.shed_error(admission) from fault
                 if held and held.service:
                     raise held.too_late(model.key) from fault
                 admission.note_late()

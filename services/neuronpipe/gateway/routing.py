@@ -1,8 +1,9 @@
 """A gateway's models, and which versions of them answer: what the registry declares, as far as every stage has it."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from neuronpipe.api.v1.models_pb2 import Model, VersionState
@@ -30,15 +31,26 @@ class GatewayModel:
 GatewayModels = ServedModels[GatewayModel]
 
 
-def open_gateway_models(meters: Meters, keeps_results: Callable[[Bundle], bool]) -> GatewayModels:
-    """An empty table. `keeps_results` tells whether a model's results are cached."""
+def open_gateway_models(
+    meters: Meters, keeps_results: Callable[[Bundle], bool], aliases: Mapping[str, str] = MappingProxyType({})
+) -> GatewayModels:
+    """An empty table. `keeps_results` tells whether a model's results are cached. `aliases`: other names of models,
+    besides that on the Hub of one that was compiled from there, where it is the only one.
+    """
+
+    def other_names(bundles: Iterable[Bundle]) -> Mapping[str, str]:
+        compiled: dict[str, set[str]] = {}
+        for bundle in bundles:
+            if bundle.manifest.source.revision:
+                compiled.setdefault(bundle.manifest.source.location, set()).add(bundle.spec.name)
+        return {location: name for location, (name, *others) in compiled.items() if not others} | dict(aliases)
 
     @asynccontextmanager
     async def open_model(bundle: Bundle) -> AsyncIterator[GatewayModel]:
         key = ModelKey(*bundle.key)
         yield GatewayModel(key, bundle.spec, ModelMeters(meters, key), bundle.digest if keeps_results(bundle) else "")
 
-    return ServedModels(open_model)
+    return ServedModels(open_model, other_names)
 
 
 _NO_ROUTE = ModelRoute({}, ())

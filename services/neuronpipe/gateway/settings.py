@@ -40,6 +40,19 @@ def parse_limits(written: str) -> dict[str, int]:
     return limits
 
 
+def parse_aliases(written: str) -> dict[str, str]:
+    """Other names of models, of the form "gpt-4o=llama,BAAI/bge-m3=bge". Raises ValueError."""
+    aliases: dict[str, str] = {}
+    for part in filter(None, map(str.strip, written.split(","))):
+        alias, _, model = map(str.strip, part.partition("="))
+        if not alias or not model or alias in aliases:
+            raise ValueError(f"{part!r}: must be ALIAS=MODEL, once for an alias")
+        aliases[alias] = model
+    for alias in aliases.keys() & set(aliases.values()):
+        raise ValueError(f"{alias!r}: an alias stands for a model, not for another alias")
+    return aliases
+
+
 def target_field(service: str, default: str) -> str:
     """The field of where a stage is."""
     target: str = Field(
@@ -64,6 +77,11 @@ class PipelineSettings(Settings):
         description="most requests in flight of single models, as minilm=10,other=200; more are refused likewise; "
         "models without a number have no limit of their own",
     )
+    model_aliases: str = Field(
+        "",
+        description="other names of models, as gpt-4o=llama,BAAI/bge-m3=bge; the name of a served model goes first; a "
+        "model that was compiled from the Hub has its name there besides",
+    )
     max_request_tokens: int = Field(1 << 19, ge=1, description="maximum number of tokens in all sequences of one input")
     max_request_s: float = Field(
         600.0, gt=0, le=86_400, description="longest deadline of a request, in seconds; also for requests without one"
@@ -71,6 +89,11 @@ class PipelineSettings(Settings):
     max_input_bytes: int = Field(1 << 20, ge=1, description="largest input, in bytes, except images")
     max_image_bytes: int = Field(10 << 20, ge=1, description="largest input of an image model, in bytes")
     max_batch_items: int = Field(256, ge=1, description="maximum number of requests in one InferBatch")
+    max_http_inputs: int = Field(
+        2048,
+        ge=1,
+        description="maximum number of inputs in one HTTP request, of which max_batch_items at most run at once",
+    )
     max_batch_response_bytes: int = Field(
         64 << 20, ge=1 << 10, description="largest response of InferBatch, in bytes; results beyond it become errors"
     )
@@ -89,6 +112,12 @@ class PipelineSettings(Settings):
     @classmethod
     def _check_model_concurrency(cls, written: str) -> str:
         parse_limits(written)
+        return written
+
+    @field_validator("model_aliases")
+    @classmethod
+    def _check_model_aliases(cls, written: str) -> str:
+        parse_aliases(written)
         return written
 
 
@@ -120,6 +149,16 @@ class HttpSettings(Settings):
         "",
         description="names by which HTTP may be called without authentication, besides localhost, with commas; empty: "
         "no others where it listens on a loopback address, else all; *: all, also by pages of other sites in a browser",
+    )
+    http_cors_origins: str = Field(
+        "",
+        description="origins whose pages may call the HTTP door from a browser, as https://app.example, with commas; "
+        "*: all; empty: none",
+    )
+    http_path_prefix: str = Field(
+        "",
+        pattern=r"^(/[^/?#\s]+)*$",
+        description="prefix of all paths that a proxy in front leaves in place, as /models; paths without it work, too",
     )
     default_models: str = Field(
         "",

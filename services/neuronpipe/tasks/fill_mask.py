@@ -115,8 +115,11 @@ def _target_ids(input: FillMaskInput, tokenizer: TextTokenizer) -> list[int]:
     found: dict[int, None] = {}
     for index, target in enumerate(input.targets):
         token_id = tokenizer.token_id(target)
-        if token_id is None:
-            raise InvalidInput(f"targets[{index}]", "is not a token of the model's vocabulary; it must match exactly")
+        if token_id is None:  # as the vocabulary spells it, or as a result shows it
+            read = tokenizer.tokens(target, special_tokens=False).token_ids
+            if len(read) != 1 or tokenizer.text_of(read, special_tokens=False).strip() != target.strip():
+                raise InvalidInput(f"targets[{index}]", "is not a token of the model's vocabulary")
+            token_id = int(read[0])
         found[token_id] = None
     return list(found)
 

@@ -73,7 +73,7 @@ def encode(input: QuestionAnsweringInput, tokenizer: TextTokenizer, model: Model
         input.question, input.context, max_tokens=window_tokens, overlap_tokens=overlap_tokens
     )
     if not any((window.char_start >= 0).any() for window in windows):
-        raise InvalidInput("context", "has no tokens")
+        return Encoded([])  # a blank context answers nothing
     return Encoded([sequence(window, model) for window in windows], [_annotations(window, model) for window in windows])
 
 

@@ -74,7 +74,7 @@ def encode(input: TokenClassificationInput, tokenizer: TextTokenizer, model: Mod
         whole = tokenizer.locate(input.text)
         parts = [cut_located(whole, model, input.truncation, ", or window_stride_tokens to read all of it")]
     if not any((part.char_start >= 0).any() for part in parts):
-        raise InvalidInput("text", "has no tokens")
+        return Encoded([])  # a blank text has no entities
     return Encoded(
         [sequence(part, model) for part in parts], [_annotations(part) for part in parts], parts[0].truncated_tokens
     )

@@ -1,6 +1,6 @@
 """Calls the HTTP door with the clients of a framework, and prints as JSON what they read out of its answers.
 
-Run in .venv-frameworks: calls.py {langchain,llama_index,haystack,sagemaker} URL
+Run in .venv-frameworks: calls.py {langchain,llama_index,haystack,tei_client,sagemaker} URL
 """
 
 import asyncio
@@ -11,6 +11,8 @@ from typing import Any
 TEXTS = ["A fine day.", "Ann lives in a house in Paris."]
 QUERY = "Who sat?"
 DOCUMENTS = ["A dog ran.", "The cat sat."]
+# More than one InferBatch takes, and fewer than the clients send at once by default.
+MANY = [f"Document {number}." for number in range(300)]
 
 
 def langchain(url: str) -> dict[str, Any]:
@@ -30,6 +32,7 @@ def langchain(url: str) -> dict[str, Any]:
         "query": openai.embed_query(TEXTS[0]),
         "async documents": asyncio.run(openai.aembed_documents(TEXTS)),
         "dimensions": short.embed_query(TEXTS[0]),
+        "many": openai.embed_documents(MANY)[::60],
     }
     try:
         HuggingFaceEndpointEmbeddings(model=f"{url}/models/minilm")
@@ -89,6 +92,24 @@ def haystack(url: str) -> dict[str, Any]:
         "tei query as by default": raw.run(TEXTS[0])["embedding"],
         "tei": [document.embedding for document in embedder.run(documents)["documents"]],
         "rerank": [best.content, best.score],
+    }
+
+
+def tei_client(url: str) -> dict[str, Any]:
+    """A client of TEI's API, whose models check each field of an answer."""
+    from tei_client import HttpClient
+
+    embedder, classifier, reranker = (
+        HttpClient(url, params={"model": model}) for model in ("minilm", "classifier", "reranker")
+    )
+    [tokens] = embedder.tokenize(TEXTS[0])
+    return {
+        "healthy": embedder.health(),
+        "kinds": [one.info().server_model_type.value for one in (embedder, classifier, reranker)],
+        "embed": embedder.embed(TEXTS),
+        "decode": embedder.decode([tokens.get_ids()]),
+        "classify": [[[one.label, one.score] for one in labels.scores] for labels in classifier.classify(TEXTS)],
+        "rerank": [[one.index, one.score] for one in reranker.rerank(QUERY, DOCUMENTS).ranks],
     }
 
 

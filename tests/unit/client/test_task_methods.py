@@ -183,6 +183,19 @@ def test_every_option_is_sent(client: Client, gateway: FakeGateway) -> None:
             lambda client: client.classify_zero_shot("m", "a", ["b", 7]),
             "candidate_labels: takes texts, not a value of the type int",
         ),
+        (lambda client: client.embed("m", "a\ud800"), "text: is no valid Unicode: it has half a surrogate pair"),
+        (lambda client: client.rerank("m", "a", ["b", "\udfff"]), "texts: is no valid Unicode"),
+        (lambda client: [*client.generate("m", "\ud800")], "prompt: is no valid Unicode"),
+        (
+            lambda client: [*client.generate("m", "a", stop_strings=["\ud800"])],
+            "options.stop_strings: is no valid Unicode",
+        ),
+        (
+            lambda client: [*client.generate("m", messages=[{"role": "user", "content": "\ud800"}])],
+            "messages: is no valid",
+        ),
+        (lambda client: client.translate("m", "\ud800"), "text: is no valid Unicode"),
+        (lambda client: client.embed("\ud800", "a"), "model: is no valid Unicode"),
         (
             lambda client: client.classify_image("m", Path("a")),
             "image: takes the bytes of a file, not a value of the type PosixPath",

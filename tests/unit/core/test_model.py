@@ -114,6 +114,34 @@ def test_a_part_of_a_table_keeps_its_routes() -> None:
     assert {part.find("a", "", f"key {number}") for number in range(500)} == {"a1", "a2", "a3"}
 
 
+_NAMED = ModelTable(
+    {("a", 1): "a1", ("a", 2): "a2", ("b", 1): "b1"},
+    {"a": ModelRoute({"stable": 1}, ((1, 1.0), (2, 1.0)))},
+    {"org/a": "a", "gpt": "gone", "b": "a"},
+)
+
+
+def test_an_alias_finds_what_the_models_name_does() -> None:
+    assert (_NAMED.find("org/a", "2"), _NAMED.find("org/a", "stable")) == ("a2", "a1")
+    keys = [f"key {number}" for number in range(20)]
+    assert [_NAMED.find("org/a", "", key) for key in keys] == [_NAMED.find("a", "", key) for key in keys]
+
+
+def test_the_name_of_a_served_model_goes_before_an_alias() -> None:
+    assert _NAMED.find("b", "") == "b1"
+
+
+def test_an_alias_of_a_model_that_is_not_served_names_the_model() -> None:
+    with pytest.raises(ModelNotFound, match=r"model 'gone' is not served"):
+        _NAMED.find("gpt", "")
+
+
+def test_a_part_of_a_table_keeps_the_aliases_of_its_models() -> None:
+    assert _NAMED.only(frozenset({"a"})).find("org/a", "2") == "a2"
+    with pytest.raises(ModelNotFound, match=r"model 'org/a' is not served; the served models are: b$"):
+        _NAMED.only(frozenset({"b"})).find("org/a", "")
+
+
 class _Facts(TaskFacts):
     encoded = ("seen",)
     told = ("seen",)

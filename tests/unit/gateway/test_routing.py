@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest_asyncio
 
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model, VersionState
 from neuronpipe.bundles.live import running_live_models
+from neuronpipe.bundles.manifest import Source
 from neuronpipe.bundles.registry import Registry, Signed
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ServedModels
@@ -20,8 +22,10 @@ from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.routing import Router, open_gateway_models
+from tests.door import bundle_of
 from tests.unit.bundles.written import write_bundle
 from tests.unit.gateway.coalescer import System
+from tests.unit.model_specs import model_spec
 from tests.unit.soon import soon
 
 _SIGNED = Signed("ann")
@@ -173,3 +177,18 @@ async def test_a_stage_that_goes_altogether_leaves_the_routes_as_declared(gatewa
 async def test_every_endpoint_learns_what_is_needed_also_one_that_comes_later(gateway: _Gateway, count: int) -> None:
     wires = [await gateway.system.connect(_M1) for _ in range(count)]
     assert [wire.needed for wire in wires] == [[{_M1}]] * count
+
+
+async def test_a_model_from_the_hub_has_its_name_there_where_no_other_was_compiled_from_it() -> None:
+    models = open_gateway_models(Meters(), lambda bundle: False, {"mine": "c"})
+    for name, location, revision in (
+        ("a", "BAAI/bge-m3", "f1"),
+        ("b", "org/base", "f1"),
+        ("c", "org/base", "f1"),
+        ("d", "/a/folder", None),
+    ):
+        bundle = bundle_of(model_spec(name=name))
+        source = Source(location=location, revision=revision, weights_sha256="")
+        await models.open(replace(bundle, manifest=bundle.manifest.model_copy(update={"source": source})))
+    assert models.table.other_names == {"BAAI/bge-m3": "a", "mine": "c"}
+    assert models.table.find("BAAI/bge-m3", "").key == ModelKey("a", 1)

@@ -35,6 +35,12 @@ def test_targets_are_looked_up_once_each() -> None:
     assert encoded.annotations[0]["target_ids"].tolist() == [12, 11]
 
 
+def test_a_target_may_be_as_results_show_it() -> None:
+    # What " two" is made of is the token "two": a byte-level tokenizer spells it "Ġtwo".
+    encoded = encode_checked(TASK, FillMaskInput(text="[M]", targets=[" two"]), _tokenizer(), _MODEL)
+    assert encoded.annotations[0]["target_ids"].tolist() == [12]
+
+
 @pytest.mark.parametrize(
     ("truncation", "text", "kept"),
     [
@@ -60,7 +66,7 @@ def test_a_text_is_cut_where_its_masks_stay(truncation: "Truncation.ValueType", 
             {"text": "[M] a b c d e [M]", "truncation": Truncation.TRUNCATION_RIGHT},
             "truncation: drops 1 of the text's 2 masks",
         ),
-        ({"targets": ["one", "three"]}, r"targets\[1\]: is not a token of the model's vocabulary"),
+        ({"targets": ["one", "one two"]}, r"targets\[1\]: is not a token of the model's vocabulary"),
         ({"targets": [""]}, r"targets\[0\]: is not a token"),
         ({"targets": ["one"] * 101}, "targets: 101 targets, the limit is 100"),
         ({"top_k": 101}, "top_k: 101, the limit is 100"),

@@ -259,7 +259,6 @@ def test_an_overlap_that_leaves_no_way_forward_is_refused_with_both_lengths() ->
         ({"context": ""}, "context: is empty"),
         ({"question": "a\0"}, "question: has the character NUL at position 1"),
         ({"context": "\0"}, "context: has the character NUL at position 0"),
-        ({"context": " \n\t"}, "context: has no tokens"),
         ({"top_k": 101}, "top_k: 101, the limit is 100"),
         ({"max_answer_tokens": 513}, "max_answer_tokens: 513, the limit is 512"),
     ],
@@ -269,6 +268,14 @@ def test_a_bad_input_is_refused_by_its_fields_name(changes: dict[str, object], e
     with pytest.raises(InvalidInput) as caught:
         encode_checked(TASK, _ask(**changes), WordTokenizer(), _MODEL)
     assert caught.value.message == expected
+
+
+@pytest.mark.parametrize(("allow_no_answer", "scores"), [(False, []), (True, [1.0])])
+def test_a_blank_context_answers_nothing(allow_no_answer: bool, scores: list[float]) -> None:
+    input = _ask(context=" \n\t", allow_no_answer=allow_no_answer)
+    encoded = encode_checked(TASK, input, WordTokenizer(), _MODEL)
+    assert (list(encoded.sequences), list(encoded.annotations)) == ([], [])
+    assert [one.score for one in decode(input, _MODEL, encoded.annotations, []).answers] == scores
 
 
 @pytest.mark.parametrize("changes", [{"top_k": 100}, {"max_answer_tokens": 512}], ids=str)

@@ -191,7 +191,6 @@ def test_a_long_text_is_read_in_overlapping_windows() -> None:
     [
         ({"text": ""}, "text: is empty"),
         ({"text": "a\0"}, "text: has the character NUL at position 1"),
-        ({"text": "  "}, "text: has no tokens"),
         ({"aggregation": 9}, "aggregation: 9 is not known"),
         ({"truncation": 9}, "truncation: 9 is not known"),
         ({"keep_all_labels": True, "ignore_labels": ["O"]}, "keep_all_labels: cannot be combined with ignore_labels"),
@@ -209,6 +208,14 @@ def test_a_long_text_is_read_in_overlapping_windows() -> None:
 def test_bad_input_is_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         encode_checked(TASK, TokenClassificationInput(**{"text": "a", **changes}), WordTokenizer(), _MODEL)
+
+
+@pytest.mark.parametrize("stride", [0, 1])
+def test_a_blank_text_has_no_entities(stride: int) -> None:
+    input = TokenClassificationInput(text=" \n", window_stride_tokens=stride)
+    encoded = encode_checked(TASK, input, WordTokenizer(), _MODEL)
+    assert (list(encoded.sequences), list(encoded.annotations)) == ([], [])
+    assert list(decode(input, _MODEL, encoded.annotations, []).entities) == []
 
 
 def test_the_encoding_depends_on_the_text_the_stride_and_the_truncation_only() -> None:

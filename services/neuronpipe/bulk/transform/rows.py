@@ -3,7 +3,6 @@
 OpenAI's batch files have a request to /v1/embeddings a row; its response has the same custom_id.
 """
 
-import base64
 import hashlib
 import json
 import re
@@ -19,7 +18,7 @@ from neuronpipe.bulk.transform.formats import Column, Kind, Record, Row
 from neuronpipe.bulk.transform.request import Answer, Outcome
 from neuronpipe.client.task_call import to_array
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
-from neuronpipe.doors.http.bodies import check_body
+from neuronpipe.doors.http.bodies import check_body, read_base64
 from neuronpipe.doors.http.openai import EMBEDDINGS, EmbeddingsRequest, embeddings_answer, embeddings_inputs
 from neuronpipe.doors.http.problems import OPENAI_ERROR, problem_of
 from neuronpipe.doors.vectors import vector
@@ -53,7 +52,7 @@ class OpenAiRows:
             answers = [one for one in outcomes if isinstance(one, Answer)]
             vectors = [one.result.sentence_embedding for one in answers]
             status = 200
-            body = embeddings_answer(self._body(row), vectors, sum(one.tokens for one in answers))
+            body = embeddings_answer(self._body(row), self._model, vectors, sum(one.tokens for one in answers))
         response = {"status_code": status, "request_id": f"req_{mark}", "body": body}
         return {"id": f"batch_req_{mark}", "custom_id": custom_id, "response": response, "error": None}
 
@@ -194,9 +193,9 @@ def _checked(value: Any, field: FieldDescriptor, column: str) -> Any:
         raise InvalidInput(f"column {column!r}", f"must be {words}")
     if isinstance(value, str) and field.type == FieldDescriptor.TYPE_BYTES:
         try:
-            return base64.b64decode(value, validate=True)
-        except ValueError:
-            raise InvalidInput(f"column {column!r}", "is no valid Base64") from None
+            return read_base64(value)
+        except ValueError as error:
+            raise InvalidInput(f"column {column!r}", str(error)) from None
     if isinstance(value, str) and not value.isascii() and _HALF_PAIR.search(value):
         raise InvalidInput(f"column {column!r}", "is no valid Unicode: it has half a surrogate pair")
     if isinstance(value, int) and not 0 <= value < 1 << 32:

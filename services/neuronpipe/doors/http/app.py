@@ -45,6 +45,7 @@ _TIMEOUT_DIGITS = 9
 # Of a caller's word, in an error.
 _SHOWN = 200
 _OTHER_SITES = (b"cross-site", b"same-site")
+_PREFLIGHT = b"access-control-request-method"
 _PRIORITY = PRIORITY_FIELD.encode()
 _ROUTE_KEY = ROUTE_KEY.encode()
 _CREDENTIALS = (b"authorization", ON_BEHALF.encode())
@@ -55,7 +56,7 @@ Headers = dict[bytes, bytes]
 
 
 class Router:
-    """Routes by path and method."""
+    """Routes by path and method. A model's name may have one slash, as on the Hub."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._fixed: dict[str, dict[str, Route]] = {}
@@ -63,7 +64,8 @@ class Router:
         for route in routes:
             if "{" in route.path:
                 optional = re.sub(r"\{/(\w+)\}", r"(?:/(?P<\1>[^/]+))?", route.path)
-                pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", optional))
+                named = re.sub(r"\{(name|model)\}", r"(?P<\1>[^/]+(?:/[^/]+)?)", optional)
+                pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", named))
                 self._templates.setdefault(pattern, {})[route.method] = route
             else:
                 self._fixed.setdefault(route.path, {})[route.method] = route
@@ -97,8 +99,10 @@ class App:
         *,
         max_body_bytes: int = sys.maxsize,
         hosts: Collection[str] = ("*",),
+        cors_origins: Collection[str] = (),
+        path_prefix: str = "",
     ) -> None:
-        """`max_file_bytes`: of all bodies; `max_body_bytes`: of those that are texts. `hosts`: see HttpDoor."""
+        """`max_file_bytes`: of all bodies; `max_body_bytes`: of those that are texts. The others: see HttpDoor."""
         self.handlers: Mapping[str, HttpHandler] = {}
         self.is_draining = False
         self._streaming: set[asyncio.Task[Any]] = set()
@@ -113,6 +117,8 @@ class App:
             self._text_limit = max_body_bytes, "http_max_body_bytes"
         self._guard = guard
         self._hosts = hosts
+        self._cors_origins = cors_origins
+        self._path_prefix = path_prefix
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """ASGI's entry."""
@@ -122,9 +128,11 @@ class App:
         error_form: ErrorForm = PROBLEM_DETAILS
         with ExitStack() as streaming:  # what a stream holds until its end
             try:
-                route, names = self._router.find(scope["method"], scope["path"])
-                error_form = route.error_form
-                response = await self._answer(route, names, headers, request_id, scope, caller, streaming)
+                response = self._preflight(scope["method"], headers)
+                if response is None:
+                    route, names = self._router.find(scope["method"], self._without_prefix(scope["path"]))
+                    error_form = route.error_form
+                    response = await self._answer(route, names, headers, request_id, scope, caller, streaming)
                 if scope["method"] == "HEAD":
                     response = replace(response, stream=None)
             except asyncio.CancelledError:
@@ -138,6 +146,22 @@ class App:
             finally:
                 caller.forget()
             await self._send(response, request_id, headers, caller, send)
+
+    def _preflight(self, method: str, headers: Headers) -> HttpResponse | None:
+        """The answer to a browser that asks whether a page may call; None for every other request."""
+        if method != "OPTIONS" or _PREFLIGHT not in headers or not _is_origin_of(headers, self._cors_origins):
+            return None
+        allowed = (
+            (b"access-control-allow-methods", b"GET, HEAD, POST"),
+            (b"access-control-allow-headers", headers.get(b"access-control-request-headers", b"*")),
+            (b"access-control-max-age", b"600"),
+        )
+        return HttpResponse(b"", "text/plain", allowed)
+
+    def _without_prefix(self, path: str) -> str:
+        if self._path_prefix and f"{path}/".startswith(f"{self._path_prefix}/"):
+            return path[len(self._path_prefix) :] or "/"
+        return path
 
     def drain(self) -> None:
         """Ends streams that have no end, and asks callers to connect elsewhere."""
@@ -159,7 +183,7 @@ class App:
             authorization, on_behalf = (headers.get(name, b"").decode("latin-1") for name in _CREDENTIALS)
             enter_caller(self._guard.identify(Credentials(authorization, on_behalf=on_behalf)))
         elif not self._guard and "*" not in self._hosts and route.service != "health":
-            _check_page(headers, scope["method"], self._hosts)
+            _check_page(headers, scope["method"], self._hosts, self._cors_origins)
         handler = self.handlers.get(route.key)
         if handler is None:
             raise self._in_flight.starting()
@@ -241,6 +265,11 @@ class App:
             (REQUEST_ID_HEADER, request_id.encode()),
             *response.headers,
         ]
+        if self._cors_origins:
+            fields.append((b"vary", b"origin"))
+            if _is_origin_of(headers, self._cors_origins):
+                fields.append((b"access-control-allow-origin", headers[b"origin"]))
+                fields.append((b"access-control-expose-headers", b"*"))
         if response.is_compressible and len(body) >= _GZIP_FROM_BYTES:
             fields.append((b"vary", b"accept-encoding"))
             if b"gzip" in headers.get(b"accept-encoding", b""):
@@ -281,19 +310,27 @@ class App:
         await send({"type": "http.response.body", "body": b""})
 
 
-def _check_page(headers: Headers, method: str, hosts: Collection[str]) -> None:
+def _is_origin_of(headers: Headers, origins: Collection[str]) -> bool:
+    """Whether a page of one of these origins sends a request."""
+    origin = headers.get(b"origin", b"").decode("latin-1").lower()
+    return bool(origin) and (origin in origins or "*" in origins)
+
+
+def _check_page(headers: Headers, method: str, hosts: Collection[str], origins: Collection[str]) -> None:
     """Refuses what a page of another site makes a browser send: without credentials it would be taken for its user's
-    own (CSRF), or, if the site's name leads here, answered to the page (DNS rebinding).
+    own (CSRF), or, if the site's name leads here, answered to the page (DNS rebinding). Pages of `origins` may call.
     """
     host = headers.get(b"host", b"").decode("latin-1").lower()
     if host and not _is_own(host, hosts):
         raise Refused(403, "forbidden", f"host: {host[:_SHOWN]!r} is not a name of this gateway (http_hosts)")
+    if _is_origin_of(headers, origins):
+        return
     origin = headers.get(b"origin", b"").decode("latin-1").lower().rpartition("://")[2]
     is_page_call = headers.get(b"sec-fetch-mode") != b"navigate" or method not in ("GET", "HEAD")
     if (is_page_call and headers.get(b"sec-fetch-site") in _OTHER_SITES) or (
         b"origin" in headers and origin != host and not (hosts and _is_own(origin, hosts))
     ):
-        raise Refused(403, "forbidden", "origin: pages of other sites may not call this gateway (http_hosts)")
+        raise Refused(403, "forbidden", "origin: pages of other sites may not call this gateway (http_cors_origins)")
 
 
 def _is_own(host: str, hosts: Collection[str]) -> bool:

@@ -41,7 +41,8 @@ class HttpDoor:
     `service`: whose health it shows. `port`: known once it listens. `settings`: limits of bodies, connections and
     callers. `max_body_bytes`: of bodies that are texts. `tls`: for HTTPS. `hosts`: names by which it may be called
     without credentials, besides those of this machine, with commas; empty: no others, or on an address that is not
-    loopback all; *: all, also for pages of other sites.
+    loopback all; *: all, also for pages of other sites. `cors_origins`: whose pages may call it, with commas; *: all.
+    `path_prefix`: of all paths, which need not have it.
     """
 
     port: int
@@ -57,12 +58,16 @@ class HttpDoor:
         *,
         max_body_bytes: int = sys.maxsize,
         hosts: str = "",
+        cors_origins: str = "",
+        path_prefix: str = "",
         shares_port: bool = False,
     ) -> None:
         self._listen = listen
         self._max_body_bytes = max_body_bytes
         names = frozenset(filter(None, map(str.strip, hosts.lower().split(","))))
         self._hosts = names or frozenset(["localhost"] if is_loopback(listen) else [])
+        self._cors_origins = frozenset(filter(None, map(str.strip, cors_origins.lower().split(","))))
+        self._path_prefix = path_prefix
         self._tls = tls
         self._guard = guard
         self._shares_port = shares_port
@@ -86,6 +91,8 @@ class HttpDoor:
             self._guard,
             max_body_bytes=self._max_body_bytes,
             hosts=self._hosts,
+            cors_origins=self._cors_origins,
+            path_prefix=self._path_prefix,
         )
         self._app.handlers = self._health_handlers()
         listener = _bind(self._listen, self._shares_port)

@@ -1,5 +1,6 @@
 """Server-sent events: a text as it comes, over HTTP."""
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -11,27 +12,36 @@ from neuronpipe.doors.http.problems import ErrorForm, problem_of
 
 # Proxies pass each event on at once.
 _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+# Without the encoding, clients that follow RFC 2616 read Latin-1.
+EVENTS = "text/event-stream; charset=utf-8"
+# What some clients take for the end of a line; in JSON they are in strings only.
+_LINE_ENDS = {text.encode(): json.dumps(text).strip('"').encode() for text in "\u0085\u2028\u2029"}
 
 
 def event_response(values: AsyncGenerator[Any, None], error_form: ErrorForm, last: str = "") -> HttpResponse:
     """An answer with an event for each value, in JSON, and one with the text `last`.
 
-    An error that comes when the first values have left already is an event, too, and the last one.
+    The `type` of a value is the event's name. An error that comes when the first values have left already is an event,
+    too, and the last one.
     """
-    return HttpResponse(b"", "text/event-stream", _HEADERS, stream=_events(values, error_form, last))
+    return HttpResponse(b"", EVENTS, _HEADERS, stream=_events(values, error_form, last))
 
 
 async def _events(values: AsyncGenerator[Any, None], error_form: ErrorForm, last: str) -> AsyncGenerator[bytes, None]:
     try:
         async with aclosing(values):
             async for value in values:
-                yield _event(write_body(value))
+                yield event(write_body(value), value.get("type", "") if isinstance(value, dict) else "")
     except NeuronpipeError as error:
-        yield _event(write_body(error_form.write(problem_of(error))))
+        yield event(write_body(error_form.write(problem_of(error))))
         return
     if last:
-        yield _event(last.encode())
+        yield event(last.encode())
 
 
-def _event(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
+def event(data: bytes, name: str = "") -> bytes:
+    """An event with a value in JSON."""
+    if not data.isascii():
+        for end, escaped in _LINE_ENDS.items():
+            data = data.replace(end, escaped)
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"

@@ -122,9 +122,10 @@ def _task_of(model: ModelSpec, value: Any) -> str:
     first = inputs[0] if isinstance(inputs, list) and inputs else inputs
     if isinstance(first, dict):
         for name, task in _TELLING_INPUTS.items():
-            if name in first and task in model.tasks:
+            if first.get(name) is not None and task in model.tasks:
                 return task
     parameters = value.get("parameters") if isinstance(value, dict) else None
-    if isinstance(parameters, dict) and "candidate_labels" in parameters and "zero_shot_classification" in model.tasks:
+    has_labels = isinstance(parameters, dict) and parameters.get("candidate_labels") is not None
+    if has_labels and "zero_shot_classification" in model.tasks:
         return "zero_shot_classification"
     return model.task

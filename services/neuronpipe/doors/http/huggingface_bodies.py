@@ -27,6 +27,10 @@ def _refuse_length(value: Any) -> None:
 _PromptAndText = Annotated[Any, AfterValidator(_refuse_length), WithJsonSchema({"type": "null"})]
 
 
+# Of a text alone, the strategies of transformers that cut are the same.
+Cuts = bool | Literal["do_not_truncate", "longest_first", "only_first"]
+
+
 class Pair(Body):
     text: str
     text_pair: str
@@ -35,7 +39,7 @@ class Pair(Body):
 class LabelParameters(Body):
     top_k: Count | None = None
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
-    truncation: bool | None = None
+    truncation: Cuts | None = None
 
 
 class TextClassification(Body):
@@ -55,6 +59,7 @@ class ImageFeatures(Body):
 class ZeroShotImageParameters(Body):
     candidate_labels: Many[str]
     hypothesis_template: str | None = None
+    truncation: Cuts | None = Field(None, description="of the labels' texts")
 
 
 class ZeroShotImageClassification(Body):
@@ -66,6 +71,7 @@ class ZeroShotParameters(Body):
     candidate_labels: Many[str] | str
     multi_label: bool = False
     hypothesis_template: str | None = None
+    truncation: Cuts | None = None
 
 
 class ZeroShotClassification(Body):
@@ -77,6 +83,7 @@ class TokenParameters(Body):
     aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = "simple"
     ignore_labels: Many[str] | None = None
     stride: Count | None = None
+    truncation: Cuts | None = None
 
 
 class TokenClassification(Body):
@@ -87,6 +94,7 @@ class TokenClassification(Body):
 class FillMaskParameters(Body):
     top_k: Count | None = None
     targets: Many[str] | None = None
+    truncation: Cuts | None = None
 
 
 class FillMask(Body):
@@ -114,6 +122,10 @@ class QuestionAnswering(Body):
     parameters: AnswerParameters = AnswerParameters()
 
 
+class FeatureParameters(StrictBody):
+    truncation: Cuts | None = None
+
+
 class Features(Body):
     """Its parameters are beside the inputs, as in InferenceClient."""
 
@@ -126,6 +138,7 @@ class Features(Body):
     truncation_direction: Direction | None = None
     prompt_name: str | None = Field(None, description="of models of sentence embeddings: one of their prompts")
     encoding_format: Literal["float"] | None = None
+    parameters: FeatureParameters = Field(FeatureParameters(), description="as of the pipeline")
 
 
 class Sentences(Body):
@@ -133,8 +146,13 @@ class Sentences(Body):
     sentences: Many[str]
 
 
+class SimilarityParameters(Body):
+    truncation: Cuts | None = None
+
+
 class SentenceSimilarity(Body):
     inputs: Sentences
+    parameters: SimilarityParameters = SimilarityParameters()
 
 
 class Query(Body):
@@ -145,7 +163,7 @@ class Query(Body):
 class RankParameters(Body):
     top_k: Count | None = None
     function_to_apply: Literal["sigmoid", "none"] | None = None
-    truncation: bool | None = None
+    truncation: bool | Literal["do_not_truncate", "longest_first"] | None = None
 
 
 class TextRanking(Body):
@@ -157,7 +175,7 @@ class TextRanking(Body):
 class WritingOptions(StrictBody):
     """Those of transformers' `generate` are made of their declarations; these are what pipelines have beside them."""
 
-    truncation: bool | Literal["do_not_truncate", "longest_first", "only_first"] | None = None
+    truncation: Cuts | None = None
     clean_up_tokenization_spaces: Annotated[Any, only(False)] = None
     use_cache: bool | None = Field(None, description="changes nothing")
     # What leaves a text as it is.

@@ -3,8 +3,6 @@
 As huggingface_hub's InferenceClient sends and reads it, and as transformers' pipelines call their parameters.
 """
 
-import binascii
-from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,6 +12,7 @@ from pydantic import TypeAdapter
 from neuronpipe.api.v1.tasks_pb2 import LabelScore, TaskInput, TaskResult
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
+from neuronpipe.doors.http.bodies import read_base64
 from neuronpipe.doors.http.huggingface_bodies import (
     Features,
     FillMask,
@@ -87,25 +86,34 @@ def _value(ours: str, theirs: str, input: Any, body: Any) -> Any:
         value = getattr(value, name)
     if ours in _PREFIXES and value is not None:
         return _PREFIXES[ours] + value.upper()
+    if ours == "truncation":
+        return truncation_of(value, None)
     return _image(value) if ours == "image" else value
 
 
 def _image(input: str | bytes) -> bytes:
+    if isinstance(input, bytes):
+        return input
+    if input.startswith(("http://", "https://")):
+        raise InvalidInput("inputs", "is an address; send the image itself, in Base64 or as the body")
     try:
-        return input if isinstance(input, bytes) else b64decode(input, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidInput("inputs", "is no Base64") from None
+        return read_base64(input)
+    except ValueError as error:
+        raise InvalidInput("inputs", str(error)) from None
 
 
 def _of_pair(input: str | Pair, body: TextClassification, model: ModelSpec) -> Mapping[str, Any]:
     texts = {"text": input, "text_pair": None} if isinstance(input, str) else input.model_dump()
-    top_k = min(body.parameters.top_k or len(model.labels), len(model.labels))
-    return texts | {"top_k": top_k, "truncation": truncation_of(body.parameters.truncation, None)}
+    if not isinstance(input, str) and body.parameters.truncation == "only_first":
+        raise InvalidInput("parameters.truncation", "only_first is not supported for pairs; use longest_first")
+    return texts | {"top_k": min(body.parameters.top_k or len(model.labels), len(model.labels))}
 
 
 def _of_labels(input: str, body: ZeroShotClassification, model: ModelSpec) -> Mapping[str, Any]:
     labels = body.parameters.candidate_labels
-    return {"candidate_labels": [label.strip() for label in labels.split(",")] if isinstance(labels, str) else labels}
+    if isinstance(labels, str):
+        labels = [stripped for label in labels.split(",") if (stripped := label.strip())]
+    return {"candidate_labels": labels}
 
 
 def _write_tokens(result: TaskResult, input: str, body: TokenClassification) -> Any:
@@ -137,11 +145,14 @@ def _write_answers(result: TaskResult, input: Question, body: QuestionAnswering)
         {"answer": one.text, "score": one.score, "start": one.start, "end": one.end}
         for one in result.question_answering.answers
     ]
-    return answers if (body.parameters.top_k or 1) > 1 else answers[0]
+    if (body.parameters.top_k or 1) > 1:
+        return answers
+    return answers[0] if answers else {"answer": "", "score": 0.0, "start": 0, "end": 0}
 
 
 def _cut(input: str, body: Features, model: ModelSpec) -> Mapping[str, Any]:
-    return {"truncation": truncation_of(body.truncate, body.truncation_direction)}
+    cuts = body.parameters.truncation if body.truncate is None else body.truncate
+    return {"truncation": truncation_of(cuts, body.truncation_direction)}
 
 
 def _of_embedding(input: str, body: Features, model: ModelSpec) -> Mapping[str, Any]:
@@ -173,15 +184,15 @@ def _refuse(body: Features, *names: str) -> None:
 
 
 def _of_query(input: Query, body: TextRanking, model: ModelSpec) -> Mapping[str, Any]:
-    top_n = min(body.parameters.top_k or 0, len(input.texts))
-    return {"top_n": top_n, "truncation": truncation_of(body.parameters.truncation, None)}
+    return {"top_n": min(body.parameters.top_k or 0, len(input.texts))}
 
 
 def _labels(labels: "list[LabelScore]") -> Any:
     return [{"label": one.label, "score": one.score} for one in labels]
 
 
-_TEXT = {"text": "inputs…", "text_pair": "inputs…"}
+_CUTS = {"truncation": "parameters.truncation"}
+_TEXT = {"text": "inputs…", "text_pair": "inputs…"} | _CUTS
 _LABEL_OPTIONS = {"top_k": "parameters.top_k", "function": "parameters.function_to_apply"}
 
 _CONVERTERS = (
@@ -216,6 +227,7 @@ _CONVERTERS = (
             "image": "inputs…",
             "candidate_labels": "parameters.candidate_labels",
             "hypothesis_template": "parameters.hypothesis_template",
+            **_CUTS,
         },
     ),
     Converter(
@@ -227,6 +239,7 @@ _CONVERTERS = (
             "candidate_labels": "parameters.candidate_labels",
             "hypothesis_template": "parameters.hypothesis_template",
             "multi_label": "parameters.multi_label",
+            **_CUTS,
         },
         _of_labels,
     ),
@@ -239,6 +252,7 @@ _CONVERTERS = (
             "aggregation": "parameters.aggregation_strategy",
             "window_stride_tokens": "parameters.stride",
             "ignore_labels": "parameters.ignore_labels",
+            **_CUTS,
         },
         lambda given, body, model: {"keep_all_labels": body.parameters.ignore_labels == []},
         words=("token-classification", "ner"),
@@ -247,7 +261,7 @@ _CONVERTERS = (
         "fill_mask",
         TypeAdapter(FillMask),
         _write_masks,
-        {"text": "inputs…", "top_k": "parameters.top_k", "targets": "parameters.targets"},
+        {"text": "inputs…", "top_k": "parameters.top_k", "targets": "parameters.targets"} | _CUTS,
     ),
     Converter(
         "question_answering",
@@ -266,7 +280,7 @@ _CONVERTERS = (
         "sentence_embedding",
         TypeAdapter(Features),
         lambda result, given, body: vector(result.sentence_embedding),
-        {"text": "inputs…", "dimensions": "dimensions", "prompt_name": "prompt_name"},
+        {"text": "inputs…", "dimensions": "dimensions", "prompt_name": "prompt_name", "truncation": "truncate"},
         _of_embedding,
         words=("feature-extraction",),
     ),
@@ -274,7 +288,7 @@ _CONVERTERS = (
         "feature_extraction",
         TypeAdapter(Features),
         lambda result, given, body: token_vectors(result.feature_extraction),
-        _TEXT,
+        _TEXT | {"truncation": "truncate"},
         _of_features,
     ),
     Converter(
@@ -283,7 +297,7 @@ _CONVERTERS = (
         lambda result, given, body: [
             {"index": one.token_id, "value": one.weight, "token": one.token} for one in result.sparse_embedding.weights
         ],
-        {"text": "inputs…", "prompt_name": "prompt_name"},
+        {"text": "inputs…", "prompt_name": "prompt_name", "truncation": "truncate"},
         _of_sparse,
         words=("feature-extraction",),
     ),
@@ -291,7 +305,7 @@ _CONVERTERS = (
         "multi_vector_embedding",
         TypeAdapter(Features),
         lambda result, given, body: token_vectors(result.multi_vector_embedding),
-        {"text": "inputs…"},
+        {"text": "inputs…", "truncation": "truncate"},
         _of_multi_vector,
         words=("feature-extraction",),
     ),
@@ -299,7 +313,7 @@ _CONVERTERS = (
         "sentence_similarity",
         TypeAdapter(SentenceSimilarity),
         lambda result, given, body: list(result.sentence_similarity.scores),
-        {"source": "inputs.source_sentence", "texts": "inputs.sentences"},
+        {"source": "inputs.source_sentence", "texts": "inputs.sentences"} | _CUTS,
     ),
     Converter(
         "text_generation",
@@ -334,6 +348,7 @@ _CONVERTERS = (
             "texts": "inputs.texts",
             "top_n": "parameters.top_k",
             "function": "parameters.function_to_apply",
+            **_CUTS,
         },
         _of_query,
         words=("text-ranking",),

@@ -68,7 +68,7 @@ def _options(given: Mapping[str, Any]) -> GenerationOptions:
 
 
 def _cuts(given: WritingOptions) -> "Truncation.ValueType":
-    return truncation_of(given.truncation not in (None, False, "do_not_truncate"), None)
+    return truncation_of(given.truncation, None)
 
 
 def read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:

@@ -1,10 +1,8 @@
 """Bodies in the JSON of our own protobuf messages: their types, made of the messages and of the comments in the protos.
 
-https://protobuf.dev/programming-guides/json/. Names may be snake_case or lowerCamelCase; null is refused.
+https://protobuf.dev/programming-guides/json/. Names may be snake_case or lowerCamelCase.
 """
 
-import binascii
-from base64 import b64decode
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -21,7 +19,7 @@ from pydantic import (
 )
 
 from neuronpipe.api.protos import field_comments
-from neuronpipe.doors.http.bodies import Body, Many
+from neuronpipe.doors.http.bodies import Body, Many, read_base64
 
 _MAX_UINT64 = (1 << 64) - 1
 
@@ -44,13 +42,6 @@ class MessageBody(Body):
         return self.model_dump(exclude_unset=True)
 
 
-def _decode(value: object) -> bytes:
-    try:
-        return b64decode(str(value), validate=True)
-    except (binascii.Error, ValueError):
-        raise ValueError("is no Base64") from None
-
-
 def _read_uint64(value: object) -> int:
     if not isinstance(value, str) or not (value.isascii() and value.isdigit()):
         raise ValueError("must be a string of digits")
@@ -63,7 +54,9 @@ _KINDS: Mapping[int, Any] = {
     FieldDescriptor.TYPE_STRING: str,
     FieldDescriptor.TYPE_BOOL: bool,
     FieldDescriptor.TYPE_BYTES: Annotated[
-        bytes, BeforeValidator(_decode), WithJsonSchema({"type": "string", "contentEncoding": "base64"})
+        bytes,
+        BeforeValidator(lambda value: read_base64(str(value))),
+        WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
     ],
     FieldDescriptor.TYPE_UINT32: Annotated[int, Field(ge=0, lt=1 << 32)],
     # Beyond what a number in JSON can be.

@@ -1,19 +1,17 @@
 """The Open Inference Protocol over HTTP, in JSON and with the extension for binary tensors."""
 
 import asyncio
-import base64
-import binascii
 import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
-from neuronpipe.doors.http.bodies import Body, Many, check_body, read_json, write_body
+from neuronpipe.doors.http.bodies import Body, Many, check_body, read_base64, read_json, without_nulls, write_body
 from neuronpipe.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import OIP_ERROR, Refused
 from neuronpipe.doors.oip.service import (
@@ -38,7 +36,9 @@ _SPANS = RowSpans(Spans.HTTP_REQUEST, Spans.HTTP_BATCH, Spans.HTTP_REQUEST)
 _DATA_SIZE, _IS_BINARY, _ARE_BINARY = "binary_data_size", "binary_data", "binary_data_output"
 _UNSUPPORTED = ("shared_memory_region", "classification")
 
-_Parameters = Annotated[Mapping[str, bool | int | float | str], Field(max_length=MAX_TENSORS)]
+_Parameters = Annotated[
+    Mapping[str, bool | int | float | str], Field(max_length=MAX_TENSORS), BeforeValidator(without_nulls)
+]
 _NO_PARAMETERS: _Parameters = {}
 
 
@@ -92,10 +92,10 @@ _VERSIONED = _MODEL + "/versions/{version}"
 
 
 def _of_model(method: str, end: str, summary: str, gives: Any = dict[str, Any], **fields: Any) -> tuple[Route, Route]:
-    """The routes with and without a version."""
+    """The routes with and without a version; the one with it goes first, since a model's name may have a slash."""
     one, other = (
         Route(method, path + end, f"OIP: {summary}", gives=gives, error_form=OIP_ERROR, **fields)
-        for path in (_MODEL, _VERSIONED)
+        for path in (_VERSIONED, _MODEL)
     )
     return one, other
 
@@ -253,8 +253,8 @@ def _values(field: str, one: Input) -> list[Any]:
     if one.datatype != BYTES or one.parameters.get("content_type") != "base64":
         return values
     try:
-        return [base64.b64decode(value, validate=True) for value in values]
-    except (TypeError, ValueError, binascii.Error):
+        return [read_base64(value) for value in values]
+    except (TypeError, ValueError):
         raise InvalidInput(f"{field}.data", "is no list of texts in Base64") from None
 
 

@@ -33,7 +33,7 @@ from neuronpipe.doors.http.openai_text_bodies import (
     SaidMessage,
 )
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.doors.text_stream import Event
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, Usage
 
@@ -117,18 +117,18 @@ _COMPLETION = _Form(
 )
 
 
-def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
+def openai_text_handlers(inference: Inference, models: ModelChoice) -> dict[str, HttpHandler]:
     """The handlers, by route."""
 
     async def answer(
         request: HttpRequest, form: _Form, given: Sequence[Any], make: Callable[[Any], TextGenerationInput], name: str
     ) -> HttpResponse:
         body: CompletionOptions = request.body
-        names = _fields(body)
-        head = {"id": f"{form.id}-{request.call.request_id}", "created": int(time.time()), "model": body.model}
+        names, model = _fields(body), models.choose(request.model(body.model), "text_generation")
+        head = {"id": f"{form.id}-{request.call.request_id}", "created": int(time.time()), "model": model.name}
         asked = (
             request.call,
-            request.model(body.model),
+            model,
             given,
             lambda one: TaskInput(text_generation=make(one)),
             name,

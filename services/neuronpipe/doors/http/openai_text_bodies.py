@@ -54,7 +54,7 @@ class CompletionOptions(Body):
     `user`, `metadata`, `store` and other fields that do not change the text are ignored.
     """
 
-    model: str
+    model: str | None = None
     max_tokens: Count | None = None
     seed: int | None = None
     n: Annotated[Count | None, Field(description="so many texts, drawn at random")] = None

@@ -1,17 +1,17 @@
 """Reranking, as Cohere, Jina and TEI have it."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import RerankInput, RerankResult, ScoreFunction, TaskInput, Truncation
-from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, Unsupported, write_body
+from neuronpipe.doors.http.bodies import Body, Direction, Many, Unsupported, Whole, write_body
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import COHERE_ERROR, TEI_ERROR
 from neuronpipe.doors.inference import Inference, ModelChoice, truncation_of
 from neuronpipe.gateway.inference import InferenceResult
 
-_DOCUMENTS = {"texts": "documents"}
+_DOCUMENTS, _TEI_FIELDS = {"texts": "documents"}, {"truncation": "truncate"}
 
 
 class Document(Body):
@@ -26,8 +26,9 @@ class CohereRerank(Body):
     model: str | None = None
     query: str
     documents: Many[str | Document]
-    top_n: Count | None = None
+    top_n: Whole | None = Field(None, description="how many; default, and of 0: all")
     return_documents: bool | None = Field(None, description="whether results have the documents; default: no")
+    truncate_prompt_tokens: Literal[-1] | None = None
     max_tokens_per_doc: Unsupported = None
     max_chunks_per_doc: Unsupported = None
     rank_fields: Unsupported = None
@@ -118,7 +119,7 @@ def rerank_handlers(inference: Inference, models: ModelChoice) -> dict[str, Http
             truncation=truncation_of(body.truncate, body.truncation_direction),
         )
         model = models.choose(request.model(body.model), "rerank")
-        ranks = _ranked(await inference.one(request.call, model, TaskInput(rerank=input), {})).texts
+        ranks = _ranked(await inference.one(request.call, model, TaskInput(rerank=input), _TEI_FIELDS)).texts
         texts = [{"text": body.texts[one.index]} if body.return_text else {} for one in ranks]
         return HttpResponse(
             write_body(

@@ -14,7 +14,7 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
 from neuronpipe.core.parsing import parse
-from neuronpipe.doors.http.bodies import LINE_BYTES, check_values, read_json, write_body
+from neuronpipe.doors.http.bodies import LINE_BYTES, check_values, read_json, without_nulls, write_body
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse
 from neuronpipe.doors.http.huggingface import IMAGES, MODEL_PARAMETER, answer_body, post, read_request
 from neuronpipe.doors.http.native import response_message, to_inference_request
@@ -77,7 +77,7 @@ def _read_csv(data: bytes, max_inputs: int) -> Any:
     """
     check_values(data, LINE_BYTES)
     try:
-        reader = csv.DictReader(io.StringIO(data.decode(), newline=""), strict=True)
+        reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
         if len(reader.fieldnames or ()) > _MAX_COLUMNS:
             raise InvalidInput(
                 "body", f"its heading has {len(reader.fieldnames or ())} columns, at most {_MAX_COLUMNS}"
@@ -109,7 +109,7 @@ def _read_lines(data: bytes, max_inputs: int) -> Any:
         if len(inputs) > max_inputs:  # one too many
             break
         try:
-            value = read_json(line)
+            value = without_nulls(read_json(line))
         except InvalidInput:
             raise InvalidInput(f"line {number}", "is no valid JSON in UTF-8") from None
         if not isinstance(value, dict) or "inputs" not in value:

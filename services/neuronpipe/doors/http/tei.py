@@ -100,6 +100,8 @@ class Prediction(Body):
 
 
 class Info(Body):
+    """`model_type` of a model of vectors has a pooling, which is not known here: it is a part of the graph."""
+
     model_id: str
     model_sha: str
     model_dtype: str
@@ -107,9 +109,13 @@ class Info(Body):
     max_concurrent_requests: int
     max_input_length: int
     max_batch_tokens: int
+    max_batch_requests: None
     max_client_batch_size: int
     auto_truncate: Literal[False]
+    tokenization_workers: None
     version: str
+    sha: None
+    docker_label: None
 
 
 _MODEL_PARAMETER = {"model": "the model, where the body names none and several have the task"}
@@ -202,7 +208,11 @@ def tei_handlers(
             texts=body.inputs.sentences,
             truncation=truncation_of(body.parameters.truncate, body.parameters.truncation_direction),
         )
-        fields = {"source": "inputs.source_sentence", "texts": "inputs.sentences"}
+        fields = {
+            "source": "inputs.source_sentence",
+            "texts": "inputs.sentences",
+            "truncation": "parameters.truncate",
+        }
         result = await inference.one(request.call, model, TaskInput(sentence_similarity=input), fields)
         return await _answer([result], lambda: list(result.result.message.sentence_similarity.scores))
 
@@ -212,7 +222,8 @@ def tei_handlers(
         labels = {str(index): label for index, label in enumerate(model.labels)}
         classes = {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}
         kinds: dict[str, dict[str, Any]] = {
-            "sentence_embedding": {"embedding": {}},
+            "sentence_embedding": {"embedding": {"pooling": "mean"}},  # one that clients know
+            "sparse_embedding": {"embedding": {"pooling": "splade"}},
             "text_classification": {"classifier": classes},
             "rerank": {"reranker": classes},
         }
@@ -224,9 +235,10 @@ def tei_handlers(
             "max_concurrent_requests": settings.max_requests_in_flight,
             "max_input_length": model.max_tokens,
             "max_batch_tokens": settings.max_tokens_in_flight,
-            "max_client_batch_size": settings.max_batch_items,
+            "max_client_batch_size": settings.max_http_inputs,
             "auto_truncate": False,
             "version": __version__,
+            **dict.fromkeys(("max_batch_requests", "tokenization_workers", "sha", "docker_label")),
         }
         return HttpResponse(write_body(answer))
 
@@ -268,7 +280,7 @@ def _pair(texts: list[str], path: str) -> dict[str, str]:
 
 def _fields(index: int, is_list: bool) -> dict[str, str]:
     place = f"inputs[{index}]" if is_list else "inputs"
-    return dict.fromkeys(("text", "text_pair", "token_ids"), place)
+    return dict.fromkeys(("text", "text_pair", "token_ids"), place) | {"truncation": "truncate"}
 
 
 async def _answer(results: list[InferenceResult], make: Callable[[], Any]) -> HttpResponse:

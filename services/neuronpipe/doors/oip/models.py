@@ -101,7 +101,13 @@ def named_models(table: ModelTable[ServedModel[GatewayModel]]) -> ModelTable[Nam
     """Every version of every model."""
     named = [NamedModel(name, model, served) for served in table for name, model in _forms(served.spec).items()]
     routes = {one.name: route for one in named if (route := table.routes.get(one.spec.name))}
-    return ModelTable({(one.name, one.spec.version): one for one in named}, routes)
+    other_names = {
+        alias + one.name.removeprefix(name): one.name
+        for alias, name in table.other_names.items()
+        for one in named
+        if one.spec.name == name
+    }
+    return ModelTable({(one.name, one.spec.version): one for one in named}, routes, other_names)
 
 
 def _forms(spec: ModelSpec) -> Mapping[str, TensorModel]:

@@ -206,7 +206,8 @@ class TensorService:
         """Whether requests for a model make sense now. Raises ModelNotFound for one that could not be loaded either."""
         index = {(one["name"], one["version"]): one["state"] for one in self.index()}
         try:
-            version = self._models.find(name, version).version
+            found = self._models.find(name, version)
+            name, version = found.name, found.version
         except ModelNotFound:
             if not any(name == known and version in ("", number) for known, number in index):
                 raise
@@ -277,7 +278,7 @@ class TensorService:
                 )
                 for row, one in enumerate(inputs)
             ]
-            results = await infer_together(self._pipeline, own, runs, spans.many)
+            results = await infer_together(self._pipeline, own, runs, spans.many, at_once=rows)
             self._check_size(results)
         outputs = model.model.write(results, wanted, tensors, self._settings.max_batch_response_bytes)
         return TensorResponse(model.name, model.version, request.request_id, outputs)

@@ -137,8 +137,8 @@ _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 120.0
 @dataclass(slots=True, eq=False, kw_only=True)
 class Admitted:
     """A request inside the gate. `of_tenant`: what its tenant has of its model. `tokens`: of its input, and those that
-    it generates at most, which are `new_tokens`. `shed`: called where it must end, to make room; `is_shed` is set then.
-    `turns`: where and as what it runs.
+    it generates at most, which are `new_tokens`. `shed`: called where it must end, to make room; then `shed_for`
+    says for what. `turns`: where and as what it runs.
     """
 
     call: Call
@@ -148,8 +148,13 @@ class Admitted:
     shed: Callable[[], None]
     new_tokens: int = 0
     generated_tokens: int = 0
-    is_shed: bool = False
+    shed_for: str = ""
     turns: tuple[Turns, Turn] | None = None
+
+    @property
+    def is_shed(self) -> bool:
+        """Whether it had to end."""
+        return bool(self.shed_for)
 
     @property
     def cost(self) -> int:
@@ -274,16 +279,17 @@ class Tenants:
         one, rights = self._tenant(tenant), self._rights_of(tenant)
         most = rights.max_requests_in_flight
         if most and not inside and len(one.inside) >= most:
-            limit = f"{len(one.inside)} requests in flight, the limit is {most}"
+            limit = f"{len(one.inside)} requests in flight, the limit is {most} (the tenant's max_requests_in_flight)"
             raise self._over_quota(one, "requests_in_flight", limit, one.load.seconds(1, 0))
         own = inside.tokens if inside else 0
         excess = one.load.tokens - own + tokens - (rights.max_tokens_in_flight or math.inf)
         # A request that is larger than the limit is let in alone, or it never could be.
         if excess > 0 and len(one.inside) > bool(inside):
-            limit = f"about {one.load.tokens} tokens in flight, the limit is {rights.max_tokens_in_flight}"
+            most = rights.max_tokens_in_flight
+            limit = f"about {one.load.tokens} tokens in flight, the limit is {most} (the tenant's max_tokens_in_flight)"
             raise self._over_quota(one, "tokens_in_flight", limit, one.load.seconds(0, excess))
         if (bucket := self._bucket(one, rights)) and (wait_s := bucket.wait_s(tokens, own)):
-            limit = f"the limit is {rights.tokens_per_minute} tokens a minute"
+            limit = f"the limit is {rights.tokens_per_minute} tokens a minute (the tenant's tokens_per_minute)"
             raise self._over_quota(one, "tokens_per_minute", limit, wait_s)
 
     def enter(self, admission: Admitted) -> None:

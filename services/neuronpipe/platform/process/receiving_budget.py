@@ -31,6 +31,7 @@ class ReceivingBudget:
 
     def __init__(self, max_message_bytes: int, max_receiving_bytes: int) -> None:
         self._max_bytes = max(max_message_bytes, max_receiving_bytes)
+        self._full = f"{self._max_bytes} bytes for messages while they arrive, the limit (max_receiving_bytes)"
         # A connection gets at most half of the budget. Otherwise calls that send nothing could keep out all others.
         self._max_bytes_of = max(max_message_bytes, max_receiving_bytes // 2)
         self._max_small_claim_bytes = int(max_message_bytes * _SMALL_CLAIM)
@@ -47,10 +48,12 @@ class ReceivingBudget:
             self._small_bytes -= claim.bytes
         if self._bytes_of[claim.connection] + more_bytes > self._max_bytes_of:
             self._refuse(
-                claim, f"{self._max_bytes_of} bytes for messages of one connection while they arrive, the limit"
+                claim,
+                f"{self._max_bytes_of} bytes for messages of one connection while they arrive, the limit (half of "
+                "max_receiving_bytes)",
             )
         elif not is_small and self._bytes - self._small_bytes + more_bytes > self._max_bytes:
-            self._refuse(claim, f"{self._max_bytes} bytes for messages while they arrive, the limit")
+            self._refuse(claim, self._full)
         else:
             if is_small:
                 self._small[claim] = None
@@ -58,7 +61,7 @@ class ReceivingBudget:
             while self._bytes > self._max_bytes + 2 * self._max_small_claim_bytes:
                 # The oldest stays, or else no message would ever become a large one.
                 largest = max(list(self._small)[1:], key=lambda small: small.bytes)
-                self._refuse(largest, f"{self._max_bytes} bytes for messages while they arrive, the limit")
+                self._refuse(largest, self._full)
 
     def end(self, claim: Claim) -> None:
         """Gives back what a message claims that has arrived, or never will."""

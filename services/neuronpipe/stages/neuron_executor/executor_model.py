@@ -140,13 +140,16 @@ class ExecutorModel:
         if not sequences:
             raise InvalidInput("sequences", "holds none")
         if len(sequences) > limit:
-            raise InvalidInput("input", f"{len(sequences)} sequences, the executor's queue takes {limit}")
+            raise InvalidInput(
+                "input", f"{len(sequences)} sequences, the limit is {limit} (the executor's max_queue_sequences)"
+            )
         if len(self.queue) + len(sequences) > limit:
             self._sweep()
         queued = len(self.queue)
         if queued + len(sequences) > limit:
             retry_after_s = max(_MIN_RETRY_AFTER_S, self.forecast.queue_s(is_bulk=call.is_bulk))
-            raise Overloaded(f"{queued} sequences wait for {self.spec.name!r}, the limit is {limit}", retry_after_s)
+            setting = f"the limit is {limit} (the executor's max_queue_sequences)"
+            raise Overloaded(f"{queued} sequences wait for {self.spec.name!r}, {setting}", retry_after_s)
         loop, numbers, round_tokens = asyncio.get_running_loop(), self._device.numbers, self.backend.round_tokens
         now_s, deadline_s = loop.time(), math.inf if call.deadline_s is None else call.deadline_s
         new: list[QueuedSequence] = []

@@ -21,7 +21,7 @@ from neuronpipe.doors.oip.service import TensorService
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, StageTimings, Usage
-from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.gateway.settings import PipelineSettings, parse_aliases
 from neuronpipe.platform.process.in_flight import InFlight
 from tests.door import models_of
 
@@ -66,7 +66,8 @@ class Browser:
         self.pipeline = WrittenPipeline(answer)
         self.in_flight = InFlight("all", max_body_bytes, 4 * max_body_bytes)
         self.app = App(ROUTES, self.in_flight, max_body_bytes)
-        settings, catalog = PipelineSettings(**limits), Catalog(models_of(specs, Telemetry()))
+        settings = PipelineSettings(**limits)
+        catalog = Catalog(models_of(specs, Telemetry(), parse_aliases(settings.model_aliases)))
         gateway = Gateway(self.pipeline, catalog)  # type: ignore[arg-type]
         inference = Inference(self.pipeline, settings)  # type: ignore[arg-type]
         tensors = TensorService(gateway, settings, Meters(), lambda: True)

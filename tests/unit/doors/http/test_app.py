@@ -555,10 +555,10 @@ async def test_inputs_are_counted_before_they_are_made(browser: Browser, monkeyp
         raise AssertionError("was made")
 
     monkeypatch.setattr("neuronpipe.doors.http.openai.embedding_input", make)
-    status, body = await browser.post("/v1/embeddings", _BODY | {"input": ["a"] * 257})
+    status, body = await browser.post("/v1/embeddings", _BODY | {"input": ["a"] * 2049})
     assert (status, body["error"]["message"]) == (
         400,
-        "input: 257 inputs, must be from 1 to 256 (the gateway's max_batch_items)",
+        "input: 2049 inputs, must be from 1 to 2048 (the gateway's max_http_inputs)",
     )
 
 
@@ -615,3 +615,52 @@ async def test_a_link_of_another_site_may_lead_here(browser: Browser) -> None:
     link = {"host": "anything", "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
     assert (await browser.get("/v1/models", **link))[0] == 200
     assert (await browser.get("/v1/models", **link | {"sec-fetch-mode": "no-cors"}))[0] == 403
+
+
+_ORIGIN = "https://app.example"
+_ASKS = {"origin": _ORIGIN, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+
+
+def _with(browser: Browser, **options: Any) -> Browser:
+    handlers = browser.app.handlers
+    browser.app = App(ROUTES, browser.in_flight, 1 << 20, **options)
+    browser.app.handlers = handlers
+    return browser
+
+
+@pytest.mark.parametrize("origins", [{_ORIGIN}, {"*"}])
+async def test_a_page_of_an_origin_that_is_set_may_call(browser: Browser, origins: set[str]) -> None:
+    _with(browser, cors_origins=origins, hosts=())
+    assert (await browser.send("OPTIONS", "/v1/embeddings", b"", **_ASKS))[0] == 200
+    assert browser.headers["access-control-allow-origin"] == _ORIGIN
+    assert browser.headers["access-control-allow-methods"] == "GET, HEAD, POST"
+    assert browser.headers["access-control-allow-headers"] == "authorization"
+    page = {"host": "gateway.example", "origin": _ORIGIN, "sec-fetch-site": "cross-site"}
+    for path, status in (("/v1/embeddings", 200), ("/v1/unknown", 404)):
+        assert (await browser.post(path, _BODY, **page))[0] == status
+        assert (browser.headers["access-control-allow-origin"], browser.headers["vary"]) == (_ORIGIN, "origin")
+        assert browser.headers["access-control-expose-headers"] == "*"
+
+
+async def test_a_page_of_another_origin_may_not(browser: Browser) -> None:
+    _with(browser, cors_origins={_ORIGIN}, hosts=())
+    assert (await browser.send("OPTIONS", "/v1/embeddings", b"", **_ASKS | {"origin": _SITE}))[0] == 405
+    assert "access-control-allow-origin" not in browser.headers
+    assert (await browser.post("/v1/embeddings", _BODY, origin=_SITE, host="gateway.example"))[0] == 403
+    assert (await browser.post("/v1/embeddings", _BODY))[0] == 200
+    assert "access-control-allow-origin" not in browser.headers
+
+
+async def test_without_the_setting_no_page_of_another_origin_may_read_an_answer(browser: Browser) -> None:
+    assert (await browser.send("OPTIONS", "/v1/embeddings", b"", **_ASKS))[0] == 405
+    await browser.post("/v1/embeddings", _BODY, origin=_ORIGIN)
+    assert not [name for name in browser.headers if name.startswith("access-control") or name == "vary"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/a/b/v1/models", 200), ("/v1/models", 200), ("/a/v1/models", 404), ("/a/bc/v1/models", 404), ("/a/b/v1", 404)],
+)
+async def test_a_prefix_is_left_out_of_paths(browser: Browser, path: str, status: int) -> None:
+    _with(browser, path_prefix="/a/b")
+    assert (await browser.get(path))[0] == status

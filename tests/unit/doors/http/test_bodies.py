@@ -1,6 +1,8 @@
 """doors/http/bodies.py: what is wrong with a body is named by its path, and nothing that is no JSON passes."""
 
 import json
+from base64 import b64encode, encodebytes, urlsafe_b64encode
+from codecs import BOM_UTF8
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.http.bodies import Body, Count, Unsupported, read_body, write_body
+from neuronpipe.doors.http.bodies import Body, Count, Unsupported, read_base64, read_body, write_body
 from neuronpipe.doors.http.handlers import ROUTES
 
 
@@ -38,6 +40,7 @@ _KIND = TypeAdapter(_Example)
         ({"input": "a", "count": "3"}, "count"),
         ({"input": "a", "count": True}, "count"),
         ({"input": "a", "count": 0}, "count"),
+        ({"input": "a", "count": 1.5}, "count"),
         ({"input": "a", "count": 1 << 32}, "count"),
         ({"input": "a", "share": "x"}, "share"),
         ({"input": "a", "unknown_here": 1}, "unknown_here"),
@@ -93,6 +96,35 @@ def test_unknown_fields_are_ignored() -> None:
 
 def test_whole_numbers_are_numbers() -> None:
     assert read_body(_KIND, b'{"input": "a", "share": 1}').share == 1
+    assert read_body(_KIND, b'{"input": "a", "count": 5.0}').count == 5
+
+
+def test_a_byte_order_mark_is_no_part_of_a_body() -> None:
+    assert read_body(_KIND, BOM_UTF8 + b'{"input": "a"}').input == "a"
+
+
+_BYTES = bytes(range(256))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b64encode(_BYTES).decode(),
+        encodebytes(_BYTES).decode(),
+        encodebytes(_BYTES).decode().replace("\n", "\r\n"),
+        urlsafe_b64encode(_BYTES).decode().rstrip("="),
+        "data:image/png;base64," + b64encode(_BYTES).decode(),
+        "DATA:;charset=x;BASE64," + encodebytes(_BYTES).decode(),
+    ],
+)
+def test_base64_is_read_as_clients_write_it(text: str) -> None:
+    assert read_base64(text) == _BYTES
+
+
+@pytest.mark.parametrize("text", ["no base64!", "A", "AA==AA", "data:image/png,abc"])
+def test_what_is_no_base64_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="Base64"):
+        read_base64(text)
 
 
 def test_arrays_are_written_as_lists_of_float32() -> None:

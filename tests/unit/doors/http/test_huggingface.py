@@ -58,6 +58,7 @@ from neuronpipe.tasks import TASKS
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import image_spec, model_spec
 
+_UNCUT = Truncation.TRUNCATION_ERROR
 _LABELS = [LabelScore(label="b", score=0.75), LabelScore(label="a", score=0.25)]
 _WRITTEN_LABELS = [{"label": "b", "score": 0.75}, {"label": "a", "score": 0.25}]
 _MASK = FilledMask(tokens=[TokenScore(token="sat", score=0.5, token_id=7)], start=4, end=7)
@@ -183,7 +184,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
         },
         TaskInput(
             zero_shot_classification=ZeroShotClassificationInput(
-                text="t", candidate_labels=["b", "a"], multi_label=True, hypothesis_template="{}!"
+                truncation=_UNCUT, text="t", candidate_labels=["b", "a"], multi_label=True, hypothesis_template="{}!"
             )
         ),
         _WRITTEN_LABELS,
@@ -193,7 +194,11 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
         {"inputs": "t", "parameters": {"aggregation_strategy": "max", "ignore_labels": ["X"], "stride": 3}},
         TaskInput(
             token_classification=TokenClassificationInput(
-                text="t", aggregation=Aggregation.AGGREGATION_MAX, ignore_labels=["X"], window_stride_tokens=3
+                truncation=_UNCUT,
+                text="t",
+                aggregation=Aggregation.AGGREGATION_MAX,
+                ignore_labels=["X"],
+                window_stride_tokens=3,
             )
         ),
         [{"entity_group": "PER", "score": 0.5, "word": "Ann", "start": 1, "end": 4}],
@@ -203,7 +208,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
         {"inputs": "t", "parameters": {"aggregation_strategy": "none", "ignore_labels": []}},
         TaskInput(
             token_classification=TokenClassificationInput(
-                text="t", aggregation=Aggregation.AGGREGATION_NONE, keep_all_labels=True
+                truncation=_UNCUT, text="t", aggregation=Aggregation.AGGREGATION_NONE, keep_all_labels=True
             )
         ),
         [{"entity": "PER", "score": 0.5, "word": "Ann", "start": 1, "end": 4}],
@@ -211,7 +216,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     (
         "filler",
         {"inputs": "cat [M] [M]", "parameters": {"top_k": 1, "targets": ["sat"]}},
-        TaskInput(fill_mask=FillMaskInput(text="cat [M] [M]", top_k=1, targets=["sat"])),
+        TaskInput(fill_mask=FillMaskInput(truncation=_UNCUT, text="cat [M] [M]", top_k=1, targets=["sat"])),
         [{"score": 0.5, "token": 7, "token_str": "sat", "sequence": "cat sat [M]"}],
     ),
     (
@@ -251,7 +256,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     (
         "embedder",
         {"inputs": {"source_sentence": "s", "sentences": ["a", "b"]}},
-        TaskInput(sentence_similarity=SentenceSimilarityInput(source="s", texts=["a", "b"])),
+        TaskInput(sentence_similarity=SentenceSimilarityInput(truncation=_UNCUT, source="s", texts=["a", "b"])),
         [0.5, 1.0],
     ),
     (
@@ -285,7 +290,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
         {"inputs": b64encode(b"an image").decode(), "parameters": {"candidate_labels": ["a", "b"]}},
         TaskInput(
             zero_shot_image_classification=ZeroShotImageClassificationInput(
-                image=b"an image", candidate_labels=["a", "b"]
+                truncation=_UNCUT, image=b"an image", candidate_labels=["a", "b"]
             )
         ),
         _WRITTEN_LABELS,
@@ -406,6 +411,24 @@ async def test_what_is_wrong_is_named(browser: Browser, model: str, body: Any, e
             "inputs.question: is long",
         ),
         ("filler", {"inputs": "t"}, InvalidInput("targets[1]", "is none"), "parameters.targets[1]: is none"),
+        (
+            "tagger",
+            {"inputs": ["t"]},
+            InvalidInput("text", "9 tokens; set truncation to cut, or window_stride_tokens to read all of it"),
+            "inputs[0]: 9 tokens; set parameters.truncation to cut, or parameters.stride to read all of it",
+        ),
+        (
+            "embedder",
+            {"inputs": {"source_sentence": "s", "sentences": ["t"]}},
+            InvalidInput("texts[0]", "9 tokens; set truncation to cut"),
+            "inputs.sentences[0]: 9 tokens; set parameters.truncation to cut",
+        ),
+        (
+            "embedder",
+            {"inputs": "t"},
+            InvalidInput("text", "9 tokens; set truncation to cut"),
+            "inputs: 9 tokens; set truncate to cut",
+        ),
     ],
 )
 async def test_an_error_of_the_pipeline_names_the_bodys_field(
@@ -413,3 +436,76 @@ async def test_an_error_of_the_pipeline_names_the_bodys_field(
 ) -> None:
     browser = Browser(_SPECS, lambda given: error)
     assert await browser.post(f"/models/{model}", body) == (400, {"error": told, "error_type": "Validation"})
+
+
+def test_what_can_be_cut_has_a_field_for_it() -> None:
+    fields = TaskInput.DESCRIPTOR.fields_by_name
+    can_cut = {name for name in CONVERTERS if "truncation" in fields[name].message_type.fields_by_name}
+    assert can_cut == {name for name, converter in CONVERTERS.items() if "truncation" in converter.fields}
+
+
+_CUT_BODIES: dict[str, Any] = {
+    "labels": "t",
+    "tagger": "t",
+    "filler": "t",
+    "extractor": "t",
+    "weights": "t",
+    "late": "t",
+    "embedder": {"source_sentence": "s", "sentences": ["t"]},
+    "reranker": {"query": "q", "texts": ["t"]},
+    "shortener": "t",
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (True, Truncation.TRUNCATION_RIGHT),
+        ("longest_first", Truncation.TRUNCATION_RIGHT),
+        (False, Truncation.TRUNCATION_ERROR),
+        ("do_not_truncate", Truncation.TRUNCATION_ERROR),
+        (None, Truncation.TRUNCATION_ERROR),
+    ],
+)
+@pytest.mark.parametrize("model", _CUT_BODIES)
+async def test_truncation_is_as_in_the_pipelines(browser: Browser, model: str, given: Any, expected: int) -> None:
+    body = {"inputs": _CUT_BODIES[model], "parameters": {"truncation": given}}
+    assert (await browser.post(f"/models/{model}", body))[0] == 200
+    [input] = browser.inputs
+    assert getattr(input, str(input.WhichOneof("task"))).truncation == expected
+
+
+async def test_of_a_pair_the_longer_text_is_cut(browser: Browser) -> None:
+    body = {"inputs": {"text": "a", "text_pair": "b"}, "parameters": {"truncation": "only_first"}}
+    _, answer = await browser.post("/models/labels", body)
+    assert answer["error"] == "parameters.truncation: only_first is not supported for pairs; use longest_first"
+
+
+async def test_labels_in_one_text_have_no_empty_one(browser: Browser) -> None:
+    await browser.post("/models/entailer", {"inputs": "t", "parameters": {"candidate_labels": "a, b, "}})
+    assert list(browser.inputs[0].zero_shot_classification.candidate_labels) == ["a", "b"]
+
+
+async def test_labels_that_are_null_are_not_given(browser: Browser) -> None:
+    body = {"inputs": "t", "parameters": {"candidate_labels": None}}
+    _, answer = await browser.post("/models/entailer", body)
+    assert answer["error"] == "parameters.candidate_labels: field required"
+
+
+async def test_a_context_that_answers_nothing_has_an_empty_answer() -> None:
+    browser = Browser(_SPECS, lambda given: TaskResult(question_answering=QuestionAnsweringResult()))
+    body = {"inputs": {"question": "q", "context": " "}}
+    empty = {"answer": "", "score": 0.0, "start": 0, "end": 0}
+    assert await browser.post("/models/answerer", body) == (200, empty)
+    assert await browser.post("/models/answerer", body | {"parameters": {"top_k": 2}}) == (200, [])
+
+
+@pytest.mark.parametrize("path", ["/models/org/labels", "/pipeline/text-classification/org/labels"])
+async def test_a_name_of_the_hub_has_a_slash(path: str) -> None:
+    browser = Browser(_SPECS, _answer, model_aliases="org/labels=labels")
+    assert await browser.post(path, {"inputs": "t"}) == (200, [_WRITTEN_LABELS])
+
+
+async def test_an_image_by_its_address_is_refused_by_name(browser: Browser) -> None:
+    _, answer = await browser.post("/models/viewer", {"inputs": "https://example.com/cat.jpg"})
+    assert answer["error"] == "inputs: is an address; send the image itself, in Base64 or as the body"

@@ -317,3 +317,19 @@ async def test_models_are_not_loaded_while_the_server_runs(browser: Browser, pat
         "models are loaded as the registry of the repository says: use `neuronpipe registry`, or start the gateway "
         "with --model-control",
     )
+
+
+@pytest.mark.parametrize("name", ["org/alias", "org/alias/raw"])
+async def test_an_alias_with_a_slash_is_a_models_name(name: str) -> None:
+    browser = Browser(_SPECS, _answer, model_aliases="org/alias=vectors")
+    served = name.replace("org/alias", "vectors")
+    for path in (f"/v2/models/{name}", f"/v2/models/{name}/versions/1"):
+        status, body = await browser.get(path)
+        assert (status, body["name"]) == (200, served)
+        assert (await browser.get(f"{path}/ready"))[0] == 200
+        assert (await browser.get(f"{path}/config"))[1]["name"] == served
+
+
+async def test_a_parameter_that_is_null_is_not_given(browser: Browser) -> None:
+    given = {"parameters": {"binary_data_output": None}, "outputs": None, "id": None}
+    assert (await browser.post("/v2/models/small/infer", {"inputs": [_text("a")]} | given))[0] == 200

@@ -1,12 +1,22 @@
 """doors/http/openai.py."""
 
+import asyncio
 from base64 import b64decode
+from typing import Any
 
 import numpy as np
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, SentenceEmbeddingResult, TaskInput, TaskResult
+from neuronpipe.api.v1.tasks_pb2 import (
+    SentenceEmbeddingInput,
+    SentenceEmbeddingResult,
+    TaskInput,
+    TaskResult,
+    Truncation,
+)
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.core.names import Name
+from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import model_spec
 
@@ -23,7 +33,7 @@ def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
 
 @pytest.fixture
 def browser() -> Browser:
-    return Browser(_SPECS, _answer, max_batch_items=3)
+    return Browser(_SPECS, _answer, max_http_inputs=3)
 
 
 async def test_a_text_becomes_a_list_of_one_vector(browser: Browser) -> None:
@@ -35,7 +45,8 @@ async def test_a_text_becomes_a_list_of_one_vector(browser: Browser) -> None:
         "model": "small",
         "usage": {"prompt_tokens": 5, "total_tokens": 5},
     }
-    assert browser.inputs == [TaskInput(sentence_embedding=SentenceEmbeddingInput(text="abc"))]
+    input = SentenceEmbeddingInput(text="abc", truncation=Truncation.TRUNCATION_ERROR)
+    assert browser.inputs == [TaskInput(sentence_embedding=input)]
 
 
 async def test_texts_become_vectors_in_their_order_and_their_tokens_are_summed(browser: Browser) -> None:
@@ -92,7 +103,65 @@ async def test_what_is_no_token_id_is_named_by_its_place(browser: Browser, ids: 
 async def test_no_inputs_and_too_many_are_refused_by_the_limit(browser: Browser, count: int) -> None:
     status, body = await browser.post("/v1/embeddings", {"model": "small", "input": ["a"] * count})
     assert status == 400
-    assert body["error"]["message"] == f"input: {count} inputs, must be from 1 to 3 (the gateway's max_batch_items)"
+    assert body["error"]["message"] == f"input: {count} inputs, must be from 1 to 3 (the gateway's max_http_inputs)"
+
+
+async def test_as_many_texts_as_openai_takes_run_in_turns_of_a_batch() -> None:
+    browser = Browser(_SPECS, _answer)
+    running = most = 0
+    infer = browser.pipeline.infer
+
+    async def counted(request: InferenceRequest, span: Name) -> InferenceResult:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return await infer(request, span)
+
+    browser.pipeline.infer = counted  # type: ignore[method-assign]
+    status, body = await browser.post(
+        "/v1/embeddings", {"model": "small", "input": ["a" * (n % 9 + 1) for n in range(2048)]}
+    )
+    assert (status, most) == (200, 256)
+    assert [one["embedding"][0] for one in body["data"]] == [n % 9 + 1 for n in range(2048)]
+
+
+@pytest.mark.parametrize("cuts", [{"truncate": True}, {"truncate_prompt_tokens": -1}], ids=str)
+async def test_a_long_text_is_cut_where_the_request_says_so(browser: Browser, cuts: dict[str, Any]) -> None:
+    await browser.post("/v1/embeddings", {"model": "small", "input": "abc", **cuts})
+    assert browser.inputs[0].sentence_embedding.truncation == Truncation.TRUNCATION_RIGHT
+
+
+async def test_cutting_to_a_length_of_its_own_is_refused(browser: Browser) -> None:
+    status, body = await browser.post("/v1/embeddings", {"model": "small", "input": "a", "truncate_prompt_tokens": 7})
+    assert (status, body["error"]["message"]) == (400, "truncate_prompt_tokens: input should be -1")
+
+
+async def test_a_long_text_is_told_by_which_field_to_cut_it() -> None:
+    problem = "9 tokens, the model takes 8; set truncation to cut"
+    browser = Browser(_SPECS, lambda given: InvalidInput("text", problem))
+    _, body = await browser.post("/v1/embeddings", {"model": "small", "input": ["a"]})
+    assert body["error"]["message"] == "input[0]: 9 tokens, the model takes 8; set truncate to cut"
+
+
+async def test_without_a_model_the_default_one_answers(browser: Browser) -> None:
+    status, body = await browser.post("/v1/embeddings", {"input": "abc"})
+    assert (status, body["model"], browser.pipeline.asked[0].model) == (200, "small", "small")
+
+
+async def test_an_alias_is_listed_and_answers_under_its_name() -> None:
+    browser = Browser(_SPECS, _answer, model_aliases="BAAI/bge-m3=small, gone=unknown")
+    _, body = await browser.get("/v1/models")
+    assert [(one["id"], one["root"]) for one in body["data"]] == [
+        ("other", "other"),
+        ("small", "small"),
+        ("BAAI/bge-m3", "small"),
+    ]
+    assert (await browser.get("/v1/models/BAAI/bge-m3"))[1] == body["data"][2]
+    status, body = await browser.post("/v1/embeddings", {"model": "BAAI/bge-m3", "input": "a"})
+    assert (status, body["model"]) == (200, "BAAI/bge-m3")
+    assert (await browser.get("/v1/models/gone"))[0] == 404
 
 
 async def test_models_are_listed_by_the_names_that_requests_call(browser: Browser) -> None:

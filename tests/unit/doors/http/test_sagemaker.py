@@ -1,5 +1,7 @@
 """doors/http/sagemaker.py."""
 
+from codecs import BOM_UTF8
+
 import orjson
 import pytest
 
@@ -46,6 +48,24 @@ async def test_rows_of_csv_have_a_list_of_answers(browser: Browser) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("body", "media_type"),
+    [
+        (b"inputs\na\n", "text/csv"),
+        (b'{"inputs": "a"}\n', "application/jsonlines"),
+        (b'{"inputs": ["a"]}', "application/json"),
+    ],
+)
+async def test_a_byte_order_mark_is_no_part_of_a_body(browser: Browser, body: bytes, media_type: str) -> None:
+    assert (await browser.post("/invocations", BOM_UTF8 + body, media_type))[0] == 200
+    assert [one.text_classification.text for one in browser.inputs] == ["a"]
+
+
+async def test_parameters_of_lines_that_are_null_are_none(browser: Browser) -> None:
+    lines = b'{"inputs": "a"}\n{"inputs": "b", "parameters": null}\n'
+    assert (await browser.post("/invocations", lines, "application/jsonlines"))[0] == 200
+
+
 async def test_columns_of_csv_are_the_fields_of_an_input() -> None:
     browser = Browser([model_spec("question_answering")], _answer)
     await browser.post("/invocations", b"question,context\nq,c\n", "text/csv")
@@ -72,7 +92,7 @@ async def test_answers_to_csv_are_lines_where_those_are_accepted(browser: Browse
         (b"inputs,x\na\n", "text/csv", "inputs[0]: has another number of columns than the heading"),
         (b'inputs\n"a\n', "text/csv", "body: is no valid CSV"),
         (b"\xff", "text/csv", "body: is no UTF-8"),
-        (b"", "text/csv", "inputs: 0 inputs, must be from 1 to 256 (the gateway's max_batch_items)"),
+        (b"", "text/csv", "inputs: 0 inputs, must be from 1 to 2048 (the gateway's max_http_inputs)"),
         (b'inputs\na\n""\n', "text/csv", "inputs[1]: is empty"),
         (b'{"inputs": "a"}\n{"inputs"', "application/jsonlines", "line 2: is no valid JSON in UTF-8"),
         (b'{"inputs": "a"}\n3', "application/jsonlines", "line 2: must be an object with `inputs`"),
@@ -104,9 +124,9 @@ async def test_clients_of_sagemaker_name_the_model_as_the_endpoint() -> None:
     [(b"inputs\n" + b"a\n" * 9, "text/csv"), (b'{"inputs": "a"}\n' * 9, "application/jsonlines")],
 )
 async def test_of_too_many_inputs_only_one_too_many_is_read(body: bytes, media_type: str) -> None:
-    browser = Browser([model_spec()], _answer, max_batch_items=3)
+    browser = Browser([model_spec()], _answer, max_http_inputs=3)
     _, answer = await browser.post("/invocations", body, media_type)
-    assert answer["error"] == "inputs: 4 inputs, must be from 1 to 3 (the gateway's max_batch_items)"
+    assert answer["error"] == "inputs: 4 inputs, must be from 1 to 3 (the gateway's max_http_inputs)"
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ async def test_info_tells_the_kind_of_model_and_the_limits(browser: Browser) -> 
     assert info["model_type"] == {
         "classifier": {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
     }
-    assert (info["model_id"], info["max_input_length"], info["max_client_batch_size"]) == ("labels", 16, 256)
+    assert (info["model_id"], info["max_input_length"], info["max_client_batch_size"]) == ("labels", 16, 2048)
 
 
 @pytest.mark.parametrize(("inputs", "several"), [([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])])

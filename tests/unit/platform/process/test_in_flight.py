@@ -96,7 +96,10 @@ async def test_messages_that_take_long_are_refused_beyond_the_budget_and_told_to
     callers = [_Caller(in_flight) for _ in range(3)]
     error = await callers[2].refused()
     assert isinstance(error, Overloaded)
-    assert (error.message, error.retry_after_s > 0) == ("2000 bytes for messages while they arrive, the limit", True)
+    assert (error.message, error.retry_after_s > 0) == (
+        "2000 bytes for messages while they arrive, the limit (max_receiving_bytes)",
+        True,
+    )
     assert [await caller.send() for caller in callers[:2]] == [b"message", b"message"]
 
 
@@ -127,7 +130,10 @@ async def test_calls_of_one_connection_that_send_nothing_leave_half_of_the_budge
     silent = [_Caller(in_flight, "one") for _ in range(3)]
     error = await silent[2].refused()
     assert isinstance(error, Overloaded)
-    assert error.message == "2000 bytes for messages of one connection while they arrive, the limit"
+    assert (
+        error.message
+        == "2000 bytes for messages of one connection while they arrive, the limit (half of max_receiving_bytes)"
+    )
     others = [_Caller(in_flight, "another") for _ in range(2)]
     await asyncio.sleep(3 * process_in_flight._QUICK_S)  # nothing is refused
     assert [await caller.send() for caller in (*silent[:2], *others)] == [b"message"] * 4

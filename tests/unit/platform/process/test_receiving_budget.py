@@ -41,7 +41,7 @@ def test_a_large_claim_without_room_is_refused_once_and_the_others_stay() -> Non
     first = _grown(budget, 2, _MESSAGE_BYTES)
     (late,) = _grown(budget, 1, _SMALL_BYTES)
     budget.grow(late, _SMALL_BYTES + 1)
-    assert late.refusals == ["3200 bytes for messages while they arrive, the limit"]
+    assert late.refusals == ["3200 bytes for messages while they arrive, the limit (max_receiving_bytes)"]
     assert (late.has_ended, late.bytes) == (True, 0)
     assert [message.refusals for message in first] == [[], []]
 
@@ -60,7 +60,9 @@ def test_small_claims_have_room_beside_large_ones_and_the_newest_are_preferred()
     _grown(budget, 2, _MESSAGE_BYTES)
     oldest, *others = _grown(budget, 4, _SMALL_BYTES // 2)
     budget.grow(others[0], _SMALL_BYTES)
-    assert others[0].refusals == ["3200 bytes for messages while they arrive, the limit"]  # as the largest of them
+    assert others[0].refusals == [
+        "3200 bytes for messages while they arrive, the limit (max_receiving_bytes)"
+    ]  # as the largest of them
     (newest,) = _grown(budget, 1, 1)
     assert [message.refusals for message in (oldest, *others[1:], newest)] == [[], [], [], []]
 
@@ -91,7 +93,9 @@ def test_a_connection_gets_half_of_the_budget() -> None:
     first, second, other = _Message("one"), _Message("one"), _Message("another")
     for message in (first, second, other):
         budget.grow(message, _MESSAGE_BYTES)
-    assert second.refusals == ["1600 bytes for messages of one connection while they arrive, the limit"]
+    assert second.refusals == [
+        "1600 bytes for messages of one connection while they arrive, the limit (half of max_receiving_bytes)"
+    ]
     assert (first.refusals, other.refusals) == ([], [])
     budget.end(first)
     again = _Message("one")

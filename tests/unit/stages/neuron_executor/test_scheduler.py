@@ -464,7 +464,9 @@ async def test_a_full_queue_refuses_at_once_and_names_the_limit() -> None:
         await system.occupy()
         waiting = [system.submit([number]) for number in range(1, 9)]
         await queued()
-        with pytest.raises(Overloaded, match=r"^8 sequences wait for 'small', the limit is 8$"):
+        with pytest.raises(
+            Overloaded, match=r"^8 sequences wait for 'small', the limit is 8 \(the executor's max_queue_sequences\)$"
+        ):
             await system.scheduler.run([sequence(21)], Call())
         assert not any(caller.done() for caller in waiting)
 
@@ -505,7 +507,9 @@ async def test_the_last_places_of_the_queue_are_given_out() -> None:
 
 async def test_an_input_of_more_sequences_than_the_queue_takes_is_refused_for_good() -> None:
     async with held_scheduler(is_held=False) as system:
-        with pytest.raises(InvalidInput, match=r"^input: 9 sequences, the executor's queue takes 8$"):
+        with pytest.raises(
+            InvalidInput, match=r"^input: 9 sequences, the limit is 8 \(the executor's max_queue_sequences\)$"
+        ):
             await system.submit(*([number] for number in range(1, 10)))
 
 

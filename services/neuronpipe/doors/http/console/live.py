@@ -16,6 +16,7 @@ from neuronpipe.core.metrics import Histogram, Meters
 from neuronpipe.core.names import Attributes, Instrument, Metrics, Spans
 from neuronpipe.core.tracing import status_name
 from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.events import event
 from neuronpipe.gateway.tenants.tenants import Shares
 
 _INTERVAL_S = 1.0
@@ -83,7 +84,7 @@ class LiveFigures:
         try:
             readings = deque([read(self._meters, model)] * 2, _WINDOW + 1)
             while time.monotonic() < ends_s:
-                yield b"data: %b\n\n" % write_body(figures(readings))
+                yield event(write_body(figures(readings)))
                 await asyncio.sleep(self._interval_s)
                 readings.append(read(self._meters, model))
         finally:

@@ -10,6 +10,7 @@ from neuronpipe.core.metrics import Meters
 from neuronpipe.core.task_inputs import SAMPLES
 from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.console.live import LiveFigures
+from neuronpipe.doors.http.events import EVENTS
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import Refused
 from neuronpipe.gateway.catalog import Catalog
@@ -17,7 +18,7 @@ from neuronpipe.platform.process.door import Handler
 
 # Open as health is: without its files the page cannot ask for a key.
 PAGE = Route("GET", "/", "the console", is_counted=False, service="health")
-FILE = Route("GET", "/console/{name}", "a file of the console", is_counted=False, service="health")
+FILE = Route("GET", "/console/{file}", "a file of the console", is_counted=False, service="health")
 STATE = Route("GET", "/console/state", "what the console shows of the server", is_counted=False)
 TRACE = Route("GET", "/console/traces/{id}", "a kept trace as OTLP JSON", is_counted=False)
 LIVE = Route(
@@ -69,9 +70,9 @@ def console_handlers(
         return responses[_PAGE_FILE]
 
     async def file(request: HttpRequest) -> HttpResponse:
-        if request.names["name"] not in responses:
+        if request.names["file"] not in responses:
             raise Refused(404, "not_found", "the console has no such file")
-        return responses[request.names["name"]]
+        return responses[request.names["file"]]
 
     async def state(request: HttpRequest) -> HttpResponse:
         models = MessageToDict(
@@ -88,8 +89,6 @@ def console_handlers(
         return HttpResponse(found.otlp_json.encode(), headers=_HEADERS)
 
     async def stream(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(
-            b"", "text/event-stream", _HEADERS, stream=live.listen(request.parameter("model")), is_endless=True
-        )
+        return HttpResponse(b"", EVENTS, _HEADERS, stream=live.listen(request.parameter("model")), is_endless=True)
 
     return {PAGE.key: page, FILE.key: file, STATE.key: state, TRACE.key: trace, LIVE.key: stream}

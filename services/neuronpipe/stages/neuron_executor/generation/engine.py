@@ -239,11 +239,13 @@ class Generator:
         waiting, most = len(self.planner.waiting), self._max_queue_sequences
         if waiting >= most:
             retry_after_s = max(_MIN_RETRY_AFTER_S, waiting / max(1, len(self.planner.running)))
-            raise Overloaded(f"{waiting} prompts wait for {self.spec.name!r}, the limit is {most}", retry_after_s)
+            setting = f"the limit is {most} (the executor's max_queue_sequences)"
+            raise Overloaded(f"{waiting} prompts wait for {self.spec.name!r}, {setting}", retry_after_s)
         wait_s = self.planner.wait_s(sequence)
         if wait_s > self._max_prompt_wait_s:
             raise Overloaded(
-                f"a prompt would wait {wait_s:.2g} s for its first step, the limit is {self._max_prompt_wait_s:g} s",
+                f"a prompt would wait {wait_s:.2g} s for its first step, the limit is {self._max_prompt_wait_s:g} s "
+                "(the executor's max_prompt_wait_s)",
                 max(_MIN_RETRY_AFTER_S, wait_s - self._max_prompt_wait_s),
             )
         if time.monotonic() + wait_s > sequence.deadline_s:
