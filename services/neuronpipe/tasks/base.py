@@ -112,8 +112,9 @@ class TextTokenizer(Protocol):
     def encode(self, text: str, text_pair: str | None = None) -> EncodedText:
         """The whole text or pair as one sequence, however long."""
 
-    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> EncodedText:
-        """The prompt that the model's chat template makes of messages, each a role and a content without NUL.
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> EncodedText:
+        """The prompt that the model's chat template makes of messages, each with a role, a content and what else it
+        takes, and of the tools that the model may call. No text of them holds NUL.
 
         Only special tokens that the template writes are special. Raises InvalidInput where it takes no such messages.
         """

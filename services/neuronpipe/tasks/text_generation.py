@@ -4,6 +4,7 @@ Equal to transformers' `generate` with the same options, whose names they have. 
 (stages/neuron_executor/generation/); here prompts are encoded, options completed, and tokens turned into text.
 """
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -46,6 +47,7 @@ from neuronpipe.tasks.generated_text import WINDOW_TOKENS, Detokenizer, release
 # Without a value of the model's own; transformers' pipeline has the same.
 _MAX_NEW_TOKENS = 256
 _MAX_MESSAGES, _MAX_ROLE_LENGTH = 1024, 64
+_MAX_JSON = 65_536
 _MAX_LOGPROBS = int(OPTIONS["top_logprobs"].most)
 _OWN = {
     name: (type(one.own) if one.own is not None else int | None, one.own)
@@ -99,6 +101,8 @@ def check(input: TextGenerationInput, model: ModelSpec) -> None:
     check_truncation(input.truncation)
     if input.messages:
         _check_messages(input, model)
+    elif input.tools:
+        raise InvalidInput("tools", "are for messages")
     else:
         check_text("prompt", input.prompt)
     check_all_options(input.options, model)
@@ -153,6 +157,13 @@ def _check_messages(input: TextGenerationInput, model: ModelSpec) -> None:
         raise InvalidInput("truncation", "is for prompts; messages are never cut")
     if len(input.messages) > _MAX_MESSAGES:
         raise InvalidInput("messages", f"{len(input.messages)} messages, the limit is {_MAX_MESSAGES}")
+    if input.tools:
+        if "tools" not in GenerationFacts.of(model).chat_template:
+            raise InvalidInput("tools", f"the chat template of model {model.name!r} knows none")
+        if not isinstance(tools := _read_json("tools", input.tools), list) or not all(
+            isinstance(x, dict) for x in tools
+        ):
+            raise InvalidInput("tools", "must be a JSON list of objects")
     for index, message in enumerate(input.messages):
         place = f"messages[{index}]"
         if not 1 <= len(message.role) <= _MAX_ROLE_LENGTH:
@@ -161,6 +172,22 @@ def _check_messages(input: TextGenerationInput, model: ModelSpec) -> None:
         for name, text in ("role", message.role), ("content", message.content):
             if text:
                 check_text(f"{place}.{name}", text)
+        if message.fields and not isinstance(_read_json(f"{place}.fields", message.fields), dict):
+            raise InvalidInput(f"{place}.fields", "must be a JSON object")
+
+
+def _read_json(name: str, text: str) -> Any:
+    """Raises InvalidInput."""
+    if len(text) > _MAX_JSON:
+        raise InvalidInput(name, f"{len(text)} characters, the limit is {_MAX_JSON}")
+    if "\\u0000" in text:
+        raise InvalidInput(name, "has the character NUL")
+    try:
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()  # half a pair of surrogates is no text
+        return value
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(name, "is no valid JSON") from error
 
 
 def check_options(options: GenerationOptions, model: ModelSpec) -> None:
@@ -219,8 +246,8 @@ def _given(options: GenerationOptions) -> set[str]:
 def traits(input: TextGenerationInput) -> tuple[str | int, ...]:
     """What of an input its encoding depends on."""
     # Templates may write the date.
-    said = [part for message in input.messages for part in (message.role, message.content)]
-    chat = (date.today().isoformat(), *said) if said else ()
+    said = [part for message in input.messages for part in (message.role, message.content, message.fields)]
+    chat = (date.today().isoformat(), *said, input.tools) if said else ()
     return input.prompt, or_default(input.truncation), _reserved(input.options), *chat
 
 
@@ -232,7 +259,11 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
     reserved = _reserved(input.options)
     room = model.max_tokens - reserved
     if input.messages:
-        encoded = tokenizer.encode_chat([(message.role, message.content) for message in input.messages])
+        messages = [
+            {**(json.loads(one.fields) if one.fields else {}), "role": one.role, "content": one.content}
+            for one in input.messages
+        ]
+        encoded = tokenizer.encode_chat(messages, json.loads(input.tools) if input.tools else None)
     elif or_default(input.truncation) == Truncation.TRUNCATION_ERROR:
         encoded = tokenizer.encode(input.prompt)
     else:

@@ -1493,10 +1493,16 @@ class TextGenerationInput(_message.Message):
 
     PROMPT_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """The text to continue. Required, unless there are messages."""
+    tools: _builtins.str
+    """With messages: functions that the model may call. A JSON list of objects, which the template gets as they are, as
+    tools of transformers' apply_chat_template: {"type": "function", "function": {"name": …, "parameters": …}}. At most
+    65,536 characters. The model's template must know tools. Default: none.
+    """
     truncation: Global___Truncation.ValueType
     """What happens to a prompt that leaves no room for max_new_tokens. Messages are never cut. Default:
     TRUNCATION_ERROR.
@@ -1516,12 +1522,13 @@ class TextGenerationInput(_message.Message):
         *,
         prompt: _builtins.str = ...,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        tools: _builtins.str = ...,
         options: Global___GenerationOptions | None = ...,
         truncation: Global___Truncation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "options", b"options", "prompt", b"prompt", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "options", b"options", "prompt", b"prompt", "tools", b"tools", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1535,19 +1542,25 @@ class ChatMessage(_message.Message):
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """Who says it, in the words of the model's template: most know "system", "user" and "assistant". 1 to 64 characters."""
     content: _builtins.str
     """What is said."""
+    fields: _builtins.str
+    """What the template gets of the message besides, as a JSON object: an assistant's tool_calls, a tool's tool_call_id
+    and name. At most 65,536 characters. Default: nothing.
+    """
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str = ...,
+        fields: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "fields", b"fields", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,11 +1,14 @@
 """OpenAI's chat completions and completions, whole and as events."""
 
+import contextlib
+import json
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from secrets import token_hex
 from typing import Any
 
 from neuronpipe.api.v1.tasks_pb2 import (
@@ -26,15 +29,18 @@ from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpRespons
 from neuronpipe.doors.http.openai_text_bodies import (
     ChatCompletion,
     ChatRequest,
+    ChosenTool,
     Completion,
     CompletionOptions,
     CompletionRequest,
     SaidMessage,
 )
 from neuronpipe.doors.http.problems import OPENAI_ERROR
+from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.doors.inference import Inference
 from neuronpipe.doors.text_stream import Event
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, Usage
+from neuronpipe.tasks.text_generation import form_of
 
 # Of completions, as OpenAI has it.
 _MAX_TOKENS = 16
@@ -67,7 +73,7 @@ class _Form:
     """How one of the two writes its answers.
 
     `whole`: a text in a choice. `part`: a part of it in a choice of a chunk. `logprobs`: those of tokens in a choice,
-    before which there are so many characters. `begin`: the first choice of a stream.
+    before which there are so many characters. `begin`: the first choice of a stream. `tools`: those to call.
     """
 
     id: str
@@ -77,6 +83,7 @@ class _Form:
     part: Callable[[str], dict[str, Any]]
     logprobs: Callable[[Sequence[TokenLogprob], int], dict[str, Any]]
     begin: Mapping[str, Any] | None = None
+    tools: ToolUse | None = None
 
 
 def _chat_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
@@ -141,10 +148,13 @@ def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
             for begin, one in zip(begins, results, strict=True)
             for text in one.result.message.text_generation.sequences
         ]
-        choices = [
-            _choice(index, form.whole(begin + one.text), _reason(one), one.logprobs and form.logprobs(one.logprobs, 0))
-            for index, (begin, one) in enumerate(texts)
-        ]
+        choices = []
+        for index, (begin, one) in enumerate(texts):
+            content, calls, reason = _read(one, form)
+            choice = form.whole(begin + content)
+            if calls:
+                choice["message"] |= {"content": content or None, "tool_calls": calls}
+            choices.append(_choice(index, choice, reason, one.logprobs and form.logprobs(one.logprobs, 0)))
         usage = _usage([one.usage for one in results])
         return HttpResponse(write_body(head | {"object": form.whole_object, "choices": choices, "usage": usage}))
 
@@ -154,9 +164,17 @@ def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
             raise InvalidInput("top_logprobs", "has an effect only with logprobs")
         top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         options = _options(body, body.max_completion_tokens or body.max_tokens, top_logprobs)
-        messages = [ChatMessage(role=one.role, content=_content(one)) for one in body.messages]
+        messages = [ChatMessage(role=one.role, content=_content(one), fields=_further(one)) for one in body.messages]
         input = TextGenerationInput(messages=messages, options=options)
-        return await answer(request, _CHAT, [input], "messages")
+        if not (tools := _tool_use(body)):
+            return await answer(request, _CHAT, [input], "messages")
+        input.tools = json.dumps(tools.tools, ensure_ascii=False)
+        if schema := tools.schema():
+            if form_of(options):
+                raise InvalidInput("tool_choice", "that forces a call cannot be combined with a form of the text")
+            options.json_schema = json.dumps(schema, ensure_ascii=False)
+            input.options.CopyFrom(options)
+        return await answer(request, replace(_CHAT, tools=tools), [input], "messages")
 
     async def completions(request: HttpRequest) -> HttpResponse:
         body: CompletionRequest = request.body
@@ -198,16 +216,24 @@ async def _chunks(
             if begin := form.begin or (form.part(begins[index // texts]) if begins[index // texts] else None):
                 yield head | {"choices": [_choice(index, begin, None)]}
         async for place, event in events:
-            if isinstance(event, GeneratedPart) and (event.text or event.logprobs):
+            text = event.text if isinstance(event, GeneratedPart) and not form.tools else ""
+            if isinstance(event, GeneratedPart) and (text or event.logprobs):
                 index = place * texts + event.sequence
                 offset = offsets[index]
                 offsets[index] += sum(len(one.text) for one in event.logprobs)
                 logprobs = form.logprobs(event.logprobs, offset) if event.logprobs else None
-                yield head | {"choices": [_choice(index, form.part(event.text), None, logprobs)]}
+                yield head | {"choices": [_choice(index, form.part(text), None, logprobs)]}
             elif isinstance(event, InferenceResult):
                 used.append(event.usage)
-                for number, text in enumerate(event.result.message.text_generation.sequences):
-                    yield head | {"choices": [_choice(place * texts + number, form.part(""), _reason(text))]}
+                for number, whole in enumerate(event.result.message.text_generation.sequences):
+                    index = place * texts + number
+                    content, calls, reason = _read(whole, form)
+                    if form.tools and content:
+                        yield head | {"choices": [_choice(index, form.part(content), None)]}
+                    if calls:
+                        delta = {"tool_calls": [{"index": place, **call} for place, call in enumerate(calls)]}
+                        yield head | {"choices": [_choice(index, {"delta": delta}, None)]}
+                    yield head | {"choices": [_choice(index, form.part(""), reason)]}
         if has_usage:
             yield head | {"choices": [], "usage": _usage(used)}
 
@@ -216,8 +242,42 @@ def _choice(index: int, text: Mapping[str, Any], reason: str | None, logprobs: A
     return {"index": index, **text, "logprobs": logprobs or None, "finish_reason": reason}
 
 
-def _reason(text: GeneratedText) -> str:
-    return _REASONS.get(text.finish_reason, "stop")
+def _read(text: GeneratedText, form: _Form) -> tuple[str, list[dict[str, Any]], str]:
+    """What a text says, the tools that it calls, and why it ended."""
+    reason = _REASONS.get(text.finish_reason, "stop")
+    content, found = form.tools.read(text.text) if form.tools else (text.text, [])
+    calls = [
+        {"id": f"call_{token_hex(12)}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for name, arguments in found
+    ]
+    is_chosen = form.tools is not None and form.tools.function  # then the reason is the text's own, as OpenAI has it
+    return content, calls, "tool_calls" if calls and reason == "stop" and not is_chosen else reason
+
+
+def _tool_use(body: ChatRequest) -> ToolUse | None:
+    """The tools that a text may call. Raises InvalidInput."""
+    choice = body.tool_choice
+    if not body.tools:
+        if choice not in (None, "none", "auto"):
+            raise InvalidInput("tool_choice", "has an effect only with tools")
+        return None
+    if choice == "none":
+        return None
+    tools = [one.model_dump(exclude_unset=True) for one in body.tools]
+    function = choice.function.name if isinstance(choice, ChosenTool) else ""
+    if function and function not in [one.function.name for one in body.tools]:
+        raise InvalidInput("tool_choice.function.name", f"{function[:64]!r} is not among the tools")
+    return ToolUse(tools, choice == "required", function, body.parallel_tool_calls is not False)
+
+
+def _further(message: SaidMessage) -> str:
+    """What a template gets of a message besides, as JSON; the arguments of calls as objects, where they are."""
+    fields = message.model_dump(exclude_none=True, include={"name", "tool_calls", "tool_call_id"})
+    for call in fields.get("tool_calls", ()):
+        if isinstance(arguments := call["function"]["arguments"], str):
+            with contextlib.suppress(ValueError, RecursionError):
+                call["function"]["arguments"] = json.loads(arguments)
+    return json.dumps(fields, ensure_ascii=False) if fields else ""
 
 
 def _usage(used: list[Usage]) -> dict[str, Any]:
@@ -242,6 +302,8 @@ def _fields(body: CompletionOptions) -> dict[str, str]:
     if isinstance(body, ChatRequest):
         most = "max_completion_tokens" if body.max_completion_tokens else most
         best = "top_logprobs" if body.top_logprobs else best
+        if body.tool_choice not in (None, "none", "auto"):
+            names["options.json_schema"] = "tools"
     return names | {"options.max_new_tokens": most, "options.top_logprobs": best}
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.model import with_fields
@@ -14,10 +14,47 @@ class TextPart(Body):
     text: str
 
 
+class _Open(Body):
+    """What a template gets as it is, with fields that we do not know."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class CalledFunction(_Open):
+    name: str
+    arguments: Annotated[str | dict[str, Any], Field(description="JSON, which the template gets as an object")]
+
+
+class ToolCall(_Open):
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Function(_Open):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    parameters: Annotated[dict[str, Any] | None, Field(description="the JSON Schema of its arguments")] = None
+
+
+class Tool(_Open):
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(Body):
+    name: str
+
+
+class ChosenTool(Body):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
 class SaidMessage(Body):
     role: str
     content: Annotated[str | Many[TextPart] | None, Field(description="a text, or parts of it")] = None
-    tool_calls: Annotated[Any, only([])] = None
+    name: str | None = None
+    tool_calls: Many[ToolCall] | None = None
+    tool_call_id: str | None = None
 
 
 class StreamOptions(Body):
@@ -85,8 +122,9 @@ class ChatRequest(CompletionOptions):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Whole | None = None
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
+    tools: Annotated[Many[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = Field(None, description="whether an answer may call several functions")
     functions: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only("none", "auto")] = None
     modalities: Annotated[Any, only(["text"])] = None
@@ -125,15 +163,16 @@ class CompletionRequest(CompletionOptions):
 
 class Answered(Body):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[dict[str, Any]] | None = None
 
 
 class ChatChoice(Body):
     index: int
     message: Answered
     logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class CompletionChoice(Body):

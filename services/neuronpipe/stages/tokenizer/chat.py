@@ -23,6 +23,8 @@ from neuronpipe.core.errors import InvalidInput
 
 # No message holds it (tasks/text_generation.py).
 _MARK = "\0"
+# As JSON has it: behind a backslash that is not itself behind one.
+_MARK_IN_JSON = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 # Of what a template says to its caller.
 _MAX_REASON = 200
 
@@ -41,16 +43,19 @@ class ChatTemplate:
         marked = "|".join(re.escape(_marked(token)) for token in longest_first)
         self._marks = re.compile(f"({marked or '(?!)'})|{_MARK}")
 
-    def render(self, messages: Sequence[tuple[str, str]]) -> list[str]:
-        """The prompt for the message after these, each a role and a content, in parts.
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> list[str]:
+        """The prompt for the message after these, in parts. `tools`: those that the model may call.
 
         Every second part is a special token that a message spells, which is text. Raises InvalidInput where the
         template does not take the messages, or cannot be run.
         """
-        marked = [{"role": self._mark(role), "content": self._mark(content)} for role, content in messages]
         try:
             text = self._template.render(
-                messages=marked, tools=None, documents=None, add_generation_prompt=True, **self._variables
+                messages=self._mark(messages),
+                tools=self._mark(tools),
+                documents=None,
+                add_generation_prompt=True,
+                **self._variables,
             )
         except _Refused as error:
             raise InvalidInput("messages", f"the model's template refuses them: {str(error)[:_MAX_REASON]}") from error
@@ -65,9 +70,15 @@ class ChatTemplate:
     def _template(self) -> Any:
         return _environment().from_string(self._source)
 
-    def _mark(self, text: str) -> str:
-        """The text with a mark inside each special token, so that nothing that a template does with it makes one."""
-        return self._special.sub(lambda found: _marked(found[0]), text)
+    def _mark(self, value: Any) -> Any:
+        """The value with a mark inside each special token of its texts, so that nothing that a template does with them
+        makes one.
+        """
+        if isinstance(value, str):
+            return self._special.sub(lambda found: _marked(found[0]), value)
+        if isinstance(value, Mapping):
+            return {self._mark(name): self._mark(one) for name, one in value.items()}
+        return [self._mark(one) for one in value] if isinstance(value, Sequence) else value
 
 
 def _marked(token: str) -> str:
@@ -132,4 +143,5 @@ def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _MARK_IN_JSON.sub(rf"\g<1>{_MARK}", text)

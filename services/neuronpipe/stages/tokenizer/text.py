@@ -111,8 +111,10 @@ class JsonTokenizer:
             encoding = self._encode(text, text_pair)
         return EncodedText(_array(encoding.ids), _array(encoding.type_ids))
 
-    def encode_chat(self, messages: abc.Sequence[tuple[str, str]]) -> EncodedText:
-        parts, ids = self._chat.render(messages), list[int]()
+    def encode_chat(
+        self, messages: abc.Sequence[Mapping[str, Any]], tools: abc.Sequence[Any] | None = None
+    ) -> EncodedText:
+        parts, ids = self._chat.render(messages, tools), list[int]()
         with self._lock:
             try:
                 for index, part in enumerate(parts):
