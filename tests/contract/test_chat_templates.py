@@ -161,9 +161,13 @@ def test_tools_and_their_calls_are_what_transformers_makes_of_them(text: str) ->
         return_dict=False,
         sanitize_control_tokens="<" in text,
     )
-    found = _ours(tokenizer, _TOOL_TEMPLATE).encode_chat(chat, tools)
-    assert tokenizer.decode(found.token_ids) == tokenizer.decode(expected)
-    assert found.token_ids.tolist() == expected
+    found = _ours(tokenizer, _TOOL_TEMPLATE).encode_chat(chat, tools).token_ids.tolist()
+    assert tokenizer.decode(found) == tokenizer.decode(expected)
+    if "<" in text:  # transformers finds special tokens in tools and calls; here they are text there, too
+        counts = [found.count(token_id) for token_id in tokenizer.convert_tokens_to_ids([*_SPECIAL, "<s>"])]
+        assert counts == [5, 4, 0]
+    else:
+        assert found == expected
 
 
 def test_a_message_cannot_begin_a_turn() -> None:

@@ -291,7 +291,7 @@ async def test_a_stop_string_ends_both_forms(theirs: openai.AsyncOpenAI, ours: C
         ({"messages": [{"role": "nobody", "content": "hi"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
     ],
     ids=str,
