@@ -167,6 +167,11 @@ async def test_huggingfaces_client_and_tgis_names_of_forms(gateway: ServiceProce
         regex: Any = {"type": "regex", "value": _REGEX}
         tokens = await client.text_generation(_PROMPT, grammar=regex, max_new_tokens=40, stream=True)
         assert re.fullmatch(_REGEX, "".join([token async for token in tokens]))
+        wrong: Any = {"type": "json", "value": {"not": {}}}
+        with pytest.raises(
+            huggingface_hub.errors.HfHubHTTPError, match=r"parameters\.grammar\.value: cannot be followed"
+        ):
+            await client.text_generation(_PROMPT, grammar=wrong, max_new_tokens=4)
 
 
 @pytest.mark.parametrize(

@@ -158,30 +158,16 @@ class Options(TypedDict, total=False):
     ]
     json_schema: Annotated[
         str | Mapping[str, Any],
-        Option(
-            "write JSON that is valid by this JSON Schema",
-            "json",
-            max_size=65_536,
-            openai="guided_json",
-            huggingface=False,
-        ),
+        Option("write JSON that is valid by this JSON Schema", "json", max_size=65_536, openai="guided_json"),
     ]
-    json_object: Annotated[bool, Option("write a JSON object", "bool", openai="guided_json_object", huggingface=False)]
+    json_object: Annotated[bool, Option("write a JSON object", "bool", openai="guided_json_object")]
     regex: Annotated[
         str,
-        Option(
-            "write a text that matches this regular expression",
-            "text",
-            max_size=4096,
-            openai="guided_regex",
-            huggingface=False,
-        ),
+        Option("write a text that matches this regular expression", "text", max_size=4096, openai="guided_regex"),
     ]
     choices: Annotated[
         Iterable[str],
-        Option(
-            "write one of these texts", "texts", max_items=256, max_size=256, openai="guided_choice", huggingface=False
-        ),
+        Option("write one of these texts", "texts", max_items=256, max_size=256, openai="guided_choice"),
     ]
     grammar: Annotated[
         str,

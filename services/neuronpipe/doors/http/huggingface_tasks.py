@@ -56,6 +56,7 @@ from neuronpipe.doors.http.huggingface_bodies import (
 )
 from neuronpipe.doors.http.huggingface_texts import (
     TEXT_FIELDS,
+    form_fields,
     read_prompt,
     read_summary,
     read_translation,
@@ -396,6 +397,7 @@ CONVERTERS: dict[str, Converter] = {
         read_prompt,
         lambda result, given, body: [write_text(one, given, body) for one in result.text_generation.sequences],
         TEXT_FIELDS,
+        option_fields=form_fields,
     ),
     "summarization": Converter(
         TypeAdapter(Summarization),

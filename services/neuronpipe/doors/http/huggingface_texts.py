@@ -32,7 +32,7 @@ from neuronpipe.doors.http.problems import TGI_ERROR
 from neuronpipe.doors.inference import Inference, truncation_of
 from neuronpipe.doors.text_stream import Event
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult
-from neuronpipe.tasks.text_generation import GenerationFacts
+from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 
 class Prompted(Protocol):
@@ -53,7 +53,6 @@ TEXT_FIELDS = {
     **{f"options.{name}": f"parameters.{name}" for name in _OPTIONS},
     "options.stop_strings": "parameters.stop",
     "options.top_logprobs": "parameters.details",
-    **dict.fromkeys(("options.json_schema", "options.regex"), "parameters.grammar.value"),
 }
 _REASONS = {
     FinishReason.FINISH_REASON_END: "eos_token",
@@ -89,6 +88,8 @@ def read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
         options.top_logprobs = 0
     options.stop_strings.extend([*(given.stop or ()), *(given.stop_sequences or ())])
     if given.grammar:
+        if form := form_of(options):
+            raise InvalidInput("parameters.grammar", f"cannot be combined with {form}")
         options.MergeFrom(_form(given.grammar))
     return TaskInput(text_generation=TextGenerationInput(prompt=input, options=options, truncation=_cuts(given)))
 
@@ -101,6 +102,12 @@ def _form(grammar: Grammar) -> GenerationOptions:
     if not isinstance(value, str if name == "regex" else str | dict):
         raise InvalidInput("parameters.grammar.value", "must be a text" + " or an object" * (name != "regex"))
     return GenerationOptions(**message_fields({name: value}))
+
+
+def form_fields(body: Prompted) -> dict[str, str]:
+    """A request's name of the text's form, where it is TGI's."""
+    names = ("options.json_schema", "options.regex") if body.parameters.grammar else ()
+    return dict.fromkeys(names, "parameters.grammar.value")
 
 
 def read_one_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
@@ -191,7 +198,8 @@ async def answer_tokens(
     """One text as events. Raises NeuronpipeError for what is wrong before its first token."""
     input = read_one_prompt(prompt, body, model)
     input.text_generation.options.top_logprobs = 0  # of each token its own
-    events = await inference.stream(request.call, request.model(model.name), input, _FIELDS)
+    fields = _FIELDS | form_fields(body)
+    events = await inference.stream(request.call, request.model(model.name), input, fields)
     return event_response(_values(events, prompt, body), TGI_ERROR)
 
 

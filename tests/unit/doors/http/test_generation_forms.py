@@ -45,6 +45,10 @@ _OPTIONS: dict[str, Any] = {
     "stop_token_ids": [5, 6],
     "bad_words_ids": [[1, 2], [3]],
     "early_stopping": True,
+    "json_schema": '{"type": "object"}',
+    "json_object": True,
+    "regex": "a+",
+    "choices": ["a", "b"],
 }
 
 
@@ -71,7 +75,8 @@ def _asked(browser: Browser) -> Any:
 
 
 def test_every_option_has_its_name() -> None:
-    ours = set(GenerationOptions.DESCRIPTOR.fields_by_name) - {"top_logprobs"}  # `details` of text generation
+    # `details` of text generation, whose `grammar` has other forms.
+    ours = set(GenerationOptions.DESCRIPTOR.fields_by_name) - {"top_logprobs", "grammar"}
     assert ours <= set(WritingOptions.model_fields)
     assert ours == set(_OPTIONS)
 
@@ -98,6 +103,7 @@ async def test_options_arrive(browser: Browser, task: str, place: str) -> None:
         # Both lengths count the token that the text follows.
         ({"max_length": 9, "min_length": 4}, {"max_new_tokens": 8, "min_new_tokens": 3}),
         ({"min_length": 0}, {"min_new_tokens": 0}),
+        ({"json_schema": {"type": "object"}}, {"json_schema": '{"type": "object"}'}),
         ({"clean_up_tokenization_spaces": False, "use_cache": True, "num_beam_groups": 1, "typical_p": 1.0}, {}),
     ],
 )
