@@ -13,6 +13,8 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
 _FOLDER = _ROOT / "docker" / "requirements"
+# Older than the C library of each base image; llguidance has no wheel for older ones.
+_PLATFORM = "x86_64-manylinux_2_31"
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def _compile(name: str, output: Path) -> None:
             "--custom-compile-command",
             "make fix-locks",
         ),
-        *("--generate-hashes", "--only-binary", ":all:", "--python-version", "3.11", "--python-platform", "linux"),
+        *("--generate-hashes", "--only-binary", ":all:", "--python-version", "3.11", "--python-platform", _PLATFORM),
         *(("--config-file", str(_FOLDER / "torch-cpu.toml")) if "torch" in lock.without else ("--no-config",)),
         *("--constraint", lock.constraints, *(f"--no-emit-package={package}" for package in lock.without)),
         *("--output-file", str(output), *(f"--extra={extra}" for extra in lock.extras)),

@@ -32,7 +32,7 @@ _NONE = "none"
 
 
 def main() -> None:
-    """Measures, and writes the page again after every section, so that a run that is broken off leaves what it has."""
+    """Measures, and writes the page after every section, and of one that is broken off what there is."""
     options = _parse()
     # The blocks below end what they started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -60,21 +60,23 @@ def main() -> None:
     for section in options.only:
         machine = describe_machine()
         print(f"{section}: after {time.monotonic() - began_s:.0f} s", file=sys.stderr)
-        if section == "start":
-            run.starts.extend(measure_starts(options.rounds))
-        else:
-            for one in sections[section]():
-                run.measurements.append(one)
-                print(
-                    f"{one.section}, round {one.round}, {one.system}, {one.callers} callers: "
-                    f"{one.throughput_per_s:.1f}/s",
-                    file=sys.stderr,
-                )
-        run.sections[section] = (
-            f"{machine['date']}, commit {machine['commit']}, load before {machine['load before']}; "
-            f"{options.rounds} rounds, turns of {options.seconds:g} s"
-        )
-        page = write_report(run, options.out)
+        try:
+            if section == "start":
+                run.starts.extend(measure_starts(options.rounds))
+            else:
+                for one in sections[section]():
+                    run.measurements.append(one)
+                    print(
+                        f"{one.section}, round {one.round}, {one.system}, {one.callers} callers: "
+                        f"{one.throughput_per_s:.1f}/s",
+                        file=sys.stderr,
+                    )
+        finally:
+            run.sections[section] = (
+                f"{machine['date']}, commit {machine['commit']}, load before {machine['load before']}; "
+                f"{options.rounds} rounds, turns of {options.seconds:g} s"
+            )
+            page = write_report(run, options.out)
     print(page)
 
 

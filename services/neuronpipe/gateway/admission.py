@@ -159,7 +159,8 @@ class Gate:
         self._take_out(admission)
         if is_answered:
             self.shedding.note_answer(time.monotonic() - admission.began_s - admission.held_s)
-        self._drained.add(1, admission.tokens)
+            # One that a stage refuses leaves at once, and says nothing of how fast others do.
+            self._drained.add(1, admission.tokens)
 
     def correct(self, admission: Admission, tokens: int) -> None:
         """Replaces the estimate by a request's real tokens. Raises Overloaded where there is no room for the rest."""

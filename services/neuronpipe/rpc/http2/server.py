@@ -20,13 +20,16 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.names import Metrics
 from neuronpipe.rpc.http2.call import Call, NotGrpc
 from neuronpipe.rpc.http2.connection import NO_ERROR, TLS_CLOSE_S, Connection
-from neuronpipe.rpc.http2.stream import ENCODINGS, UNIMPLEMENTED, Stream
+from neuronpipe.rpc.http2.stream import ENCODINGS, RESOURCE_EXHAUSTED, UNIMPLEMENTED, Stream
 from neuronpipe.rpc.transport import CallEnd, ServerOptions
 
 _DRAIN_PING = b"drain\0\0\0"
 # A peer that does not acknowledge the notice gets no longer; streams that it opened are answered all the same.
 _NOTICE_LIMIT_S = 5.0
 _KEEPALIVE_S = 30.0
+# A connection with a call that was refused for load is not read for this time, so that refusals of many calls share
+# their turns of the event loop: at sixteen times the load that can be borne, turns would cost more than the refusals.
+_REST_S = 0.002
 _BACKLOG = 1024
 # What connections are ended for: settings, and what is no HTTP/2.
 _LIMITS = (
@@ -100,11 +103,19 @@ class _ServerConnection(Connection[Call]):
                 self.touched.append(call)
             except CallEnd as end:
                 call.refuse(end)
+                if end.code == RESOURCE_EXHAUSTED:
+                    self.transport.pause_reading()
+                    self._server.rest(self)
             except NotGrpc:
                 call.answer_http()
         elif isinstance(event, SettingsAcknowledged):
             self._is_greeted = True
         # Trailers of the caller mean nothing in gRPC.
+
+    def go_on(self) -> None:
+        """Reads again after a rest."""
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def _accept(self, call: Call, path: str) -> None:
         """Lets a call arrive, or refuses it by its head. Raises CallEnd."""
@@ -275,6 +286,18 @@ class Http2Server:
         # Once it listens no more: set while all connections take no more.
         self.all_know: asyncio.Event | None = None
         self._is_empty: asyncio.Event | None = None
+        self._resting: set[_ServerConnection] = set()
+
+    def rest(self, connection: _ServerConnection) -> None:
+        """Reads a connection again after a moment."""
+        if not self._resting:
+            asyncio.get_running_loop().call_later(_REST_S, self._go_on)
+        self._resting.add(connection)
+
+    def _go_on(self) -> None:
+        resting, self._resting = self._resting, set()
+        for connection in resting:
+            connection.go_on()
 
     async def listen(self) -> int:
         settings = self.options.settings

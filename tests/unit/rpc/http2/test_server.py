@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import gzip
+import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -291,6 +292,33 @@ async def test_a_refused_call_is_ended_by_its_head_and_its_data_is_let_through_a
             caller.send(number, _message(b"x" * (1 << 20)), ends=True)
             assert await caller.code(number) == "RESOURCE_EXHAUSTED"
         assert system.method.accepted == 0
+
+
+async def test_calls_behind_a_refused_one_are_read_together_and_answered() -> None:
+    async with _serving() as system:
+        system.method.refuses = Overloaded("no room", retry_after_s=1)
+        caller = await system.connect()
+        assert await caller.code(caller.open()) == "RESOURCE_EXHAUSTED"
+        [connection] = system.server.connections
+        reads = 0
+
+        def count(data: bytes, read: Callable[[bytes], None] = connection.data_received) -> None:
+            nonlocal reads
+            reads += 1
+            read(data)
+
+        connection.data_received = count  # type: ignore[method-assign]
+        began_s = time.monotonic()
+        numbers = []
+        for _ in range(200):
+            numbers.append(caller.open())
+            await asyncio.sleep(0.0002)
+        for number in numbers:
+            assert await caller.code(number) == "RESOURCE_EXHAUSTED"
+        # A timer may be early by half a millisecond.
+        assert reads <= 2 + (time.monotonic() - began_s) / 0.0015
+        system.method.refuses = None
+        assert await caller.code(caller.call(b"a")) == "OK"
 
 
 async def test_a_streams_window_is_held_while_its_messages_wait_unread() -> None:
