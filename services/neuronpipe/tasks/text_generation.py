@@ -118,7 +118,7 @@ def check_all_options(options: GenerationOptions, model: ModelSpec) -> None:
             raise InvalidInput(f"options.{name}", "has an effect only with do_sample; set do_sample to true")
     if form := form_of(options):
         for name in ("forced_bos_token_id", "forced_eos_token_id"):
-            if options.HasField(name):
+            if name in _given(options):
                 raise InvalidInput(f"options.{name}", f"cannot be combined with {form}")
         if not facts.end_token_ids:
             raise InvalidInput(f"options.{form}", f"model {model.name!r} has no token that ends a text")

@@ -221,3 +221,89 @@ async def test_what_is_wrong_with_an_option_is_said_in_the_forms_words() -> None
     given = {"min_length": 10, "max_length": 9}
     _, answer = await browser.post("/models/summarization", {"inputs": "t", "parameters": given})
     assert answer["error"] == "parameters.min_length - 1: 9, more than parameters.max_length - 1, 8"
+
+
+_SCHEMA = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "strict": True, "schema": _SCHEMA},
+                }
+            },
+            {"json_schema": '{"type": "object"}'},
+        ),
+        ({"guided_json": _SCHEMA}, {"json_schema": '{"type": "object"}'}),
+        ({"guided_json": "{}"}, {"json_schema": "{}"}),
+        ({"guided_regex": "a"}, {"regex": "a"}),
+        ({"guided_choice": ["a", "b"]}, {"choices": ["a", "b"]}),
+        ({"guided_grammar": "start: /a/"}, {"grammar": "start: /a/"}),
+        ({"structured_outputs": {"json": _SCHEMA}}, {"json_schema": '{"type": "object"}'}),
+        ({"structured_outputs": {"json_object": True}}, {"json_object": True}),
+        ({"structured_outputs": {"choice": ["a"]}}, {"choices": ["a"]}),
+        ({"structured_outputs": {"grammar": "start: /a/"}}, {"grammar": "start: /a/"}),
+    ],
+    ids=str,
+)
+async def test_openais_and_vllms_forms_of_texts(
+    browser: Browser, asked: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    status, answer = await browser.post("/v1/completions", {"model": "text_generation", "prompt": "t", **asked})
+    assert status == 200, answer
+    assert _asked(browser).options == GenerationOptions(max_new_tokens=16, **expected)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "expected"),
+    [
+        ({"type": "json", "value": _SCHEMA}, {"json_schema": '{"type": "object"}'}),
+        ({"type": "json", "value": "{}"}, {"json_schema": "{}"}),
+        ({"type": "json_schema", "value": {"name": "x", "schema": _SCHEMA}}, {"json_schema": '{"type": "object"}'}),
+        ({"type": "regex", "value": "a"}, {"regex": "a"}),
+    ],
+    ids=str,
+)
+async def test_tgis_forms_of_texts(browser: Browser, grammar: dict[str, Any], expected: dict[str, Any]) -> None:
+    body = {"inputs": "t", "parameters": {"grammar": grammar}}
+    for path in ("/generate?model=text_generation", "/models/text_generation"):
+        assert (await browser.post(path, body))[0] == 200
+    assert [one.text_generation.options for one in browser.inputs] == [GenerationOptions(**expected)] * 2
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "problem"),
+    [
+        ("/v1/completions", {"response_format": {"type": "json_schema"}}, "response_format.json_schema: is missing"),
+        ("/v1/completions", {"response_format": {"type": "xml"}}, "response_format.type"),
+        (
+            "/v1/completions",
+            {"structured_outputs": {"structural_tag": "a"}},
+            "structured_outputs.structural_tag: is not",
+        ),
+        (
+            "/v1/completions",
+            {"structured_outputs": {"regex": "a"}, "guided_regex": "a"},
+            "structured_outputs.regex: is",
+        ),
+        ("/generate", {"parameters": {"grammar": {"type": "regex", "value": {}}}}, "parameters.grammar.value: must be"),
+        ("/generate", {"parameters": {"grammar": {"type": "lark", "value": "a"}}}, "parameters.grammar.type"),
+        (
+            "/generate",
+            {"parameters": {"grammar": {"type": "json", "value": "{}"}, "regex": "a"}},
+            "parameters.grammar: ",
+        ),
+    ],
+    ids=str,
+)
+async def test_forms_that_are_wrong_are_named(browser: Browser, path: str, asked: dict[str, Any], problem: str) -> None:
+    body = {"model": "text_generation", "prompt": "t", "inputs": "t"} | asked
+    status, answer = await browser.post(path, body)
+    assert status in (400, 422)
+    assert problem in str(answer)

@@ -211,7 +211,9 @@ def _written(option: str, text: str) -> str:
                 "lenient": False,
             },
         )
-    return grammar_from({"choices": "choice", "grammar": "lark"}.get(option, option), text)
+    if option == "choices":
+        return grammar_from("choice", text)
+    return LLMatcher.grammar_from_regex(text) if option == "regex" else LLMatcher.grammar_from_lark(text)
 
 
 def _check_multiples(option: str, text: str) -> None:
