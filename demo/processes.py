@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from neuronpipe.measure.benchmark.service_process import ServiceProcess as ServiceProcess
+from neuronpipe.measure.processes import ServiceProcess as ServiceProcess
 
 
 @contextmanager

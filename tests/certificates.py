@@ -81,6 +81,16 @@ class Authority:
         pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
         return Issued(certificate.public_bytes(Encoding.PEM), pem, certificate.serial_number)
 
+    def revoke(self, *revoked: Issued, days: tuple[float, float] = (-1, 30)) -> bytes:
+        """The list of certificates that it has revoked, in PEM form."""
+        now = datetime.datetime.now(datetime.UTC)
+        builder = x509.CertificateRevocationListBuilder().issuer_name(self._name)
+        builder = builder.last_update(now + days[0] * _DAY).next_update(now + days[1] * _DAY)
+        for one in revoked:
+            entry = x509.RevokedCertificateBuilder().serial_number(one.number).revocation_date(now - _DAY)
+            builder = builder.add_revoked_certificate(entry.build())
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
+
 
 def _general_name(name: str) -> x509.GeneralName:
     if "://" in name:

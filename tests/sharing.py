@@ -10,7 +10,7 @@ from typing import Any
 from xdist.scheduler import LoadScopeScheduling
 
 # Folders of tests/ in their order. Unit tests, some of which look at the clock, run when little else does.
-_ORDER = ("contract", "integration", "oracle", "unit")
+_ORDER = ("contract", "integration", "interop", "oracle", "unit")
 # In these files, tests share fixtures only where they have the same parameters.
 _BY_PARAMETERS = (
     "tests/contract/test_architectures.py",

@@ -15,7 +15,7 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers.models.mbart.tokenization_mbart import FAIRSEQ_LANGUAGE_CODES
 
-from neuronpipe.compiler.samples import SENTENCES
+from neuronpipe.compiler.accuracy import sentences
 
 _VOCABULARY = 1200
 _OTHER_SCRIPTS = (
@@ -161,7 +161,7 @@ def marian(*, max_tokens: int, languages: Sequence[str] = ()) -> Any:
     """
     with tempfile.TemporaryDirectory() as written:
         folder, pieces = Path(written), [*_ROBERTA_TOKENS]
-        other = [sentence for sentences in SENTENCES.values() for sentence in sentences]
+        other = [sentence for one in sentences().values() for sentence in one]
         for name, lines in (("source.spm", _corpus()), ("target.spm", other)):
             with (folder / name).open("wb") as file:
                 sentencepiece.SentencePieceTrainer.train(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from neuronpipe.measure.benchmark.machine import cpu_kind, describe_machine
+from neuronpipe.measure.machine import cpu_kind, describe_machine
 from tests.bench.against_peers import ALL_PEERS, measure_peers
 from tests.bench.generation import measure_generation
 from tests.bench.like_for_like import measure_like_for_like

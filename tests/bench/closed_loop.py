@@ -8,7 +8,6 @@ more of the machine from the system that it measures, and would hide differences
 import asyncio
 import gc
 import itertools
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -23,6 +22,7 @@ import uvloop
 
 from neuronpipe.api.v1.inference_pb2 import InferResponse, StageTimings
 from neuronpipe.measure.load.generator import poisson_arrivals_s
+from neuronpipe.measure.processes import Worker
 from neuronpipe.rpc.client import open_channel
 from tests.bench.callers import WARM_UP_S, percentiles_ms, run_callers
 from tests.bench.light_clients import Calls, run_arrivals, run_grpc, run_http
@@ -84,11 +84,11 @@ _Order: TypeAlias = tuple[Callable[..., Coroutine[None, None, Any]], tuple[Any, 
 class ClosedLoop:
     """The generator, as its process's parent sees it."""
 
-    def __init__(self, pipe: "Connection[_Order, Any]") -> None:
-        self._pipe = pipe
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
 
     def measure(self, system: System, callers: int, seconds: float) -> Loop:
-        """Blocks for the seconds and the warm-up. Raises ConnectionError, and EOFError where the generator ends."""
+        """Blocks for the seconds and the warm-up. Raises ConnectionError, and ProcessEnded where the generator ends."""
         loop: Loop = self._order(_run, system, callers, seconds)
         return loop
 
@@ -103,8 +103,8 @@ class ClosedLoop:
         return loop
 
     def _order(self, work: Callable[..., Coroutine[None, None, Any]], *arguments: Any) -> Any:
-        self._pipe.send((work, arguments))
-        found = self._pipe.recv()
+        self._worker.send((work, arguments))
+        found = self._worker.receive()
         if isinstance(found, Exception):
             raise found
         return found
@@ -113,25 +113,13 @@ class ClosedLoop:
     @contextmanager
     def started(cls, requests: Sequence[bytes]) -> Iterator[Self]:
         """A generator that sends these requests, round and round; ended with the block."""
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, list(requests)), name="closed loop", daemon=True)
-        process.start()
-        theirs.close()
-        try:
-            yield cls(ours)
-        finally:
-            process.terminate()
-            process.join()
-            ours.close()
+        with Worker.started(_serve, list(requests), name="closed loop") as worker:
+            yield cls(worker)
 
 
 def _serve(pipe: "Connection[Any, _Order]", requests: Sequence[bytes]) -> None:
     while True:
-        try:
-            work, arguments = pipe.recv()
-        except EOFError:
-            return
+        work, arguments = pipe.recv()
         try:
             pipe.send(uvloop.run(work(requests, *arguments)))
         except OSError as error:

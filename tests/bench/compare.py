@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from neuronpipe.measure.benchmark.statistics import bootstrap, mean
+from neuronpipe.measure.figures import bootstrap, mean
 from tests.bench.closed_loop import ClosedLoop, Loop
 from tests.bench.systems import ALL, FOUR, find_repository, make_request, read_texts, serving_all, serving_four
 

@@ -44,8 +44,8 @@ class HttpConnection:
     async def ask(self, text: str) -> None:
         body = json.dumps({"model": self._model, "input": text, "encoding_format": "base64"}).encode()
         head = (
-            b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-            % len(body)
+            b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n" % len(body)
         )
         self._writer.write(head + body)
         answer = await self._reader.readuntil(b"\r\n\r\n")

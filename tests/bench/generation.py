@@ -12,8 +12,9 @@ from typing import TypeAlias
 
 from demo.processes import four_processes
 from neuronpipe.client import Client
+from neuronpipe.measure.figures import Distribution
 from neuronpipe.measure.load.inputs import PromptMaker, builtin_texts, count_words
-from neuronpipe.measure.load.report import Distribution, GenerationResult, LoadResult
+from neuronpipe.measure.load.report import GenerationResult, LoadResult
 from neuronpipe.measure.load.request import GenerationLoad, Lengths, LoadRequest
 from neuronpipe.measure.load.run import run_load
 from tests.bench.generation_alone import (

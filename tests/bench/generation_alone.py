@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,8 +19,9 @@ from neuronpipe.core.items import ExecuteItem, ModelKey
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import TensorSets
+from neuronpipe.measure.processes import Worker
 from neuronpipe.stages.neuron_executor.devices import running_devices
-from neuronpipe.stages.neuron_executor.settings import EngineSettings
+from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks.text_generation import complete_options
 from tests.bench.peers.generating import BEAMS
 
@@ -40,29 +40,20 @@ _Pipe: TypeAlias = "Connection[float, _Order]"
 class Alone:
     """The process, as its parent sees it."""
 
-    def __init__(self, pipe: "Connection[_Order, float]") -> None:
-        self._pipe = pipe
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
 
     def measure(self, model: str, prompt_tokens: int, new_tokens: int, callers: int, seconds: float) -> float:
         """New tokens a second. It generates whole texts, once at least, until the seconds have passed."""
-        self._pipe.send((model, prompt_tokens, new_tokens, callers, seconds))
-        return self._pipe.recv()
+        self._worker.send((model, prompt_tokens, new_tokens, callers, seconds))
+        return float(self._worker.receive())
 
 
 @contextmanager
 def running_alone(serve: Callable[[_Pipe, Path], None], folder: Path) -> Iterator[Alone]:
     """A process that runs `serve` on the models of a folder; ended with the block."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, folder), name="alone", daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield Alone(ours)
-    finally:
-        process.terminate()
-        process.join()
-        ours.close()
+    with Worker.started(serve, folder, name="alone") as worker:
+        yield Alone(worker)
 
 
 def serve_transformers(pipe: _Pipe, folder: Path) -> None:

@@ -30,9 +30,10 @@ from neuronpipe.compiler.fake import DEVICE_TIMES
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ExecuteItem, ModelKey
 from neuronpipe.core.packed import TensorSets
-from neuronpipe.measure.benchmark.machine import describe_machine
-from neuronpipe.stages.neuron_executor.settings import EngineSettings
+from neuronpipe.measure.figures import markdown_table
+from neuronpipe.measure.machine import describe_machine
 from neuronpipe.stages.neuron_executor.stage import running_executor
+from neuronpipe.stages.settings import EngineSettings
 from tests.bench.callers import WARM_UP_S
 from tests.bench.closed_loop import ClosedLoop, System
 from tests.bench.systems import NO_CACHE
@@ -194,9 +195,7 @@ def _page(found: Mapping[str, Mapping[int, Mapping[str, _Rate]]], machine: Mappi
         "time, which depends "
         "less than shares on what else the machine does: Python computes on one CPU a process.",
         "",
-        "| machine | |",
-        "|---|---|",
-        *(f"| {name} | {value} |" for name, value in machine.items()),
+        *markdown_table(("machine", ""), machine.items()),
         "",
         *(line for table, rates in found.items() for line in _section(table, rates)),
     ]

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from neuronpipe.measure.figures import markdown_table
 from tests.bench import against_peers, generation, like_for_like, models, overhead, overload, telemetry
 from tests.bench.generation_peers import GENERATION_PEERS
 from tests.bench.measurements import Measurement, Measurements, Spread, figure, latency, p50, throughput
@@ -414,8 +415,4 @@ def _number(value: float) -> str:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(headings)} |"
-    yield f"|{'|'.join('---' for _ in headings)}|"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
-    yield ""
+    yield from (*markdown_table(headings, rows), "")

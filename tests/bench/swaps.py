@@ -29,7 +29,7 @@ from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import Signed
-from neuronpipe.bundles.registry_file import change_registry
+from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.client import AsyncClient
 from tests.integration.requests import classify
 from tests.integration.test_registry import serves_only
@@ -59,7 +59,7 @@ def _copies(source: Path, repository: Path, keys: Sequence[tuple[str, int]]) -> 
 
 
 def _make_stable(repository: Path, version: int) -> None:
-    change_registry(repository, lambda now: now.alias(_NAME, "stable", version, _SIGNED), _SIGNED)
+    FolderRepository(repository).change_registry(lambda now: now.alias(_NAME, "stable", version, _SIGNED), _SIGNED)
 
 
 def _request(number: int) -> InferRequest:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
-from neuronpipe.compiler import CompileRequest, compile_bundle, compile_with_reference, gathered, slots
+from neuronpipe.compiler import CompileRequest, compile_bundle, compile_with_reference, decoder_graphs, slots
 from neuronpipe.compiler.architectures import check_kinds, layer_windows
 from neuronpipe.compiler.tasks import texts
 from neuronpipe.core.errors import SetupError
@@ -136,7 +136,7 @@ def test_other_data_types_say_how_far_they_agree_and_are_refused_below_a_limit(
 def test_a_decoder_whose_tokens_differ_is_refused_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathered, "_mask", lambda is_seen, dtype, biases=None: is_seen[:, None] * 0.0)
+    monkeypatch.setattr(decoder_graphs, "_mask", lambda is_seen, dtype, biases=None: is_seen[:, None] * 0.0)
     with pytest.raises(SetupError, match=r"OPTForCausalLM cannot be compiled .* tokens differ from transformers'"):
         _compile(save_decoder("opt", tmp_path / "source"), tmp_path / "repository")
     assert not (tmp_path / "repository" / "m").exists()

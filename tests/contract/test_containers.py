@@ -20,9 +20,7 @@ from neuronpipe.core.settings import variable_name
 from neuronpipe.platform.process.settings import ProcessSettings, ServerSettings
 from neuronpipe.platform.tls import TlsFiles, watched_tls
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
-from neuronpipe.stages.neuron_executor.settings import NeuronExecutorSettings
-from neuronpipe.stages.postprocessor.settings import PostprocessorSettings
-from neuronpipe.stages.tokenizer.settings import TokenizerSettings
+from neuronpipe.stages.settings import NeuronExecutorSettings, PostprocessorSettings, TokenizerSettings
 
 _ROOT = Path(__file__).parents[2]
 _DOCKER = _ROOT / "docker"
@@ -154,6 +152,8 @@ def test_every_service_has_settings_that_exist(merged: dict[str, Any]) -> None:
         known = {variable_name(kind, field) for field in kind.model_fields}
         environment = merged["services"][name].get("environment") or {}
         assert {variable for variable in environment if variable.startswith("NEURONPIPE_")} <= known
+        defaults = {variable_name(kind, field): one.default for field, one in kind.model_fields.items()}
+        assert [one for one, value in environment.items() if one in known and value == str(defaults[one])] == []
 
 
 def test_the_redis_of_jobs_loses_nothing_and_is_not_that_of_the_caches() -> None:

@@ -22,10 +22,11 @@ _NEEDS = {
     "neuronpipe.measure.load.run": _BASE,
     "neuronpipe.cli.trace": _BASE,
     "neuronpipe.serve.server": _SERVER,
-    "neuronpipe.stages.tokenizer.server": _SERVER | {"tokenizers", "PIL", "jinja2", "markupsafe"},
-    "neuronpipe.stages.neuron_executor.server": _SERVER,
+    "neuronpipe.stages.server": _SERVER,
+    "neuronpipe.stages.tokenizer.stage": _SERVER | {"tokenizers", "PIL", "jinja2", "markupsafe"},
+    "neuronpipe.stages.neuron_executor.stage": _SERVER,
     "neuronpipe.stages.neuron_executor.backends.fake": _BASE | _PYDANTIC,
-    "neuronpipe.stages.postprocessor.server": _SERVER,
+    "neuronpipe.stages.postprocessor.stage": _SERVER,
     "neuronpipe.rpc.health_check": _BASE,
     "neuronpipe.platform.telemetry.start": _PYDANTIC | _BASE,
     "neuronpipe.platform.telemetry.spans": _BASE | _OTEL,
@@ -98,7 +99,7 @@ def test_a_package_that_a_part_needs_and_lacks_is_noticed() -> None:
     with pytest.raises(AssertionError, match="No module named 'tokenizers'"):
         _python(
             _PROGRAM.format(
-                module="neuronpipe.stages.tokenizer.server", allowed=_SERVER | {"PIL", "jinja2", "markupsafe"}
+                module="neuronpipe.stages.tokenizer.stage", allowed=_SERVER | {"PIL", "jinja2", "markupsafe"}
             )
         )
 
@@ -113,9 +114,10 @@ _SERVERS = [
     "neuronpipe.bulk.jobs.server",
     "neuronpipe.serve.front",
     "neuronpipe.serve.server",
-    "neuronpipe.stages.neuron_executor.server",
-    "neuronpipe.stages.postprocessor.server",
-    "neuronpipe.stages.tokenizer.server",
+    "neuronpipe.stages.server",
+    "neuronpipe.stages.neuron_executor.stage",
+    "neuronpipe.stages.postprocessor.stage",
+    "neuronpipe.stages.tokenizer.stage",
 ]
 
 

@@ -17,9 +17,14 @@ import transformers
 from neuronpipe import cli
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.compiler import CompileRequest, compile_bundle
-from neuronpipe.compiler.accuracy import reference_outputs
+from neuronpipe.compiler.accuracy import (
+    MIN_TEXTS,
+    calibration_batches,
+    calibration_texts,
+    comparison_batches,
+    reference_outputs,
+)
 from neuronpipe.compiler.modules import SourceModule
-from neuronpipe.compiler.samples import MIN_TEXTS, calibration_batches, calibration_texts, comparison_batches
 from neuronpipe.compiler.tasks import load_module
 from neuronpipe.compiler.tokenizers import load_tokenizer
 from neuronpipe.core.errors import SetupError

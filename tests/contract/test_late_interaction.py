@@ -18,7 +18,7 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from neuronpipe.api.v1.tasks_pb2 import FeatureType, MultiVectorEmbeddingInput, RerankInput, TaskInput, Truncation
-from neuronpipe.client.features import to_array
+from neuronpipe.client.task_call import to_array
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.compiler.detection import read_configuration
 from neuronpipe.core.errors import InvalidInput, SetupError

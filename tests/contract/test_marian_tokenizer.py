@@ -9,13 +9,13 @@ import pytest
 import sentencepiece
 import transformers
 
-from neuronpipe.compiler.samples import SENTENCES
+from neuronpipe.compiler.accuracy import sentences
 from neuronpipe.compiler.tokenizers import load_tokenizer
 from neuronpipe.core.errors import SetupError
 from tests.oracle.texts import PICKED, generated
 from tests.trained_tokenizers import marian
 
-_OTHERS = [sentence for sentences in SENTENCES.values() for sentence in sentences]
+_OTHERS = [sentence for one in sentences().values() for sentence in one]
 # Of the other languages' characters the source has no pieces for many; the vocabulary has them for translations.
 _STRANGE = [*"äöüß\t\n…“„ﬁ½①Å👍\u200b\ufeff\u00a0\u3000\uffff", *"".join(_OTHERS)]
 

@@ -8,10 +8,11 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.bulk.transform.near_engine import TransformSettings
-from neuronpipe.cli.input_flags import FIELDS, flag
+from neuronpipe.cli.request import flag
 from neuronpipe.cli.serve import SERVICES, settings_of
 from neuronpipe.core.settings import Settings, variable_name
-from neuronpipe.measure.acceptance.handover import AcceptSettings
+from neuronpipe.core.task_inputs import FIELDS
+from neuronpipe.measure.acceptance_process import AcceptSettings
 from neuronpipe.platform.cache.economics import CacheCommandSettings
 from tests import links, pages
 from tests.links import dead_links, dead_mentions, sources

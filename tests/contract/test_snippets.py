@@ -28,9 +28,9 @@ import yaml
 
 from demo.model import find_minilm
 from demo.processes import ServiceProcess
-from neuronpipe.cli.input_flags import EXAMPLES
 from neuronpipe.cli.task_json import read_task_input
 from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.core.task_inputs import SAMPLES
 from tests.architectures import make_source
 from tests.images import image_files
 from tests.pages import ROOT, Fence, all_pages, fences
@@ -131,6 +131,8 @@ def test_a_snippet_is_right(fence: Fence, folder: Path, request: pytest.FixtureR
     (folder / "models").symlink_to(request.getfixturevalue("repository"))
     refused = _refused(gateway)
     content = _at(gateway, fence.content)
+    if fence.language == "console":
+        content = f"$ export NEURONPIPE_TARGET={gateway.target}\n{content}"
     if fence.environment:
         process = _run_python(content, folder, ROOT / fence.environment / "bin" / "python")
     else:
@@ -284,7 +286,7 @@ def _run_js(content: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 def _read_json(content: str) -> None:
     """Parses it, and the input of a task as the command line does."""
     value = json.loads(content)
-    if isinstance(value, dict) and EXAMPLES.keys() >= value.keys():
+    if isinstance(value, dict) and SAMPLES.keys() >= value.keys():
         read_task_input(content)
 
 

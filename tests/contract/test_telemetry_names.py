@@ -8,10 +8,9 @@ import pytest
 import neuronpipe
 from neuronpipe.core.names import Attributes, Events, Instrument, Metrics, Name, Spans, instruments, names_in
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE
-from tests.contract.telemetry_page import document
+from tests.reference import telemetry
 
 _ROOT = Path(neuronpipe.__file__).parent
-_DOCS = Path(__file__).parents[2] / "docs"
 
 
 # Of the stages' rpcs, which their protos name (rpc/items.py).
@@ -49,5 +48,23 @@ def test_no_two_things_have_one_name(names: list[str]) -> None:
     assert len(names) == len(set(names))
 
 
-def test_the_page_is_what_the_names_say() -> None:
-    assert (_DOCS / "telemetry.md").read_text() == document(), "run: make fix-telemetry"
+@pytest.mark.parametrize("where", telemetry.queries())
+def test_a_query_names_series_and_labels_that_exist(where: str) -> None:
+    assert [*telemetry.faults_of_query(telemetry.queries()[where])] == []
+
+
+def test_pages_dashboard_and_manifests_name_what_is_declared_and_show_all_of_it() -> None:
+    assert [*telemetry.faults()] == []
+
+
+@pytest.mark.parametrize(
+    ("query", "fault"),
+    [
+        ("sum(rate(neuronpipe_request_tokens[5m]))", "neuronpipe_request_tokens is no series"),
+        ("sum by (neuronpipe_stage) (neuronpipe_cores)", "neuronpipe_stage is no label of its series"),
+        ('neuronpipe_cores{neuronpipe_core="0"}', "neuronpipe_core is no label of its series"),
+        ("up", "names no series"),
+    ],
+)
+def test_a_query_of_what_is_not_there_is_found(query: str, fault: str) -> None:
+    assert [*telemetry.faults_of_query(query)] == [fault]

@@ -10,9 +10,7 @@ from neuronpipe.api.v1 import inference_pb2
 from neuronpipe.bulk.jobs.settings import WorkerSettings
 from neuronpipe.core.settings import Settings, variable_name
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
-from neuronpipe.stages.neuron_executor.settings import NeuronExecutorSettings
-from neuronpipe.stages.postprocessor.settings import PostprocessorSettings
-from neuronpipe.stages.tokenizer.settings import TokenizerSettings
+from neuronpipe.stages.settings import NeuronExecutorSettings, PostprocessorSettings, TokenizerSettings
 from tests.deploy.combinations import ROOT, Manifest
 
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()

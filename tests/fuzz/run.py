@@ -10,10 +10,12 @@ from typing import Any
 
 import grpc
 import httpx
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import code_pb2
 
 from tests.fuzz.bodies import Bodies
+from tests.fuzz.expanding import Shape, expanding_bodies, expanding_messages
 from tests.fuzz.messages import Maker
 from tests.fuzz.system import AGREE, FAULTS, WORDS, FuzzedSystem, Target, statuses_in, targets
 
@@ -22,6 +24,8 @@ LIMIT_S = 120.0
 _CALLERS = 12
 _HTTP_SHARE = 0.15
 _MAX_STREAMED = 6
+# Of which much more is made than their bytes: larger than what servers read without counting.
+_EXPANDING_SHARE, _EXPANDING_BYTES = 0.002, 300 << 10
 # Of an item, and of a row: deadlines that the message itself sets.
 _OWN_DEADLINES = (code_pb2.DEADLINE_EXCEEDED, code_pb2.CANCELLED)
 # What grpc.aio's client says, in place of the server's status, where the server ends a stream that it still writes to.
@@ -43,7 +47,9 @@ class Fuzzer:
         self._chance = chance
         self._system = system
         self._maker = Maker(chance, WORDS, system.seeds, AGREE)
-        self._bodies = Bodies(chance, document["components"]["schemas"], WORDS)
+        self._schemas = document["components"]["schemas"]
+        self._bodies = Bodies(chance, self._schemas, WORDS)
+        self._shapes: dict[str, list[Shape]] = {}
         self._operations = [
             (method.upper(), path, operation)
             for path, operations in document["paths"].items()
@@ -92,7 +98,7 @@ class Fuzzer:
         """Calls a method once: one that takes a stream with several messages. Raises Failure."""
         method = target.method
         count = self._chance.randrange(_MAX_STREAMED) if method.client_streaming else 1
-        messages = [self._maker.data(method.input_type) for _ in range(count)]
+        messages = [self._message(method.input_type) for _ in range(count)]
         self.sent += count
         door = target.door
         try:
@@ -108,6 +114,18 @@ class Fuzzer:
                 if method.containing_service.file.package == "inference" and code.value[0] in _OWN_DEADLINES:
                     return  # its parameter `timeout`
                 raise Failure(f"{target.path} ended as {code.name}: {details}\n{messages!r}") from failure
+
+    def _message(self, descriptor: Descriptor) -> bytes:
+        if self._chance.random() >= _EXPANDING_SHARE:
+            return self._maker.data(descriptor)
+        if descriptor.full_name not in self._shapes:
+            self._shapes[descriptor.full_name] = list(expanding_messages(descriptor, _EXPANDING_BYTES))
+        return self._chance.choice(self._shapes[descriptor.full_name])[1]()
+
+    def _body(self, schema: Mapping[str, Any]) -> bytes:
+        if self._chance.random() >= _EXPANDING_SHARE:
+            return self._bodies.data(schema)
+        return self._chance.choice(list(expanding_bodies(schema, self._schemas, _EXPANDING_BYTES)))[1]()
 
     async def _answers(self, target: Target, messages: list[bytes]) -> AsyncIterator[bytes]:
         channel: Any = self._channels[target.service]
@@ -152,7 +170,7 @@ class Fuzzer:
         headers = {}
         if "requestBody" in operation:
             schema = operation["requestBody"]["content"].get("application/json", {}).get("schema", {})
-            body = self._bodies.data(schema)
+            body = self._body(schema)
             headers["content-type"] = "application/json"
         if self._chance.random() < 0.2:
             headers["neuronpipe-model"] = self._chance.choice(WORDS["model"])

@@ -25,7 +25,7 @@ from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.oip.v2 import open_inference_pb2
 from neuronpipe.api.tei.v1 import tei_pb2
 from neuronpipe.api.v1 import inference_pb2, models_pb2, stages_pb2, tensors_pb2, traces_pb2
-from neuronpipe.cli.input_flags import example_of
+from neuronpipe.cli.request import example_of
 from neuronpipe.cli.task_json import read_task_input
 from tests.fuzz.messages import Agree
 from tests.integration.guarded import until

@@ -10,9 +10,8 @@ import pytest_asyncio
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.client import AsyncClient, TlsFiles
-from tests.integration.http_server import HttpServer, make_http_repository, running_http_server
+from tests.integration.http_server import HttpServer, running_http_server
 from tests.integration.systems import System, local_system, make_slow, two_processes
-from tests.shared_folder import shared_folder
 
 # system → the fixture of its address.
 _TARGETS = {
@@ -89,14 +88,6 @@ def gateway_target(request: pytest.FixtureRequest) -> str:
         return target
     processes: dict[str, ServiceProcess] = request.getfixturevalue("pipeline_processes")
     return processes["gateway"].target
-
-
-@pytest.fixture(scope="session")
-def http_repository(fake_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fake models, and one of each task that they lack."""
-    return shared_folder(
-        tmp_path_factory, "http-repository", lambda folder: make_http_repository(folder, fake_repository)
-    )
 
 
 @pytest.fixture(scope="session")

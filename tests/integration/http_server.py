@@ -115,7 +115,7 @@ def post(path: str, body: bytes, *fields: str, version: str = "1.1", media_type:
     """A request."""
     lines = [
         f"POST {path} HTTP/{version}",
-        "host: test",
+        "host: localhost",
         f"content-type: {media_type}",
         f"content-length: {len(body)}",
         *fields,

@@ -2,6 +2,7 @@
 
 import random
 import string
+from collections.abc import Callable
 from typing import Any
 
 _PATTERNS = ("^[a-z]{1,4}$", "^(north|south)-[0-9]{2}$", "^#[0-9a-f]{3}$")
@@ -17,9 +18,9 @@ def random_schema(chance: random.Random) -> dict[str, Any]:
 
 
 def _schema(chance: random.Random, depth: int) -> dict[str, Any]:
-    kinds = [_object, _array, _any_of] if depth == 0 else [_object, _array, _any_of, *[_scalar] * (3 * depth)]
-    chosen = chance.choice(kinds)
-    return _scalar(chance) if chosen is _scalar else chosen(chance, depth)  # type: ignore[call-arg]
+    kinds = [_object, _array, _any_of]
+    chosen = chance.randrange(len(kinds) + 3 * depth)
+    return kinds[chosen](chance, depth) if chosen < len(kinds) else _scalar(chance)
 
 
 def _object(chance: random.Random, depth: int) -> dict[str, Any]:
@@ -44,17 +45,16 @@ def _any_of(chance: random.Random, depth: int) -> dict[str, Any]:
 
 def _scalar(chance: random.Random) -> dict[str, Any]:
     low = chance.randint(-1000, 1000)
-    return chance.choice(
-        [
-            lambda: {"type": "string", "minLength": chance.randint(0, 2), "maxLength": chance.randint(2, 8)},
-            lambda: {"type": "string", "pattern": chance.choice(_PATTERNS)},
-            lambda: {"type": "string", "format": chance.choice(_FORMATS)},
-            lambda: {"type": "integer", "minimum": low, "maximum": low + chance.randint(0, 5000)},
-            lambda: {"type": "integer", "exclusiveMinimum": low, "exclusiveMaximum": low + chance.randint(20, 5000)},
-            lambda: {"type": "integer", "minimum": 0, "maximum": 500, "multipleOf": chance.randint(2, 12)},
-            lambda: {"type": "number", "minimum": low, "maximum": low + 10},
-            lambda: {"type": ["boolean", "null"]},
-            lambda: {"enum": chance.sample(["a", "b c", 'd"', 1, 2.5, True, None, [1, {"x": "y"}]], 3)},
-            lambda: {"const": chance.choice(["é", 0, None, {"a": [1]}])},
-        ]
-    )()
+    made: list[Callable[[], dict[str, Any]]] = [
+        lambda: {"type": "string", "minLength": chance.randint(0, 2), "maxLength": chance.randint(2, 8)},
+        lambda: {"type": "string", "pattern": chance.choice(_PATTERNS)},
+        lambda: {"type": "string", "format": chance.choice(_FORMATS)},
+        lambda: {"type": "integer", "minimum": low, "maximum": low + chance.randint(0, 5000)},
+        lambda: {"type": "integer", "exclusiveMinimum": low, "exclusiveMaximum": low + chance.randint(20, 5000)},
+        lambda: {"type": "integer", "minimum": 0, "maximum": 500, "multipleOf": chance.randint(2, 12)},
+        lambda: {"type": "number", "minimum": low, "maximum": low + 10},
+        lambda: {"type": ["boolean", "null"]},
+        lambda: {"enum": chance.sample(["a", "b c", 'd"', 1, 2.5, True, None, [1, {"x": "y"}]], 3)},
+        lambda: {"const": chance.choice(["é", 0, None, {"a": [1]}])},
+    ]
+    return chance.choice(made)()

@@ -119,7 +119,7 @@ def test_a_connection_without_calls_is_ended_also_if_it_answers_pings(server: Ht
 def test_an_http_connection_without_requests_is_ended(server: HttpServer) -> None:
     ended = _metric(server, "neuronpipe_connection_ended_total", "http", "max_connection_idle_s")
     with server.connect() as connection:
-        connection.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert connection.receive().status == 200
         assert connection.is_ended()
     assert _metric(server, "neuronpipe_connection_ended_total", "http", "max_connection_idle_s") > ended
@@ -193,7 +193,7 @@ def test_many_calls_that_send_nothing_are_ended(server: HttpServer) -> None:
 
 def test_an_http_body_that_does_not_come_is_ended(server: HttpServer) -> None:
     with server.connect() as connection:
-        connection.send(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        connection.send(b"POST /embed HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         assert connection.receive().status == 504
 
 
@@ -239,7 +239,7 @@ def test_a_caller_that_leaves_a_stream_unread_is_done(server: HttpServer) -> Non
 
 def test_an_http_caller_that_does_not_read_loses_its_connection(server: HttpServer) -> None:
     ended = _metric(server, "neuronpipe_connection_ended_total", "http", "max_send_s")
-    asks = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
+    asks = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with connect(server.address) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(asks * 400)  # answers of megabytes, more than the system's buffers hold

@@ -13,7 +13,7 @@ from neuronpipe.cli import main
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey, TokenizeItem
 from neuronpipe.core.packed import pack_input
-from neuronpipe.stages.tokenizer.settings import TokenCacheSettings
+from neuronpipe.stages.settings import TokenCacheSettings
 from neuronpipe.stages.tokenizer.stage import running_tokenizer
 from tests.integration.requests import classify
 from tests.redis_server import RedisServer, redis_server
@@ -145,9 +145,12 @@ def test_signs_in_a_prefix_are_no_pattern(redis: RedisServer, capsys: pytest.Cap
     assert sorted(redis.stored_keys()) == [b"ab:tokens:1", b"axb]?:tokens:1"]
 
 
-def test_a_redis_that_is_not_there_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_redis_that_is_not_there_is_said_to_be(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEURONPIPE_CACHE_REDIS_URL", f"redis://:secret@127.0.0.1:{RedisServer().port}/0")
     with pytest.raises(SystemExit) as ended:
-        main(["cache", "stats", "--redis-url", f"redis://:secret@127.0.0.1:{RedisServer().port}/0"])
+        main(["cache", "stats"])
     assert ended.value.code == 1
     assert capsys.readouterr().err == "neuronpipe: UNAVAILABLE: Redis does not answer (ConnectionError)\n"
 
@@ -163,10 +166,11 @@ def test_a_redis_that_is_not_there_is_said_to_be(capsys: pytest.CaptureFixture[s
     ],
 )
 def test_an_address_that_is_none_is_refused_without_repeating_its_password(
-    url: str, capsys: pytest.CaptureFixture[str]
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("NEURONPIPE_CACHE_REDIS_URL", url)
     with pytest.raises(SystemExit) as ended:
-        main(["cache", "stats", "--redis-url", url])
+        main(["cache", "stats"])
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("neuronpipe: redis_url: not a Redis URL; it must be one of redis[s]://")

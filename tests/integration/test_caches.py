@@ -17,7 +17,7 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import EncodedInput, ModelKey, TokenizeItem
 from neuronpipe.core.packed import pack_input
-from neuronpipe.stages.tokenizer.settings import TokenCacheSettings
+from neuronpipe.stages.settings import TokenCacheSettings
 from neuronpipe.stages.tokenizer.stage import TokenizerStage, running_tokenizer
 from tests.integration.requests import classify
 from tests.redis_server import RedisServer, redis_server

@@ -27,7 +27,7 @@ from neuronpipe.client import (
     Unavailable,
     WrongTask,
 )
-from neuronpipe.client.generation import generation_request
+from neuronpipe.client.task_call import generation_request
 from tests.decoders import make_writer
 from tests.integration.guarded import until
 from tests.integration.raw_http2 import RawHttp2

@@ -70,7 +70,7 @@ def test_http_1_0_is_answered_and_ended(connection: Connection) -> None:
 
 def test_a_body_in_chunks_is_taken(connection: Connection) -> None:
     head = (
-        b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: "
+        b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: "
         b"chunked\r\n\r\n"
     )
     chunks = [_EMBED[:10], _EMBED[10:]]
@@ -97,7 +97,7 @@ def test_an_enormous_body_in_chunks_ends_at_the_limit(http_repository: Path) -> 
         server.connect() as connection,
     ):
         connection.send(
-            b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: "
+            b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: "
             b"chunked\r\n\r\n"
         )
         chunk = b"%x\r\n%s\r\n" % (_MAX_BODY_BYTES // 4, b" " * (_MAX_BODY_BYTES // 4))
@@ -175,17 +175,19 @@ def test_answers_are_compressed_for_those_who_ask(connection: Connection) -> Non
 def test_metrics_are_on_the_same_port(connection: Connection) -> None:
     connection.send(post("/v1/embeddings", _EMBED))
     connection.receive()
-    connection.send(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+    connection.send(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n")
     page = connection.receive()
     assert (page.status, page.headers["content-type"].partition(";")[0]) == (200, "text/plain")
     assert "neuronpipe_request_duration_seconds_count{" in page.body.decode()
-    connection.send(b"GET /metrics HTTP/1.1\r\nhost: x\r\naccept: application/openmetrics-text; version=1.0.0\r\n\r\n")
+    connection.send(
+        b"GET /metrics HTTP/1.1\r\nhost: localhost\r\naccept: application/openmetrics-text; version=1.0.0\r\n\r\n"
+    )
     assert connection.receive().body.endswith(b"# EOF\n")
 
 
 def test_a_health_check_needs_no_body(connection: Connection) -> None:
     for path in ("/health", "/ping"):
-        connection.send(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        connection.send(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         assert connection.receive().status == 200
 
 
@@ -265,7 +267,7 @@ def test_an_address_that_is_taken_is_named(http_server: HttpServer, http_reposit
 def _pass_time(connection: Connection, round_trips: int = 100) -> None:
     """As many round trips as what was sent before them needs to get where it waits."""
     for _ in range(round_trips):
-        connection.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.send(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert connection.receive().status == 200
 
 
@@ -277,7 +279,7 @@ def _wait_until_refusing(server: HttpServer) -> None:
     while time.monotonic() < deadline_s:
         time.sleep(0.3)
         with server.connect() as connection:
-            connection.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+            connection.send(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
             if connection.receive().status != 200:
                 return
     raise AssertionError("requests are not refused")
@@ -286,7 +288,7 @@ def _wait_until_refusing(server: HttpServer) -> None:
 def _wait_for_health(connection: Connection, status: int) -> None:
     deadline_s = time.monotonic() + 20
     while time.monotonic() < deadline_s:
-        connection.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         if connection.receive().status == status:
             return
         time.sleep(0.05)

@@ -176,7 +176,7 @@ def _lines(page: str) -> list[str]:
 def test_jobs_are_their_tenants_and_run_by_its_rights(models: Path, tmp_path: Path) -> None:
     files = make_files(tmp_path / "files", _TENANTS)
     keys = {name: create_key(files.keys, name, name) for name in ("workers", "others")}
-    http = ("--http-listen", "127.0.0.1:0")
+    http = ("--http-listen", "127.0.0.1:0", "--open-services", "health,metrics")
     with (
         job_system(models, "--api-keys", str(files.keys), "--tenants", str(files.tenants), *http) as jobs,
         Client(jobs.gateway.target, api_key=files.search) as search,

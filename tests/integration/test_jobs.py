@@ -15,7 +15,8 @@ import pytest
 from google.longrunning import operations_pb2, operations_pb2_grpc
 
 from demo.processes import ServiceProcess
-from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, InferResponse
+from neuronpipe.api.v1.jobs_pb2 import JobResult
 from neuronpipe.client import (
     AlreadyExists,
     AsyncClient,
@@ -114,6 +115,27 @@ def test_jobs_are_listed_in_pages_the_newest_first(jobs: JobSystem, client: Clie
         )
     listed = [operation.name for operation in (*first.operations, *second.operations)]
     assert listed == [job.name for job in reversed(submitted)]
+
+
+def test_large_results_make_a_page_of_jobs_shorter(jobs: JobSystem, client: Client) -> None:
+    submitted = [client.submit([text_request("a")], request_id=f"large-{number}") for number in range(5)]
+    outcome = InferOutcome(response=InferResponse(request_id="a" * (1 << 20)))
+    result = b"r" + JobResult(outcomes=[outcome], succeeded=1).SerializeToString()
+    for job in submitted:
+        jobs.redis.ask("HSET", f"neuronpipe-jobs:job:{job.name.removeprefix('jobs/')}", "end", result)
+    pages: list[list[str]] = []
+    token = ""
+    with grpc.insecure_channel(jobs.gateway.target) as channel:
+        stub: Any = operations_pb2_grpc.OperationsStub(channel)
+        while sum(map(len, pages)) < len(submitted):
+            request = operations_pb2.ListOperationsRequest(page_size=5, page_token=token)
+            page = stub.ListOperations(request)
+            token = page.next_page_token
+            pages.append([operation.name for operation in page.operations])
+    assert [len(page) for page in pages[:2]] == [2, 2]
+    assert [name for page in pages for name in page][:5] == [job.name for job in reversed(submitted)]
+    for job in submitted:
+        job.delete()
 
 
 @pytest.mark.parametrize(

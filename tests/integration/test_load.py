@@ -290,19 +290,3 @@ def test_the_command_prints_the_times_of_tokens_and_writes_them(writer: str, tmp
     figures = json.loads((tmp_path / "figures.json").read_text())["generation"]
     assert 4 <= figures["output_tokens"]["mean"] <= figures["output_tokens"]["max"] <= 8
     assert figures["first_token_ms"]["p99"] > 0
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (["--ttft-ms", "100"], "are for --generate"),
-        (["--generate", "--prompt-tokens", "many"], "--prompt-tokens many: must be N, uniform:LOW,HIGH or "),
-        (["--generate", "--num-beams", "17"], "--num-beams 17: must be from 1 to 16"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_options_of_texts_that_are_wrong_are_named(options: list[str], problem: str) -> None:
-    command = [sys.executable, "-m", "neuronpipe", "load", "--target", "127.0.0.1:1", "--model", "writer", *options]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 2
-    assert problem in ended.stderr

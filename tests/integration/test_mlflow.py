@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from neuronpipe.bundles.registry_file import read_registry
 from neuronpipe.bundles.repository import read_bundle
+from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.compiler.mlflow import fetch_mlflow_model
 from neuronpipe.core.errors import SetupError
 from tests.integration.test_lifecycle import free_port
@@ -77,7 +77,7 @@ def test_a_model_of_mlflow_becomes_a_version_that_says_where_it_came_from(regist
     ):
         done = run(model, *options)
         assert done.returncode == 0, done.stderr
-        versions = read_registry(repository).models[name].versions
+        versions = FolderRepository(repository).read_registry().models[name].versions
         approval = versions[max(versions)].approval
         assert approval.state == state
         assert approval.note.startswith("imported from MLflow models:/classifier/1, run ")

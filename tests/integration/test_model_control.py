@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from demo.processes import ServiceProcess, four_processes
-from neuronpipe.bundles.registry_file import REGISTRY_FILE
+from neuronpipe.bundles.registry import REGISTRY_FILE
 from neuronpipe.gateway.callers.keys import create_key
 from tests.integration.test_registry import (
     versions,  # noqa: F401 — a fixture

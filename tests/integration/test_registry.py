@@ -22,8 +22,8 @@ from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.models_pb2 import Model, VersionState
 from neuronpipe.bundles.manifest import MANIFEST_FILE
-from neuronpipe.bundles.registry import Registry, Signed
-from neuronpipe.bundles.registry_file import REGISTRY_FILE, change_registry
+from neuronpipe.bundles.registry import REGISTRY_FILE, Registry, Signed
+from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.names import Metrics
@@ -50,7 +50,9 @@ def versions(fake_repository: Path, tmp_path: Path) -> Path:
 
 
 def make_stable(repository: Path, version: int) -> Registry:
-    return change_registry(repository, lambda now: now.alias("classifier", "stable", version, _SIGNED), _SIGNED)
+    return FolderRepository(repository).change_registry(
+        lambda now: now.alias("classifier", "stable", version, _SIGNED), _SIGNED
+    )
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import pytest
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.bundles.manifest import MANIFEST_FILE
-from neuronpipe.bundles.registry_file import REGISTRY_FILE
+from neuronpipe.bundles.registry import REGISTRY_FILE
 from neuronpipe.client import AsyncClient
 from tests.integration.requests import classify
 from tests.integration.test_lifecycle import free_port

@@ -18,8 +18,8 @@ import pytest
 
 from demo.processes import ServiceProcess
 from neuronpipe.bundles.manifest import MANIFEST_FILE
-from neuronpipe.bundles.registry import Signed
-from neuronpipe.bundles.registry_file import REGISTRY_FILE, change_registry
+from neuronpipe.bundles.registry import REGISTRY_FILE, Signed
+from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError
 from tests.integration.requests import classify
@@ -116,7 +116,7 @@ async def test_a_process_that_is_killed_between_loading_and_switching_loses_noth
     content = path.read_bytes()
     path.write_bytes(content[:-1])
     # Whoever starts anew knows of version 1 by this name.
-    change_registry(versions, lambda now: now.alias("classifier", "former", 1, _SIGNED), _SIGNED)
+    FolderRepository(versions).change_registry(lambda now: now.alias("classifier", "former", 1, _SIGNED), _SIGNED)
     async with AsyncClient(restartable.target) as client, under_load(client) as load:
         await load.wait_for_more("1")
         make_stable(versions, 2)
@@ -134,7 +134,9 @@ async def test_a_process_that_is_killed_between_loading_and_switching_loses_noth
         assert "2" not in load.answers
         path.write_bytes(content)
         # A change of the registry has what failed tried again at once.
-        change_registry(versions, lambda now: now.alias("classifier", "former", None, _SIGNED), _SIGNED)
+        FolderRepository(versions).change_registry(
+            lambda now: now.alias("classifier", "former", None, _SIGNED), _SIGNED
+        )
         await serves_only(client, "2")
         await load.wait_for_more("2")
         lost = len(load.wrong)

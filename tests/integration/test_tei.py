@@ -140,6 +140,12 @@ def test_a_stream_of_two_queries_is_refused(ask: Ask) -> None:
     assert answer["details"] == "query: must be the same in every message of a stream"
 
 
+def test_a_stream_has_as_many_texts_as_a_request_may_have(ask: Ask) -> None:
+    answer = ask("Rerank/RerankStream", *[{"query": "", "text": ""}] * 1025)
+    assert answer["code"] == "INVALID_ARGUMENT"
+    assert answer["details"] == "texts: more than 1024 texts, the limit"
+
+
 def test_tokenize_and_decode(ask: Ask, ours: Client) -> None:
     (first, *_, last) = tokens = _only(ask("Tokenize/Tokenize", {"inputs": "Ä day.", "add_special_tokens": True}))[
         "tokens"

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,13 +15,15 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from demo.processes import ServiceProcess, four_processes
-from neuronpipe.api.v1.inference_pb2 import CacheOutcome, InferResponse
+from neuronpipe.api.v1.inference_pb2 import CacheOutcome, InferRequest, InferResponse
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.client import AsyncClient, Client, Overloaded
 from neuronpipe.gateway.callers.keys import create_key
+from tests.decoders import make_writer
 from tests.integration.guarded import Files, Guarded, fails_with, guarded_server, make_files, until
 from tests.integration.requests import classify, embed
 from tests.redis_server import RedisServer, redis_server
+from tests.shared_folder import shared_folder
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -205,3 +208,25 @@ def test_a_redis_that_was_never_there_holds_up_nobody(http_repository: Path, fil
         client.infer(classify("a"))
         process.wait_for("budgets are not shared: Redis does not answer")
         assert 500 < _spend(client) < 1400
+
+
+def test_a_tenant_generates_no_more_than_its_budget(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    repository = shared_folder(tmp_path_factory, "writer", make_writer) / "repository"
+    budget = "[tenants.search]\ntokens_per_minute = 1000\nmax_tokens_in_flight = 1000\n[tenants.labels]\n"
+    files = make_files(tmp_path / "files", budget)
+    one = InferRequest(model="writer")
+    one.input.text_generation.prompt = "A"
+    one.input.text_generation.options.max_new_tokens = 150
+    with (
+        guarded_server(repository, files) as guarded,
+        _client(guarded.target, files.search) as search,
+        _client(guarded.target, files.labels) as labels,
+    ):
+        began_s, outcomes = time.monotonic(), search.infer_batch([one] * 128)
+        answered = [outcome.response for outcome in outcomes if outcome.HasField("response")]
+        used = sum(response.usage.tokens + response.usage.generated_tokens for response in answered)
+        came_back = (time.monotonic() - began_s) * 1000 / 60
+        assert 0 < used <= 1000 + came_back
+        assert all("tenant 'search'" in outcome.error.message for outcome in outcomes if outcome.HasField("error"))
+        # What was not generated comes back, and what was is gone.
+        labels.infer(one)

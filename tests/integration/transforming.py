@@ -13,9 +13,9 @@ import pyarrow
 from pyarrow import parquet
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput
-from neuronpipe.bulk.transform.plan import MANIFEST_FILE
 from neuronpipe.bulk.transform.request import Engine, TransformRequest
 from neuronpipe.bulk.transform.run import Report, make_plan, run_plan, run_with
+from neuronpipe.bulk.transform.shards import MANIFEST_FILE
 
 MODEL = "classifier"
 _WORDS = tuple("the cat sat on a mat while rain fell over London and nobody in the street knew it".split())  # noqa: SIM905

@@ -17,7 +17,7 @@ _RESULTS = pytest.StashKey[list[Result]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("interop")
     group.addoption(
-        "--every-client", action="store_true", help="fail, instead of skipping, where a client is not installed"
+        "--every-client", action="store_true", help="fail, instead of leaving it out, where a client is not installed"
     )
     group.addoption("--interop-results", type=Path, metavar="FILE", help="write what came of each case to this file")
 
@@ -29,7 +29,27 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "transport" in metafunc.fixturenames:
         chosen = metafunc.config.getoption("grpc_transport")
-        metafunc.parametrize("transport", [chosen] if chosen else TRANSPORTS, scope="session")
+        first, *others = [chosen] if chosen else TRANSPORTS
+        transports = [first, *(pytest.param(other, marks=pytest.mark.long) for other in others)]
+        metafunc.parametrize("transport", transports, scope="session")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the clients that are not installed."""
+    if config.getoption("every_client"):
+        return
+    missing = [
+        item
+        for item in items
+        if isinstance(item, pytest.Function)
+        and isinstance(client := getattr(item, "callspec", None) and item.callspec.params.get("client"), Client)
+        and not client.is_there
+    ]
+    if missing:
+        config.hook.pytest_deselected(items=missing)
+        left_out = set(missing)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

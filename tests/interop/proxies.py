@@ -23,7 +23,7 @@ static_resources:
           codec_type: HTTP2
           stat_prefix: interop
           stream_idle_timeout: 0s
-          http2_protocol_options: {max_concurrent_streams: 2000}
+          http2_protocol_options: {max_concurrent_streams: 2000, max_outbound_frames: 100000}
           http_filters:
           - name: envoy.filters.http.router
             typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}

@@ -1,14 +1,41 @@
-"""What came of the cases: a file, and the page that is made of it."""
+"""What came of the cases: a file, and the page that is made of it.
+
+Run: python -m tests.interop.results FILE > docs/interop.md
+"""
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
+
+from tests.interop.transports import TRANSPORTS
+
+RESTART = "restarts under load"
+_PASSES, _NOT_RUN = "✓", "–"
+_SECURE = ("TLS", "mTLS")
+_INTRODUCTION = """# gRPC interoperability
+
+Made from the results of `make interop` by `tests/interop/results.py`; do not edit.
+
+Each client runs the [cases](../tests/interop/cases.py) against a server that echoes behind the gRPC door of all
+services; the case "inference" calls `serve all`. Behind the proxies, the client is grpcio.
+"""
+# Of Debian, by the names that the table has.
+_PACKAGES = {
+    "grpc-go": "golang-google-grpc-dev",
+    "grpc-java": "libgrpc-java",
+    "curl": "curl",
+    "nginx": "nginx-light",
+    "HAProxy": "haproxy",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`problem`: empty where the case passed. `reason`: of a failure that is known."""
+    """`problem`: empty where the case passed. `reason`: of a failure that is known. `figures`: what was measured."""
 
     transport: str
     client: str
@@ -16,6 +43,7 @@ class Result:
     case: str
     problem: str = ""
     reason: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 def write(path: Path, results: Iterable[Result]) -> None:
@@ -32,3 +60,139 @@ def read(path: Path) -> Sequence[Result]:
 
 def _key(result: Result) -> tuple[str, str, str, str]:
     return (result.transport, result.client, result.security, result.case)
+
+
+def page(results: Sequence[Result], clients: Sequence[str], cases: Sequence[str]) -> str:
+    """The page, with the clients and the cases in their order."""
+    return "\n".join(_lines(results, clients, cases)) + "\n"
+
+
+def _lines(results: Sequence[Result], clients: Sequence[str], cases: Sequence[str]) -> Iterator[str]:
+    yield _INTRODUCTION
+    yield f"Versions: {', '.join(f'{name} {number}' for name, number in _versions().items())}."
+    yield from ("", "## Clients and proxies", "")
+    yield from _matrix([result for result in results if result.client in clients], clients, cases)
+    if conformance := [result for result in results if result.client == "h2spec"]:
+        yield from ("", "## Conformance to HTTP/2", "")
+        yield from _conformance(conformance)
+    yield from ("", "## Abuse", "")
+    yield from _abuse(results)
+
+
+def _versions() -> Mapping[str, str]:
+    lock = json.loads(Path("tests/integration/node/package-lock.json").read_text())
+    found = {"grpcio": version("grpcio"), "grpc-js": lock["packages"]["node_modules/@grpc/grpc-js"]["version"]}
+    for name, package in _PACKAGES.items():
+        shown = subprocess.run(
+            ["dpkg-query", "-W", "-f", "${Version}", package], check=True, capture_output=True, text=True
+        )
+        found[name] = shown.stdout.rpartition(":")[2].partition("-")[0].partition("+")[0]
+    envoy = subprocess.run([".venv-interop/bin/envoy", "--version"], check=True, capture_output=True, text=True)
+    return found | {"Envoy": envoy.stdout.partition("version: ")[2].split("/")[1]}
+
+
+def _matrix(results: Sequence[Result], clients: Sequence[str], cases: Sequence[str]) -> Iterator[str]:
+    notes: dict[str, int] = {}
+
+    def note(failed: Sequence[Result]) -> str:
+        """The numbers of the reasons why something failed."""
+        transports: dict[str, set[str]] = {}
+        for result in failed:
+            transports.setdefault(result.reason or result.problem, set()).add(result.transport)
+        texts = [
+            text if len(several) == len(_transports(results)) else f"{text} (`--grpc-transport {several.pop()}`)"
+            for text, several in transports.items()
+        ]
+        return ", ".join(f"[{notes.setdefault(text, len(notes) + 1)}]" for text in sorted(texts))
+
+    yield f"With the [transport](deployment.md#grpc-transports) {' and '.join(_transports(results))}."
+    yield "✓: passes. –: not run. A number: a note below."
+    yield from (
+        "",
+        f"| | {' | '.join(name.removeprefix('grpcio, ') for name in clients)} |",
+        f"|---|{'---|' * len(clients)}",
+    )
+    for case in cases:
+        cells = []
+        for client in clients:
+            ran = [one for one in results if (one.client, one.security, one.case) == (client, "plain", case)]
+            failed = [one for one in ran if one.problem]
+            cells.append(note(failed) or (_PASSES if ran else _NOT_RUN))
+        yield f"| {case} | {' | '.join(cells)} |"
+    for security in _SECURE:
+        cells = []
+        for client in clients:
+            ran = [one for one in results if (one.client, one.security) == (client, security)]
+            failed = [one for one in ran if one.problem]
+            passed = {one.case for one in ran} - {one.case for one in failed}
+            count = f"{len(passed)} of {len({one.case for one in ran})} {note(failed)}".rstrip()
+            cells.append(count if ran else _NOT_RUN)
+        yield f"| cases that pass over {security} | {' | '.join(cells)} |"
+    yield ""
+    yield from (f"{number}. {text}" for text, number in notes.items())
+
+
+def _transports(results: Sequence[Result]) -> Sequence[str]:
+    return [name for name in TRANSPORTS if any(one.transport == name for one in results)]
+
+
+def _conformance(results: Sequence[Result]) -> Iterator[str]:
+    passed = {one.transport: f"{one.figures['passed']:g} of {one.figures['cases']:g}" for one in results if one.figures}
+    yield f"[h2spec](../tests/interop/test_h2spec.py) 2.6: {passed['nghttp2']} cases pass."
+    if "grpcio" in passed:
+        yield f"With `--grpc-transport grpcio` {passed['grpcio']} pass, as its server answers nothing that is no gRPC."
+    yield from ("", "| Case that fails | Why |", "|---|---|")
+    yield from (f"| {one.case.removeprefix('http2/')} | {one.reason} |" for one in results if one.problem)
+
+
+def _abuse(results: Sequence[Result]) -> Iterator[str]:
+    columns = {name: _abuse_of([one for one in results if one.transport == name]) for name in _transports(results)}
+    yield "The clients, and a caller whose calls must all be answered, share the server's two virtual CPUs."
+    yield from ("", f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}")
+    for name in dict.fromkeys(name for column in columns.values() for name in column):
+        yield f"| {name} | {' | '.join(column.get(name, _NOT_RUN) for column in columns.values())} |"
+    floods = [one for one in results if one.client == "flood" and one.problem]
+    if floods:
+        yield from ("", "Floods that are not borne:", "")
+        yield from (f"- {one.case} (`--grpc-transport {one.transport}`): {one.reason}" for one in floods)
+
+
+def _abuse_of(results: Sequence[Result]) -> dict[str, str]:
+    """What came of abuse, by its kind."""
+    told: dict[str, str] = {}
+    floods = [one for one in results if one.client == "flood"]
+    if borne := [one.figures for one in floods if not one.problem]:
+        worst_s, mib = (max(one[name] for one in borne) for name in ("worst_s", "mib"))
+        told["[floods](../tests/interop/floods.py) of frames"] = (
+            f"{len(borne)} of {len(floods)} are borne: "
+            f"others wait {worst_s:.2f} s at most, the memory grows by {mib:.0f} MiB at most"
+        )
+    for one in results:
+        if one.client == "fuzz":
+            told["streams of mutated frames"] = f"{one.figures['streams']:,.0f}: no fault, {_growth(one)}"
+        if one.client == "soak":
+            name = f"{one.figures['seconds']:g} s of connections that come and go, half of them rude ({one.security})"
+            told[name] = f"{one.figures['connections']:,.0f}: {_growth(one)}"
+    if restarts := [one for one in results if one.case == RESTART]:
+        calls = sum(one.figures["calls"] for one in restarts)
+        failing = dict.fromkeys(one.client for one in restarts if one.problem)
+        came = f"some of {', '.join(failing)} fail" if failing else "none fails"
+        told["restarts under callers that repeat nothing"] = f"{calls:,.0f} calls, {came}"
+    return told
+
+
+def _growth(one: Result) -> str:
+    return f"{one.figures['growth_mib']:+.1f} MiB"
+
+
+def main() -> None:
+    """Writes the page of a file."""
+    from tests.interop.cases import CASES
+    from tests.interop.run import CLIENTS
+
+    cases = [*(case.name for case in CASES), RESTART]
+    print(page(read(Path(sys.argv[1])), [client.name for client in CLIENTS], cases), end="")
+
+
+if __name__ == "__main__":
+    main()

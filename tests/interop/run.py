@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -34,13 +34,16 @@ _JARS = [
         *(f"netty-{name}" for name in (*_NETTY, "resolver", "transport", "transport-native-unix-common")),
     )
 ]
+_NODE_MODULES = Path("tests/integration/node/node_modules").absolute()
 _BUILT = Path(".cache/interop").absolute()
 _CAN_ALL = frozenset({"cancel", "gzip", "slow reader", "at once", "keepalive"})
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """`command`: of the program. `can`: see Case.needs. `wants`: the program that must be there for it."""
+    """`command`: of the program. `can`: see Case.needs. `wants`: the program that must be there for it, besides what
+    `make setup` installs.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -75,7 +78,7 @@ CLIENTS = (
     Client("grpcio", _python("grpcio_sync")),
     Client("grpcio aio", _python("grpcio_aio")),
     Client("frames", _python("raw"), frozenset({"raw"}), securities=(PLAIN,), only=frozenset({"raw"})),
-    Client("grpc-js", ("node", f"{_FOLDER}/grpc_js/client.js"), wants=f"{_FOLDER}/grpc_js/node_modules/@grpc/grpc-js"),
+    Client("grpc-js", ("env", f"NODE_PATH={_NODE_MODULES}", "node", f"{_FOLDER}/grpc_js/client.js")),
     Client("grpc-go", (str(_BUILT / "grpc-go"),), wants=str(_BUILT / "grpc-go")),
     Client(
         "grpc-java",
@@ -188,7 +191,8 @@ class ClientProcess:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._to.close()
+        with suppress(BrokenPipeError):  # it has crashed
+            self._to.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:

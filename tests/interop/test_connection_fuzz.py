@@ -1,4 +1,4 @@
-"""Byte streams that no client sends, to a connection of the transport of our own. `make fuzz` sends a million."""
+"""Byte streams that no client sends, to a connection of the transport of our own. `make interop` sends more."""
 
 import asyncio
 import os
@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from tests.interop import frames
 from tests.interop.fuzz import ConnectionFuzzer, Fault
 from tests.interop.own_connections import connections_of_echo
+from tests.interop.results import Result
+from tests.interop.run import PLAIN
 
 _STREAMS = int(os.environ.get("NEURONPIPE_FUZZ_CONNECTIONS", "2000"))
 _SEED = int(os.environ.get("NEURONPIPE_FUZZ_SEED", "0")) or random.SystemRandom().getrandbits(32)
@@ -23,7 +25,7 @@ _GROWTH_MIB = 32
 
 
 @pytest.mark.timeout(0 if _STREAMS > 10_000 else 300)
-def test_no_bytes_are_a_fault_of_a_connection_and_none_leave_anything_behind() -> None:
+def test_no_bytes_are_a_fault_of_a_connection_and_none_leave_anything_behind(results: list[Result]) -> None:
     print(f"NEURONPIPE_FUZZ_SEED={_SEED}")
     process = psutil.Process()
 
@@ -38,6 +40,8 @@ def test_no_bytes_are_a_fault_of_a_connection_and_none_leave_anything_behind() -
             await fuzzer.check_at_rest()
             grown_mib = (process.memory_info().rss - before) / (1 << 20)
             print(f"{_STREAMS} streams of bytes; grown by {grown_mib:.1f} MiB; {fuzzer.written}")
+            figures = {"streams": _STREAMS, "growth_mib": grown_mib}
+            results.append(Result("nghttp2", "fuzz", PLAIN, "streams of bytes", figures=figures))
             assert grown_mib < _GROWTH_MIB
             return fuzzer
 

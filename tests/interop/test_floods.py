@@ -6,7 +6,8 @@ import pytest
 
 from tests.interop.floods import FLOODS, Flood, attack, calling_victim
 from tests.interop.known import known_of
-from tests.interop.run import Server, growth, running_echo
+from tests.interop.results import Result
+from tests.interop.run import PLAIN, Server, growth, running_echo
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -26,7 +27,7 @@ def server(transport: str) -> Iterator[Server]:
 
 @pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: flood.name)
 def test_a_flood_costs_bounded_time_and_memory_and_nobody_else_their_answers(
-    transport: str, server: Server, flood: Flood
+    results: list[Result], transport: str, server: Server, flood: Flood
 ) -> None:
     before_s = server.cpu_s()
     with growth(server) as peak_mib, calling_victim(server) as victim:
@@ -43,5 +44,8 @@ def test_a_flood_costs_bounded_time_and_memory_and_nobody_else_their_answers(
         *([f"{peak_mib[0]:.0f} MiB"] if peak_mib[0] > flood.max_growth_mib else []),
     ]
     known = known_of(transport, "flood", flood.name)
+    figures = {"sent": came.sent, "cpu_s": cpu_s, "mib": peak_mib[0], "worst_s": victim.worst_s, "calls": victim.calls}
+    reason = known.reason if known else ""
+    results.append(Result(transport, "flood", PLAIN, flood.name, "; ".join(problems), reason, figures))
     assert not problems or known, problems
     assert problems or not (known and known.is_certain), known

@@ -13,10 +13,10 @@ from tests.integration.guarded import until
 from tests.interop.cases import restart_case
 from tests.interop.conftest import Started
 from tests.interop.known import known_of
-from tests.interop.results import Result
+from tests.interop.results import RESTART, Result
 from tests.interop.run import CLIENTS, PLAIN, TLS, Client, Server, make_tls, running_echo
 
-pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
+pytestmark = [pytest.mark.local_only, pytest.mark.long]
 
 _RESTARTS = int(os.environ.get("NEURONPIPE_RESTARTS", "1"))
 # A start, and a stop; the machine may be busy.
@@ -32,7 +32,6 @@ _CASE = restart_case((_RESTARTS + 1) * _RESTART_S)
     "client", [one for one in CLIENTS if one.runs(_CASE, PLAIN) and not one.proxy], ids=lambda client: client.name
 )
 def test_no_call_fails_while_servers_are_replaced(
-    request: pytest.FixtureRequest,
     started: Started,
     results: list[Result],
     tmp_path: Path,
@@ -40,8 +39,6 @@ def test_no_call_fails_while_servers_are_replaced(
     client: Client,
     security: str,
 ) -> None:
-    if not client.is_there and not request.config.getoption("every_client"):
-        pytest.skip(f"{client.wants} is not installed; `make interop` installs it")
     tls = make_tls(security, tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -52,10 +49,13 @@ def test_no_call_fails_while_servers_are_replaced(
         process = started.client(client)
         process.begin(_CASE, old.process.target, old.tls)
         _wait_until_it_answers(old)
+        stops_s: list[float] = []
         for _ in range(_RESTARTS):
             new = stack.enter_context(running_echo(transport, tls, *options))
             old.process.signal(signal.SIGTERM)
+            began_s = time.monotonic()
             assert old.process.wait() == 0
+            stops_s.append(time.monotonic() - began_s)
             _wait_until_it_answers(new)
             old = new
         assert time.monotonic() < ends_s, "the load ended before the restarts"
@@ -67,10 +67,11 @@ def test_no_call_fails_while_servers_are_replaced(
         except AssertionError as error:
             problems.append(str(error))
     calls = sum(count for one in ended for count in one.statuses.values())
-    print(f"{client.name}: {calls} calls, {problems}")
+    print(f"{client.name}: {calls} calls, {problems}, stops took {', '.join(f'{took_s:.1f}' for took_s in stops_s)} s")
     known = known_of(transport, "restart", client.name)
     reason = known.reason if known else ""
-    results.append(Result(transport, client.name, security, "restart under load", "; ".join(problems), reason))
+    figures = {"calls": calls, "restarts": _RESTARTS, "stop_s": max(stops_s)}
+    results.append(Result(transport, client.name, security, RESTART, "; ".join(problems), reason, figures))
     assert not problems or known, problems
 
 

@@ -17,7 +17,7 @@ import transformers
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
 from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, FinishReason, GeneratedText, TaskInput, Truncation
 from neuronpipe.client import AsyncClient
-from neuronpipe.client.generation import text_request
+from neuronpipe.client.task_call import text_request
 from neuronpipe.core.errors import InvalidInput
 from tests.encoder_decoders import TOKENS, save_encoder_decoder
 from tests.oracle.comparison import Comparison

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from tests.reference import api, cli, configuration, errors, parts
+from tests.reference import api, cli, configuration, errors, parts, telemetry
 
 _DOCS = Path(__file__).parents[2] / "docs"
 
@@ -20,12 +20,13 @@ _PAGES: Mapping[str, Callable[[], str]] = {
     "reference/cli.md": cli.page,
     "reference/configuration.md": configuration.page,
     "reference/errors.md": errors.page,
+    "telemetry.md": telemetry.page,
     **{page: partial(_with_parts, page) for page in parts.PARTS},
 }
 
 
 def _check() -> None:
-    """Ends the process with what differs, where something does."""
+    """Ends the process with what differs, and with what is named and not declared."""
     different: list[str] = []
     for name, page in _PAGES.items():
         file = _DOCS / name
@@ -34,6 +35,8 @@ def _check() -> None:
         different += difflib.unified_diff(lines, right, str(file), "what the code says", lineterm="", n=0)
     if different:
         sys.exit("\n".join([*different, "docs/ is not what the code says; run: make fix-docs"]))
+    if faults := [*telemetry.faults()]:
+        sys.exit("\n".join(faults))
 
 
 def _write() -> None:

@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 from neuronpipe.bulk.transform.near_engine import TransformSettings
 from neuronpipe.cli.serve import SERVICES, settings_of
 from neuronpipe.core.settings import Settings, variable_name
-from neuronpipe.measure.acceptance.handover import AcceptSettings
+from neuronpipe.measure.acceptance_process import AcceptSettings
 from neuronpipe.platform.cache.economics import CacheCommandSettings
 from neuronpipe.platform.process.settings import ServerSettings
 from tests.reference.markdown import NOTE, code, table, text
@@ -21,7 +21,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB")
 
 _HEAD = f"""# Configuration reference
 
-{NOTE.format("the classes of the settings (`settings.py` of each service)")}
+{NOTE.format("the classes of the settings (`settings.py` of each wing)")}
 
 Each setting is an option of the command line and an environment variable. The command line takes precedence. An empty
 variable counts as not set. A variable that begins with the prefix of the service and is not in its table is an error.

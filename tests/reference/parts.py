@@ -1,8 +1,11 @@
-"""Tables that are made of the code, in pages that are written by hand: between a line with their name and an end."""
+"""Tables and samples made of the code, in pages written by hand: each between a line with its name and an end."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
+from neuronpipe.cli.request import example_of
 from neuronpipe.core.generation_options import OPTIONS, Option
+from neuronpipe.core.task_inputs import SAMPLES
 from neuronpipe.doors.oip.task_model import TaskModel
 from neuronpipe.doors.oip.tensors import TensorSpec
 from neuronpipe.tasks import TASKS
@@ -50,15 +53,21 @@ def _tensor(spec: TensorSpec) -> str:
     return code(spec.name) + (f" [{', '.join(axes)}]" if axes else "") + "?" * spec.is_optional
 
 
-# Page of docs/ → its tables by their names.
+def _sample(task: str) -> list[str]:
+    """The input that `neuronpipe infer --example` prints."""
+    return ["", "```json", example_of(task), "```"]
+
+
+# Page of docs/ → its parts by their names.
 PARTS: Mapping[str, Mapping[str, Callable[[], list[str]]]] = {
     "generation.md": {"options": _options},
     "oip.md": {"tasks": _oip_tasks},
+    "tasks.md": {f"sample of {task}": partial(_sample, task) for task in SAMPLES},
 }
 
 
 def filled(page: str, content: str) -> str:
-    """The content of a page with its tables as the code has them. Raises ValueError for a page without their places."""
+    """The content of a page with its parts as the code has them. Raises ValueError for a page without their places."""
     for name, made in PARTS[page].items():
         before, begin, rest = content.partition(f"<!-- {name}: made by make fix-docs -->\n")
         _, end, after = rest.partition("\n<!-- end -->")

@@ -5,6 +5,7 @@ from typing import Any
 from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec
 from neuronpipe.tasks import TASKS
 
+# Where it is not one logit.
 _OUTPUTS = {
     "text_classification": (OutputSpec(name="logits", axes=(3,)),),
     "sentence_embedding": (OutputSpec(name="sentence_embedding", axes=(4,)),),
@@ -12,7 +13,6 @@ _OUTPUTS = {
     "fill_mask": (OutputSpec(name="logits", axes=(6,)),),
     "feature_extraction": (OutputSpec(name="last_hidden_state", axes=("tokens", 4)),),
     "sentence_similarity": (OutputSpec(name="sentence_embedding", axes=(4,)),),
-    "rerank": (OutputSpec(name="logits", axes=(1,)),),
     "zero_shot_classification": (OutputSpec(name="logits", axes=(3,)),),
     "question_answering": (
         OutputSpec(name="start_logits", axes=("tokens",)),
@@ -62,7 +62,7 @@ def model_spec(task: str = "text_classification", **changes: Any) -> ModelSpec:
         "task": task,
         "architecture": "SmallModel",
         "inputs": ("input_ids", "attention_mask", "token_type_ids"),
-        "outputs": _OUTPUTS[task],
+        "outputs": _OUTPUTS.get(task, (OutputSpec(name="logits", axes=(1,)),)),
         "max_tokens": 16,
         "vocabulary_size": 1000,
         "pad_token_id": 0,

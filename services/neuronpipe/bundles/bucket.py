@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest
-from neuronpipe.bundles.registry import Operation, Registry, Signed
-from neuronpipe.bundles.registry_file import REGISTRY_FILE
+from neuronpipe.bundles.registry import REGISTRY_FILE, Operation, Registry, Signed
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
@@ -72,7 +71,7 @@ class BucketRepository:
         return (Registry.parse(found.data, self._name(REGISTRY_FILE)), found.etag) if found else None
 
     def change_registry(self, operation: Operation, signed: Signed, new: tuple[str, int] | None = None) -> Registry:
-        """See registry_file.change_registry. A writer that was overtaken applies its operation to what is there now."""
+        """See FolderRepository. A writer that was overtaken applies its operation to what is there now."""
         for _ in range(_WRITES):
             present, etag = self._read_registry()
             if not present.revision:

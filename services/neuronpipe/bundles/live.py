@@ -7,100 +7,22 @@ they are; it is tried again.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
-from neuronpipe.bundles.registry import Registry
-from neuronpipe.bundles.registry_file import REGISTRY_FILE
-from neuronpipe.bundles.repository import Bundle, read_trusted_keys
+from neuronpipe.bundles.registry import REGISTRY_FILE
 from neuronpipe.bundles.served import ModelState, ServedModels
-from neuronpipe.bundles.sources import FolderSource, RepositorySource, repository_source
+from neuronpipe.bundles.sources import LiveRepository
 from neuronpipe.core.background import run_beside
-from neuronpipe.core.errors import RefusedBundle, SetupError
+from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log, log_fault, log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
-from neuronpipe.platform.process.settings import ServerSettings
 
 # Between two attempts to load a version: doubled each time, and begun anew when the registry changes.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 60.0
-
-
-class LiveRepository:
-    """A repository, with its registry as it was when it could last be read."""
-
-    def __init__(
-        self, source: Path | RepositorySource, trusted_keys: Path | None = None, look_every_s: float = 1.0
-    ) -> None:
-        """`trusted_keys`: of the bundles of a folder. Raises SetupError for what cannot be read."""
-        self._source = FolderSource(source, read_trusted_keys(trusted_keys)) if isinstance(source, Path) else source
-        self.look_every_s = look_every_s
-
-    @classmethod
-    def of(cls, settings: ServerSettings, *, with_artifacts: bool) -> "LiveRepository":
-        """The repository of a service. `with_artifacts`: whether it loads what back ends compute. Raises SetupError."""
-        return cls(repository_source(settings, with_artifacts=with_artifacts), look_every_s=settings.registry_poll_s)
-
-    @property
-    def registry(self) -> Registry:
-        """What the repository declares; of revision 0 where it has no registry."""
-        return self._source.registry
-
-    @property
-    def problem(self) -> str:
-        """Why the registry as it is now is not used; empty while it is."""
-        return self._source.problem
-
-    @property
-    def desired(self) -> frozenset[ModelKey]:
-        """The versions to have."""
-        return frozenset(self.registry.desired if self.registry.revision else self._source.fixed)
-
-    @property
-    def fetched(self) -> Mapping[ModelKey, float]:
-        """The share that is here of each version that is being fetched, from 0 to 1."""
-        return self._source.fetched
-
-    def look(self) -> None:
-        """Reads the registry where it has changed."""
-        self._source.look()
-
-    def bundles(self) -> list[Bundle]:
-        """The versions to have, by their manifests, as far as they can be read."""
-        found = []
-        for key in sorted(self.desired):
-            with suppress(SetupError):
-                found.append(self._bundle(key, self._source.describe))
-        return found
-
-    def hold(self, key: ModelKey) -> Bundle:
-        """A version to have, whose files stay until it is released. Raises SetupError and RefusedBundle, also for one
-        that was not the one approved.
-        """
-        return self._bundle(key, self._source.hold)
-
-    def release(self, key: ModelKey) -> None:
-        """The version's files are not used any more."""
-        self._source.release(key)
-
-    def end(self) -> None:
-        """Makes calls of other threads that fetch, or wait, end soon."""
-        self._source.end()
-
-    def _bundle(self, key: ModelKey, read: Callable[[ModelKey, str], Bundle]) -> Bundle:
-        if key in self._source.fixed and not self.registry.revision:
-            return self._source.fixed[key]
-        approved = self.registry.models[key.name].versions[key.version]
-        bundle = read(key, approved.digest)
-        if bundle.digest != approved.digest:
-            raise RefusedBundle(
-                f"{bundle.folder}: its digest is {bundle.digest[:16]}, the registry has {approved.digest[:16]}: it is "
-                "not the bundle that was approved"
-            )
-        return bundle
 
 
 class LiveVersion:
@@ -250,8 +172,8 @@ class LiveModels:
 
     def _remove(self, key: ModelKey) -> None:
         for state in ModelState:
-            self._meters.remove_gauge(Metrics.VERSION_STATE, key.name, str(key.version), state.value)
-        self._meters.remove_gauge(Metrics.VERSION_FETCHED, key.name, str(key.version))
+            self._meters.remove(Metrics.VERSION_STATE, key.name, str(key.version), state.value)
+        self._meters.remove(Metrics.VERSION_FETCHED, key.name, str(key.version))
         del self.versions[key]
         self._tell()
 
@@ -281,7 +203,7 @@ class LiveModels:
     async def _load(self, version: LiveVersion, opened: AsyncExitStack) -> None:
         key = version.key
         opened.callback(self.repository.release, key)
-        bundle = await asyncio.to_thread(self.repository.hold, key)
+        bundle = await asyncio.to_thread(self.repository.take, key)
         for table in self._tables:
             await table.open(bundle)
             opened.push_async_callback(table.close, key)

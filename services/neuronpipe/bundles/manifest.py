@@ -1,9 +1,7 @@
 """The manifest of a bundle, which lists every other file with its digest, and the files, verified by their digests."""
 
-import errno
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
@@ -15,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.core.errors import RefusedBundle, SetupError
+from neuronpipe.core.files import files_told
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.tasks import TASKS
 
@@ -240,17 +239,15 @@ class BundleFiles:
         if ".." in Path(name).parts or Path(name).is_absolute():
             raise RefusedBundle(f"{self.folder}: its manifest names {name!r}, which is outside of the bundle")
         source = self._open(name)
-        try:
+        problem = (
+            f"{self.folder / name}: cannot be copied to {private.parent}, from where files of signed bundles are loaded"
+        )
+        with files_told(problem, "; TMPDIR may name another folder"):
             target.parent.mkdir(parents=True, exist_ok=True)
             with source, target.open("xb") as copied:
                 while chunk := source.read(_CHUNK_BYTES):
                     digest.update(chunk)
                     copied.write(chunk)
-        except OSError as error:
-            raise SetupError(
-                f"{self.folder / name}: cannot be copied to {private.parent}, from where files of signed bundles are "
-                f"loaded: {os.strerror(error.errno or errno.EIO)}; TMPDIR may name another folder"
-            ) from error
         self._compare(name, digest.hexdigest())
         return target
 
@@ -272,10 +269,8 @@ class BundleFiles:
         path = self.folder / name
         if not path.is_file():  # a device or a pipe would have no end
             raise self._missing(name)
-        try:
+        with files_told(f"{path}: cannot be read"):
             return path.open("rb")
-        except OSError as error:
-            raise SetupError(f"{path}: cannot be read: {os.strerror(error.errno or errno.EIO)}") from error
 
     def _compare(self, name: str, digest: str) -> None:
         if digest != self.digests.get(name):

@@ -20,6 +20,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.model import ModelRoute
 
+REGISTRY_FILE = "registry.json"
 # The alias that requests without a version get where the model has no route.
 STABLE = "stable"
 _ALIAS = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
@@ -95,6 +96,15 @@ class RegisteredModel(Routing):
     def approved(self) -> frozenset[int]:
         """The versions that may be served."""
         return frozenset(number for number, one in self.versions.items() if one.approval.state == "approved")
+
+    @property
+    def anonymous(self) -> Self:
+        """The model without who approved its versions, and why."""
+        versions = {
+            number: one.model_copy(update={"approval": one.approval.model_copy(update={"author": "", "note": ""})})
+            for number, one in self.versions.items()
+        }
+        return self.model_copy(update={"versions": versions})
 
     @property
     def declared(self) -> ModelRoute:

@@ -15,7 +15,7 @@ from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
 
 from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from neuronpipe.core.errors import RefusedBundle, SetupError
-from neuronpipe.core.files import replace_file
+from neuronpipe.core.files import files_told, replace_file
 
 # Comes before the manifest's bytes, so that no signature of something else is one of a bundle.
 _CONTEXT = b"neuronpipe bundle signature 1\n"
@@ -47,11 +47,9 @@ class TrustedKeys:
         at fault.
         """
         source = f"--trusted-keys {path}"
-        try:
+        with files_told(f"{source}: cannot be read"):
             files = sorted(file for file in path.iterdir() if _is_visible_file(file)) if path.is_dir() else [path]
             keys = {_id(key): key for file in files for key in _public_keys(file)}
-        except OSError as error:
-            raise SetupError(f"{source}: cannot be read: {os.strerror(error.errno or 0)}") from error
         if not keys:
             raise SetupError(f"{source}: holds no public key")
         return cls(keys, source)
@@ -59,12 +57,8 @@ class TrustedKeys:
     def verify(self, folder: Path, manifest: bytes) -> str:
         """The id of the key that signed a bundle's manifest. Raises RefusedBundle."""
         path = folder / SIGNATURE_FILE
-        try:
-            signature = path.read_bytes()
-        except FileNotFoundError:
-            signature = None
-        except OSError as error:
-            raise RefusedBundle(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from error
+        with files_told(f"{path}: cannot be read", kind=RefusedBundle):
+            signature = path.read_bytes() if path.exists() else None
         return self.verify_signature(str(folder), manifest, signature)
 
     def verify_signature(self, folder: str, manifest: bytes, signature: bytes | None) -> str:
@@ -107,10 +101,10 @@ class SigningKey:
     @classmethod
     def read(cls, path: Path, option: str) -> "SigningKey":
         """The key of a file in PEM form. Raises SetupError, which names the option, and never the content."""
+        with files_told(f"{option} {path}: cannot be read"):
+            written = path.read_bytes()
         try:
-            key = serialization.load_pem_private_key(path.read_bytes(), None)
-        except OSError as error:
-            raise SetupError(f"{option} {path}: cannot be read: {os.strerror(error.errno or 0)}") from error
+            key = serialization.load_pem_private_key(written, None)
         except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a passphrase
             key = None
         if not isinstance(key, Ed25519PrivateKey):
@@ -141,11 +135,11 @@ def create_key(key: Path, public_key: Path) -> str:
     )
     public = made.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     for path, content, mode in ((key, private, 0o600), (public_key, public, 0o644)):
-        try:
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-                file.write(content)
-        except OSError as error:
-            raise SetupError(f"{path}: cannot be written: {os.strerror(error.errno or 0)}") from error
+        with (
+            files_told(f"{path}: cannot be written"),
+            os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file,
+        ):
+            file.write(content)
     return _id(made.public_key())
 
 
@@ -157,11 +151,9 @@ def write_signature(folder: Path, key: SigningKey, digest: str = "") -> None:
     manifest = (folder / MANIFEST_FILE).read_bytes()
     if digest and sha256(manifest).hexdigest() != digest:
         raise RefusedBundle(f"{folder / MANIFEST_FILE}: changed while it was signed")
-    try:
+    with files_told(f"{folder / SIGNATURE_FILE}: cannot be written"):
         # Made beside the folder: a process that starts now finds no file in it that the manifest does not name.
         replace_file(folder / SIGNATURE_FILE, key.sign(manifest), mode=0o644, unfinished_in=folder.parent)
-    except OSError as error:
-        raise SetupError(f"{folder / SIGNATURE_FILE}: cannot be written: {os.strerror(error.errno or 0)}") from error
 
 
 def _id(key: Ed25519PublicKey) -> str:

@@ -3,18 +3,22 @@
 A process that loads from a bucket has a local cache.
 """
 
-from collections.abc import Mapping
+import contextlib
+import fcntl
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from neuronpipe.bundles.bucket import BucketRepository
 from neuronpipe.bundles.bundle_cache import BundleCache, all_parts, parts_without_artifacts
-from neuronpipe.bundles.registry import Operation, Registry, Signed
-from neuronpipe.bundles.registry_file import REGISTRY_FILE, change_registry, read_registry
+from neuronpipe.bundles.manifest import MANIFEST_FILE
+from neuronpipe.bundles.registry import REGISTRY_FILE, Operation, Registry, Signed
 from neuronpipe.bundles.repository import Bundle, read_bundle, read_repository, read_trusted_keys
-from neuronpipe.core.errors import SetupError
-from neuronpipe.core.files import replace_file
+from neuronpipe.core.errors import RefusedBundle, SetupError
+from neuronpipe.core.files import files_told, replace_file
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.watched import Watched
@@ -22,69 +26,84 @@ from neuronpipe.platform.process.settings import ServerSettings, is_bucket
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.signing import TrustedKeys
-if TYPE_CHECKING:
-    from neuronpipe.bundles.signing import TrustedKeys
 
-
-class Repository(Protocol):
-    """Bundles and their registry. Every method raises SetupError."""
-
-    def read_registry(self) -> Registry:
-        """The registry; of revision 0 where there is none."""
-
-    def change_registry(self, operation: Operation, signed: Signed, new: tuple[str, int] | None = None) -> Registry:
-        """See registry_file.change_registry."""
-
-    def bundles(self) -> list[Bundle]:
-        """Every version."""
-
-    def bundle(self, key: ModelKey) -> Bundle:
-        """A version, as its manifest has it."""
-
-    def check(self, bundle: Bundle, trusted: "TrustedKeys | None" = None) -> None:
-        """Raises also RefusedBundle for a bundle with files that are missing or damaged, or without the signature of
-        one of the `trusted` keys.
-        """
+_MAX_REGISTRY_BYTES = 64 << 20
 
 
 class FolderRepository:
-    """A repository in a folder."""
+    """A repository in a folder. Every method raises SetupError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def read_registry(self) -> Registry:
-        """See Repository."""
-        return read_registry(self._folder)
+        """The registry; of revision 0 where there is none."""
+        path = self._folder / REGISTRY_FILE
+        with files_told(f"{path}: cannot be read"):
+            try:
+                if path.stat().st_size > _MAX_REGISTRY_BYTES:
+                    raise SetupError(f"{path}: more than {_MAX_REGISTRY_BYTES:,} bytes, the limit")
+                return Registry.parse(path.read_bytes(), path)
+            except FileNotFoundError:
+                return Registry()
 
     def change_registry(self, operation: Operation, signed: Signed, new: tuple[str, int] | None = None) -> Registry:
-        """See Repository."""
-        return change_registry(self._folder, operation, signed, new)
+        """Applies an operation to the registry as it is now, and writes the result. Returns it.
+
+        The first operation on a repository without a registry writes down first what was served up to then, without
+        the version `new`, which has just been made. Writers wait for each other, and readers see the old file or the
+        new one. Raises also what the operation raises.
+        """
+        if (self._folder / MANIFEST_FILE).is_file():
+            raise SetupError(
+                f"{self._folder}: is a bundle; a registry is in a repository, the folder of its model's folder"
+            )
+        path = self._folder / REGISTRY_FILE
+        with files_told(f"{path}: cannot be written"), _locked(self._folder):
+            present = self.read_registry()
+            if not present.revision:
+                present = Registry.of_bundles([one for one in self.bundles() if one.key != new], signed)
+            changed = operation(present)
+            replace_file(path, changed.model_dump_json(indent=2).encode() + b"\n", mode=0o644)
+        return changed
 
     def bundles(self) -> list[Bundle]:
-        """See Repository."""
+        """Every version."""
         return read_repository(self._folder)
 
     def bundle(self, key: ModelKey) -> Bundle:
-        """See Repository."""
+        """A version, as its manifest has it."""
         folder = self._folder / key.name / str(key.version)
         # A name is one folder: whoever asks over the network must not get out of the repository.
-        if Path(key.name).name != key.name or "\0" in key.name or not folder.is_dir():
+        if Path(key.name).name != key.name or key.name == ".." or "\0" in key.name or not folder.is_dir():
             raise SetupError(f"{folder}: no such bundle; `neuronpipe registry list` lists those that are there")
         return read_bundle(folder)
 
     def check(self, bundle: Bundle, trusted: "TrustedKeys | None" = None) -> None:
-        """See Repository."""
+        """Raises also RefusedBundle for a bundle with files that are missing or damaged, or without the signature of
+        one of the `trusted` keys.
+        """
         read_bundle(bundle.folder, trusted).files.check()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps other writers out. The lock is the folder's, so it leaves no file, and ends with its process."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# Bundles and their registry.
+Repository: TypeAlias = FolderRepository | BucketRepository
 
 
 def open_repository(place: str, endpoint: str = "") -> Repository:
     """The repository of a folder, or of s3://BUCKET/PREFIX. `endpoint`: URL of the object store. Raises SetupError."""
-    if not is_bucket(place):
-        return FolderRepository(Path(place))
-    from neuronpipe.bundles.bucket import BucketRepository
-
-    return BucketRepository(place, endpoint)
+    return BucketRepository(place, endpoint) if is_bucket(place) else FolderRepository(Path(place))
 
 
 def approve_version(repository: Repository, key: ModelKey, trusted_keys: Path | None, signed: Signed) -> Operation:
@@ -100,39 +119,73 @@ def reject_version(repository: Repository, key: ModelKey, signed: Signed) -> Ope
     return lambda registry: registry.reject(bundle, signed)
 
 
-class RepositorySource(Protocol):
-    """A repository as a process needs it.
+class LiveRepository(ABC):
+    """A repository as a process needs it, with its registry as it was when it could last be read.
 
-    `registry`: the last that could be read. `problem`: why it is not used as it is now; empty while it is. `fixed`:
-    what is served without a registry. `fetched`: the share that is here of each version that is being fetched.
+    `registry`: of revision 0 where there is none. `problem`: why the registry as it is now is not used; empty while it
+    is. `fixed`: what is served without a registry. `fetched`: the share that is here of each version that is being
+    fetched, from 0 to 1.
     """
 
-    @property
-    def registry(self) -> Registry: ...
-    @property
-    def problem(self) -> str: ...
-    @property
-    def fixed(self) -> Mapping[ModelKey, Bundle]: ...
-    @property
-    def fetched(self) -> Mapping[ModelKey, float]: ...
+    registry: Registry
+    problem: str
+    fixed: Mapping[ModelKey, Bundle]
+    fetched: dict[ModelKey, float]
+    look_every_s = 1.0
 
+    @property
+    def desired(self) -> frozenset[ModelKey]:
+        """The versions to have."""
+        return frozenset(self.registry.desired if self.registry.revision else self.fixed)
+
+    def bundles(self) -> list[Bundle]:
+        """The versions to have, by their manifests, as far as they can be read."""
+        found = []
+        for key in sorted(self.desired):
+            with contextlib.suppress(SetupError):
+                found.append(self._approved(key, self.describe))
+        return found
+
+    def take(self, key: ModelKey) -> Bundle:
+        """A version to have, whose files stay until it is released. Raises SetupError and RefusedBundle, also for one
+        that was not the one approved.
+        """
+        return self._approved(key, self.hold)
+
+    def _approved(self, key: ModelKey, read: Callable[[ModelKey, str], Bundle]) -> Bundle:
+        if key in self.fixed and not self.registry.revision:
+            return self.fixed[key]
+        approved = self.registry.models[key.name].versions[key.version]
+        bundle = read(key, approved.digest)
+        if bundle.digest != approved.digest:
+            raise RefusedBundle(
+                f"{bundle.folder}: its digest is {bundle.digest[:16]}, the registry has {approved.digest[:16]}: it is "
+                "not the bundle that was approved"
+            )
+        return bundle
+
+    @abstractmethod
     def look(self) -> None:
         """Reads the registry where it has changed."""
 
+    @abstractmethod
     def describe(self, key: ModelKey, digest: str) -> Bundle:
         """A version by its manifest. Raises SetupError and RefusedBundle."""
 
+    @abstractmethod
     def hold(self, key: ModelKey, digest: str) -> Bundle:
         """A version whose files stay until it is released. Raises SetupError and RefusedBundle."""
 
+    @abstractmethod
     def release(self, key: ModelKey) -> None:
         """The version's files are not used any more."""
 
+    @abstractmethod
     def end(self) -> None:
-        """Makes calls of other threads end soon."""
+        """Makes calls of other threads that fetch, or wait, end soon."""
 
 
-class FolderSource:
+class FolderSource(LiveRepository):
     """A folder, in which everything lies."""
 
     def __init__(self, folder: Path, trusted: "TrustedKeys | None" = None) -> None:
@@ -141,28 +194,17 @@ class FolderSource:
         self._trusted = trusted
         self._has_registry = False
         self._watched = Watched([folder / REGISTRY_FILE], self._read)
+        self.registry, self.problem = self._watched.value, ""
         # The bundles of the start, which have been read.
-        self.fixed: Mapping[ModelKey, Bundle] = {}
-        self.fetched: Mapping[ModelKey, float] = {}
-        if not self.registry.revision:
-            self.fixed = {ModelKey(*one.key): one for one in read_repository(folder, trusted)}
-
-    @property
-    def registry(self) -> Registry:
-        """The last that could be read."""
-        return self._watched.value
-
-    @property
-    def problem(self) -> str:
-        """Why the registry as it is now is not used."""
-        return self._watched.problem
+        bundles = () if self.registry.revision else read_repository(folder, trusted)
+        self.fixed = {ModelKey(*one.key): one for one in bundles}
+        self.fetched = {}
 
     def look(self) -> None:
-        """Reads the registry where it has changed."""
         self._watched.look()
+        self.registry, self.problem = self._watched.value, self._watched.problem
 
     def describe(self, key: ModelKey, digest: str) -> Bundle:
-        """A version. Raises SetupError and RefusedBundle."""
         return read_bundle(self._folder / key.name / str(key.version), self._trusted)
 
     hold = describe
@@ -174,14 +216,14 @@ class FolderSource:
         """Nothing waits."""
 
     def _read(self) -> Registry:
-        found = read_registry(self._folder)
+        found = FolderRepository(self._folder).read_registry()
         if self._has_registry and not found.revision:
             raise SetupError(f"{self._folder / REGISTRY_FILE}: was there, and has vanished")
         self._has_registry = bool(found.revision)
         return found
 
 
-class BucketSource(BundleCache):
+class BucketSource(BundleCache, LiveRepository):
     """A bucket, with a cache. The last good registry is in the cache as well: a process that starts while the bucket
     does not answer serves by it.
     """
@@ -203,13 +245,13 @@ class BucketSource(BundleCache):
         # Without retries: the next look is the next attempt.
         self._watched_repository = BucketRepository(repository.uri, repository.endpoint, retries=0)
         self._kept = self.folder / REGISTRY_FILE
-        self.fixed: Mapping[ModelKey, Bundle] = {}
+        self.fixed = {}
         self.problem = ""
         self._etag = ""
         try:
             self.registry = self._read_changed() or Registry()
         except SetupError as error:
-            self.registry = read_registry(self.folder)
+            self.registry = FolderRepository(self.folder).read_registry()
             if not self.registry.revision:
                 raise SetupError(
                     f"{error}; a repository in a bucket needs a registry: `neuronpipe bundle push --approve` makes it"
@@ -217,7 +259,6 @@ class BucketSource(BundleCache):
             self._tell(str(error))
 
     def look(self) -> None:
-        """Reads the registry where it has changed."""
         try:
             changed = self._read_changed()
         except SetupError as error:
@@ -247,15 +288,19 @@ class BucketSource(BundleCache):
         self.problem = problem
 
 
-def repository_source(settings: ServerSettings, *, with_artifacts: bool) -> RepositorySource:
-    """The source of a service. `with_artifacts`: whether it loads what back ends compute. Raises SetupError."""
+def live_repository(settings: ServerSettings, *, with_artifacts: bool) -> LiveRepository:
+    """The repository of a service. `with_artifacts`: whether it loads what back ends compute. Raises SetupError."""
     trusted = read_trusted_keys(settings.trusted_keys)
-    if not is_bucket(settings.repository):
-        return FolderSource(Path(settings.repository), trusted)
-    return BucketSource(
-        BucketRepository(settings.repository, settings.repository_endpoint),
-        settings.repository_cache,
-        settings.repository_cache_bytes,
-        trusted,
-        with_artifacts=with_artifacts,
-    )
+    found: LiveRepository
+    if is_bucket(settings.repository):
+        found = BucketSource(
+            BucketRepository(settings.repository, settings.repository_endpoint),
+            settings.repository_cache,
+            settings.repository_cache_bytes,
+            trusted,
+            with_artifacts=with_artifacts,
+        )
+    else:
+        found = FolderSource(Path(settings.repository), trusted)
+    found.look_every_s = settings.registry_poll_s
+    return found

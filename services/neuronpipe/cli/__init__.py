@@ -14,12 +14,13 @@ from collections.abc import Sequence
 
 from neuronpipe import __version__
 from neuronpipe.cli import serve
-from neuronpipe.cli.credentials import use_key_of
-from neuronpipe.cli.parser import CommandParser
-from neuronpipe.core.errors import NeuronpipeError, SetupError
+from neuronpipe.cli.request import use_key_of
+from neuronpipe.cli.terminal import CommandParser
+from neuronpipe.core.addresses import is_reachable
+from neuronpipe.core.errors import NeuronpipeError, SetupError, Unavailable
 
 COMMANDS = (
-    *("compile", "bundle", "registry", "accept", "serve", "infer", "generate", "job", "transform", "trace"),
+    *("run", "compile", "bundle", "registry", "accept", "serve", "infer", "generate", "job", "transform", "trace"),
     *("models", "health", "load", "benchmark", "cache", "key", "deploy", "undeploy", "check-deployment", "completion"),
 )
 
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SetupError as error:
         _exit(str(error), 2)
     except NeuronpipeError as error:
+        if isinstance(error, Unavailable) and not is_reachable(target := getattr(options, "target", "")):
+            _exit(f"UNAVAILABLE: nothing listens at --target {target}; is `neuronpipe serve` running there?", 1)
         _exit(f"{error.reason}: {error.message}", 1)
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] == "neuronpipe":

@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pipeline-balance", default="time", choices=BALANCES, help="what is to be equal in all parts (default: time)"
     )
-    parser.add_argument("--cores", default="0", help="how many cores, or which, as 0-1 (default: all)")
+    parser.add_argument("--cores", default=argparse.SUPPRESS, help="how many cores, or which, as 0-1 (default: all)")
     parser.add_argument(
         "--seconds", type=float, default=10.0, metavar="S", help="how long to measure each row (default: 10)"
     )
@@ -55,20 +55,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Prints the path of the report. Raises SetupError for invalid options; later failures are in the report."""
-    from neuronpipe.core.settings import read_settings
-    from neuronpipe.measure.acceptance.handover import AcceptSettings
+    from neuronpipe.core.settings import read_options
+    from neuronpipe.measure.acceptance_process import AcceptSettings
     from neuronpipe.stages.neuron_executor.runtimes.neuron import runtime_environment
 
     if not 0 < options.seconds < float("inf"):
         raise SetupError(f"--seconds {options.seconds}: must be more than 0")
     if not 0 <= options.price_per_hour < float("inf"):
         raise SetupError(f"--price-per-hour {options.price_per_hour}: must be 0 or more")
-    settings = read_settings(AcceptSettings, {"cores": options.cores})
+    settings = read_options(AcceptSettings, vars(options))
     environment = runtime_environment(settings.cores, os.environ)
     from neuronpipe.bundles.buckets import parse_bucket
     from neuronpipe.bundles.repository import default_name
     from neuronpipe.compiler import NO_BUCKETS, BucketRequest, CompileRequest, PipelineOptions
-    from neuronpipe.measure.acceptance.run import AcceptRequest, accept
+    from neuronpipe.measure.acceptance import AcceptRequest, accept
 
     words = tuple(dict.fromkeys(options.bucket or _SHAPES))
     models = [

@@ -11,9 +11,8 @@ from neuronpipe.cli.terminal import ending_on_sigterm, print_table
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
-    from neuronpipe.measure.benchmark.report import Goal
+    from neuronpipe.measure.benchmark.costs import Costs, Goal
     from neuronpipe.measure.benchmark.run import RunRequest
-    from neuronpipe.measure.benchmark.tables import Costs
 
 HELP = "measure models over lengths, batches, dtypes and cores, and report latency, throughput and cost"
 EXTRA = "benchmark"
@@ -145,7 +144,7 @@ def _measure(options: argparse.Namespace) -> None:
     # Asked for before anything is measured: the report needs it.
     import matplotlib as _matplotlib  # noqa: F401
 
-    from neuronpipe.measure.benchmark.advice import advice_rows, advise
+    from neuronpipe.measure.benchmark.costs import goal_table
     from neuronpipe.measure.benchmark.report import warnings_of, write_report
     from neuronpipe.measure.benchmark.run import Run
 
@@ -164,7 +163,8 @@ def _measure(options: argparse.Namespace) -> None:
                     _say(f"WARNING: {warning}")
                 print(page)
     if goal:
-        print_table(advice_rows(advise(run.results, goal.p95_ms, goal.rate_per_s, costs.instances)))
+        table = goal_table(run.results, costs, goal)
+        print_table([table.columns, *table.rows])
     if code or not run.results.measured:
         sys.exit(code or 1)
 
@@ -216,9 +216,8 @@ def _request(options: argparse.Namespace) -> "RunRequest":
 
 
 def _costs(options: argparse.Namespace) -> "Costs":
-    from neuronpipe.measure.benchmark.advice import DEFAULT_PRICES, read_prices
-    from neuronpipe.measure.benchmark.machine import instance_type
-    from neuronpipe.measure.benchmark.tables import Costs
+    from neuronpipe.measure.benchmark.costs import DEFAULT_PRICES, THIS_MACHINE, Costs, read_prices
+    from neuronpipe.measure.machine import instance_type
     from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 
     prices = read_prices(options.prices or DEFAULT_PRICES)
@@ -226,20 +225,15 @@ def _costs(options: argparse.Namespace) -> "Costs":
     if options.instance and options.instance not in prices.instances:
         _say(f"WARNING: --instance {options.instance}: the prices of {prices.date} lack it; costs are left out")
     instance = options.instance or (own if own in prices.instances else "")
-    return Costs(prices, prices.alike(available_cpus(), instance), instance or "this machine")
+    return Costs(prices, prices.alike(available_cpus(), instance), instance or THIS_MACHINE)
 
 
 def _goal(options: argparse.Namespace) -> "Goal | None":
-    from neuronpipe.measure.benchmark.report import Goal
+    from neuronpipe.measure.benchmark.costs import Goal
 
     if (options.p95_ms is None) != (options.rate is None):
         raise SetupError("--p95-ms and --rate: give both, or neither")
-    if options.p95_ms is None:
-        return None
-    for name in ("p95_ms", "rate"):
-        if not 0 < getattr(options, name) < float("inf"):
-            raise SetupError(f"--{name.replace('_', '-')} {getattr(options, name):g}: must be more than 0")
-    return Goal(options.p95_ms, options.rate)
+    return None if options.p95_ms is None else Goal(options.p95_ms, options.rate)
 
 
 def _compare(options: argparse.Namespace) -> None:

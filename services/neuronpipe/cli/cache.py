@@ -76,12 +76,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Runs one of the commands. Raises Unavailable if Redis does not answer."""
-    from neuronpipe.core.settings import read_settings
+    from neuronpipe.core.settings import read_options
     from neuronpipe.platform.cache.economics import CacheCommandSettings
     from neuronpipe.platform.cache.remote import Remote, RemoteError
 
-    given = {name: value for name, value in vars(options).items() if name.startswith("redis_")}
-    settings = read_settings(CacheCommandSettings, given)
+    settings = read_options(CacheCommandSettings, vars(options))
     if not settings.redis_url:
         raise SetupError("--redis-url: is missing; give the Redis URL of the services")
 

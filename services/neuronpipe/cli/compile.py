@@ -229,10 +229,12 @@ def _compile(options: argparse.Namespace) -> Path:
     bundle = compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True))
     if options.approve:
         from neuronpipe.bundles.registry import Signed
-        from neuronpipe.bundles.registry_file import change_registry
+        from neuronpipe.bundles.sources import FolderRepository
 
         signed = Signed(note="compiled with --approve")
-        change_registry(options.repository, lambda registry: registry.approve(bundle, signed), signed, bundle.key)
+        FolderRepository(options.repository).change_registry(
+            lambda registry: registry.approve(bundle, signed), signed, bundle.key
+        )
     return bundle.folder
 
 

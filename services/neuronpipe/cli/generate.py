@@ -7,14 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from neuronpipe.cli.at_file import read_text
-from neuronpipe.cli.credentials import tls_files
-from neuronpipe.cli.input_flags import flag
-from neuronpipe.cli.parser import complete_at_file, complete_models, completed_by
-from neuronpipe.cli.request import add_target, tasks_of
-from neuronpipe.cli.terminal import print_table
+from neuronpipe.cli.request import add_target, complete_models, flag, tasks_of, tls_files
+from neuronpipe.cli.terminal import complete_at_file, completed_by, print_table, read_text
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.generation_options import EARLY_STOPPING_WORDS, OPTIONS, Kind
+from neuronpipe.core.task_inputs import GENERATING, SAMPLES
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
@@ -41,7 +38,7 @@ _VALUES: Mapping[Kind, Mapping[str, Any]] = {
 # Options whose text may be that of a file.
 _OF_FILES = tuple(name for name, one in OPTIONS.items() if one.kind in ("text", "json"))
 _LANGUAGES = ("source_language", "target_language")
-_TASKS_OF_TEXTS = ("summarization", "translation")
+_TASKS_OF_TEXTS = [task for task in GENERATING if "text" in SAMPLES[task]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +110,7 @@ def run(options: argparse.Namespace) -> None:
 def _request(options: argparse.Namespace, client: "Client") -> "InferRequest":
     from neuronpipe.api.v1.inference_pb2 import Priority
     from neuronpipe.api.v1.tasks_pb2 import Truncation
-    from neuronpipe.client.generation import generation_request, text_request
+    from neuronpipe.client.task_call import generation_request, text_request
 
     given: dict[str, Any] = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     given |= {name: read_text(given[name], flag(name)) for name in _OF_FILES if name in given}

@@ -2,8 +2,7 @@
 
 import argparse
 
-from neuronpipe.cli.credentials import add_key, add_tls, tls_files
-from neuronpipe.cli.request import parse_target, parse_timeout_s
+from neuronpipe.cli.request import add_address, add_key, add_tls, parse_timeout_s, tls_files
 
 HELP = "ask a server for its health; exits with 0 if it is serving"
 EXTRA = ""
@@ -11,7 +10,7 @@ EXTRA = ""
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--target", required=True, type=parse_target, metavar="HOST:PORT", help="any of the services")
+    add_address(parser, "any of the services")
     add_tls(parser)
     add_key(parser)
     parser.add_argument(

@@ -2,20 +2,25 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from neuronpipe.cli.credentials import tls_files
-from neuronpipe.cli.input_flags import EXAMPLES, example_of, has_inputs_in_texts
-from neuronpipe.cli.request import add_request, add_target, read_requests
+from neuronpipe.cli.request import add_request, add_target, example_of, has_inputs_in_texts, read_requests, tls_files
 from neuronpipe.cli.terminal import print_table
+from neuronpipe.core.task_inputs import SAMPLES
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest
+    from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
     from neuronpipe.client import Client
 
 HELP = "run one input or several, and print the results"
 EXTRA = ""
+
+_SHOWN_NUMBERS = 6
+_SHOWN_CHARACTERS = 60
+_Rows: TypeAlias = Iterable[Sequence[object]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -83,8 +88,6 @@ def _print_json(outcomes: "Iterable[InferOutcome]", indent: int | None) -> list[
 
 def _print_table(requests: "Sequence[InferRequest]", outcomes: "Iterable[InferOutcome]") -> list[str]:
     """Prints a table of all. Returns what to say of errors."""
-    from neuronpipe.cli.result_rows import result_rows
-
     found = list(outcomes)
     results = [None if outcome.HasField("error") else outcome.response.result for outcome in found]
     print_table(result_rows([request.input for request in requests], results))
@@ -93,6 +96,103 @@ def _print_table(requests: "Sequence[InferRequest]", outcomes: "Iterable[InferOu
 
 def _failure(number: int, outcome: "InferOutcome") -> str:
     return f"input {number}: {outcome.error.message}"
+
+
+def result_rows(inputs: "Sequence[TaskInput]", results: "Sequence[TaskResult | None]") -> list[list[str]]:
+    """A heading and the rows of the results of one task; several results have the number of their input before.
+
+    None stands for an input that failed: it has no row.
+    """
+    from neuronpipe.api.v1.tasks_pb2 import TaskResult
+
+    task = str(inputs[0].WhichOneof("task"))
+    [field, *_] = getattr(TaskResult(), task).DESCRIPTOR.fields
+    heading, rows_of = _TABLES.get(field.name) or _plain_table(field)
+    is_numbered = len(inputs) > 1
+    rows = [["INPUT"] * is_numbered + heading.split()]
+    for number, (input, result) in enumerate(zip(inputs, results, strict=True), 1):
+        found = rows_of(getattr(result, task), getattr(input, task)) if result else ()
+        rows += ([str(number)] * is_numbered + list(map(_cell, row)) for row in found)
+    return rows
+
+
+def _plain_table(field: Any) -> "tuple[str, Callable[[Any, Any], _Rows]]":
+    """The table of a field that _TABLES lacks: a row for each of its elements, a column for each of their fields."""
+    names = [one.name for one in field.message_type.fields] if field.message_type else []
+
+    def rows_of(result: Any, _: Any) -> _Rows:
+        found = getattr(result, field.name)
+        return [[getattr(one, name) for name in names] or [one] for one in (found if field.is_repeated else [found])]
+
+    return " ".join(names or [field.name]).upper(), rows_of
+
+
+def _vector(result: Any, _: Any) -> _Rows:
+    if result.packed:
+        return [(f"{len(result.packed)} bytes", _numbers(result.packed))]
+    return [(len(result.embedding), _numbers(result.embedding))]
+
+
+def _vectors(result: Any, _: Any) -> _Rows:
+    from neuronpipe.client.task_call import to_array
+
+    vectors: Any = to_array(result)
+    return [("x".join(map(str, vectors.shape)), _numbers(vectors.flat))]
+
+
+# The first field of a result → the heading and the rows of its table.
+_TABLES: "Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]]" = {
+    "labels": ("SCORE LABEL", lambda result, _: ((one.score, one.label) for one in result.labels)),
+    "embedding": ("SHAPE VECTOR", _vector),
+    "data": ("SHAPE VECTOR", _vectors),
+    "scores": ("SCORE TEXT", lambda result, given: zip(result.scores, given.texts, strict=True)),
+    "texts": (
+        "SCORE INDEX TEXT",
+        lambda result, given: ((one.score, one.index, given.texts[one.index]) for one in result.texts),
+    ),
+    "answers": (
+        "SCORE START END ANSWER",
+        lambda result, _: ((one.score, one.start, one.end, one.text) for one in result.answers),
+    ),
+    "entities": (
+        "SCORE LABEL START END TEXT",
+        lambda result, _: ((one.score, one.label, one.start, one.end, one.text) for one in result.entities),
+    ),
+    "masks": (
+        "SCORE MASK TOKEN",
+        lambda result, _: (
+            (one.score, number, one.token) for number, mask in enumerate(result.masks, 1) for one in mask.tokens
+        ),
+    ),
+    "sequences": (
+        "SCORE TEXT",
+        lambda result, _: ((one.score if one.HasField("score") else "", one.text) for one in result.sequences),
+    ),
+    "weights": (
+        "WEIGHT ID TOKEN",
+        lambda result, _: ((one.weight, one.token_id, one.token) for one in result.weights),
+    ),
+    "tokens": (
+        "ID SPECIAL START END TEXT",
+        lambda result, _: (
+            (one.token_id, "yes" if one.is_special else "", one.start, one.end, one.text) for one in result.tokens
+        ),
+    ),
+}
+
+
+def _numbers(vector: Iterable[float]) -> str:
+    """The first numbers of a vector."""
+    shown = [_cell(float(number)) for number in islice(vector, _SHOWN_NUMBERS + 1)]
+    return " ".join(shown[:_SHOWN_NUMBERS]) + " …" * (len(shown) > _SHOWN_NUMBERS)
+
+
+def _cell(value: object) -> str:
+    """A value for a terminal: what a text or a label has of control characters stays out of it."""
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    text = " ".join("".join(one if one.isprintable() else " " for one in str(value)).split())
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
 class _ShowExample(argparse.Action):
@@ -106,9 +206,9 @@ class _ShowExample(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         task = str(values).replace("-", "_")
-        if task not in EXAMPLES:
+        if task not in SAMPLES:
             parser.error(
-                f"argument --example: there is no task {values!r} (there are: {', '.join(EXAMPLES).replace('_', '-')})"
+                f"argument --example: there is no task {values!r} (there are: {', '.join(SAMPLES).replace('_', '-')})"
             )
         print(example_of(task))
         parser.exit()

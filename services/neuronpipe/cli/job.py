@@ -5,8 +5,7 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from neuronpipe.cli.credentials import tls_files
-from neuronpipe.cli.request import add_request, add_target, parse_timeout_s, read_requests
+from neuronpipe.cli.request import add_request, add_target, parse_timeout_s, read_requests, tls_files
 from neuronpipe.cli.terminal import print_table
 from neuronpipe.core.errors import JobNotFound, SetupError
 
@@ -187,10 +186,9 @@ def _dead_row(job: "Job") -> tuple[str, ...]:
 def _with_store(options: argparse.Namespace, use: "Callable[[JobStore], Awaitable[None]]") -> None:
     from neuronpipe.bulk.jobs.settings import JobCommandSettings
     from neuronpipe.bulk.jobs.store import JobStore
-    from neuronpipe.core.settings import read_settings
+    from neuronpipe.core.settings import read_options
 
-    given = {name: value for name, value in vars(options).items() if name.startswith("jobs_redis_")}
-    settings = read_settings(JobCommandSettings, given)
+    settings = read_options(JobCommandSettings, vars(options))
     if not settings.jobs_redis_url:
         raise SetupError("--jobs-redis-url: is missing; give the Redis URL of the jobs")
 

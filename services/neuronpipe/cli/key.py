@@ -8,6 +8,7 @@ from neuronpipe.core.errors import SetupError
 
 HELP = "make, list or revoke API keys in the file of a gateway's --api-keys"
 EXTRA = "gateway"
+_MAX_DAYS = 36_500
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +18,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     create.set_defaults(verb=_create)
     create.add_argument("--tenant", required=True, metavar="T", help="the tenant whose quota its calls count to")
     create.add_argument("--name", default="", metavar="N", help="who uses it, for the list (default: the tenant)")
+    create.add_argument(
+        "--days", type=float, metavar="D", help="days after which it expires (default: it stays until it is revoked)"
+    )
     show = verbs.add_parser("list", help="list the keys, without their secrets")
     show.set_defaults(verb=_list)
     show.add_argument("--tenant", default="", metavar="T", help="only this tenant's")
@@ -37,7 +41,9 @@ def run(options: argparse.Namespace) -> None:
 def _create(options: argparse.Namespace) -> None:
     from neuronpipe.gateway.callers.keys import create_key
 
-    key = create_key(options.api_keys, options.tenant, options.name or options.tenant)
+    if options.days is not None and not 0 < options.days <= _MAX_DAYS:
+        raise SetupError(f"--days: {options.days:g}, must be more than 0, and at most {_MAX_DAYS}")
+    key = create_key(options.api_keys, options.tenant, options.name or options.tenant, options.days)
     print(f"A key of tenant {options.tenant!r} was added to {options.api_keys}. It is shown only here:")
     print(key)
 
@@ -46,7 +52,8 @@ def _list(options: argparse.Namespace) -> None:
     from neuronpipe.gateway.callers.keys import list_keys
 
     keys = [key for key in list_keys(options.api_keys) if options.tenant in ("", key.tenant)]
-    print_table([("ID", "CREATED", "TENANT", "NAME"), *((key.id, key.created, key.tenant, key.name) for key in keys)])
+    rows = [(key.id, key.created, key.expires or "never", key.tenant, key.name) for key in keys]
+    print_table([("ID", "CREATED", "EXPIRES", "TENANT", "NAME"), *rows])
 
 
 def _revoke(options: argparse.Namespace) -> None:

@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from neuronpipe.cli.credentials import add_key, add_tls, tls_files
-from neuronpipe.cli.parser import complete_models, completed_by
-from neuronpipe.cli.request import parse_target
+from neuronpipe.cli.request import add_address, add_key, add_tls, complete_models, tls_files
+from neuronpipe.cli.terminal import completed_by
 from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.load import request as limits
 from neuronpipe.measure.load.request import FORMS, PRIORITIES, GenerationLoad, Lengths, LoadRequest
@@ -23,7 +22,7 @@ EXTRA = ""
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `neuronpipe load`."""
-    parser.add_argument("--target", required=True, type=parse_target, metavar="HOST:PORT", help="the gateway")
+    add_address(parser, "the gateway")
     add_tls(parser)
     add_key(parser)
     model = parser.add_argument("--model", required=True, metavar="M", help="the model's name")

@@ -4,8 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from neuronpipe.cli.credentials import tls_files
-from neuronpipe.cli.request import add_target, tasks_of
+from neuronpipe.cli.request import add_target, tasks_of, tls_files
 from neuronpipe.cli.terminal import print_table
 
 if TYPE_CHECKING:

@@ -5,14 +5,13 @@ import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from neuronpipe.cli.credentials import tls_files
+from neuronpipe.cli.request import tls_files
 from neuronpipe.cli.terminal import ending_on_sigterm
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
-    import ssl
-
     from neuronpipe.bundles.registry import Operation, Registry, Signed
     from neuronpipe.measure.promotion import Numbers
 
@@ -62,6 +61,7 @@ def promote(
     """Promotes a version, or exits with 1 where a guard failed. Raises SetupError."""
     from neuronpipe.measure.promotion import INSTRUMENTS, Guard, GuardFailed, Plan, Promotion
     from neuronpipe.platform.telemetry.prometheus import scrape
+    from neuronpipe.platform.tls import watched_tls
     from neuronpipe.rpc.api_key import key_metadata
 
     if options.requests < 1:
@@ -76,7 +76,9 @@ def promote(
         least=options.requests,
         look_s=min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, step_s / _LOOKS)),
     )
-    tls, key = _tls_context(options), key_metadata()
+    plain = [urlsplit(url).netloc for url in options.metrics if not url.startswith("https:")]
+    files, key = tls_files(options), key_metadata(target=",".join(plain), is_encrypted=not plain)
+    tls = watched_tls(files, "client").value.context if files else None
 
     def read() -> "list[Numbers]":
         return [scrape(url, INSTRUMENTS, key, tls) for url in options.metrics]
@@ -104,18 +106,3 @@ def _percentages(text: str) -> list[float]:
         return [float(one) for one in text.split(",")]
     except ValueError:
         raise SetupError(f"--steps {text!r}: must be percentages with commas, as in 5,25,50,100") from None
-
-
-def _tls_context(options: argparse.Namespace) -> "ssl.SSLContext | None":
-    import ssl
-
-    files = tls_files(options)
-    if not files:
-        return None
-    try:
-        context = ssl.create_default_context(cafile=files.ca)
-        if files.certificate:
-            context.load_cert_chain(files.certificate, files.key or None)
-    except OSError as error:
-        raise SetupError(f"--tls-ca, --tls-certificate: cannot be read ({error.strerror or error})") from error
-    return context

@@ -185,7 +185,7 @@ def _unload(options: argparse.Namespace) -> None:
 
 def _import(options: argparse.Namespace) -> None:
     from neuronpipe.bundles.registry import Signed
-    from neuronpipe.bundles.registry_file import change_registry
+    from neuronpipe.bundles.sources import FolderRepository
     from neuronpipe.compiler import CompileRequest, compile_bundle
     from neuronpipe.compiler.mlflow import fetch_mlflow_model
 
@@ -207,7 +207,7 @@ def _import(options: argparse.Namespace) -> None:
     def decide(registry: "Registry") -> "Registry":
         return registry.approve(bundle, signed) if options.approve else registry.register(bundle, signed)
 
-    tell_registry(change_registry(options.repository, decide, signed, bundle.key), name)
+    tell_registry(FolderRepository(options.repository).change_registry(decide, signed, bundle.key), name)
 
 
 def _route(options: argparse.Namespace) -> None:

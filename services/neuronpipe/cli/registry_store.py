@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from neuronpipe.cli.credentials import add_key, add_tls, tls_files
 from neuronpipe.cli.repository import add_repository, opened
-from neuronpipe.cli.request import parse_target
+from neuronpipe.cli.request import add_key, add_tls, parse_target, tls_files
 from neuronpipe.core.errors import ChangeRefused, SetupError
 
 if TYPE_CHECKING:
@@ -140,10 +139,11 @@ class GatewayStore:
         from neuronpipe.rpc.client import error_of
         from neuronpipe.rpc.connection import Connection
 
+        key = key_metadata(target=self._target, is_encrypted=self._tls is not None)
         connection = Connection(self._target, RegistryServiceStub, tls=self._tls)
         try:
             with connection.use() as stub:
-                answer = await ask(stub, timeout=_LIMIT_S, metadata=key_metadata())
+                answer = await ask(stub, timeout=_LIMIT_S, metadata=key)
         except grpc.aio.AioRpcError as failure:
             if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise SetupError(f"--target {self._target}: the gateway runs without --registry-service") from failure

@@ -1,28 +1,110 @@
-"""The options of commands that call a gateway: its address, and the request."""
+"""The options of commands that call a gateway: its address, TLS, the key, and the request by flags or as JSON."""
 
 import argparse
-from typing import TYPE_CHECKING
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-from neuronpipe.cli.at_file import read_text
-from neuronpipe.cli.credentials import add_key, add_tls
-from neuronpipe.cli.input_flags import NEEDED, add_input_flags, choose_task, flag, make_inputs, read_fields
-from neuronpipe.cli.parser import complete_models, completed_by
+from neuronpipe.cli.terminal import complete_at_file, completed_by, read_bytes, read_lines, read_text
 from neuronpipe.core.addresses import unix_path
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import NeuronpipeError, SetupError
+from neuronpipe.core.task_inputs import FIELDS, NEEDED, SAMPLES, Kind
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.inference_pb2 import InferRequest
     from neuronpipe.api.v1.models_pb2 import Model
+    from neuronpipe.api.v1.tasks_pb2 import TaskInput
     from neuronpipe.client import Client
+    from neuronpipe.platform.tls import TlsFiles
 
 # A day. Far larger numbers overflow in gRPC and count as a deadline that has passed.
 _MAX_TIMEOUT_S = 86_400
 _LAST_PORT = 65_535
+# Somebody waits for it in a shell.
+_COMPLETION_LIMIT_S = 1.0
+_MAX_UINT32 = 2**32 - 1
+# Where `neuronpipe run` and the examples serve.
+_DEFAULT_TARGET = "127.0.0.1:50050"
+_TARGET_VARIABLE = "NEURONPIPE_TARGET"
+# Several values of these fields are several inputs.
+_REPEATED = ("text", "image")
+
+
+def add_tls(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that tls_files reads."""
+    parser.add_argument(
+        "--tls-ca",
+        default="",
+        metavar="FILE",
+        help="connect by TLS; the authorities of the server's certificate, in PEM form",
+    )
+    parser.add_argument(
+        "--tls-certificate", default="", metavar="FILE", help="the certificate to show the server, in PEM form"
+    )
+    parser.add_argument("--tls-key", default="", metavar="FILE", help="the private key of --tls-certificate")
+
+
+def tls_files(options: argparse.Namespace) -> "TlsFiles | None":
+    """The files that the options name, None where TLS is not asked for. Raises SetupError."""
+    from neuronpipe.platform.tls import TlsFiles
+
+    files = TlsFiles(options.tls_certificate, options.tls_key, options.tls_ca)
+    if files.certificate and not files.ca:
+        raise SetupError("--tls-certificate: needs --tls-ca, the authorities of the server's certificate")
+    return files if files.ca else None
+
+
+def add_key(parser: argparse.ArgumentParser) -> None:
+    """Adds --api-key-file. A key itself is never an option: other users of a machine see its command lines."""
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file of the API key or token to call with (default: the variable NEURONPIPE_API_KEY)",
+    )
+
+
+def use_key_of(path: Path) -> None:
+    """Lets the command, and the processes that it starts, call with the key of a file. Raises SetupError."""
+    from neuronpipe.rpc.api_key import VARIABLE
+
+    try:
+        os.environ[VARIABLE] = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "holds no key"
+        raise SetupError(f"--api-key-file {path}: {problem}") from error
+
+
+def complete_models(parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    """The names of a gateway's models, where the command line has its --target and it answers."""
+    from neuronpipe.client import Client
+
+    try:
+        if parsed_args.api_key_file:
+            use_key_of(parsed_args.api_key_file)
+        tls = tls_files(parsed_args)
+        with Client(parsed_args.target, timeout_s=_COMPLETION_LIMIT_S, retries=False, tls=tls) as client:
+            return sorted({model.name for model in client.list_models()})
+    except (AttributeError, TypeError, NeuronpipeError):  # no --target yet, or nobody there
+        return []
+
+
+def add_address(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Adds --target."""
+    parser.add_argument(
+        "--target",
+        default=os.environ.get(_TARGET_VARIABLE) or _DEFAULT_TARGET,
+        type=parse_target,
+        metavar="HOST:PORT",
+        help=f"{meaning} (default: the variable {_TARGET_VARIABLE}, or else {_DEFAULT_TARGET})",
+    )
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Adds --target, --timeout-s, and the options of TLS and of the key."""
-    parser.add_argument("--target", required=True, type=parse_target, metavar="HOST:PORT", help="the gateway")
+    add_address(parser, "the gateway")
     add_tls(parser)
     add_key(parser)
     parser.add_argument(
@@ -114,3 +196,118 @@ def parse_timeout_s(text: str) -> float:
     if not 0 < timeout_s <= _MAX_TIMEOUT_S:  # false for NaN too
         raise argparse.ArgumentTypeError(f"{text}: must be more than 0 and at most {_MAX_TIMEOUT_S:,}")
     return timeout_s
+
+
+def flag(field: str) -> str:
+    """The flag of a field."""
+    name = FIELDS[field].flag if field in FIELDS else ""
+    return "--" + (name or field).replace("_", "-")
+
+
+def example_of(task: str) -> str:
+    """The input of a task as JSON, to change and send."""
+    return json.dumps({task: SAMPLES[task]}, indent=2, ensure_ascii=False)
+
+
+def add_input_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
+    inputs = parser.add_argument_group(
+        "input", "A TEXT may be @FILE, or - for standard input: the whole file, or where several are taken its lines."
+    )
+    options = parser.add_argument_group("options of tasks")
+
+    for name, field in FIELDS.items():
+        settings = dict(_SETTINGS[field.kind])
+        if field.words:
+            settings["choices"] = field.words.split()
+        if name in _REPEATED:
+            settings["action"] = "append"
+        added = (inputs if field.is_input else options).add_argument(flag(name), dest=name, help=field.text, **settings)
+        if field.kind in ("text", "texts"):
+            completed_by(added, complete_at_file)
+
+
+def read_fields(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields that are given, with what is in files; `text` and `image` are lists. Raises SetupError."""
+    given = {field: value for field in FIELDS if (value := getattr(options, field)) is not None}
+    fields = {field: _read(field, value) for field, value in given.items()}
+    if has_inputs_in_texts(options):
+        fields["text"] = [*fields.get("text", ()), *fields.pop("texts")]
+    return fields
+
+
+def has_inputs_in_texts(options: argparse.Namespace) -> bool:
+    """Whether --texts are inputs, rather than the texts of one input."""
+    return options.texts is not None and options.query is None and options.source is None
+
+
+def make_inputs(task: str, fields: Mapping[str, Any]) -> "list[TaskInput]":
+    """The inputs of a task that takes these fields."""
+    from neuronpipe.api.v1.tasks_pb2 import TaskInput
+
+    kinds: Mapping[str, Any] = _kind_of(task).fields_by_name
+    shared = {name: value for name, value in fields.items() if name not in _REPEATED}
+    if "aggregation" in kinds:
+        shared.setdefault("aggregation", "simple")  # as of the clients' method
+    for name in (name for name in shared if FIELDS[name].kind == "words"):
+        prefix = kinds[name].enum_type.values[0].name.removesuffix("UNSPECIFIED")
+        shared[name] = prefix + shared[name].upper()
+    repeated = next((name for name in _REPEATED if name in fields), None)
+    each = [{repeated: value} for value in fields[repeated]] if repeated else [{}]
+    # protobuf makes messages of dictionaries.
+    return [TaskInput(**cast(Any, {task: {**shared, **one}})) for one in each]
+
+
+def choose_task(tasks: Sequence[str], fields: Mapping[str, Any], whose: str) -> str:
+    """The first of the tasks that takes the fields. Raises SetupError, which says what those of `whose` take."""
+    known = [task for task in tasks if task in NEEDED]  # a newer gateway may have others
+    for task in known:
+        if {*NEEDED[task]} <= {*fields} <= {*_kind_of(task).fields_by_name}:
+            return task
+    given = ", ".join(map(flag, fields)) or "no input"
+    takes = "; ".join(map(_usage, known)) or f"its tasks are {', '.join(tasks)}"
+    raise SetupError(f"{whose} has no task for {given}; {takes}")
+
+
+def _kind_of(task: str) -> Any:
+    from neuronpipe.api.v1.tasks_pb2 import TaskInput
+
+    return getattr(TaskInput(), task).DESCRIPTOR
+
+
+def _usage(task: str) -> str:
+    needed = NEEDED[task]
+    fields: Mapping[str, Any] = _kind_of(task).fields_by_name
+    options = [f"[{flag(name)}]" for name, field in fields.items() if name not in needed and not field.message_type]
+    return f"{task.replace('_', '-')} takes {' '.join([*map(flag, needed), *options])}"
+
+
+def _read(field: str, value: Any) -> Any:
+    name = flag(field)
+    kind = FIELDS[field].kind
+    if kind == "image":
+        return [read_bytes(file, name) for file in value]
+    if kind == "texts":
+        return read_lines(value, name)
+    if field in _REPEATED:
+        return [read_text(one, name) for one in value]
+    return read_text(value, name) if kind == "text" else value
+
+
+def _parse_number(text: str) -> int:
+    """The type of flags of whole numbers."""
+    if not (text.isascii() and text.isdigit() and int(text) <= _MAX_UINT32):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {_MAX_UINT32}")
+    return int(text)
+
+
+# Kind of a field → its flag's values.
+_SETTINGS: Mapping[Kind, Mapping[str, Any]] = {
+    "text": {"metavar": "TEXT"},
+    "texts": {"action": "extend", "nargs": "+", "metavar": "TEXT"},
+    "image": {"metavar": "FILE"},
+    "number": {"type": _parse_number, "metavar": "N"},
+    "numbers": {"type": _parse_number, "action": "extend", "nargs": "+", "metavar": "ID"},
+    "switch": {"action": "store_const", "const": True},
+    "words": {},
+}

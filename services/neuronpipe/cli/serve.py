@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from neuronpipe.cli.parser import CommandParser
+from neuronpipe.cli.terminal import CommandParser
 from neuronpipe.core.errors import RefusedBundle, SetupError
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ EXTRA = "server"
 SERVICES = {
     "all": ("neuronpipe.serve", "AllSettings", "all"),
     "gateway": ("neuronpipe.serve", "PipelineProcessSettings", "gateway"),
-    "tokenizer": ("neuronpipe.stages.tokenizer", "TokenizerSettings", "tokenizer"),
-    "neuron-executor": ("neuronpipe.stages.neuron_executor", "NeuronExecutorSettings", "executor-openvino"),
-    "postprocessor": ("neuronpipe.stages.postprocessor", "PostprocessorSettings", "postprocessor"),
+    "tokenizer": ("neuronpipe.stages", "TokenizerSettings", "tokenizer"),
+    "neuron-executor": ("neuronpipe.stages", "NeuronExecutorSettings", "executor-openvino"),
+    "postprocessor": ("neuronpipe.stages", "PostprocessorSettings", "postprocessor"),
     "worker": ("neuronpipe.bulk.jobs", "WorkerSettings", "worker"),
 }
 # The package of a back end, which a bundle may choose, and the extra that installs it.

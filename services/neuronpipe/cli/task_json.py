@@ -8,8 +8,8 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
-from neuronpipe.cli.input_flags import EXAMPLES
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.task_inputs import SAMPLES
 
 
 def read_task_input(text: str) -> TaskInput:
@@ -36,7 +36,7 @@ def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 def _as_protobuf(value: object, kind: Descriptor, path: str) -> dict[str, Any]:
     """Converts a message's JSON to the names of protobuf. Raises SetupError."""
     if not isinstance(value, dict):
-        example = EXAMPLES[path] if path else {"text_classification": {"text": "A fine day."}}
+        example = SAMPLES[path] if path else {"text_classification": {"text": "A fine day."}}
         raise SetupError(f"{path and path + ': '}must be an object, such as {json.dumps(example)}")
     found = {}
     for name, one in value.items():

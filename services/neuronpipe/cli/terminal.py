@@ -1,9 +1,98 @@
-"""The terminal: tables, and commands that clean up when they are ended."""
+"""What a shell has: the parser of the command line, what is completed, values that stand for files, tables, signals."""
 
+import argparse
 import contextlib
+import difflib
+import errno
+import os
+import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from neuronpipe.core.errors import SetupError
+
+# As argparse writes it.
+_INVALID_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Reports an error in two lines, and suggests the option or the command that was probably meant."""
+
+    _arguments: Sequence[str] = ()
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As the base class, but an argument that a command does not know is an error of that command."""
+        self._arguments = sys.argv[1:] if args is None else args
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with the exit code 2."""
+        if choice := _INVALID_CHOICE.search(message):
+            near_choices = difflib.get_close_matches(choice[1], re.findall(r"'([^']*)'", choice[2]), 1)
+            if near_choices:
+                message = f"{message[: choice.start()]}invalid choice: {choice[1]!r}; did you mean {near_choices[0]}?"
+        known = list(self._option_string_actions)
+        flags = {argument.partition("=")[0] for argument in self._arguments if argument.startswith("--")}
+        misspelt = sorted(flag for flag in flags if not any(option.startswith(flag) for option in known))
+        near = {flag: difflib.get_close_matches(flag, known, 1) for flag in misspelt}
+        hints = "".join(f"; {flag}: did you mean {found[0]}?" for flag, found in near.items() if found)
+        self.exit(2, f"usage: {self.prog} [options]; see {self.prog} --help\n{self.prog}: error: {message}{hints}\n")
+
+
+def completed_by(action: argparse.Action, completer: Callable[..., Iterable[str]]) -> None:
+    """Has the shell complete an option's value by what the function returns."""
+    setattr(action, "completer", completer)  # noqa: B010 (argcomplete's own way; argparse knows no such attribute)
+
+
+def complete_at_file(prefix: str, **_: object) -> list[str]:
+    """The files for @FILE; texts are not completed."""
+    from argcomplete.completers import FilesCompleter
+
+    return [f"@{file}" for file in FilesCompleter()(prefix[1:])] if prefix.startswith("@") else []
+
+
+# Values that stand for a file, as with curl and HTTPie: @FILE, and @- or - for standard input.
+_STDIN = ("-", "@-")
+
+
+def read_text(value: str, flag: str) -> str:
+    """The value, or the whole file that it stands for without the line break at its end. Raises SetupError."""
+    if value not in _STDIN and not value.startswith("@"):
+        return value
+    content = read_bytes("-" if value in _STDIN else value[1:], flag)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SetupError(f"{flag} {value}: is not UTF-8") from error
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def read_lines(values: Sequence[str], flag: str) -> list[str]:
+    """The values; of a file each line, but for empty ones. Raises SetupError."""
+    found: list[str] = []
+    for value in values:
+        text = read_text(value, flag)
+        is_file = text is not value
+        found += [line.removesuffix("\r") for line in text.split("\n") if line.strip()] if is_file else [text]
+    if not found:
+        raise SetupError(f"{flag} {' '.join(values)}: has no text")
+    return found
+
+
+def read_bytes(file: str, flag: str) -> bytes:
+    """The content of a file, or of standard input, which - stands for. Raises SetupError."""
+    try:
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise SetupError(f"{flag} {file}: cannot be read: {os.strerror(error.errno or errno.EIO)}") from error
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

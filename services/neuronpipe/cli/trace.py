@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from neuronpipe.cli.credentials import tls_files
-from neuronpipe.cli.request import add_request, add_target, read_requests
+from neuronpipe.cli.request import add_request, add_target, read_requests, tls_files
 from neuronpipe.core.errors import SetupError
 
 HELP = "send one request and show its trace; the server needs --kept-traces"
@@ -18,7 +17,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--warm-up", type=int, default=3, metavar="N", help="requests sent before the one that is shown (default: 3)"
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the waterfall as a page")
     parser.add_argument(
         "--otlp", type=Path, metavar="FILE", help="write the spans as OTLP JSON, which Jaeger's page can load"
     )
@@ -27,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Prints the waterfall. Raises SetupError, and the request's error once its trace is shown."""
     from neuronpipe.client import Client
-    from neuronpipe.measure.waterfall.sampling import sample
+    from neuronpipe.measure.waterfall import sample
 
     tls = tls_files(options)
     with Client(options.target, timeout_s=options.timeout_s, tls=tls) as client:
@@ -39,7 +37,6 @@ def run(options: argparse.Namespace) -> None:
         options.target,
         timeout_s=options.timeout_s,
         warm_up=options.warm_up,
-        html=options.html,
         otlp=options.otlp,
         tls=tls,
     )

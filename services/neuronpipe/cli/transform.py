@@ -10,13 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.bundle import add_trusted_keys
-from neuronpipe.cli.credentials import add_key, add_tls, tls_files
-from neuronpipe.cli.input_flags import NEEDED
 from neuronpipe.cli.repository import folder
-from neuronpipe.cli.request import parse_target, parse_timeout_s
+from neuronpipe.cli.request import add_key, add_tls, parse_target, parse_timeout_s, tls_files
 from neuronpipe.cli.serve import event_loop
 from neuronpipe.cli.terminal import ending_on_sigterm, print_table
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.task_inputs import NEEDED
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
@@ -87,8 +86,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--price-per-hour", type=float, default=0.0, metavar="USD", help="of the machine, for the cost")
     near = parser.add_argument_group("in process", "Other settings are variables: see the reference of settings.")
     add_trusted_keys(parser)
-    near.add_argument("--backend", default="", help="default: the first that the bundle was compiled for")
-    near.add_argument("--cores", default="0", help="how many cores, or which, as 0-1 (default: all)")
+    near.add_argument(
+        "--backend", default=argparse.SUPPRESS, help="default: the first that the bundle was compiled for"
+    )
+    near.add_argument("--cores", default=argparse.SUPPRESS, help="how many cores, or which, as 0-1 (default: all)")
     ray = parser.add_argument_group("on a Ray cluster", "With --repository and --output at paths that all nodes have.")
     ray.add_argument(
         "--ray", metavar="ADDRESS", help="the cluster, as auto or ray://HOST:10001; local: one for this run"
@@ -136,10 +137,10 @@ async def _run_far(options: argparse.Namespace, request: "TransformRequest") -> 
 async def _run_near(options: argparse.Namespace, request: "TransformRequest") -> "Report":
     from neuronpipe.bulk.transform.near_engine import TransformSettings, facts_of, find_bundle, running_near_engine
     from neuronpipe.bulk.transform.run import run_plan, run_with
-    from neuronpipe.core.settings import read_settings
+    from neuronpipe.core.settings import read_options
     from neuronpipe.stages.neuron_executor.runtimes.neuron import runtime_environment
 
-    settings = read_settings(TransformSettings, {"backend": options.backend, "cores": options.cores})
+    settings = read_options(TransformSettings, vars(options))
     os.environ.update(runtime_environment(settings.cores, os.environ))
     repository, trusted_keys = options.repository.absolute(), options.trusted_keys and options.trusted_keys.absolute()
     bundle = find_bundle(repository, options.model, options.version, trusted_keys)

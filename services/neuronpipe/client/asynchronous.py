@@ -24,9 +24,8 @@ from neuronpipe.api.v1.jobs_pb2_grpc import JobServiceStub
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Model
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
 from neuronpipe.api.v1.tasks_pb2 import Truncation
-from neuronpipe.client.generation import Messages, generation_request
 from neuronpipe.client.jobs import AsyncJob, JobCalls, JobStatus
-from neuronpipe.client.task_call import TaskCall, ValueT
+from neuronpipe.client.task_call import Messages, TaskCall, ValueT, generation_request
 from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.generation_options import Options
 from neuronpipe.core.names import ROUTE_KEY
@@ -120,7 +119,8 @@ class AsyncClient(TaskMethods):
         """
         super().__init__(is_bulk=is_bulk)
         self._timeout_s = timeout_s
-        self._metadata = [*key_metadata(api_key), *([(ROUTE_KEY, route_key)] if route_key else ())]
+        key = key_metadata(api_key, target=target, is_encrypted=tls is not None)
+        self._metadata = [*key, *([(ROUTE_KEY, route_key)] if route_key else ())]
         self._connection = Connection(target, _Stubs.of, RETRIES if retries else None, tls)
         self._jobs = JobCalls(self._connection, self._metadata, timeout_s)
 

@@ -1,6 +1,7 @@
 """The clients' methods for tasks."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Unpack, cast
 
 import numpy as np
@@ -21,14 +22,23 @@ from neuronpipe.api.v1.tasks_pb2 import (
     RankedText,
     ScoreFunction,
     TaskInput,
+    TaskResult,
     TextSpan,
     Token,
     TokenWeight,
     Truncation,
 )
-from neuronpipe.client.features import EmbeddedChunk, chunks_of, to_array, vector_of
-from neuronpipe.client.generation import Messages, generation_request, text_request
-from neuronpipe.client.task_call import TaskCall, TaskMethod, ValueT
+from neuronpipe.client.task_call import (
+    EmbeddedChunk,
+    Messages,
+    TaskCall,
+    TaskMethod,
+    chunks_of,
+    generation_request,
+    text_request,
+    to_array,
+    vector_of,
+)
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import Options
 
@@ -58,7 +68,7 @@ class TaskMethods:
     ) -> TaskCall[Sequence[LabelScore]]:
         """The `top_k` labels of a text or a pair, best first."""
         fields = {"text": text, "text_pair": text_pair, "top_k": top_k, "function": function, "truncation": truncation}
-        return self._prepare("text_classification", model, version, fields, lambda result: result.labels)
+        return self._prepare("text_classification", model, version, fields)
 
     @TaskMethod
     def embed(
@@ -85,7 +95,7 @@ class TaskMethods:
             "precision": precision,
             "truncation": truncation,
         }
-        return self._prepare("sentence_embedding", model, version, fields, lambda result: vector_of(result))
+        return self._prepare("sentence_embedding", model, version, fields)
 
     @TaskMethod
     def embed_sparse(
@@ -100,7 +110,7 @@ class TaskMethods:
     ) -> TaskCall[Sequence[TokenWeight]]:
         """The tokens of the vocabulary whose weight for a text is above zero, heaviest first; `top_k` of them."""
         fields = {"text": text, "top_k": top_k, "prompt_name": prompt_name, "truncation": truncation}
-        return self._prepare("sparse_embedding", model, version, fields, lambda result: result.weights)
+        return self._prepare("sparse_embedding", model, version, fields)
 
     @TaskMethod
     def embed_tokens(
@@ -118,7 +128,7 @@ class TaskMethods:
         `type` is the data type in which they are sent.
         """
         fields = {"text": text, "is_query": is_query, "type": type, "truncation": truncation}
-        return self._prepare("multi_vector_embedding", model, version, fields, lambda result: to_array(result))
+        return self._prepare("multi_vector_embedding", model, version, fields)
 
     @TaskMethod
     def answer(
@@ -142,7 +152,7 @@ class TaskMethods:
             "window_stride_tokens": window_stride_tokens,
             "allow_no_answer": allow_no_answer,
         }
-        return self._prepare("question_answering", model, version, fields, lambda result: result.answers)
+        return self._prepare("question_answering", model, version, fields)
 
     @TaskMethod
     def find_entities(
@@ -166,7 +176,7 @@ class TaskMethods:
             "window_stride_tokens": window_stride_tokens,
             "truncation": truncation,
         }
-        return self._prepare("token_classification", model, version, fields, lambda result: result.entities)
+        return self._prepare("token_classification", model, version, fields)
 
     @TaskMethod
     def fill_masks(
@@ -184,7 +194,7 @@ class TaskMethods:
         get_model returns the model's `mask_token`.
         """
         fields = {"text": text, "top_k": top_k, "targets": targets, "truncation": truncation}
-        return self._prepare("fill_mask", model, version, fields, lambda result: result.masks)
+        return self._prepare("fill_mask", model, version, fields)
 
     @TaskMethod
     def extract_features(
@@ -203,7 +213,7 @@ class TaskMethods:
         `type` is the data type in which they are sent.
         """
         fields = {"text": text, "text_pair": text_pair, "pooling": pooling, "type": type, "truncation": truncation}
-        return self._prepare("feature_extraction", model, version, fields, lambda result: to_array(result))
+        return self._prepare("feature_extraction", model, version, fields)
 
     @TaskMethod
     def embed_chunks(
@@ -223,7 +233,7 @@ class TaskMethods:
         """
         spans = [TextSpan(start=start, end=end) for start, end in chunks]
         fields = {"text": text, "chunk_tokens": chunk_tokens, "chunks": spans, "type": type, "truncation": truncation}
-        return self._prepare("feature_extraction", model, version, fields, lambda result: chunks_of(result))
+        return self._prepare("feature_extraction", model, version, fields, chunks_of)
 
     @TaskMethod
     def compare(
@@ -238,7 +248,7 @@ class TaskMethods:
     ) -> TaskCall[Sequence[float]]:
         """The similarity of the source to each of the texts, from -1 to 1, in the order of the texts."""
         fields = {"source": source, "texts": texts, "dimensions": dimensions, "truncation": truncation}
-        return self._prepare("sentence_similarity", model, version, fields, lambda result: result.scores)
+        return self._prepare("sentence_similarity", model, version, fields)
 
     @TaskMethod
     def rerank(
@@ -254,7 +264,7 @@ class TaskMethods:
     ) -> TaskCall[Sequence[RankedText]]:
         """The `top_n` texts (0: all) that answer the query, best first, each with its index in `texts`."""
         fields = {"query": query, "texts": texts, "top_n": top_n, "function": function, "truncation": truncation}
-        return self._prepare("rerank", model, version, fields, lambda result: result.texts)
+        return self._prepare("rerank", model, version, fields)
 
     @TaskMethod
     def classify_zero_shot(
@@ -276,7 +286,7 @@ class TaskMethods:
             "multi_label": multi_label,
             "truncation": truncation,
         }
-        return self._prepare("zero_shot_classification", model, version, fields, lambda result: result.labels)
+        return self._prepare("zero_shot_classification", model, version, fields)
 
     @TaskMethod
     def classify_image(
@@ -293,7 +303,7 @@ class TaskMethods:
         `image` is the bytes of a JPEG, PNG or WebP file.
         """
         fields = {"image": image, "top_k": top_k, "function": function}
-        return self._prepare("image_classification", model, version, fields, lambda result: result.labels)
+        return self._prepare("image_classification", model, version, fields)
 
     @TaskMethod
     def embed_image(
@@ -304,9 +314,7 @@ class TaskMethods:
         `image` is the bytes of a JPEG, PNG or WebP file.
         """
         fields = {"image": image, "skip_normalize": not normalize, "dimensions": dimensions}
-        return self._prepare(
-            "image_embedding", model, version, fields, lambda result: np.array(result.embedding, np.float32)
-        )
+        return self._prepare("image_embedding", model, version, fields)
 
     @TaskMethod
     def classify_image_zero_shot(
@@ -329,7 +337,7 @@ class TaskMethods:
             "hypothesis_template": hypothesis_template,
             "truncation": truncation,
         }
-        return self._prepare("zero_shot_image_classification", model, version, fields, lambda result: result.labels)
+        return self._prepare("zero_shot_image_classification", model, version, fields)
 
     @TaskMethod
     def generate_text(
@@ -407,7 +415,7 @@ class TaskMethods:
     ) -> TaskCall[Sequence[Token]]:
         """The tokens of a text, in its order."""
         fields = {"text": text, "skip_special_tokens": skip_special_tokens}
-        return self._prepare("tokenization", model, version, fields, lambda result: result.tokens)
+        return self._prepare("tokenization", model, version, fields)
 
     @TaskMethod
     def detokenize(
@@ -415,16 +423,28 @@ class TaskMethods:
     ) -> TaskCall[str]:
         """The text of the tokens with these ids."""
         fields = {"token_ids": token_ids, "skip_special_tokens": skip_special_tokens}
-        return self._prepare("detokenization", model, version, fields, lambda result: result.text)
+        return self._prepare("detokenization", model, version, fields)
 
     def _prepare(
-        self, task: str, model: str, version: str, fields: Mapping[str, object], read: Callable[[Any], ValueT]
-    ) -> TaskCall[ValueT]:
+        self,
+        task: str,
+        model: str,
+        version: str,
+        fields: Mapping[str, object],
+        read: Callable[[Any], Any] | None = None,
+    ) -> TaskCall[Any]:
+        """`read`: makes the value of a result; by default the first field, as an array where it is a vector."""
         kinds = getattr(TaskInput(), task).DESCRIPTOR.fields_by_name
         checked = {name: _checked(kinds[name], value) for name, value in fields.items()}
         input = cast(TaskInput, {task: checked})  # protobuf makes messages of dictionaries
         request = InferRequest(model=model, version=version, input=input, priority=self._priority)
-        return TaskCall(request, lambda result: read(getattr(result, task)))
+        first = getattr(TaskResult(), task).DESCRIPTOR.fields[0].name
+        reads = read or _ARRAYS.get(first) or attrgetter(first)
+        return TaskCall(request, lambda result: reads(getattr(result, task)))
+
+
+# The first field of a result → what makes an array of it.
+_ARRAYS: Mapping[str, Callable[[Any], Any]] = {"embedding": vector_of, "data": to_array}
 
 
 def _text_call(request: InferRequest, task: str) -> TaskCall[GeneratedText]:

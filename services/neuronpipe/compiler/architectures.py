@@ -65,6 +65,11 @@ def rotary_limit(config: Any) -> int | None:
     return int(next((limit for limit in limits if limit), config.max_position_embeddings))
 
 
+def added_to_scores(is_seen: torch.Tensor, dtype: torch.dtype, seen: torch.Tensor | float = 0.0) -> torch.Tensor:
+    """A mask as attention adds it to its scores: `seen` where a token is seen, and the least number elsewhere."""
+    return torch.where(is_seen, seen, torch.finfo(dtype).min).to(dtype)
+
+
 # The attention masks of decoders that make vectors and scores in place of text.
 #
 # Sources: transformers 5, masking_utils.py and the forward of each model.
@@ -101,7 +106,7 @@ def _mask(config: Any, attention_mask: torch.Tensor, slides: bool, dtype: torch.
         is_near = (distance >= 0) & (distance < config.sliding_window) if slides else distance >= 0
     # Padding sees itself, where it would see nothing in a window: of nothing a softmax is NaN.
     is_seen = (is_near[None, None] & attention_mask[:, None, None, :].bool()) | (distance == 0)[None, None]
-    return torch.where(is_seen, 0.0, torch.finfo(dtype).min).to(dtype)
+    return added_to_scores(is_seen, dtype)
 
 
 # Lets a model compute a batch without rows.
@@ -293,8 +298,7 @@ def _mask_windows(
     is_near = (one <= other + reach) & (other <= one + reach)
     masks = {"full_attention": is_text, "sliding_attention": is_near & is_text | (one == other)}
     if encoder.config._attn_implementation == "eager":  # which adds them to its scores
-        dtype = encoder.dtype
-        masks = {kind: torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype) for kind, seen in masks.items()}
+        masks = {kind: added_to_scores(seen, encoder.dtype) for kind, seen in masks.items()}
     return args, inputs | {"attention_mask": masks}
 
 

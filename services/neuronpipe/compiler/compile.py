@@ -4,7 +4,7 @@ import dataclasses
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -19,7 +19,7 @@ from neuronpipe.bundles.repository import (
     read_bundle,
     write_manifest,
 )
-from neuronpipe.compiler import accuracy, decoder_accuracy, decoders, fake, neuronx, openvino, quantization
+from neuronpipe.compiler import accuracy, decoders, fake, neuronx, openvino, quantization
 from neuronpipe.compiler import torch as torch_
 from neuronpipe.compiler.adapters import merge_adapter
 from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
@@ -30,14 +30,6 @@ from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
 from neuronpipe.compiler.own_code import KNOWN_FORM, in_known_form
 from neuronpipe.compiler.pipeline import ONE_CORE, PipelineOptions, cut_module
 from neuronpipe.compiler.quantization import EMBEDDING_TASKS, with_ranges
-from neuronpipe.compiler.samples import (
-    BUILT_IN,
-    BUILT_IN_IMAGES,
-    built_in_calibration,
-    calibration_batches,
-    comparison_batches,
-    read_calibration,
-)
 from neuronpipe.compiler.source import ModelSource, check_kind, find_source
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.compiler.tokenizers import SourceTokenizer, serving_json, token_texts
@@ -123,9 +115,9 @@ def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
 
 
 def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled:
-    _check(request)
-    _check_calibration(request)
-    calibration = read_calibration(request.calibration) if request.calibration else None
+    _refuse(_refusals(request))
+    check_writable(request.repository, request.name)
+    calibration = accuracy.read_calibration(request.calibration) if request.calibration else None
     step = _numbered_steps(report, 7 if request.dtype.startswith("int8") else 6)
     version = choose_version(request.repository, request.name, request.version)
 
@@ -140,13 +132,11 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
     if request.task:
         configuration.check_task(request.task)
     found = Found(request.task, "chosen") if request.task else configuration.find_task()
-    if TASKS[found.task].generates:
-        _check_generating(request)
-        request = dataclasses.replace(request, dtype=request.dtype or "float32")
-    dtype = request.dtype or configuration.dtype_of(COMPILERS[request.backend].DTYPES)
+    dtypes = COMPILERS[request.backend].DTYPES
+    default = "float32" if TASKS[found.task].generates else configuration.dtype_of(dtypes)
+    dtype = request.dtype or default
     request = dataclasses.replace(request, task=found.task, dtype=dtype)
-    _check_images(request)
-    _check_calibration(request)
+    _refuse(_refusals_of_task(request))
     check_kind(source.folder, configuration.config, configuration.architecture, request.task)
 
     step("read the tokenizer, if it has one")
@@ -161,15 +151,15 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
     if buckets:
         module = module.within(BucketPlan(buckets))
     if TASKS[request.task].generates:
-        expected = decoder_accuracy.sample_texts(module)
+        expected = decoders.sample_texts(module)
         bundle = _compile_decoder(request, source, module, expected, buckets, version, step, report)
         return Compiled(bundle, (), (), expected)
     if request.dtype == "int8" and calibration is None:
-        calibration = built_in_calibration(of_images=module.takes_images)
+        calibration = accuracy.built_in_calibration(of_images=module.takes_images)
     compared = calibration.compared if calibration else ()
-    built_in, kind = (BUILT_IN_IMAGES, "images") if module.takes_images else (BUILT_IN, "texts")
+    built_in, kind = (accuracy.BUILT_IN_IMAGES, "images") if module.takes_images else (accuracy.BUILT_IN, "texts")
     sample_texts = f"{len(compared)} other {kind} of {request.calibration}" if compared else built_in
-    batches = comparison_batches(module, compared)
+    batches = accuracy.comparison_batches(module, compared)
     reference = accuracy.reference_outputs(module, batches)
     module = with_ranges(module, reference)
     spec = module.spec(request.name, version, reference[0])
@@ -191,7 +181,7 @@ def _compile(request: CompileRequest, report: Report, scratch: Path) -> Compiled
 
         quantizer = None
         if calibration is not None and request.dtype == "int8":
-            described, texts = calibration.description, calibration_batches(module, calibration.texts)
+            described, texts = calibration.description, accuracy.calibration_batches(module, calibration.texts)
             step(f"quantize to int8, calibrated on {described.texts} {kind} ({described.source})")
             quantizer = quantization.Quantizer(artifact, folder, texts, described)
             artifact = quantizer.quantize()
@@ -261,37 +251,6 @@ def _complete(folder: Path, request: CompileRequest, source: ModelSource, spec: 
         write_signature(folder, request.signing_key)
 
 
-def _check_generating(request: CompileRequest) -> None:
-    if request.backend not in decoders.DTYPES:
-        raise SetupError(f"--backend {request.backend}: does not generate text; {', '.join(decoders.DTYPES)} do")
-    dtypes = decoders.DTYPES[request.backend]
-    if request.dtype and request.dtype not in dtypes:
-        raise SetupError(
-            f"--dtype {request.dtype}: what generates text is compiled for {request.backend} in {', '.join(dtypes)}"
-        )
-    if request.cache_results:
-        raise SetupError("--cache-results: generated texts are not cached")
-    if request.pipeline.cores != 1:
-        raise SetupError("--pipeline-cores: what generates text is computed by one core")
-
-
-def _check_pipeline(request: CompileRequest) -> None:
-    if request.pipeline.cores < 1 or request.pipeline.balance not in BALANCES:
-        raise SetupError(
-            f"--pipeline-cores {request.pipeline.cores} --pipeline-balance {request.pipeline.balance}: 1 core or "
-            f"more, and {' or '.join(BALANCES)}"
-        )
-    if request.pipeline.cores == 1:
-        raise SetupError(f"--pipeline-balance {request.pipeline.balance}: is for --pipeline-cores of 2 or more")
-    if request.backend not in PIPELINED:
-        raise SetupError(
-            f"--pipeline-cores: the back end {request.backend!r} computes a model on one core; "
-            f"{' and '.join(PIPELINED)} have models over several"
-        )
-    if request.dtype.startswith("int8"):
-        raise SetupError(f"--pipeline-cores: not with --dtype {request.dtype}; float32 and bfloat16 can be cut")
-
-
 def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, mask_token: str, spec: ModelSpec) -> None:
     if tokenizer.json:
         (folder / TOKENIZER_FILE).write_text(serving_json(tokenizer, mask_token), encoding="utf-8")
@@ -300,72 +259,92 @@ def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, mask_token: str, 
         (folder / TOKENS_FILE).write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
 
 
-def _check_calibration(request: CompileRequest) -> None:
-    """Refuses texts that nothing would be calibrated with, as soon as task and dtype are known."""
-    if request.calibration is None or not request.task or not request.dtype:
-        return
-    if request.dtype != "int8" and request.task not in EMBEDDING_TASKS:
-        raise SetupError(
-            f"--calibration is for --dtype int8; {request.dtype} needs none, except for {', '.join(EMBEDDING_TASKS)}"
-        )
+def _refuse(refusals: Iterator[str]) -> None:
+    if refusal := next(refusals, None):
+        raise SetupError(refusal)
 
 
-def _check(request: CompileRequest) -> None:
+def _refusals(request: CompileRequest) -> Iterator[str]:
+    """What is wrong with a request, before its model is read."""
     if request.task and request.task not in SOURCE_TASKS:
-        raise SetupError(f"task {request.task!r} is not known; there are: {', '.join(SOURCE_TASKS)}")
-    if request.backend not in COMPILERS:
-        raise SetupError(f"back end {request.backend!r} is not known; there are: {', '.join(COMPILERS)}")
-    dtypes = COMPILERS[request.backend].DTYPES
-    if request.dtype and request.dtype not in dtypes:
-        raise SetupError(f"dtype {request.dtype!r} is not known for {request.backend}; there are: {', '.join(dtypes)}")
-    _check_buckets(request)
-    if (
-        request.backend != "neuronx"
-        and dataclasses.replace(request.neuronx, cache=DEFAULT_OPTIONS.cache) != DEFAULT_OPTIONS
-    ):
-        raise SetupError(
+        yield f"task {request.task!r} is not known; there are: {', '.join(SOURCE_TASKS)}"
+    backend, dtype = request.backend, request.dtype
+    if backend not in COMPILERS:
+        yield f"back end {backend!r} is not known; there are: {', '.join(COMPILERS)}"
+    dtypes, buckets = COMPILERS[backend].DTYPES, COMPILERS[backend].BUCKETS
+    if dtype and dtype not in dtypes:
+        yield f"dtype {dtype!r} is not known for {backend}; there are: {', '.join(dtypes)}"
+    if buckets == "required" and not request.buckets.buckets:
+        yield (
+            f"{backend} computes the shapes only that it was compiled for; name them with --bucket BATCHxTOKENS, or "
+            "have them chosen with --buckets auto --lengths FILE"
+        )
+    if buckets == "none" and request.buckets.buckets:
+        yield f"{backend} computes any shape; leave out --bucket and --buckets"
+    request.buckets.check()
+    if backend != "neuronx" and dataclasses.replace(request.neuronx, cache=DEFAULT_OPTIONS.cache) != DEFAULT_OPTIONS:
+        yield (
             "--target, --optlevel, --model-type, --auto-cast, --attention and --compile-workers are for "
             "--backend neuronx"
         )
-    if request.device_times and (request.backend != "fake" or request.device_times not in DEVICE_TIMES):
-        raise SetupError(
-            f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}"
-        )
-    if request.pipeline != ONE_CORE:
-        _check_pipeline(request)
+    if request.device_times and (backend != "fake" or request.device_times not in DEVICE_TIMES):
+        yield f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}"
+    yield from _refusals_of_pipeline(request)
     if request.base_model and not request.merge_adapter:
-        raise SetupError("--base-model is for --merge-adapter")
+        yield "--base-model is for --merge-adapter"
     if request.max_divergence is not None and not request.max_divergence >= 0:  # false for NaN too
-        raise SetupError(f"--max-divergence {request.max_divergence}: must be 0 or more")
+        yield f"--max-divergence {request.max_divergence}: must be 0 or more"
     if request.min_agreement is not None and not 0 < request.min_agreement <= 1:
-        raise SetupError(f"--min-agreement {request.min_agreement}: must be more than 0 and at most 1")
+        yield f"--min-agreement {request.min_agreement}: must be more than 0 and at most 1"
     if request.version is not None and request.version < 1:
-        raise SetupError(f"version {request.version}: versions are whole numbers from 1 on")
-    check_writable(request.repository, request.name)
+        yield f"version {request.version}: versions are whole numbers from 1 on"
+    if request.task and dtype:
+        yield from _refusals_of_calibration(request)
 
 
-def _check_images(request: CompileRequest) -> None:
-    reads = TASKS[request.task].reads
-    if reads == "both" and request.backend in ("fake", "neuronx"):
-        raise SetupError(f"--backend {request.backend} takes texts or images; openvino and torch take both together")
-    if reads == "both" and request.dtype == "int8":
-        raise SetupError("--dtype int8 is for models of texts or of images; both together take any other --dtype")
+def _refusals_of_pipeline(request: CompileRequest) -> Iterator[str]:
+    cores, balance = request.pipeline.cores, request.pipeline.balance
+    if request.pipeline == ONE_CORE:
+        return
+    if cores < 1 or balance not in BALANCES:
+        yield (f"--pipeline-cores {cores} --pipeline-balance {balance}: 1 core or more, and {' or '.join(BALANCES)}")
+    if cores == 1:
+        yield f"--pipeline-balance {balance}: is for --pipeline-cores of 2 or more"
+    if request.backend not in PIPELINED:
+        yield (
+            f"--pipeline-cores: the back end {request.backend!r} computes a model on one core; "
+            f"{' and '.join(PIPELINED)} have models over several"
+        )
+    if request.dtype.startswith("int8"):
+        yield f"--pipeline-cores: not with --dtype {request.dtype}; float32 and bfloat16 can be cut"
+
+
+def _refusals_of_calibration(request: CompileRequest) -> Iterator[str]:
+    if request.calibration and request.dtype != "int8" and request.task not in EMBEDDING_TASKS:
+        yield f"--calibration is for --dtype int8; {request.dtype} needs none, except for {', '.join(EMBEDDING_TASKS)}"
+
+
+def _refusals_of_task(request: CompileRequest) -> Iterator[str]:
+    """What is wrong with a request whose task and dtype are known."""
+    backend, dtype, reads = request.backend, request.dtype, TASKS[request.task].reads
+    if TASKS[request.task].generates:
+        dtypes = decoders.DTYPES.get(backend)
+        if dtypes is None:
+            yield f"--backend {backend}: does not generate text; {', '.join(decoders.DTYPES)} do"
+        elif dtype not in dtypes:
+            yield f"--dtype {dtype}: what generates text is compiled for {backend} in {', '.join(dtypes)}"
+        if request.cache_results:
+            yield "--cache-results: generated texts are not cached"
+        if request.pipeline.cores != 1:
+            yield "--pipeline-cores: what generates text is computed by one core"
+    if reads == "both" and backend in ("fake", "neuronx"):
+        yield f"--backend {backend} takes texts or images; openvino and torch take both together"
+    if reads == "both" and dtype == "int8":
+        yield "--dtype int8 is for models of texts or of images; both together take any other --dtype"
     if request.calibration and request.calibration.is_dir() != (reads == "images"):
         wanted = "a folder of images" if reads == "images" else "a file of texts"
-        raise SetupError(f"--calibration {request.calibration}: a model of {reads} is calibrated on {wanted}")
-
-
-def _check_buckets(request: CompileRequest) -> None:
-    use = COMPILERS[request.backend].BUCKETS
-    if use == "required" and not request.buckets.buckets:
-        raise SetupError(
-            f"{request.backend} computes the shapes only that it was compiled for; name them with --bucket "
-            "BATCHxTOKENS, or have them "
-            "chosen with --buckets auto --lengths FILE"
-        )
-    if use == "none" and request.buckets.buckets:
-        raise SetupError(f"{request.backend} computes any shape; leave out --bucket and --buckets")
-    request.buckets.check()
+        yield f"--calibration {request.calibration}: a model of {reads} is calibrated on {wanted}"
+    yield from _refusals_of_calibration(request)
 
 
 def _choose_buckets(request: CompileRequest, module: SourceModule, report: Report) -> tuple[Bucket, ...]:

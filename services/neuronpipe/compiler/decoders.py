@@ -1,89 +1,63 @@
-"""Compiles a model that generates: for OpenVINO stateful graphs, compared with transformers' `generate` as it will run.
+"""Compiles a model that generates, compared with transformers' `generate` by the code that serves.
 
-The executor makes the graph a paged one when it loads it. That transformation leaves out silently what it does not know
-(position biases), so a bundle is only written if every token is the one that `generate` chooses. A
-model for which it is not gets a graph that gathers the cache itself (gathered.py), which is slower.
+For OpenVINO the executor makes the stateful graph a paged one when it loads it. That transformation leaves out silently
+what it does not know (position biases), so a bundle is only written if every token is the one that `generate` chooses.
+A model for which it is not gets a graph that gathers the cache itself (decoder_graphs.py), which is slower.
 """
 
 import copy
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
-from transformers.cache_utils import DynamicCache
+from numpy.typing import NDArray
 
 from neuronpipe.bundles.manifest import Accuracy, Artifact
-from neuronpipe.compiler import gathered, neuronx, quantization, slots, stateful
-from neuronpipe.compiler.architectures import layer_windows, masks_by_kind
+from neuronpipe.compiler import accuracy, neuronx, quantization, slots
+from neuronpipe.compiler.architectures import layer_windows
 from neuronpipe.compiler.conversion import Conversion
-from neuronpipe.compiler.decoder_accuracy import compare, shown
+from neuronpipe.compiler.decoder_graphs import exported_programs, gathered_graphs, paged_graphs
 from neuronpipe.compiler.detection import WITH_SHARED_BIASES
 from neuronpipe.compiler.modules import SourceModule, pretrained_model
-from neuronpipe.compiler.stateful import arrays_of, cache_of, causal_mask, shapes_of, traced
+from neuronpipe.compiler.torch import TORCH_DTYPES
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.decoder import GATHERED, MODEL, DecoderModel
 from neuronpipe.stages.neuron_executor.runtimes.decoders import load
-from neuronpipe.stages.neuron_executor.runtimes.given_texts import GivenText
-from neuronpipe.stages.neuron_executor.runtimes.openvino import openvino
-from neuronpipe.stages.neuron_executor.runtimes.paged import set_windows
+from neuronpipe.stages.neuron_executor.runtimes.given_texts import (
+    GivenText,
+    computed_logits,
+    largest_difference,
+    largest_logit,
+    token_agreement,
+)
+from neuronpipe.stages.neuron_executor.runtimes.openvino import has_bfloat16, openvino
 
 # Back end → the data types that it generates in.
 DTYPES = {
     "openvino": ("float32", "bfloat16", "int8-weights"),
-    "torch": ("float32", "bfloat16", "float16"),
+    "torch": tuple(TORCH_DTYPES),
     "neuronx": neuronx.DTYPES,
 }
-_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # A cache in 8 bits is a default on some CPUs: 6 of 24 texts were then the same (measured 2026-11-22).
 _PRECISIONS = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION")
-
-
-class _Step(torch.nn.Module):
-    """A decoder as a function of its tokens and its cache, with scores for some rows only.
-
-    In the stateful graph a row is a sequence. In the paged one it is a token, so that `scored_rows`, int64 [scored],
-    chooses the tokens of which logits are computed.
-    """
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        position_ids: torch.Tensor,
-        beam_idx: torch.Tensor,
-        scored_rows: torch.Tensor,
-        *past: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        cache = cache_of([array.index_select(0, beam_idx) for array in past])
-        mask: Any = causal_mask(attention_mask, input_ids.shape[1])
-        # Of windows the paged graph gets to know otherwise; see _graph.
-        mask = masks_by_kind(self.model.config, dict.fromkeys(layer_windows(self.model.config), mask))
-
-        def choose(module: torch.nn.Module, args: Any, output: Any) -> Any:
-            output["last_hidden_state"] = output["last_hidden_state"].index_select(0, scored_rows)
-            return output
-
-        handle = self.model.base_model.register_forward_hook(choose)
-        try:
-            result = self.model(
-                input_ids=input_ids,
-                attention_mask=mask,
-                position_ids=position_ids,
-                past_key_values=cache,
-                use_cache=True,
-                return_dict=True,
-            )
-        finally:
-            handle.remove()
-        return (result["logits"][:, -1], *arrays_of(cache))
+_PROMPT_WORDS = (1, 3, 8, 20, 50, 120)
+# One more prompt is as long as the model takes, up to so many tokens: what is wrong with length shows there. To see
+# beyond a sliding window it is longer, as long as that is within reach.
+_LONG_TOKENS, _MOST_LONG_TOKENS = 1500, 4600
+_BEYOND_WINDOW_TOKENS = 64
+_NEW_TOKENS = 24
+# Blocks that are not full.
+_ROOM_TOKENS = 96
+# The largest difference of a logit, as a share of the largest one.
+_MOST_DIFFERENCE = 1e-3
+# The least share of the same tokens in a data type other than float32, where nothing else is asked for.
+_LEAST_AGREEMENT = 0.9
 
 
 def compile_decoder(
@@ -96,7 +70,7 @@ def compile_decoder(
 ) -> tuple[Artifact, Accuracy]:
     """Writes the graphs into a bundle's folder, in the first form that chooses the tokens of `generate`.
 
-    `texts`, `min_agreement`: see decoder_accuracy.py. `step` is told of the two steps, `report` of a form that is
+    `texts`, `min_agreement`: see compare. `step` is told of the two steps, `report` of a form that is
     slower than the other. Raises SetupError if no form does.
     """
     module, folder, dtype = conversion.module, conversion.folder, conversion.dtype
@@ -177,13 +151,13 @@ def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype:
         is_capped = getattr(model.config, "attn_logit_softcapping", None) is not None
         model.set_attn_implementation("eager" if is_capped else "sdpa")
         if backend == "torch":
-            programs = gathered.programs(copy.deepcopy(model).to(_TORCH_DTYPES[dtype]))
+            programs = exported_programs(copy.deepcopy(model).to(TORCH_DTYPES[dtype]))
         else:
-            graphs = gathered.graphs(model) if form == GATHERED else _paged_graphs(model)
+            graphs = gathered_graphs(model) if form == GATHERED else paged_graphs(model)
     except Exception as error:  # the tracers, the model's own code and OpenVINO raise different exceptions
         version = f"torch {torch.__version__}" if backend == "torch" else f"OpenVINO {openvino.__version__}"
         raise SetupError(
-            f"{module.architecture} cannot be compiled for {shown(module)}: {version} finds no attention in it that "
+            f"{module.architecture} cannot be compiled for {_shown(module)}: {version} finds no attention in it that "
             "can have a cache in blocks"
         ) from error
     own.mkdir(parents=True)
@@ -203,14 +177,109 @@ def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype:
     )
 
 
-def _paged_graphs(model: Any) -> dict[str, Any]:
-    return stateful.graphs(model) if model.config.is_encoder_decoder else {MODEL: _graph(model)}
+def sample_texts(module: SourceModule) -> list[GivenText]:
+    """Sample prompts, and what `generate` adds to them in float32, greedy."""
+    start = list(module.fact("decoder_start_token_ids"))
+    most = module.max_tokens if start else module.max_tokens - _NEW_TOKENS - 1
+    longest = min(most, _long_tokens(module))
+    inputs = [ids[:longest] for ids in accuracy.sample_prompts(module, (*_PROMPT_WORDS, longest))]
+    if len(inputs[-2]) == longest:
+        del inputs[-1]
+    room = module.fact("max_text_tokens") or module.max_tokens - max(map(len, inputs)) - 1
+    new_tokens = max(1, min(_NEW_TOKENS, room))
+    return [
+        GivenText(start or ids, ids if start else [], *_reference(module, ids, start, new_tokens)) for ids in inputs
+    ]
 
 
-def _graph(model: Any) -> Any:
-    cache = DynamicCache()
-    with torch.inference_mode():
-        model(input_ids=torch.tensor([[0, 0]]), past_key_values=cache, use_cache=True)
-    graph = traced(_Step(model), shapes_of(cache))
-    set_windows(graph, layer_windows(model.config))
-    return graph
+def compare(
+    module: SourceModule,
+    texts: Sequence[GivenText],
+    artifact: Artifact,
+    load: Callable[[int], DecoderModel],
+    min_agreement: float | None,
+) -> Accuracy:
+    """Compares the tokens and logits of texts with those of `generate`; see sample_texts.
+
+    `load`: gives the model, with a cache for so many tokens, or for fewer if it is fixed.
+    Raises SetupError for a difference that is not a tie in float32; in others if less than `min_agreement` of the
+    tokens are the same, each after those of `generate` (default: _LEAST_AGREEMENT).
+    """
+    lengths = [len(text.source or text.prompt) + len(text.tokens) for text in texts]
+    found = computed_logits(load(sum(lengths) + _ROOM_TOKENS * len(texts)), texts)
+    largest, difference = largest_logit(texts), largest_difference(found, texts)
+    agreement, tokens = token_agreement(found, texts)
+    if artifact.dtype == "float32" and (agreement < 1 or not difference <= _MOST_DIFFERENCE * largest):
+        raise SetupError(
+            f"{module.architecture} cannot be compiled for {_shown(module)}: with a cache in blocks, "
+            f"{round(tokens * (1 - agreement))} of {tokens} tokens differ from transformers' generate, and logits by "
+            f"up to {difference:.2e}"
+        )
+    computes = artifact.dtype != "bfloat16" or artifact.backend != "openvino" or has_bfloat16()
+    emulated = None if computes else _emulated(module, texts)
+    measured = Accuracy(
+        samples=len(texts),
+        sample_texts="built-in sample text",
+        sample_shapes=tuple((1, length) for length in lengths),
+        largest_output=largest,
+        largest_difference=difference,
+        computed_dtype=artifact.dtype if computes else "float32",
+        agreement=agreement,
+        emulated_difference=emulated and largest_difference(emulated, texts),
+        emulated_agreement=emulated and token_agreement(emulated, texts)[0],
+    )
+    if artifact.dtype != "float32":
+        accuracy.check(measured, None, _LEAST_AGREEMENT if min_agreement is None else min_agreement)
+    return measured
+
+
+def _long_tokens(module: SourceModule) -> int:
+    """How long the longest prompt is, at most."""
+    window = 0 if module.config.is_encoder_decoder else max(layer_windows(module.config))
+    return min(max(_LONG_TOKENS, window + _BEYOND_WINDOW_TOKENS), _MOST_LONG_TOKENS)
+
+
+def _shown(module: SourceModule) -> str:
+    """The task, for a user."""
+    return module.task.replace("_", " ")
+
+
+def _emulated(module: SourceModule, texts: Sequence[GivenText]) -> list[NDArray[np.float32]]:
+    """The logits of PyTorch in bfloat16, [tokens, vocabulary] of each text."""
+    model, found = pretrained_model(module.module), []
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        for text in texts:
+            whole = torch.tensor([[*text.prompt, *text.tokens[:-1].tolist()]])
+            name = "decoder_input_ids" if text.source else "input_ids"
+            source = {"input_ids": torch.tensor([[*text.source]])} if text.source else {}
+            logits = model(**source, **{name: whole})["logits"][0, len(text.prompt) - 1 :]
+            found.append(logits.float().numpy())
+    return found
+
+
+def _reference(
+    module: SourceModule, ids: Sequence[int], start: Sequence[int], new_tokens: int
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """The tokens that `generate` adds, and their logits, [tokens, vocabulary]."""
+    model = pretrained_model(module.module)
+    config = transformers.GenerationConfig(
+        max_new_tokens=new_tokens,
+        min_new_tokens=new_tokens,
+        do_sample=False,
+        num_beams=1,
+        eos_token_id=None,
+        pad_token_id=0,
+        decoder_start_token_id=start[0] if start else None,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    own, model.generation_config = model.generation_config, config  # or the model's own values fill what is not set
+    try:
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            given = torch.tensor([list(ids)])
+            result = model.generate(given, attention_mask=torch.ones_like(given), generation_config=config)
+    finally:
+        model.generation_config = own
+    logits = torch.cat(result.logits).float().numpy()
+    return result.sequences[0, -len(logits) :].numpy(), logits

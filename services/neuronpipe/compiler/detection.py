@@ -16,9 +16,9 @@ from transformers.models.auto import modeling_auto
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS
 from neuronpipe.compiler.modules import SourceModule
-from neuronpipe.compiler.own_code import OWN_GRAPHS
+from neuronpipe.compiler.own_graphs import OWN_GRAPHS
 from neuronpipe.compiler.rerankers import entailing, is_cross_encoder, ranking
-from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
+from neuronpipe.compiler.sentence_transformers import read_json, read_modules, read_settings, transformer_folder
 from neuronpipe.compiler.source import check_configuration, reads_of
 from neuronpipe.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.errors import SetupError
@@ -226,14 +226,12 @@ def read_configuration(folder: Path) -> Configuration:
         ) from error
     architecture = str((content.get("architectures") or [""])[0])
     _refuse_encoder_decoders(folder, config, architecture)
-    modules = folder / "modules.json"
-    settings = folder / "config_sentence_transformers.json"
     return Configuration(
         folder=folder,
         config=config,
         architecture=architecture,
-        settings=read_json(settings) if settings.is_file() else {},
-        modules=tuple(module["type"].rpartition(".")[2] for module in read_json(modules)) if modules.is_file() else (),
+        settings=read_settings(folder),
+        modules=tuple(kind for kind, _ in read_modules(folder)),
         card=_card(folder),
         weights_dtype=str(content.get("dtype") or content.get("torch_dtype") or "float32"),
         has_own_code=bool(content.get("auto_map")),

@@ -3,7 +3,6 @@
 A model's image processor is split into an ImageSpec, by which the tokenizer reads images, and the part in the graph.
 """
 
-import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
-from neuronpipe.compiler.architectures import EmptyBatches, fixing_positions
+from neuronpipe.compiler.architectures import EmptyBatches, added_to_scores, fixing_positions
 from neuronpipe.compiler.modules import PIXELS, Batch, SourceModule
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import InvalidInput, SetupError
+from neuronpipe.core.files import files_told
 from neuronpipe.core.model import ImageSpec, Resampling, TaskFacts
 from neuronpipe.tasks.inputs.images import read_pixels, to_pixels, whiten
 from neuronpipe.tasks.zero_shot_image_classification import ImageTextFacts
@@ -223,9 +223,8 @@ class ImagesAndTexts(torch.nn.Module):
             # What follows a text's end is not seen, padding included. transformers makes no mask where it knows the
             # length, which a trace would keep for ever.
             positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-            dtype = next(self.model.parameters()).dtype
             is_seen = positions[:, None] >= positions[None, :]
-            mask = torch.where(is_seen, 0.0, torch.finfo(dtype).min).to(dtype)[None, None]
+            mask = added_to_scores(is_seen, next(self.model.parameters()).dtype)[None, None]
             return self.model.get_text_features(input_ids=input_ids, attention_mask=mask)
         # SigLIP was trained on texts padded to its full length, whose last token gives the vector.
         padding = input_ids.new_full((input_ids.shape[0], self._tokens), self._pad_token_id)
@@ -323,9 +322,9 @@ def encode_image_files(module: SourceModule, files: Sequence[Path]) -> Batch:
 
 
 def _pixels(file: Path, spec: ImageSpec) -> NDArray[np.uint8]:
+    with files_told(f"{file}: cannot be read"):
+        content = file.read_bytes()
     try:
-        return read_pixels(file.read_bytes(), spec)
-    except OSError as error:
-        raise SetupError(f"{file}: cannot be read: {os.strerror(error.errno or 0)}") from error
+        return read_pixels(content, spec)
     except InvalidInput as error:
         raise SetupError(f"{file}: {error}") from error

@@ -14,10 +14,10 @@ import safetensors.torch
 import torch
 
 from neuronpipe.compiler.sentence_transformers import (
-    module_kind,
     read_dense,
     read_json,
     read_limits,
+    read_modules,
     read_settings,
 )
 from neuronpipe.compiler.tokenizers import SourceTokenizer
@@ -81,9 +81,8 @@ def _read_modules(folder: Path) -> LateInteraction:
     is_pylate = saved.get("model_type") == "ColBERT"
     layers: list[torch.nn.Module] = []
     settings: dict[str, Any] = {}
-    for module in read_json(folder / "modules.json"):
-        kind, path = module_kind(module, folder), folder / module["path"]
-        own = read_json(path / "config.json") if kind != "Transformer" and (path / "config.json").is_file() else {}
+    for kind, path in read_modules(folder, is_known=True):
+        own = read_json(path / "config.json") if (path / "config.json").is_file() else {}
         if kind == "Transformer":
             model_folder = path
             settings |= read_limits(path)

@@ -1,18 +1,27 @@
-"""A Transformers model as one PyTorch module with named inputs and outputs, and with everything that a bundle says."""
+"""A Transformers model as one PyTorch module with named inputs and outputs, and with everything that a bundle says.
+
+Its weights are loaded in float32, and are proved to be all that the task's graph reads.
+"""
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import safetensors
 import torch
 import transformers
 from numpy.typing import NDArray
 
 from neuronpipe.bundles.buckets import BucketPlan
-from neuronpipe.compiler.architectures import MASKED_DECODERS, decoder_inputs, positions
+from neuronpipe.compiler.architectures import MASKED_DECODERS, decoder_inputs, positions, prepare
+from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.tokenizers import SourceTokenizer
+from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec, TaskFacts
 
 
@@ -148,6 +157,24 @@ class Named(torch.nn.Module):
         return {name: result[name] for name in self.outputs}
 
 
+@contextmanager
+def choosing(part: torch.nn.Module, choose: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """An encoder or a decoder hands on some of its vectors, chosen of its last hidden state, in place of all.
+
+    This is the only place before the head that all architectures share.
+    """
+
+    def replace(module: torch.nn.Module, args: Any, output: Any) -> Any:
+        output["last_hidden_state"] = choose(output["last_hidden_state"])
+        return output
+
+    handle = part.register_forward_hook(replace)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def pretrained_model(module: torch.nn.Module) -> Any:
     """The model of transformers within a module."""
     return next(part for part in module.modules() if isinstance(part, transformers.PreTrainedModel))
@@ -190,3 +217,150 @@ def source_module(
 
 def _least(*limits: int | None) -> int:
     return min((limit for limit in limits if limit is not None), default=_NO_LIMIT_TOKENS)
+
+
+def check_tokens(folder: Path, module: SourceModule) -> None:
+    """Raises SetupError for tokens of the tokenizer for which the model has no embeddings."""
+    if module.takes_images:
+        return
+    rows = int(module.config.vocab_size)
+    if beyond := [
+        token for token, number in module.tokenizer.transformers_tokenizer.get_vocab().items() if number >= rows
+    ]:
+        raise SetupError(
+            f"{folder}: its tokenizer has tokens beyond the model's {rows} embeddings "
+            f"({', '.join(sorted(beyond)[:_SHOWN])}); train the "
+            "model after resize_token_embeddings, or take them out of the tokenizer"
+        )
+
+
+_SHOWN = 4
+_WEIGHT_FILES = ("*.safetensors", "*.bin")
+# Of ONNX, OpenVINO, TensorFlow, Flax and llama.cpp.
+_OTHER_WEIGHTS = ("*.onnx", "onnx/*.onnx", "openvino/*.xml", "*.h5", "*.msgpack", "*.gguf")
+# Heads whose parameters have the same names in some architectures (ModernBERT, a BERT of sequences for tokens), so that
+# none is missing.
+_CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
+
+
+def load_weights(auto_class: Any, folder: Path) -> Any:
+    """A model in float32 and evaluation mode.
+
+    Parameters that its files lack are 0. Only these require gradients. Raises SetupError for a model that cannot be
+    loaded, and for weights of another shape or with NaN or infinity.
+    """
+    folder = transformer_folder(folder)
+    try:
+        model, info = auto_class.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False
+        )
+    except Exception as error:  # missing and broken files raise different exceptions
+        raise SetupError(
+            f"{folder}: transformers {transformers.__version__} cannot load it: {_why_not_loaded(folder, error)}"
+        ) from error
+    # transformers 5 also logs the shapes.
+    resized = sorted(key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"])
+    if resized:
+        raise SetupError(
+            f"{folder}: its weights {_names(resized)} have another shape than config.json says, which has "
+            f"{model.config.num_labels} "
+            "labels; give the name of each label there (id2label and label2id)"
+        )
+    missing, parameters = sorted(info["missing_keys"]), dict(model.named_parameters(remove_duplicate=False))
+    _refuse_missing(
+        folder, model, [name for name in missing if name not in parameters]
+    )  # buffers, which have no gradients
+    damaged = [
+        name for name, tensor in model.state_dict().items() if name not in missing and not tensor.isfinite().all()
+    ]
+    if damaged:
+        raise SetupError(
+            f"{folder}: its weights {_names(damaged)} hold NaN or infinity; train the model again, or get "
+            "its files again"
+        )
+    model.requires_grad_(False)
+    with torch.no_grad():  # one parameter may have two names
+        for name in missing:
+            parameters[name].zero_().requires_grad_(True)
+    prepare(model)
+    return model.eval()
+
+
+def check_missing(folder: Path, module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> None:
+    """Raises SetupError if the graph reads a parameter that the files lack, or uses the head of another task."""
+    model = pretrained_model(module.module)
+    missing = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if missing:
+        try:
+            read = find_read(module, sample)
+        except Exception:  # a head for another number of labels, of which the files have none
+            read = missing
+        _refuse_missing(folder, model, read)
+        model.requires_grad_(False)
+    trained, loaded = _trained(model), type(model).__name__
+    if trained != loaded and trained.endswith(_CLASSIFIERS) and loaded.endswith(_CLASSIFIERS):
+        raise SetupError(f"{folder}: {_other_task(trained, loaded)}")
+
+
+def find_read(module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> list[str]:
+    """The names of the parameters that require gradients and that the graph reads.
+
+    An output for `sample` has a gradient with respect to these.
+    """
+    candidates = {name: one for name, one in pretrained_model(module.module).named_parameters() if one.requires_grad}
+    outputs = module.module(**{name: torch.from_numpy(sample[name]) for name in module.inputs})
+    differentiable = [output.sum() for output in outputs.values() if output.requires_grad]
+    if not differentiable:
+        return []
+    gradients = torch.autograd.grad(differentiable, [*candidates.values()], allow_unused=True)
+    return [name for name, gradient in zip(candidates, gradients, strict=True) if gradient is not None]
+
+
+def _refuse_missing(folder: Path, model: Any, names: Sequence[str]) -> None:
+    if not names:
+        return
+    loaded = type(model).__name__
+    trained = _trained(model)
+    lost = f"its files lost what a {trained} is made of; save the model again"
+    reason = lost if trained == loaded else _other_task(trained, loaded)
+    raise SetupError(f"{folder}: its weights lack {_names(sorted(names))}: {reason}")
+
+
+def _trained(model: Any) -> str:
+    return str((model.config.architectures or [type(model).__name__])[0])
+
+
+def _other_task(trained: str, loaded: str) -> str:
+    return (
+        f"the model was not trained for this task; it is a {trained}, not a {loaded}: leave out --task, or train "
+        "it for the task first"
+    )
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN])
+
+
+def _why_not_loaded(folder: Path, error: Exception) -> str:
+    """The reason why a model's weights cannot be loaded: a damaged file, or else the error of transformers."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safetensors.safe_open(path, "pt"):
+                pass
+        except Exception as damage:  # an invalid header, or a file that ends early
+            return f"{path.name} is damaged or cut off ({damage}); get the file again"
+    for path in sorted(folder.glob("pytorch_model*.bin")):
+        try:
+            torch.load(path, map_location="meta", weights_only=True)
+        except Exception as damage:
+            if isinstance(damage, pickle.UnpicklingError) and "GLOBAL" in str(damage):
+                return (
+                    f"{path.name} holds more than numbers, and to read it might run its code; get the weights "
+                    "as safetensors"
+                )
+            return f"{path.name} is damaged or cut off; get the file again"
+    if not any(path for kind in _WEIGHT_FILES for path in folder.glob(kind)):
+        others = sorted(path.name for kind in _OTHER_WEIGHTS for path in folder.glob(kind))
+        only = f", only {', '.join(others[:_SHOWN])}" if others else ""
+        return f"it has no weights of PyTorch (model.safetensors or pytorch_model.bin){only}; get these, too"
+    return str(error)

@@ -25,6 +25,7 @@ from neuronpipe.compiler.conversion import CASTS, Conversion, Ran
 from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
 from neuronpipe.compiler.neuronx_processes import FilledBucket, TraceJob
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.files import files_told
 from neuronpipe.stages.neuron_executor.runtimes.neuron import CORES_PER_DEVICE, device_count, sdk_release
 from neuronpipe.stages.neuron_executor.runtimes.parts import part_names
 from neuronpipe.stages.neuron_executor.runtimes.slots import CHUNK_PROPERTY, CHUNK_TOKENS, encoder_file
@@ -42,12 +43,8 @@ class ArtifactCache:
     def __init__(self, folder: Path) -> None:
         """Raises SetupError for a folder that cannot be created."""
         self._folder = folder
-        try:
+        with files_told(f"{folder}: cannot be made", "; see --compile-cache"):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SetupError(
-                f"{folder}: cannot be made: {os.strerror(error.errno or 0)}; see --compile-cache"
-            ) from error
 
     def find(self, stamp: Stamp) -> Path | None:
         """The artefact of a stamp; None if it is missing or broken."""
@@ -61,18 +58,16 @@ class ArtifactCache:
 
     def add(self, stamp: Stamp, artifact: Path) -> None:
         """Stores an artefact, completely or not at all. Raises SetupError if it cannot be written."""
-        try:
-            with tempfile.TemporaryDirectory(prefix=".", dir=self._folder) as folder:
-                copy, description = Path(folder) / "artifact", Path(folder) / "description"
-                shutil.copyfile(artifact, copy)
-                sha256 = file_sha256(copy)
-                description.write_text(json.dumps({"stamp": stamp, "sha256": sha256}, indent=2) + "\n")
-                copy.replace(self._artifact(sha256))
-                description.replace(self._description(stamp))
-        except OSError as error:
-            raise SetupError(
-                f"{self._folder}: cannot be written: {os.strerror(error.errno or 0)}; see --compile-cache"
-            ) from error
+        with (
+            files_told(f"{self._folder}: cannot be written", "; see --compile-cache"),
+            tempfile.TemporaryDirectory(prefix=".", dir=self._folder) as folder,
+        ):
+            copy, description = Path(folder) / "artifact", Path(folder) / "description"
+            shutil.copyfile(artifact, copy)
+            sha256 = file_sha256(copy)
+            description.write_text(json.dumps({"stamp": stamp, "sha256": sha256}, indent=2) + "\n")
+            copy.replace(self._artifact(sha256))
+            description.replace(self._description(stamp))
 
     def _artifact(self, sha256: str) -> Path:
         return self._folder / f"{sha256}.pt"

@@ -12,7 +12,7 @@ from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.compiler.architectures import needs_eager_attention
 from neuronpipe.compiler.conversion import Conversion, Ran
 from neuronpipe.compiler.modules import Batch, Outputs, Positional, SourceModule, pretrained_model
-from neuronpipe.compiler.nomic_experts import taking_rows
+from neuronpipe.compiler.own_graphs import taking_rows
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino
 from neuronpipe.stages.neuron_executor.runtimes.parts import part_names

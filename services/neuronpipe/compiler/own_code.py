@@ -18,8 +18,12 @@ import torch
 import transformers
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS
-from neuronpipe.compiler.jina_bert import FEED_FORWARD_TYPES, JINA_BERTS, register_jina_bert
-from neuronpipe.compiler.nomic_experts import NomicExpertsConfig, NomicExpertsModel, register_nomic_experts
+from neuronpipe.compiler.own_graphs import (
+    FEED_FORWARD_TYPES,
+    NomicExpertsConfig,
+    NomicExpertsModel,
+    register_own_graphs,
+)
 from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
 from neuronpipe.compiler.source import ModelSource
 from neuronpipe.core.errors import SetupError
@@ -47,7 +51,7 @@ _NOMIC_VALUES: Mapping[str, Any] = {
     "rotary_emb_scale_base": None,
     "use_rms_norm": False,
 }
-# Of those with experts (nomic_experts.py).
+# Of those with experts (own_graphs.py).
 _NOMIC_EXPERTS_VALUES: Mapping[str, Any] = {
     **_NOMIC_VALUES,
     "activation_function": "gelu",
@@ -73,8 +77,6 @@ _DIRECTIONS = ("is_causal", "use_bidirectional_attention")
 _SEES_ALL_TOKENS = "modeling_qwen.Qwen2Model"
 
 KNOWN_FORM = "known_form"
-# The names of our graphs of models that transformers does not have.
-OWN_GRAPHS = (*JINA_BERTS, NomicExpertsModel.__name__)
 
 
 def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
@@ -95,12 +97,6 @@ def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
     config.unlink()
     config.write_text(json.dumps({name: value for name, value in written.items() if name != _OWN_CODE}))
     return dataclasses.replace(source, folder=folder)
-
-
-def register_own_graphs() -> None:
-    """Has transformers' automatic classes know our graphs. Every process that loads models has to call it."""
-    register_jina_bert()
-    register_nomic_experts()
 
 
 def _written_anew(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -138,7 +134,7 @@ def _of_nomic(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[st
     if has_experts:
         _require(folder, content, {"architectures": ["NomicBertModel"]})
         of_experts = {"model_type": NomicExpertsConfig.model_type, "architectures": [NomicExpertsModel.__name__]}
-        return {**named, **of_experts, "rope_parameters": rope}
+        return {**named, **of_experts, "hidden_act": "gelu", "rope_parameters": rope}
     return {**named, "hidden_act": "silu", "rope_parameters": rope}
 
 

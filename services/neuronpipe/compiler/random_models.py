@@ -6,7 +6,7 @@ Times depend on shapes, not on weights. The tokenizer is WordPiece over the word
 import collections
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,79 +55,25 @@ def save_random_model(name: str, folder: Path, texts: Iterable[str]) -> None:
     torch.manual_seed(_SEED)
     auto.from_config(config).float().eval().save_pretrained(folder)
     if takes_images:
-        (folder / "preprocessor_config.json").write_text(json.dumps(_IMAGE_PROCESSOR))
+        (folder / "preprocessor_config.json").write_text('{"image_processor_type": "ViTImageProcessor"}')
         return
     inputs = ["input_ids", "attention_mask"]
     if config.model_type in ("bert", "albert"):
         inputs.insert(1, "token_type_ids")
-    (folder / "tokenizer.json").write_text(json.dumps(_word_piece(texts, config.vocab_size)))
-    (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER | {"model_input_names": inputs}))
+    described = {
+        "tokenizer_class": "BertTokenizer",
+        "model_max_length": _MAX_TOKENS,
+        "model_input_names": inputs,
+    }
+    (folder / "vocab.txt").write_text("\n".join(_vocabulary(texts, config.vocab_size)), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
 
 
-# Of google/vit-base-patch16-224.
-_IMAGE_PROCESSOR = {
-    "image_processor_type": "ViTImageProcessor",
-    "do_resize": True,
-    "size": {"height": 224, "width": 224},
-    "resample": 2,
-    "do_rescale": True,
-    "rescale_factor": 1 / 255,
-    "do_normalize": True,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-}
-_TOKENIZER = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "model_max_length": _MAX_TOKENS,
-    **{f"{name}_token": token for name, token in zip(("pad", "unk", "cls", "sep", "mask"), _SPECIAL, strict=True)},
-}
-
-
-def _word_piece(texts: Iterable[str], size: int) -> dict[str, Any]:
-    """A tokenizer.json: the commonest words, and all their characters for the others."""
+def _vocabulary(texts: Iterable[str], size: int) -> Iterable[str]:
+    """The commonest words, and all their characters for the others."""
     words = collections.Counter(word for text in texts for word in re.findall(r"[a-z]+|[^\sa-z]", text.lower()))
     characters = sorted({character for word in words for character in word})
     known = [*_SPECIAL, *characters, *(f"##{character}" for character in characters)]
     known += [word for word, _ in words.most_common(_MOST_WORDS) if len(word) > 1]
     vocabulary = dict.fromkeys(known[:size])
-    vocabulary |= dict.fromkeys(f"[unused{number}]" for number in range(size - len(vocabulary)))
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": id, "content": token, "special": True, "normalized": False}
-            | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
-            for id, token in enumerate(_SPECIAL)
-        ],
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": True,
-            "strip_accents": None,
-            "lowercase": True,
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": _template("[CLS]", "A", "[SEP]"),
-            "pair": [*_template("[CLS]", "A", "[SEP]"), *_template("B", "[SEP]", type_id=1)],
-            "special_tokens": {
-                token: {"id": token, "ids": [id], "tokens": [token]} for token, id in (("[CLS]", _CLS), ("[SEP]", _SEP))
-            },
-        },
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {
-            "type": "WordPiece",
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
-            "vocab": {token: id for id, token in enumerate(vocabulary)},
-        },
-    }
-
-
-def _template(*parts: str, type_id: int = 0) -> Sequence[Mapping[str, Any]]:
-    return [
-        {"SpecialToken" if part.startswith("[") else "Sequence": {"id": part, "type_id": type_id}} for part in parts
-    ]
+    return vocabulary | dict.fromkeys(f"[unused{number}]" for number in range(size - len(vocabulary)))

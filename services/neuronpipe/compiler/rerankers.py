@@ -9,18 +9,18 @@ import numpy as np
 import torch
 import transformers
 
-from neuronpipe.compiler.modules import Named, SourceModule, source_module
+from neuronpipe.compiler.modules import Named, SourceModule, load_weights, source_module
 from neuronpipe.compiler.sentence_transformers import (
     default_prompt,
     last_token,
     read_json,
     read_limits,
+    read_modules,
     read_settings,
     transformer_folder,
 )
 from neuronpipe.compiler.source import check_labels
 from neuronpipe.compiler.tokenizers import SourceTokenizer
-from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.scores import ScoreFunctionName
@@ -166,10 +166,9 @@ def encode_written(module: SourceModule, template: Template, queries: Sequence[s
 
 def _answers(folder: Path, tokenizer: SourceTokenizer) -> tuple[int, ...]:
     """The tokens of yes and no, or of yes alone."""
-    path = folder / "modules.json"
-    for module in read_json(path) if path.is_file() else ():
-        if module["type"].endswith(".LogitScore"):
-            config = read_json(folder / module["path"] / "config.json")
+    for kind, path in read_modules(folder):
+        if kind == "LogitScore":
+            config = read_json(path / "config.json")
             named = (config["true_token_id"], config.get("false_token_id"))
             return tuple(int(number) for number in named if number is not None)
     vocabulary = tokenizer.transformers_tokenizer.get_vocab()

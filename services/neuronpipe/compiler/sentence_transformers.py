@@ -60,7 +60,9 @@ class Pooling(torch.nn.Module):
 def last_token(vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The vector of the last token at which a mask is 1, or else of the first token.
 
-    `vectors` [batch, tokens, width] and `mask` [batch, tokens] to [batch, width]. It is chosen as in fill_mask.py.
+    `vectors` [batch, tokens, width] and `mask` [batch, tokens] to [batch, width]. It is chosen by a select and a sum,
+    which every compiler of static shapes supports, not by an index. A product would not work: ModernBERT can compute
+    NaN for padding.
     """
     numbers = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     is_last = numbers == (numbers * mask).max(dim=1, keepdim=True).values.clamp(min=1)
@@ -113,8 +115,7 @@ def read_sentence_transformer(folder: Path) -> SentenceTransformer:
     if not (folder / "modules.json").is_file():
         return SentenceTransformer(folder, Head(Pooling(["mean"]), []))
     model_folder, limits, pooling, layers, is_normalized = folder, {}, None, [], False
-    for module in read_json(folder / "modules.json"):
-        kind, path = module_kind(module, folder), folder / module["path"]
+    for kind, path in read_modules(folder, is_known=True):
         if kind == "Transformer":
             model_folder, limits = path, read_limits(path)
         elif kind == "Pooling":
@@ -145,12 +146,17 @@ def read_sentence_transformer(folder: Path) -> SentenceTransformer:
     )
 
 
-def module_kind(module: Mapping[str, str], folder: Path) -> str:
-    """The name of a module's class. Raises SetupError for one of the model's own, which may compute anything."""
-    package, _, kind = module["type"].rpartition(".")
-    if package.partition(".")[0] not in _PACKAGES:
-        raise SetupError(f"{folder}: modules.json has a module {module['type']}, code of its own, which is not run")
-    return kind
+def read_modules(folder: Path, *, is_known: bool = False) -> list[tuple[str, Path]]:
+    """The name of the class and the folder of each module, in order; none of a plain model.
+
+    `is_known`: raises SetupError also for a module of the model's own, which may compute anything.
+    """
+    path = folder / "modules.json"
+    modules = read_json(path) if path.is_file() else ()
+    for one in modules:
+        if is_known and one["type"].partition(".")[0] not in _PACKAGES:
+            raise SetupError(f"{folder}: modules.json has a module {one['type']}, code of its own, which is not run")
+    return [(one["type"].rpartition(".")[2], folder / one["path"]) for one in modules]
 
 
 def transformer_folder(folder: Path) -> Path:
@@ -158,9 +164,7 @@ def transformer_folder(folder: Path) -> Path:
 
     In old models of sentence-transformers it is the folder of their first module.
     """
-    modules = folder / "modules.json"
-    paths = [folder / module["path"] for module in read_json(modules)] if modules.is_file() else []
-    return next((path for path in paths[:1] if (path / "config.json").is_file()), folder)
+    return next((path for _, path in read_modules(folder)[:1] if (path / "config.json").is_file()), folder)
 
 
 def read_json(path: Path) -> Any:
@@ -178,8 +182,7 @@ def read_limits(folder: Path) -> dict[str, Any]:
     """
     # sentence_bert_config.json; in old models with the architecture's name, as sentence_roberta_config.json.
     path = next(folder.glob("sentence_*_config.json"), None)
-    limits: dict[str, Any] = read_json(path) if path else {}
-    return limits
+    return dict(read_json(path)) if path else {}
 
 
 def _pooling_modes(config: dict[str, Any], folder: Path) -> list[str]:
@@ -236,5 +239,4 @@ def read_prompts(folder: Path) -> dict[str, str]:
 def read_settings(folder: Path) -> dict[str, Any]:
     """What sentence-transformers saved of a whole model; empty if it did not. Raises SetupError."""
     path = folder / _SETTINGS
-    settings: dict[str, Any] = read_json(path) if path.is_file() else {}
-    return settings
+    return dict(read_json(path)) if path.is_file() else {}

@@ -18,13 +18,21 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import embedding
 from transformers import AttentionInterface
-from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from neuronpipe.bundles.buckets import Bucket
-from neuronpipe.compiler.architectures import layer_windows
-from neuronpipe.compiler.modules import SourceModule, pretrained_model
-from neuronpipe.compiler.stateful import arrays_of, attending_by, biases_by_distance, read, shapes_of
+from neuronpipe.compiler.architectures import added_to_scores, layer_windows
+from neuronpipe.compiler.decoding import (
+    Shapes,
+    arrays_of,
+    attending_by,
+    biases_by_distance,
+    cache_shapes,
+    decoder_of,
+    placing,
+    read,
+)
+from neuronpipe.compiler.modules import SourceModule, choosing, pretrained_model
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.decoder import TOP_TOKENS, Scores
 from neuronpipe.stages.neuron_executor.runtimes.slots import CHUNK_TOKENS, SlotModel
@@ -46,30 +54,21 @@ class SlotStep(torch.nn.Module):
         self.model = model
         self.slots, self.slot_tokens, self.chunk_tokens = slots, slot_tokens, chunk_tokens
         self.has_encoder = bool(model.config.is_encoder_decoder)
-        token_ids, of_sources = torch.tensor([[0, 0]]), None
-        with torch.inference_mode():
-            if self.has_encoder:
-                both = read(model, token_ids)[1]
-                of_texts, of_sources = both.self_attention_cache, both.cross_attention_cache
-            else:
-                of_texts = DynamicCache()
-                model(input_ids=token_ids, past_key_values=of_texts, use_cache=True)
+        own, cross = cache_shapes(model)
         # Those of sources are a state for each slot, so that reading one writes no others.
-        shapes = [(slots, *shape) for shape in self._shapes(of_texts)]
+        shapes = [(slots, *shape) for shape in self._state_shapes(own)]
         self._text_states = len(shapes)
-        if of_sources:
-            shapes += slots * [(1, *shape) for shape in self._shapes(of_sources)]
+        shapes += slots * [(1, *shape) for shape in self._state_shapes(cross)]
         self.states = torch.nn.ParameterList(
             torch.nn.Parameter(torch.zeros(shape), requires_grad=False) for shape in shapes
         )
         self.register_buffer("by_distance", biases_by_distance(model))
-        layers = len(of_texts.layers)
-        self.windows = (0,) * layers if self.has_encoder else layer_windows(model.config)
+        self.windows = (0,) * len(own) if self.has_encoder else layer_windows(model.config)
         model.set_attn_implementation(_ATTENTION)
 
-    def _shapes(self, cache: Cache) -> list[tuple[int, ...]]:
+    def _state_shapes(self, shapes: Shapes) -> list[tuple[int, ...]]:
         """Of the keys and values of a slot, in turns."""
-        return [(heads, self.slot_tokens, width) for heads, *widths in shapes_of(cache) for width in widths]
+        return [(heads, self.slot_tokens, width) for heads, *widths in shapes for width in widths]
 
     def example(self) -> tuple[torch.Tensor, ...]:
         """Inputs to trace it with."""
@@ -106,17 +105,15 @@ class SlotStep(torch.nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         step = _Step(self, past, chunk, copied, read)
 
-        def choose(module: torch.nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-            return (args[0].index_select(1, step.scored),)
-
-        handle = self.model.get_output_embeddings().register_forward_pre_hook(choose)
         running = _running.set(step)
         try:
-            with attending_by(self.model, _attention):
+            with (
+                attending_by(self.model, _attention),
+                choosing(decoder_of(self.model), lambda vectors: vectors.index_select(1, step.scored)),
+            ):
                 result = self._computed(token_ids, step.positions)
         finally:
             _running.reset(running)
-            handle.remove()
         seen = len(step.added) + self.slots * step.seen_sources
         if seen != len(self.states):
             raise SetupError(
@@ -131,25 +128,15 @@ class SlotStep(torch.nn.Module):
     def _computed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> Any:
         if not self.has_encoder:
             return self.model(input_ids=token_ids, position_ids=positions, use_cache=False, return_dict=True)
-        placed = getattr(self.model.get_decoder(), "embed_positions", None)
-        if placed is not None:  # it has no positions of its own choice, nor as many as there are rows
-
-            def place(*args: Any, **further: Any) -> torch.Tensor:
-                return torch.nn.functional.embedding(positions + getattr(placed, "offset", 0), placed.weight)
-
-            placed.forward = place
-        try:
-            # A source of one token, which nothing looks at.
-            nothing = torch.zeros(1, 1, self.model.config.hidden_size, dtype=self.model.dtype)
+        # A source of one token, which nothing looks at.
+        nothing = torch.zeros(1, 1, self.model.config.hidden_size, dtype=self.model.dtype)
+        with placing(decoder_of(self.model), positions):
             return self.model(
                 encoder_outputs=BaseModelOutput(last_hidden_state=nothing),
                 decoder_input_ids=token_ids,
                 use_cache=False,
                 return_dict=True,
             )
-        finally:
-            if placed is not None:
-                del placed.forward
 
 
 class SourceEncoder(torch.nn.Module):
@@ -164,8 +151,8 @@ class SourceEncoder(torch.nn.Module):
 
     def forward(self, token_ids: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         is_source = torch.arange(token_ids.shape[1]) < count
-        mask = torch.where(is_source, 0.0, torch.finfo(torch.float32).min)[None, None, None].to(self.model.dtype)
-        _, cache = read(self.model, token_ids, mask)
+        mask = added_to_scores(is_source, torch.float32)[None, None, None].to(self.model.dtype)
+        cache = read(self.model, token_ids, mask)
         arrays = torch.cat(list(arrays_of(cache.cross_attention_cache)))
         return torch.where(is_source[None, None, :, None], arrays, 0.0)
 

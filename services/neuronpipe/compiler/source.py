@@ -2,15 +2,12 @@
 
 import hashlib
 import os
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import safetensors
-import torch
 import transformers
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -22,8 +19,7 @@ from transformers.models.auto import modeling_auto
 
 from neuronpipe.bundles.manifest import Source, file_sha256
 from neuronpipe.compiler.images import IMAGE_TEXT_KINDS
-from neuronpipe.compiler.modules import SourceModule
-from neuronpipe.compiler.sentence_transformers import read_json, transformer_folder
+from neuronpipe.compiler.sentence_transformers import read_json, read_modules, transformer_folder
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.base import Reads
@@ -32,9 +28,6 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 _LFS = b"version https://git-lfs"
 _SHOWN = 4
-_WEIGHT_FILES = ("*.safetensors", "*.bin")
-# Of ONNX, OpenVINO, TensorFlow, Flax and llama.cpp.
-_OTHER_WEIGHTS = ("*.onnx", "onnx/*.onnx", "openvino/*.xml", "*.h5", "*.msgpack", "*.gguf")
 
 
 def check_files(folder: Path) -> None:
@@ -185,46 +178,6 @@ def _is_label(config: Any, index: int) -> bool:
     return isinstance(config.id2label.get(index), str)
 
 
-def check_tokens(folder: Path, module: SourceModule) -> None:
-    """Raises SetupError for tokens of the tokenizer for which the model has no embeddings."""
-    if module.takes_images:
-        return
-    rows = int(module.config.vocab_size)
-    if beyond := [
-        token for token, number in module.tokenizer.transformers_tokenizer.get_vocab().items() if number >= rows
-    ]:
-        raise SetupError(
-            f"{folder}: its tokenizer has tokens beyond the model's {rows} embeddings "
-            f"({', '.join(sorted(beyond)[:_SHOWN])}); train the "
-            "model after resize_token_embeddings, or take them out of the tokenizer"
-        )
-
-
-def why_not_loaded(folder: Path, error: Exception) -> str:
-    """The reason why a model's weights cannot be loaded: a damaged file, or else the error of transformers."""
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safetensors.safe_open(path, "pt"):
-                pass
-        except Exception as damage:  # an invalid header, or a file that ends early
-            return f"{path.name} is damaged or cut off ({damage}); get the file again"
-    for path in sorted(folder.glob("pytorch_model*.bin")):
-        try:
-            torch.load(path, map_location="meta", weights_only=True)
-        except Exception as damage:
-            if isinstance(damage, pickle.UnpicklingError) and "GLOBAL" in str(damage):
-                return (
-                    f"{path.name} holds more than numbers, and to read it might run its code; get the weights "
-                    "as safetensors"
-                )
-            return f"{path.name} is damaged or cut off; get the file again"
-    if not any(path for kind in _WEIGHT_FILES for path in folder.glob(kind)):
-        others = sorted(path.name for kind in _OTHER_WEIGHTS for path in folder.glob(kind))
-        only = f", only {', '.join(others[:_SHOWN])}" if others else ""
-        return f"it has no weights of PyTorch (model.safetensors or pytorch_model.bin){only}; get these, too"
-    return str(error)
-
-
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Configurations, tokenizers of every kind, and modules of sentence-transformers. Weights of other frameworks are not
 # downloaded.
@@ -285,8 +238,7 @@ def find_source(source: str, revision: str | None, *, is_adapter: bool = False) 
 
 def _first_module(folder: Path) -> str:
     """What a model of sentence-transformers without a transformer begins with, for the error message."""
-    modules = read_json(folder / "modules.json") if (folder / "modules.json").is_file() else []
-    kind = str(modules[0]["type"]).rpartition(".")[2] if modules else "Transformer"
+    kind = next((one for one, _ in read_modules(folder)), "Transformer")
     if kind == "Transformer":
         return ""
     return f"; modules.json begins with {kind}, and supported are models that begin with a Transformer"

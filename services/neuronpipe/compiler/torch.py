@@ -16,8 +16,8 @@ from neuronpipe.compiler.conversion import Conversion, Ran
 from neuronpipe.compiler.modules import Batch, Outputs
 from neuronpipe.core.errors import SetupError
 
-_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DTYPES = tuple(_TORCH_DTYPES)
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = tuple(TORCH_DTYPES)
 BUCKETS = "none"
 
 _MODEL_FILE = "artifacts/torch/model.pt2"
@@ -34,7 +34,7 @@ def convert(conversion: Conversion) -> Artifact:
     Batch and length stay dynamic. Attention is scaled_dot_product_attention, which each device implements differently.
     """
     module = conversion.module
-    converted = copy.deepcopy(module.module).to(_TORCH_DTYPES[conversion.dtype]).eval()
+    converted = copy.deepcopy(module.module).to(TORCH_DTYPES[conversion.dtype]).eval()
     converted.register_forward_hook(_to_float)
     example = {name: torch.from_numpy(conversion.example[name]) for name in module.inputs}
     free = {name: dict.fromkeys(module.free_axes(name), torch.export.Dim.DYNAMIC) for name in module.inputs}

@@ -6,6 +6,7 @@ import socket
 
 # sun_path has 108, of which the last is zero (unix(7)).
 _MAX_PATH_BYTES = 107
+_PROBE_LIMIT_S = 2.0
 
 
 def unix_path(address: str) -> str | None:
@@ -32,6 +33,20 @@ def is_listened_on(path: str) -> bool:
         except OSError:  # it has no room for another connection, or none for us
             return True
         return True
+
+
+def is_reachable(address: str) -> bool:
+    """Whether a connection to an address can be made; True where its scheme leaves that to gRPC."""
+    if path := unix_path(address):
+        return is_listened_on(path)
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host:
+        return True
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_LIMIT_S):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def is_loopback(address: str) -> bool:

@@ -17,6 +17,21 @@ class Caller:
 
 
 ANONYMOUS = Caller()
+_MAX_NAME = 256
+
+
+def is_tenant_name(name: str) -> bool:
+    """Whether a tenant may be called so: it stands in logs, metrics and paths."""
+    return 0 < len(name) <= _MAX_NAME and name.isprintable() and name not in (".", "..")
+
+
+def check_tenant_name(name: str) -> str:
+    """The name of a tenant. Raises ValueError."""
+    if not is_tenant_name(name):
+        raise ValueError(f"must have from 1 to {_MAX_NAME} characters that can be printed, and be neither . nor ..")
+    return name
+
+
 _CALLER: ContextVar[Caller] = ContextVar("neuronpipe_caller", default=ANONYMOUS)
 
 

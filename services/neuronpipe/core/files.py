@@ -1,8 +1,13 @@
-"""Files that are replaced as a whole."""
+"""Files that are replaced as a whole, and what is said of those that cannot be read or written."""
 
+import errno
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from neuronpipe.core.errors import SetupError
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o600, unfinished_in: Path | None = None) -> None:
@@ -22,3 +27,12 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600, unfinished_in
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def files_told(problem: str, advice: str = "", kind: type[SetupError] = SetupError) -> Iterator[None]:
+    """Raises an error for an OSError of the block: the problem, such as "FILE: cannot be read", why, and the advice."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{problem}: {os.strerror(error.errno or errno.EIO)}{advice}") from error

@@ -110,8 +110,8 @@ class Meters:
         """Adds a gauge whose number is read at export."""
         self._series(instrument, labels)[labels] = read
 
-    def remove_gauge(self, instrument: Instrument, *labels: str) -> None:
-        """Removes a gauge."""
+    def remove(self, instrument: Instrument, *labels: str) -> None:
+        """Removes what was recorded with these labels."""
         self._series(instrument, labels).pop(labels, None)
 
     def show(self, instrument: Instrument, values: Mapping[Labels, float]) -> None:

@@ -2,12 +2,13 @@
 
 A setting `max_batch_size` of the service `neuron-executor` is `--max-batch-size` on the command line, which takes
 precedence, or `NEURONPIPE_NEURON_EXECUTOR_MAX_BATCH_SIZE` in the environment. A variable with the prefix that is not a
-setting is an error, because it is most often a typing error. Each service has its settings in its own settings.py.
+setting is an error, because it is most often a typing error. Settings are classes in settings.py of each wing.
 """
 
 import os
 from collections.abc import Mapping
 from typing import Any, TypeVar
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -31,6 +32,11 @@ def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
     unknown = sorted(name for name in os.environ if name.startswith(prefix) and name not in known)
     if unknown:
         raise SetupError(f"{', '.join(unknown)}: no such setting; there are {', '.join(sorted(known))}")
+    for field, value in given.items():
+        if field.endswith("_url") and has_password(str(value)):
+            variable = variable_name(kind, field)
+            problem = "holds a password, which other users of this machine see in the list of processes"
+            raise SetupError(f"{option_name(field)}: {problem}; set it in the environment, as {variable}")
     try:
         return kind(**given)
     except ValidationError as error:
@@ -39,6 +45,20 @@ def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
             for problem in error.errors()
         ]
         raise SetupError("; ".join(problems)) from error
+
+
+def read_options(kind: type[SettingsT], options: Mapping[str, Any]) -> SettingsT:
+    """The same of a command that has options of its own besides: those with the names of settings count, if given."""
+    return read_settings(kind, {name: value for name, value in options.items() if name in kind.model_fields})
+
+
+def has_password(url: str) -> bool:
+    """Whether a URL holds a password, in its place or as an option."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return bool(parts.password) or "password" in parse_qs(parts.query)
 
 
 def variable_name(kind: type[Settings], field: str) -> str:

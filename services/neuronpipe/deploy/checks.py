@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from neuronpipe.bundles.live import LiveRepository
 from neuronpipe.bundles.repository import Bundle
+from neuronpipe.bundles.sources import live_repository
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Telemetry
@@ -22,7 +22,7 @@ from neuronpipe.serve.settings import PipelineProcessSettings
 from neuronpipe.stages.neuron_executor.runtimes.host import cpu_threads, memory_limit
 from neuronpipe.stages.neuron_executor.runtimes.neuron import CORES_PER_DEVICE, core_count, runtime_environment
 from neuronpipe.stages.neuron_executor.runtimes.parts import check_parts
-from neuronpipe.stages.neuron_executor.settings import EngineSettings, NeuronExecutorSettings
+from neuronpipe.stages.settings import EngineSettings, NeuronExecutorSettings
 
 # The folder of devices, and what the files of each back end's are called there.
 DEVICE_FOLDER = Path("/dev")
@@ -96,10 +96,10 @@ def _check_files(settings: ProcessSettings) -> None:
 def _read_bundles(settings: ServerSettings, found: Findings) -> list[Bundle]:
     bundles = []
     with found.kept():
-        repository = LiveRepository.of(settings, with_artifacts=_engine_of(settings) is not None)
+        repository = live_repository(settings, with_artifacts=_engine_of(settings) is not None)
         for key in sorted(repository.desired):
             with found.kept():
-                bundles.append(repository.hold(key))
+                bundles.append(repository.take(key))
         if not repository.desired:
             raise SetupError(f"{settings.repository}: its registry has no approved version; see neuronpipe registry")
     return bundles

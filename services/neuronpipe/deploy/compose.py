@@ -18,6 +18,9 @@ _LAYERS = {"neuronx": "docker/compose.neuron.yaml", "torch": "docker/compose.gpu
 class ComposeTarget:
     """Steps by `docker compose`. The endpoint is a project of Compose of its own, at a port of 127.0.0.1."""
 
+    # Its gateway asks for none.
+    api_key = ""
+
     def __init__(self, endpoint: Endpoint, *, port: int = 50050, wait_s: float = 1800) -> None:
         """Raises SetupError for what Compose cannot do."""
         if endpoint.min_executors != endpoint.max_executors or not endpoint.min_executors:
@@ -28,20 +31,11 @@ class ComposeTarget:
         self._endpoint = endpoint
         self.name = endpoint.name
         self._port = port
+        self.target = f"127.0.0.1:{port}"  # the gateway's address
         self._wait_s = wait_s
         self._bundle = given_bundle(endpoint)
         if not endpoint.task and not self._bundle:
             raise SetupError("task: is needed for --to compose, whose compile step is told it; see --task")
-
-    @property
-    def api_key(self) -> str:
-        """Its gateway asks for none."""
-        return ""
-
-    @property
-    def target(self) -> str:
-        """The gateway's address."""
-        return f"127.0.0.1:{self._port}"
 
     @property
     def variables(self) -> dict[str, str]:

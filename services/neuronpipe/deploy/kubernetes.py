@@ -61,13 +61,15 @@ class KubernetesTarget:
         self.name = endpoint.name
         self._out = out or Path(f"neuronpipe-{endpoint.name}")
         self._model_image = model_image
-        self._key = api_key
+        # The one that is made or, where the secret is there, given.
+        self.api_key = api_key
 
     def deploying(self) -> Iterator[Step]:
         """Applies everything, and waits until gateways reach all stages. Raises SetupError."""
         manifests = shipped("deploy")
         yield _look_for_another(self.name)
-        yield Step(f"copy {manifests} to {self._out / 'deploy'}", lambda: self._copy(manifests))
+        copied = self._out / "deploy"
+        yield Step(f"copy {manifests} to {copied}", lambda: shutil.copytree(manifests, copied, dirs_exist_ok=True))
         for name, content in self.files().items():
             yield written(self._out / name, _yaml(content))
         if self._model_image:
@@ -85,16 +87,11 @@ class KubernetesTarget:
 
     def call(self) -> str:
         """Commands that ask the endpoint."""
-        key = f"NEURONPIPE_API_KEY={self._key} " if self._key else ""
+        key = f"NEURONPIPE_API_KEY={self.api_key} " if self.api_key else ""
         return (
             f"kubectl -n {NAMESPACE} port-forward deployment/gateway 50050 &\n"
             f"{key}neuronpipe infer --target 127.0.0.1:50050 --model {model_name(self._endpoint)} --text TEXT"
         )
-
-    @property
-    def api_key(self) -> str:
-        """The key that was made or, where the secret was there, given."""
-        return self._key
 
     @contextmanager
     def connected(self) -> Iterator[str]:
@@ -125,6 +122,7 @@ class KubernetesTarget:
         ]
         for component in components[:-2]:
             shipped(component)
+        replicas = {"name": "neuron-executor", "count": self._endpoint.max_executors}
         files: dict[str, Mapping[str, Any]] = {
             "kustomization.yaml": {
                 "apiVersion": f"{_API}/v1beta1",
@@ -138,7 +136,7 @@ class KubernetesTarget:
                 "apiVersion": f"{_API}/v1alpha1",
                 "kind": "Component",
                 "patches": [*self._settings(scales=scales)],
-                **({} if scales else {"replicas": [_replicas(self._endpoint.max_executors)]}),
+                **({} if scales else {"replicas": [replicas]}),
             },
         }
         if not self._model_image:
@@ -189,9 +187,6 @@ class KubernetesTarget:
         }
         return {"target": {"kind": "Job", "name": "compile"}, "patch": _yaml([operation])}
 
-    def _copy(self, manifests: Path) -> None:
-        shutil.copytree(manifests, self._out / "deploy", dirs_exist_ok=True)
-
     def _push(self) -> None:
         with tempfile.TemporaryDirectory(prefix="neuronpipe-") as folder:
             repository = Path(folder) / "models"
@@ -211,7 +206,7 @@ class KubernetesTarget:
 
         with tempfile.TemporaryDirectory(prefix="neuronpipe-") as folder:
             keys = Path(folder) / "keys"
-            self._key = create_key(keys, self._endpoint.name, self._endpoint.name)
+            self.api_key = create_key(keys, self._endpoint.name, self._endpoint.name)
             words = ["kubectl", "-n", NAMESPACE, "create", "secret", "generic", _SECRET, f"--from-file=keys={keys}"]
             run_program(words, {})
 
@@ -269,10 +264,6 @@ def _check_of(service: str, model: str) -> Mapping[str, Any]:
         "value": ["check-deployment", "--model", model, service],
     }
     return {"target": {"kind": "Deployment", "name": service}, "patch": _yaml([operation])}
-
-
-def _replicas(count: int) -> Mapping[str, Any]:
-    return {"name": "neuron-executor", "count": count}
 
 
 def _yaml(content: Any) -> str:

@@ -27,7 +27,7 @@ from neuronpipe.deploy import compose, kubernetes, sagemaker
 from neuronpipe.deploy.compose import ComposeTarget
 from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig, Step, endpoint_name, take
 from neuronpipe.deploy.kubernetes import KubernetesTarget
-from neuronpipe.deploy.sagemaker import SageMakerPlace, SageMakerTarget, failures, service
+from neuronpipe.deploy.sagemaker import SageMakerTarget, failures, service
 from neuronpipe.platform.storage import ObjectUri
 from neuronpipe.tasks import TASKS
 
@@ -140,9 +140,6 @@ def _error_of(status: int, body: str) -> NeuronpipeError:
     return _BY_STATUS.get(status, InternalError)(said)
 
 
-_TARGETS = {"compose": ComposeTarget, "kubernetes": KubernetesTarget, "sagemaker": SageMakerTarget}
-
-
 class Target(Protocol):
     """Where an endpoint is deployed."""
 
@@ -155,19 +152,20 @@ class Target(Protocol):
         """A command that asks it."""
 
 
-def make_target(to: str, endpoint: Endpoint, **options: Any) -> Target:
-    """The place by its name, with options of its class: ComposeTarget, KubernetesTarget or SageMakerPlace.
+# By name: the class, and the steps that leave nothing of an endpoint.
+_TARGETS: Mapping[str, tuple[Callable[..., Target], Callable[[str], Iterator[Step]]]] = {
+    "compose": (ComposeTarget, compose.undeploying),
+    "kubernetes": (KubernetesTarget, kubernetes.undeploying),
+    "sagemaker": (SageMakerTarget, sagemaker.undeploying),
+}
 
-    Raises SetupError.
-    """
+
+def make_target(to: str, endpoint: Endpoint, **options: Any) -> Target:
+    """The place by its name, with options of its class. Raises SetupError."""
     _check_model(endpoint)
-    if to == "compose":
-        return ComposeTarget(endpoint, **options)
-    if to == "kubernetes":
-        return KubernetesTarget(endpoint, **options)
-    if to == "sagemaker":
-        return SageMakerTarget(endpoint, SageMakerPlace(**{"image": "", "role": "", "bucket": ""} | options))
-    raise SetupError(f"to: {to!r}, must be one of {', '.join(_TARGETS)}")
+    if to not in _TARGETS:
+        raise SetupError(f"to: {to!r}, must be one of {', '.join(_TARGETS)}")
+    return _TARGETS[to][0](endpoint, **options)
 
 
 def _check_model(endpoint: Endpoint) -> None:
@@ -181,9 +179,7 @@ def _check_model(endpoint: Endpoint) -> None:
 
 def undeploying(to: str, name: str) -> Iterator[Step]:
     """The steps that leave nothing of an endpoint."""
-    if to == "compose":
-        return compose.undeploying(name)
-    return kubernetes.undeploying(name) if to == "kubernetes" else sagemaker.undeploying(name)
+    return _TARGETS[to][1](name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,18 +218,11 @@ class HuggingFaceModel:
         )
         target = make_target(to, endpoint, **options)
         take(target.deploying(), report, is_dry=False)
-        return predictor_of(target, report)
 
+        def undeploy() -> None:
+            take(undeploying(to, target.name), report, is_dry=False)
 
-def predictor_of(target: Target, report: Callable[[str], Any] = print) -> Predictor | SageMakerPredictor:
-    """What calls an endpoint that is deployed. Raises SetupError."""
-
-    to = next(to for to, kind in _TARGETS.items() if isinstance(target, kind))
-
-    def undeploy() -> None:
-        take(undeploying(to, target.name), report, is_dry=False)
-
-    if isinstance(target, SageMakerTarget):
-        return SageMakerPredictor(target.name, undeploy, target.inputs)
-    assert isinstance(target, ComposeTarget | KubernetesTarget)  # noqa: S101 (make_target makes no other)
-    return Predictor(target.connected(), undeploy, target.api_key)
+        if isinstance(target, SageMakerTarget):
+            return SageMakerPredictor(target.name, undeploy, target.inputs)
+        assert isinstance(target, ComposeTarget | KubernetesTarget)  # noqa: S101 (make_target makes no other)
+        return Predictor(target.connected(), undeploy, target.api_key)

@@ -7,7 +7,6 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,47 +14,42 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.deploy.endpoint import Endpoint, Step, make_bundle, model_name
 from neuronpipe.platform.storage import ObjectUri
 
-# How an endpoint of SageMaker is scaled: what Application Auto Scaling and CloudWatch are given.
-#
+VARIANT = "all"
+# How an endpoint is scaled: what Application Auto Scaling and CloudWatch are given.
 # https://docs.aws.amazon.com/sagemaker/latest/dg/async-inference-autoscale.html
-
 # Per instance: five requests that wait, as AWS's own example has it, or a thousand calls in a minute.
 _WAITING, _CALLS = 5.0, 1000.0
 
 
-def scaled_variant(name: str, variant: str) -> dict[str, Any]:
-    """What is scaled: the instances of a variant of the endpoint of that name."""
+def scaled_variant(name: str) -> dict[str, Any]:
+    """What is scaled: the instances of the endpoint of that name."""
     return {
         "ServiceNamespace": "sagemaker",
-        "ResourceId": f"endpoint/{name}/variant/{variant}",
+        "ResourceId": f"endpoint/{name}/variant/{VARIANT}",
         "ScalableDimension": "sagemaker:variant:DesiredInstanceCount",
     }
 
 
-def policy_by_load(name: str, variant: str, *, is_asynchronous: bool) -> dict[str, Any]:
+def policy_by_load(name: str, *, is_asynchronous: bool) -> dict[str, Any]:
     """PutScalingPolicy's arguments: by requests that wait, or by those that come."""
-    backlog = {
-        "CustomizedMetricSpecification": {
-            **_metric(name, "ApproximateBacklogSizePerInstance"),
-            "Statistic": "Average",
-        }
-    }
-    invocations = {"PredefinedMetricSpecification": {"PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"}}
-    return scaled_variant(name, variant) | {
+    if is_asynchronous:
+        backlog = _metric(name, "ApproximateBacklogSizePerInstance") | {"Statistic": "Average"}
+        target = {"TargetValue": _WAITING, "CustomizedMetricSpecification": backlog}
+    else:
+        calls = {"PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"}
+        target = {"TargetValue": _CALLS, "PredefinedMetricSpecification": calls}
+    return scaled_variant(name) | {
         "PolicyName": name,
         "PolicyType": "TargetTrackingScaling",
-        "TargetTrackingScalingPolicyConfiguration": {
-            "TargetValue": _WAITING if is_asynchronous else _CALLS,
-            **(backlog if is_asynchronous else invocations),
-        },
+        "TargetTrackingScalingPolicyConfiguration": target,
     }
 
 
-def policy_from_none(name: str, variant: str) -> dict[str, Any]:
+def policy_from_none(name: str) -> dict[str, Any]:
     """PutScalingPolicy's arguments for the first instance of an asynchronous endpoint: where there is none,
     `policy_by_load` waits for more requests than its target.
     """
-    return scaled_variant(name, variant) | {
+    return scaled_variant(name) | {
         "PolicyName": waking_name(name),
         "PolicyType": "StepScaling",
         "StepScalingPolicyConfiguration": {
@@ -95,51 +89,48 @@ def _metric(name: str, metric: str) -> dict[str, Any]:
     }
 
 
-VARIANT = "all"
 _POLL_S, _POLLS = 15, 120
 _MISSING = ("NoSuchKey", "NoSuchBucket")
 # SageMaker has no code of its own for what is not there.
 _MISSING_WORDS = ("could not find", "cannot find", "no scalable target")
 
 
-@dataclass(frozen=True, slots=True)
-class SageMakerPlace:
-    """Where and as what it runs: `image` in ECR, `role` (its ARN), `bucket` as s3://BUCKET/PREFIX for the bundle.
-
-    `asynchronous`: s3://BUCKET/PREFIX of results makes an asynchronous endpoint. `instance_type`: of real-time and
-    asynchronous endpoints.
-    """
-
-    image: str
-    role: str
-    bucket: str
-    instance_type: str = "ml.c5.xlarge"
-    asynchronous: str = ""
-
-
 class SageMakerTarget:
     """Steps by boto3, with the account and region of its usual configuration."""
 
-    def __init__(self, endpoint: Endpoint, place: SageMakerPlace) -> None:
-        """Raises SetupError for what SageMaker does not have."""
-        for name in ("image", "role", "bucket"):
-            if not getattr(place, name):
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        image: str = "",
+        role: str = "",
+        bucket: str = "",
+        instance_type: str = "ml.c5.xlarge",
+        asynchronous: str = "",
+    ) -> None:
+        """`image` in ECR, `role` (its ARN), `bucket` as s3://BUCKET/PREFIX for the bundle. `asynchronous`:
+        s3://BUCKET/PREFIX of results makes an asynchronous endpoint. Raises SetupError for what SageMaker does not
+        have.
+        """
+        for name, value in (("image", image), ("role", role), ("bucket", bucket)):
+            if not value:
                 raise SetupError(f"{name}: is needed for --to sagemaker; see --{name}")
         if endpoint.backend != "openvino":
             raise SetupError(f"backend {endpoint.backend!r}: the image sagemaker has openvino")
         serverless, count = endpoint.serverless, endpoint.min_executors
-        if serverless and place.asynchronous:
+        if serverless and asynchronous:
             raise SetupError("an endpoint is serverless or asynchronous, not both: see --memory-mb and --asynchronous")
         if serverless and endpoint.max_executors > 1:
             raise SetupError("max: a serverless endpoint scales by itself up to --max-concurrency; leave out --max")
-        if not count and not (serverless or place.asynchronous):
+        if not count and not (serverless or asynchronous):
             raise SetupError("min: 0, but a real-time endpoint has at least one instance; see --memory-mb")
         self._endpoint = endpoint
-        self._place = place
-        self._object = _below(place.bucket, f"{endpoint.name}/model.tar.gz")
+        self._image, self._role = image, role
+        self._instance_type, self._results = instance_type, asynchronous
+        self._object = _below(bucket, f"{endpoint.name}/model.tar.gz")
         self.name = endpoint.name
         # Where requests of an asynchronous endpoint wait.
-        self.inputs = _below(place.bucket, f"{endpoint.name}/inputs") if place.asynchronous else None
+        self.inputs = _below(bucket, f"{endpoint.name}/inputs") if asynchronous else None
 
     def deploying(self) -> Iterator[Step]:
         """Creates everything, and waits until the endpoint is in service. Raises SetupError."""
@@ -151,16 +142,16 @@ class SageMakerTarget:
         yield Step(f"wait until the endpoint {name} is in service", self._wait)
         if not endpoint.serverless and endpoint.min_executors != endpoint.max_executors:
             counts = {"MinCapacity": endpoint.min_executors, "MaxCapacity": endpoint.max_executors}
-            yield _call("application-autoscaling", "register_scalable_target", scaled_variant(name, VARIANT) | counts)
-            policy = policy_by_load(name, VARIANT, is_asynchronous=bool(self._place.asynchronous))
+            yield _call("application-autoscaling", "register_scalable_target", scaled_variant(name) | counts)
+            policy = policy_by_load(name, is_asynchronous=bool(self._results))
             yield _call("application-autoscaling", "put_scaling_policy", policy)
             if not endpoint.min_executors:
-                yield _waking(policy_from_none(name, VARIANT), alarm_of_none(name))
+                yield _waking(policy_from_none(name), alarm_of_none(name))
 
     def call(self) -> str:
         """A command that asks the endpoint."""
         common = f"--endpoint-name {self._endpoint.name} --content-type application/json"
-        if self._place.asynchronous:
+        if self._results:
             return f"aws sagemaker-runtime invoke-endpoint-async --input-location S3-URI {common}"
         # From a file: on its command line, version 2 of the program takes base64.
         asking = f"aws sagemaker-runtime invoke-endpoint {common} --body fileb://request.json answer.json"
@@ -173,9 +164,9 @@ class SageMakerTarget:
         limit = {"NEURONPIPE_ALL_MAX_REQUESTS_IN_FLIGHT": str(serverless.max_concurrency)} if serverless else {}
         return {
             "ModelName": self._endpoint.name,
-            "ExecutionRoleArn": self._place.role,
+            "ExecutionRoleArn": self._role,
             "PrimaryContainer": {
-                "Image": self._place.image,
+                "Image": self._image,
                 "ModelDataUrl": str(self._object),
                 "Environment": {"NEURONPIPE_ALL_DEFAULT_MODELS": model_name(self._endpoint), **limit},
             },
@@ -193,9 +184,9 @@ class SageMakerTarget:
             }
         else:
             # Of an asynchronous endpoint, which may have none, autoscaling takes the last one away.
-            variant |= {"InstanceType": self._place.instance_type, "InitialInstanceCount": max(count, 1)}
+            variant |= {"InstanceType": self._instance_type, "InitialInstanceCount": max(count, 1)}
         found: dict[str, Any] = {"EndpointConfigName": name, "ProductionVariants": [variant]}
-        if results := self._place.asynchronous:
+        if results := self._results:
             # Without the second one a caller cannot tell a request that failed from one that still waits.
             folders = {"S3OutputPath": results, "S3FailurePath": f"{results.rstrip('/')}/failures"}
             found["AsyncInferenceConfig"] = {"OutputConfig": folders}
@@ -219,7 +210,7 @@ class SageMakerTarget:
 
 def undeploying(name: str) -> Iterator[Step]:
     """Deletes the endpoint, its configuration, its scaling with its alarm, the model, and the bundle of the model."""
-    scaled = scaled_variant(name, VARIANT)
+    scaled = scaled_variant(name)
     yield _call("application-autoscaling", "deregister_scalable_target", scaled, allows_missing=True)
     yield _call("sagemaker", "delete_endpoint", {"EndpointName": name}, allows_missing=True)
     yield _call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name}, allows_missing=True)

@@ -58,7 +58,19 @@ def gateway_doors(
 
         routes = (*ROUTES, *addition.routes(), *(CONSOLE_ROUTES if http.has_console else ()))
         health = INFERENCE_SERVICE.full_name
-        doors.append(HttpDoor(http.http_listen, routes, health, server, tls, guard, shares_port=shares_port))
+        doors.append(
+            HttpDoor(
+                http.http_listen,
+                routes,
+                health,
+                server,
+                tls,
+                guard,
+                max_body_bytes=http.http_max_body_bytes,
+                hosts=http.http_hosts,
+                shares_port=shares_port,
+            )
+        )
     return doors
 
 

@@ -4,11 +4,12 @@ Also: which model answers a request that may name none, as in protocols of serve
 beside its protocol, over HTTP in headers, over gRPC in metadata.
 """
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation
@@ -80,6 +81,10 @@ def read_priority(word: str) -> "Priority.ValueType":
     return _PRIORITIES[word]
 
 
+GivenT = TypeVar("GivenT")
+MadeT = TypeVar("MadeT")
+# Of results, as messages: making lists of their parts takes up to 30 ms.
+_LARGE_BYTES = 64 << 10
 # A protocol's words for the fields of a TaskInput, which errors name.
 Fields = Mapping[str, str]
 
@@ -109,12 +114,18 @@ class Inference:
         return await begun(self._told(call, model, input, fields))
 
     async def stream_each(
-        self, call: Call, model: ModelName, inputs: Sequence[TaskInput], name: str, fields: Callable[[int], Fields]
+        self,
+        call: Call,
+        model: ModelName,
+        given: Sequence[GivenT],
+        make: Callable[[GivenT], TaskInput],
+        name: str,
+        fields: Callable[[int], Fields],
     ) -> AsyncGenerator[tuple[int, Event], None]:
         """The texts of many inputs as they come, side by side, each event with the place of its input; else as `stream`
         and `each`.
         """
-        self._check_count(inputs, name)
+        inputs = self._make_inputs(given, make, name)
         return await begun(self._side_by_side(call, model, inputs, fields))
 
     async def _side_by_side(
@@ -138,13 +149,20 @@ class Inference:
                     yield event
 
     async def each(
-        self, call: Call, model: ModelName, inputs: Sequence[TaskInput], name: str, fields: Callable[[int], Fields]
+        self,
+        call: Call,
+        model: ModelName,
+        given: Sequence[GivenT],
+        make: Callable[[GivenT], TaskInput],
+        name: str,
+        fields: Callable[[int], Fields],
     ) -> list[InferenceResult]:
         """The results of many inputs, which are called `name` and have `fields` by their place.
 
-        The first error ends all of them.
+        `make` makes an input of a value that the caller gave, once these are not too many. The first error ends all of
+        them.
         """
-        self._check_count(inputs, name)
+        inputs = self._make_inputs(given, make, name)
         if len(inputs) == 1:
             return [await self.one(call, model, inputs[0], fields(0))]
         runs = [partial(self.one, model=model, input=input, fields=fields(i)) for i, input in enumerate(inputs)]
@@ -156,11 +174,14 @@ class Inference:
             raise InvalidInput(name, problem)
         return results
 
-    def _check_count(self, inputs: Sequence[TaskInput], name: str) -> None:
-        if not 1 <= len(inputs) <= self.max_inputs:
+    def _make_inputs(
+        self, given: Sequence[GivenT], make: Callable[[GivenT], TaskInput], name: str
+    ) -> Sequence[TaskInput]:
+        if not 1 <= len(given) <= self.max_inputs:
             raise InvalidInput(
-                name, f"{len(inputs)} inputs, must be from 1 to {self.max_inputs} (the gateway's max_batch_items)"
+                name, f"{len(given)} inputs, must be from 1 to {self.max_inputs} (the gateway's max_batch_items)"
             )
+        return [make(one) for one in given]
 
 
 @contextmanager
@@ -173,6 +194,15 @@ def _in_words(fields: Fields) -> Iterator[None]:
         # Of options with a word of their own, so that no other word is taken for one.
         problem = re.sub(r"\b[a-z]+(_[a-z]+)+\b", lambda word: fields.get(f"options.{word[0]}", word[0]), error.problem)
         raise InvalidInput(name, problem) from error
+
+
+async def of_results(
+    results: Sequence[InferenceResult], make: Callable[[], MadeT], *, large_bytes: int = _LARGE_BYTES
+) -> MadeT:
+    """What `make` makes of results for an answer: of large ones in a thread, so that nobody waits for it."""
+    if sum(one.result.size_bytes for one in results) <= large_bytes:
+        return make()
+    return await asyncio.to_thread(make)
 
 
 def truncation_of(truncate: bool | None, direction: str | None) -> "Truncation.ValueType":

@@ -10,8 +10,9 @@ from neuronpipe.api.v1 import registry_pb2 as messages
 from neuronpipe.bundles.registry import Operation, Registry, Routing, Shadow, Signed
 from neuronpipe.bundles.sources import Repository, approve_version, open_repository, reject_version
 from neuronpipe.core.callers import Caller, current_caller
-from neuronpipe.core.errors import InvalidInput, ModelNotFound, SetupError
+from neuronpipe.core.errors import ChangeRefused, InvalidInput, ModelNotFound, SetupError
 from neuronpipe.core.items import ModelKey
+from neuronpipe.core.logs import log_warning
 from neuronpipe.gateway.access import check_may_change, may_see, registry_of
 from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.gateway.tenants.tenants import Tenants
@@ -52,7 +53,13 @@ class RegistryDoor:
     ) -> messages.GetRegistryResponse:
         """GetRegistry."""
         caller = current_caller()
-        registry = await registry_of(self._repository.read_registry)
+        try:
+            registry = await registry_of(self._repository.read_registry)
+        except ChangeRefused as error:
+            if self._may_change(caller):
+                raise
+            log_warning("the registry cannot be read", problem=error.message)
+            raise ChangeRefused("the registry cannot be read; the log of the gateway says why") from error
         if request.model and (
             request.model not in registry.models or not may_see(self._tenants, caller, request.model)
         ):
@@ -91,14 +98,20 @@ class RegistryDoor:
 
         return self._repository.change_registry(at_revision, signed)
 
+    def _may_change(self, caller: Caller) -> bool:
+        return not self._tenants or self._tenants.manages_registry(caller)
+
     def _part(self, registry: Registry, caller: Caller, model: str) -> Registry:
-        """What the caller may see of a registry, or what it asked for of that."""
+        """What the caller may see of a registry, or what it asked for of that. Who changed it and why is for those who
+        may.
+        """
         seen = [name for name in registry.models if may_see(self._tenants, caller, name)]
-        wanted = {name for name in seen if name == (model or name)}
+        wanted, shows_authors = {name for name in seen if name == (model or name)}, self._may_change(caller)
+        models = {name: one for name, one in registry.models.items() if name in wanted}
         return registry.model_copy(
             update={
-                "models": {name: one for name, one in registry.models.items() if name in wanted},
-                "history": [change for change in registry.history if change.model in wanted],
+                "models": models if shows_authors else {name: one.anonymous for name, one in models.items()},
+                "history": [change for change in registry.history if change.model in wanted and shows_authors],
             }
         )
 

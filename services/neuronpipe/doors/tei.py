@@ -48,6 +48,7 @@ from neuronpipe.gateway.many import answer_in_order
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.platform.process.door import Handler
 from neuronpipe.rpc.rpcs import Context, Rpc, by_path, call_of, metadata_of, rpcs_of
+from neuronpipe.tasks.many_texts import MAX_TEXTS
 
 MessageT = TypeVar("MessageT")
 AnswerT = TypeVar("AnswerT")
@@ -225,6 +226,8 @@ class TeiDoor:
                 whole.return_text, whole.truncation_direction = message.return_text, message.truncation_direction
             elif message.query != whole.query:
                 raise InvalidInput("query", "must be the same in every message of a stream")
+            if len(whole.texts) == MAX_TEXTS:
+                raise InvalidInput("texts", f"more than {MAX_TEXTS} texts, the limit")
             size_bytes += message.ByteSize()
             if size_bytes > self._settings.max_input_bytes:
                 limit = self._settings.max_input_bytes

@@ -2,39 +2,16 @@
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Self
 
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import Overloaded
+from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
 from neuronpipe.core.items import ModelKey
-from neuronpipe.gateway.load_shedding import DrainRate, LoadShedding
+from neuronpipe.gateway.load_shedding import Load, ModelLoad, TenantLoad
 from neuronpipe.gateway.tenants.tenants import Admitted, Tenants
-
-# Tokens in a byte of input before anything is known, and the weight of the newest request in the estimate.
-_TOKENS_PER_BYTE = 0.25
-_MAX_TOKENS_PER_BYTE = 1.0
-_ESTIMATE_WEIGHT = 0.05
-
-
-class TokenEstimate:
-    """Tokens of inputs by their bytes, as those before them had."""
-
-    def __init__(self) -> None:
-        self._tokens_per_byte = _TOKENS_PER_BYTE
-
-    def of(self, input_bytes: int) -> int:
-        """The tokens of an input of so many bytes; at least one."""
-        return max(1, round(input_bytes * self._tokens_per_byte))
-
-    def learn(self, input_bytes: int, tokens: int) -> None:
-        """An input of so many bytes had so many tokens."""
-        # A long context in many overlapping windows says nothing about others.
-        tokens_per_byte = min(_MAX_TOKENS_PER_BYTE, tokens / max(1, input_bytes))
-        self._tokens_per_byte += _ESTIMATE_WEIGHT * (tokens_per_byte - self._tokens_per_byte)
-
 
 # Bulk requests leave this share of the gate to interactive ones, so that it is seldom necessary to end one that is
 # under way.
@@ -68,85 +45,124 @@ class Admission(Admitted):
         """
         return self.gate.tenants.turn(self, model) if self.gate.tenants else nullcontext(self.call)
 
-    def grow(self, tokens: int) -> None:
-        """Counts so many more tokens, which it will generate. Raises Overloaded where there is no room for them."""
-        self.gate.grow(self, tokens)
+    def count(self, tokens: int, new_tokens: int = 0) -> None:
+        """Corrects the estimates: by the tokens of its input, unless these were known, and by those that it generates
+        at most. Raises Overloaded where they let in too much.
+        """
+        self.gate.correct(self, tokens, new_tokens)
 
-    def count(self, tokens: int) -> None:
-        """Corrects the estimate, if it was one. Raises Overloaded where it let in too much."""
-        if self.is_estimate:
-            self.gate.correct(self, tokens)
+    def generated(self, tokens: int) -> None:
+        """It has generated so many more tokens, which is when they count for its tenant's share."""
+        self.generated_tokens += tokens
+        if self.turns:
+            self.turns[0].charge(self.turns[1], tokens)
+
+    def note_late(self) -> None:
+        """It has passed its deadline, or will."""
+        deadline_s = self.call.deadline_s
+        self.model.note_late(self.of_tenant, None if deadline_s is None else deadline_s - self.began_s)
 
 
 class Gate:
-    """Counts requests and tokens in and out. `tenants`: their quotas and shares; None where callers are anonymous."""
+    """Counts requests and tokens in and out. `tenants`: their quotas and shares; None where callers are anonymous.
+    `model_limits`: most requests in flight of single models, whatever their versions.
+    """
 
-    def __init__(self, max_requests: int, max_tokens: int, tenants: Tenants | None = None) -> None:
+    def __init__(
+        self,
+        max_requests: int,
+        max_tokens: int,
+        tenants: Tenants | None = None,
+        model_limits: Mapping[str, int] | None = None,
+    ) -> None:
         self._limits = (max_requests, max_tokens)
         self.tenants = tenants
-        self._requests = 0
-        self._tokens = 0
+        self._load = Load()
+        self._models: dict[str, ModelLoad[Admitted]] = {}
+        self._model_limits = model_limits or {}
         # When the last request came, or left, on time.monotonic().
         self.last_s = -math.inf
         self._bulk: dict[Admitted, None] = {}  # in the order in which they came
-        self._drained = DrainRate()
-        self._estimate = TokenEstimate()
-        self.shedding = LoadShedding(self._drained)
-        self._last_refusal: tuple[float, Overloaded | None] = 0.0, None
+        self._last_refusal: tuple[float, NeuronpipeError | None] = 0.0, None
 
     @property
     def in_flight(self) -> tuple[int, int]:
         """Requests and tokens inside."""
-        return self._requests, self._tokens
+        return self._load.requests, self._load.tokens
 
     @property
     def share(self) -> float:
         """What is inside to the limits, of requests or of tokens, whichever is more."""
-        return max(self._requests / self._limits[0], self._tokens / self._limits[1])
+        return max(self._load.requests / self._limits[0], self._load.tokens / self._limits[1])
 
     def check_room(self, remaining_s: float | None, tenant: str = "") -> None:
         """Load shedding before a request is read. Raises Overloaded where there is no place, or none that is free by
-        its deadline, and DeadlineExceeded where even then no answer would be ready.
+        its deadline, and DeadlineExceeded where even then no answer would be ready. Its model is one of those that its
+        tenant called of late; it is refused if each of them would refuse it.
 
         `remaining_s`: what is left of the request's deadline; None for none.
         """
-        is_full = self._requests >= self._limits[0] and not self._bulk
+        is_full = self._load.requests >= self._limits[0] and not self._bulk
         if self.tenants:
             self.tenants.check(tenant)
-            if (is_full or self.shedding.is_active) and self.tenants.furthest_over(tenant):
-                return  # the load is another's, who makes room
-        excess_requests = 1 if is_full else self.shedding.excess_requests(self._requests, remaining_s)
-        if excess_requests:
+            if is_full and self.tenants.furthest_over(tenant):
+                is_full = False  # the load is another's, who makes room
+        if excess_requests := 1 if is_full else self._excess_of_models(remaining_s, tenant):
             made_s, error = self._last_refusal
-            if error is None or time.monotonic() >= made_s + _REFUSAL_LIFE_S:
-                error = self.overloaded((excess_requests, 0))
+            if math.isinf(excess_requests):
+                error = self._late(excess_requests)
+            elif error is None or time.monotonic() >= made_s + _REFUSAL_LIFE_S:
+                error = self._late(excess_requests)
                 self._last_refusal = time.monotonic(), error
             raise error.with_traceback(None)  # each raise would add its frames, with what the request has sent
 
     def admit(
-        self, call: Call, input_bytes: int, known_tokens: int | None = None, *, shed: Callable[[], None]
+        self,
+        call: Call,
+        input_bytes: int,
+        known_tokens: int | None = None,
+        *,
+        model: str,
+        new_tokens: int = 0,
+        shed: Callable[[], None],
     ) -> Admission:
-        """Admits a request of so many bytes for as long as the block runs. Raises Overloaded where there is no room.
+        """Admits a request of so many bytes for as long as the block runs. Raises Overloaded where there is no room,
+        and DeadlineExceeded where its model is overloaded and no answer would be ready in time.
 
-        `known_tokens`: what the request costs, where that is known before it is tokenized; else it is estimated from
-        the bytes. `shed`: called where it must end, to make room: a bulk request for an interactive one, or one of a
-        tenant that has more of the gate than its share. The newest go first; `is_shed` is set then.
+        `known_tokens`: what the input costs, where that is known before it is tokenized; else it is estimated from
+        the bytes. `new_tokens`: what it generates at most. `shed`: called where it must end, to make room: a bulk
+        request for an interactive one, or one of a tenant that has more of the gate than its share, or of the model.
+        The newest go first; `is_shed` is set then.
         """
-        tokens = self._estimate.of(input_bytes) if known_tokens is None else known_tokens
+        load = self._models.get(model)
+        if load is None:
+            load = self._models[model] = ModelLoad(model, self._model_limits.get(model, 0))
+        tenant, weight = call.caller.tenant, 1.0
+        own = load.of(tenant)
+        input_tokens = own.estimate.of(input_bytes) if known_tokens is None else known_tokens
         admission = Admission(
             gate=self,
+            model=load,
+            of_tenant=own,
             call=call,
             input_bytes=input_bytes,
-            tokens=tokens,
+            tokens=input_tokens + new_tokens,
+            new_tokens=new_tokens,
             is_estimate=known_tokens is None,
             shed=shed,
             began_s=time.monotonic(),
         )
         if self.tenants:
-            self.tenants.check(call.caller.tenant, tokens)
-        self._make_room(admission, 1, tokens)
-        self._requests += 1
-        self._tokens += tokens
+            self.tenants.check(tenant, admission.tokens)
+            weight = self.tenants.weight_of(tenant)
+        if excess_requests := load.excess_requests(own, weight, call.remaining_s):
+            raise self._late(excess_requests)
+        in_its_place = self._in_its_place(load, own, weight)
+        self._make_room(admission, 1, admission.tokens)
+        if in_its_place and not in_its_place.is_shed:
+            self._shed(in_its_place)
+        self._load.enter(admission.tokens)
+        load.enter(own, weight, admission, admission.tokens)
         self.last_s = admission.began_s
         if call.is_bulk:
             self._bulk[admission] = None
@@ -156,34 +172,75 @@ class Gate:
 
     def leave(self, admission: Admission, *, is_answered: bool) -> None:
         """The end of a request that was not shed."""
-        self._take_out(admission)
         if is_answered:
-            self.shedding.note_answer(time.monotonic() - admission.began_s - admission.held_s)
-            # One that a stage refuses leaves at once, and says nothing of how fast others do.
-            self._drained.add(1, admission.tokens)
+            answer_s = time.monotonic() - admission.began_s - admission.held_s
+            admission.model.note_answer(admission.of_tenant, answer_s)
+        # One that a stage refuses leaves at once, and says nothing of how fast others do.
+        self._take_out(admission, is_drained=is_answered)
 
-    def correct(self, admission: Admission, tokens: int) -> None:
-        """Replaces the estimate by a request's real tokens. Raises Overloaded where there is no room for the rest."""
-        self._estimate.learn(admission.input_bytes, tokens)
-        self.grow(admission, tokens - admission.tokens)
-
-    def grow(self, admission: Admission, tokens: int) -> None:
-        """Counts so many more tokens of a request, or less. Raises Overloaded where there is no room for them."""
-        if not admission.is_shed:
-            if tokens > 0:
-                self._make_room(admission, 0, tokens)
-            self._tokens += tokens
+    def correct(self, admission: Admission, tokens: int, new_tokens: int) -> None:
+        """Replaces the estimates by a request's real tokens. Raises Overloaded where there is no room for the rest, in
+        the gate or in its tenant's quota.
+        """
+        if admission.is_estimate:
+            admission.of_tenant.estimate.learn(admission.input_bytes, tokens)
+        else:
+            tokens = admission.tokens - admission.new_tokens
+        more = tokens + new_tokens - admission.tokens
+        if more and not admission.is_shed:
+            if more > 0:
+                if self.tenants:
+                    self.tenants.check(admission.call.caller.tenant, tokens + new_tokens, admission)
+                self._make_room(admission, 0, more)
+            self._load.tokens += more
+            admission.model.load.tokens += more
             if self.tenants:
-                self.tenants.correct(admission, tokens)
-        admission.tokens += tokens
+                self.tenants.correct(admission, more)
+        if admission.turns:
+            admission.turns[0].resize(admission.turns[1], tokens)
+        admission.tokens, admission.new_tokens = tokens + new_tokens, new_tokens
 
     def overloaded(self, excess: tuple[int, int] = (1, 1)) -> Overloaded:
-        """The error of a request that is refused or shed, with the time that the excess takes to drain."""
-        return Overloaded(
-            f"{self._requests} requests with about {self._tokens} tokens in flight, the limits are {self._limits[0]} "
-            f"and {self._limits[1]}",
-            self._drained.retry_after_s(*excess),
+        """The error of a request that is refused or shed, with the time that the excess takes to drain. Where there
+        are tenants it does not say what others have in flight.
+        """
+        requests, tokens = self._limits
+        problem = (
+            f"too many requests or tokens in flight, the limits are {requests} and {tokens}"
+            if self.tenants
+            else f"{self._load.requests} requests with about {self._load.tokens} tokens in flight, the limits are "
+            f"{requests} and {tokens}"
         )
+        return Overloaded(problem, self._load.retry_after_s(*excess))
+
+    def _late(self, excess_requests: float) -> NeuronpipeError:
+        """The error of a request that would be late, by the requests that must leave before."""
+        if math.isinf(excess_requests):
+            return DeadlineExceeded("the deadline would pass before the result is ready")
+        return self.overloaded((int(excess_requests), 0))
+
+    def _excess_of_models(self, remaining_s: float | None, tenant: str) -> float:
+        """The least excess of the models that the tenant called of late; 0 where one of them takes the request."""
+        if remaining_s is None:
+            return 0
+        models = [(load, own) for load in self._models.values() if (own := load.known(tenant))]
+        now_s = time.monotonic()
+        if not models or any(now_s >= load.overloaded_until_s for load, _ in models):
+            return 0
+        weight = self.tenants.weight_of(tenant) if self.tenants else 1.0
+        return min(load.excess_requests(own, weight, remaining_s) for load, own in models)
+
+    def _in_its_place(self, load: ModelLoad[Admitted], own: TenantLoad[Admitted], weight: float) -> Admitted | None:
+        """The request that must end for one more of a tenant, where the model has no place left; None where it has.
+        Raises Overloaded where none must.
+        """
+        if not load.limit or load.load.requests < load.limit:
+            return None
+        other = load.furthest_over(own, weight)
+        if other is None:
+            problem = f"model {load.name!r}: {load.load.requests} requests in flight, the limit is {load.limit}"
+            raise Overloaded(problem, load.load.retry_after_s(1, 0))
+        return other
 
     def _make_room(self, admission: Admission, requests: int, tokens: int) -> None:
         """Sheds others for so many more requests and tokens of this one. Raises Overloaded where there is no room."""
@@ -207,7 +264,7 @@ class Gate:
         `besides`: requests inside that are not counted. A request larger than the gate is let into an empty one, or it
         never could be.
         """
-        requests, tokens = self._requests + more_requests, self._tokens + more_tokens
+        requests, tokens = self._load.requests + more_requests, self._load.tokens + more_tokens
         if besides:
             requests -= len(besides)
             tokens -= sum(admission.tokens for admission in besides)
@@ -219,15 +276,15 @@ class Gate:
         return (max(0, excess[0]), max(0, excess[1])) if max(excess) > 0 else None
 
     def _shed(self, admission: Admitted) -> None:
-        self._take_out(admission)
         admission.is_shed = True
+        self._take_out(admission, is_drained=False)
         admission.shed()
 
-    def _take_out(self, admission: Admitted) -> None:
+    def _take_out(self, admission: Admitted, *, is_drained: bool) -> None:
         self._bulk.pop(admission, None)
-        self._requests -= 1
-        self._tokens -= admission.tokens
-        if not self._requests:
+        self._load.leave(admission.tokens, is_drained=is_drained)
+        admission.model.leave(admission.of_tenant, admission, admission.tokens, is_drained=is_drained)
+        if not self._load.requests:
             self.last_s = time.monotonic()
         if self.tenants:
             self.tenants.leave(admission)

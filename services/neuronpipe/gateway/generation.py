@@ -6,6 +6,7 @@ decoded by another process.
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskResult, TokenLogprob
@@ -23,6 +24,7 @@ from neuronpipe.tasks.generated_text import WINDOW_TOKENS
 from neuronpipe.tasks.text_generation import (
     GenerationFacts,
     logprob_arrays,
+    most_generated,
     part_arrays,
     read_logprobs,
     window_arrays,
@@ -38,20 +40,29 @@ class TextRuns:
     """The texts of one request side by side, from its encoded prompt to its result."""
 
     def __init__(
-        self, stages: Stages, request: InferenceRequest, model: GatewayModel, encoded: EncodedInput, interval: int
+        self,
+        stages: Stages,
+        request: InferenceRequest,
+        model: GatewayModel,
+        encoded: EncodedInput,
+        interval: int,
+        count: Callable[[int], None],
     ) -> None:
-        """`interval`: after the first token, so many become text together."""
+        """`interval`: after the first token, so many become text together. `count`: is told how many tokens were
+        generated, as they come.
+        """
         self._request = request
         self._start = GenerationStart(model.key, encoded.tokens)
         task = TASKS[model.spec.task]
         assert task.complete  # noqa: S101 (the model generates)
         self._task = task.name
         options = task.complete(getattr(request.input.message, task.name), model.spec, encoded.tokens)
-        self._is_search = options.num_beams > 1
-        count = max(1, options.num_return_sequences)
-        runs = range(count)
-        self._runs = [_TextRun(stages, request, model, encoded, options, number, interval) for number in runs]
-        self.most_tokens = options.max_new_tokens * len(self._runs)
+        self._beams, self._is_search = options.num_beams, options.num_beams > 1
+        runs = range(max(1, options.num_return_sequences))
+        self._count = count
+        of_each = None if self._is_search else count
+        self._runs = [_TextRun(stages, request, model, encoded, options, number, interval, of_each) for number in runs]
+        self.most_tokens = most_generated(options, model.spec, encoded.tokens)
 
     @property
     def first_token_ns(self) -> int:
@@ -76,12 +87,19 @@ class TextRuns:
         if self._request.listener:
             self._request.listener(self._start)
         first, *others = self._runs
-        predictions = await run_together(
-            # One search finds all its texts.
-            [first.predict(call), *(one.predict_after(first, call) for one in others if not self._is_search)]
-        )
+        try:
+            predictions = await run_together(
+                # One search finds all its texts.
+                [first.predict(call), *(one.predict_after(first, call) for one in others if not self._is_search)]
+            )
+        except asyncio.CancelledError:
+            if self._is_search:  # it tells of no tokens before its end, so it may have computed all of them
+                self._count(self.most_tokens)
+            raise
         if self._is_search:
             texts = predictions[0].outputs.arrays
+            longest_text = max((len(arrays["token_ids"]) for arrays in texts), default=0)
+            self._count(longest_text * self._beams)
             del self._runs[max(1, len(texts)) :]  # it may have found fewer
             for run, arrays in zip(self._runs, texts, strict=False):
                 run.take(arrays)
@@ -112,7 +130,9 @@ class _TextRun:
         options: GenerationOptions,
         number: int,
         interval: int,
+        count: Callable[[int], None] | None,
     ) -> None:
+        self._count = count
         self._stages = stages
         self._request = request
         self._model = model
@@ -179,7 +199,10 @@ class _TextRun:
 
     def take(self, arrays: Arrays) -> None:
         """Takes the whole text, as the executor has it in the end."""
-        self._token_ids = arrays["token_ids"].tolist()
+        token_ids = arrays["token_ids"].tolist()
+        if self._count:
+            self._count(len(token_ids) - len(self._token_ids))
+        self._token_ids = token_ids
         self._ended_by = int(arrays["finish_reason"])
         self._score = {"score": arrays["score"]} if "score" in arrays else {}
         if "logprobs" in arrays:
@@ -199,6 +222,8 @@ class _TextRun:
     def _note(self, tokens: NewTokens) -> None:
         self.first_token_ns = self.first_token_ns or time.monotonic_ns()
         self._token_ids.extend(tokens.token_ids)
+        if self._count:
+            self._count(len(tokens.token_ids))
         self._logprobs.extend(tokens.logprobs)
         self._figures = tokens.figures
         self._has_begun.set()

@@ -18,7 +18,6 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics, Name, Spans
 from neuronpipe.core.packed import Packed
 from neuronpipe.gateway.admission import Admission, Gate
-from neuronpipe.gateway.concurrency import ModelConcurrency, parse_limits
 from neuronpipe.gateway.generation import TextRuns
 from neuronpipe.gateway.holding import Holding
 from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, RawResult, Usage
@@ -27,13 +26,14 @@ from neuronpipe.gateway.request_checks import (
     check_input,
     check_tokens,
     known_tokens,
+    new_tokens,
     too_late,
     within_limit,
 )
 from neuronpipe.gateway.request_observer import ObservedRequest, RequestObserver
 from neuronpipe.gateway.results import ResultCache
 from neuronpipe.gateway.routing import GatewayModel, GatewayModels
-from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.gateway.settings import PipelineSettings, parse_limits
 from neuronpipe.gateway.shadow import ShadowCopies
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.tasks import TASKS
@@ -61,8 +61,8 @@ class Pipeline:
         self._holding = holding or Holding()
         self._settings = settings
         self._deadlines = Deadlines()
-        self._concurrency = ModelConcurrency(parse_limits(settings.model_concurrency))
-        self.gate = Gate(settings.max_requests_in_flight, settings.max_tokens_in_flight, tenants)
+        limits = parse_limits(settings.model_concurrency)
+        self.gate = Gate(settings.max_requests_in_flight, settings.max_tokens_in_flight, tenants, limits)
         telemetry = telemetry or Telemetry()
         self._observer = RequestObserver(telemetry)
         self.copies = ShadowCopies(self._run, self.gate, settings, self._observer, telemetry.meters)
@@ -126,11 +126,14 @@ class Pipeline:
         """The result, computed within the request's deadline and its place among others."""
         held = observed.held = self._holding.watch()
         timer = Timeout(self._deadlines, call.deadline_s)
-        tokens = known_tokens(request, model.spec, input_bytes)
-        with (
-            self._concurrency.place(model.key.name),
-            self.gate.admit(call, input_bytes, tokens, shed=timer.expire) as admission,
-        ):
+        with self.gate.admit(
+            call,
+            input_bytes,
+            known_tokens(request, model.spec, input_bytes),
+            model=model.key.name,
+            new_tokens=new_tokens(request, model.spec),
+            shed=timer.expire,
+        ) as admission:
             try:
                 with timer:
                     async with admission.turn(model.key) as own_call:
@@ -144,10 +147,10 @@ class Pipeline:
                     raise self.gate.overloaded() from fault
                 if held and held.service:
                     raise held.too_late(model.key) from fault
-                self.gate.shedding.note_late()
+                admission.note_late()
                 raise too_late(request, call, self._settings) from fault
             except DeadlineExceeded:
-                self.gate.shedding.note_late()
+                admission.note_late()
                 raise
 
     async def _run(
@@ -164,14 +167,14 @@ class Pipeline:
         encoded = request.encoded or await self._stages.tokenize(TokenizeItem(stage_call, model.key, request.input))
         observed.encoded(encoded)
         check_tokens(encoded, self._settings)
-        admission.count(encoded.tokens)
 
         text: TextRuns | None = None
         if encoded.sequences and TASKS[model.spec.task].generates:
             if request.encoded:
                 raise WrongTask(f"model {model.spec.name!r} generates text; it takes no tensors")
-            text = TextRuns(self._stages, request, model, encoded, self._settings.stream_interval)
-            admission.grow(text.most_tokens)
+            interval, count = self._settings.stream_interval, admission.generated
+            text = TextRuns(self._stages, request, model, encoded, interval, count)
+        admission.count(encoded.tokens, text.most_tokens if text else 0)
 
         stage_call = stage_call.for_stage(observed.enter(Spans.PREDICT), admission.tokens if text else encoded.tokens)
         stage_call.check_deadline()

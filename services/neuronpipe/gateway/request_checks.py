@@ -9,7 +9,8 @@ from neuronpipe.core.items import EncodedInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.settings import PipelineSettings
-from neuronpipe.tasks import ANSWERED_TASKS
+from neuronpipe.tasks import ANSWERED_TASKS, TASKS
+from neuronpipe.tasks.text_generation import most_generated
 
 # So the default limit of a million tokens in flight keeps images to 64 MiB of memory.
 _IMAGE_BYTES_PER_TOKEN = 64
@@ -56,6 +57,14 @@ def known_tokens(request: InferenceRequest, spec: ModelSpec, input_bytes: int) -
     if has_image(request, spec):  # its tokens are known, and nearly nothing beside the bytes that it takes
         return spec.image_tokens + input_bytes // _IMAGE_BYTES_PER_TOKEN
     return request.encoded.tokens if request.encoded else None
+
+
+def new_tokens(request: InferenceRequest, spec: ModelSpec) -> int:
+    """The most tokens that a request generates. Raises InvalidInput."""
+    task = TASKS[spec.task]
+    if not task.generates or request.encoded or request.input.task != task.name:
+        return 0
+    return most_generated(getattr(request.input.message, task.name).options, spec)
 
 
 def check_tokens(encoded: EncodedInput, settings: PipelineSettings) -> None:

@@ -9,7 +9,6 @@ from neuronpipe.core.addresses import is_loopback, unix_path
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
 from neuronpipe.gateway.callers.settings import CallerSettings
-from neuronpipe.gateway.concurrency import parse_limits
 from neuronpipe.platform.cache.economics import CachePolicy, RedisSettings
 from neuronpipe.platform.process.settings import (
     CALLERS_CONNECTION_AGE_S,
@@ -25,6 +24,20 @@ from neuronpipe.platform.tls import TlsFiles
 
 # The target of a stage in the gateway's own process.
 NEAR = "local"
+_MAX_CONCURRENCY = 1_000_000
+
+
+def parse_limits(written: str) -> dict[str, int]:
+    """The limits of models, by name, of the form "minilm=10,other=200". Raises ValueError."""
+    limits: dict[str, int] = {}
+    for part in filter(None, map(str.strip, written.split(","))):
+        name, _, number = part.rpartition("=")
+        if not name or name in limits:
+            raise ValueError(f"{part!r}: must be MODEL=NUMBER, once for a model")
+        if not (number.isascii() and number.isdigit() and 0 < int(number[:8]) <= _MAX_CONCURRENCY):
+            raise ValueError(f"{part!r}: the number must be from 1 to {_MAX_CONCURRENCY}")
+        limits[name] = int(number)
+    return limits
 
 
 def target_field(service: str, default: str) -> str:
@@ -97,6 +110,17 @@ class HttpSettings(Settings):
     """The HTTP door, and what it shares with other protocols of servers of one model."""
 
     http_listen: str = optional_listen_field("HTTP")
+    http_max_body_bytes: int = Field(
+        8 << 20,
+        ge=1 << 10,
+        description="largest HTTP body in JSON, JSON Lines or CSV, in bytes, decompressed; of images and other files: "
+        "max_message_bytes",
+    )
+    http_hosts: str = Field(
+        "",
+        description="names by which HTTP may be called without authentication, besides localhost, with commas; empty: "
+        "no others where it listens on a loopback address, else all; *: all, also by pages of other sites in a browser",
+    )
     default_models: str = Field(
         "",
         description="models that answer requests which name none, over HTTP and tei.v1, with commas: the first that "

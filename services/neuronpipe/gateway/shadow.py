@@ -136,7 +136,7 @@ class ShadowCopies:
         """
         call, input_bytes = request.call, request.input.size_bytes
         timer, tokens = Timeout(self._deadlines, call.deadline_s), known_tokens(request, model.spec, input_bytes)
-        with self._own_gate.admit(call, input_bytes, tokens, shed=timer.expire) as admission:
+        with self._own_gate.admit(call, input_bytes, tokens, model=model.key.name, shed=timer.expire) as admission:
             try:
                 with timer:
                     observed = self._observer.begin(Spans.INFER, call)

@@ -6,7 +6,7 @@ Guards compare what the version did with what the version before did, by the met
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast, get_args
 
 from neuronpipe.bundles.registry import STABLE, Operation, Registry, Routing, Shadow, Signed
 from neuronpipe.core.errors import NeuronpipeError, SetupError
@@ -96,12 +96,6 @@ def _quantile(own: Mapping[tuple[str, ...], float], share: float) -> float | Non
 
 
 GuardName = Literal["p99", "p99_s", "errors", "agreement"]
-_NAMES: dict[tuple[str, bool], GuardName] = {  # by the word and whether it limits a time
-    ("p99", False): "p99",
-    ("p99", True): "p99_s",
-    ("errors", False): "errors",
-    ("agreement", False): "agreement",
-}
 _OF_P99: tuple[GuardName, ...] = ("p99", "p99_s")
 _UNITS = {"%": 0.01, "ms": 0.001, "s": 1.0, "": 1.0}
 # A percentile of few requests says little, so before its time is over a step fails by p99 only from so many times as
@@ -126,12 +120,13 @@ class Guard:
         """A guard as in p99=1.2, p99=300ms, errors=0.1% and agreement=0.99. Raises SetupError."""
         word, _, number = text.partition("=")
         unit = next(unit for unit in _UNITS if number.endswith(unit))
-        name = _NAMES.get((word, unit in ("ms", "s")))
+        is_time = unit in ("ms", "s")
+        name = "p99_s" if word == "p99" and is_time else word
         try:
             limit = float(number.removesuffix(unit)) * _UNITS[unit]
         except ValueError:
             limit = float("nan")
-        if name is None or not 0 <= limit < float("inf"):
+        if name not in get_args(GuardName) or is_time != (name == "p99_s") or not 0 <= limit < float("inf"):
             raise SetupError(f"--guard {text!r}: must be one of p99=1.2, p99=300ms, errors=0.1%, agreement=0.99")
         if name == "p99" and limit < 1:
             raise SetupError(f"--guard {text}: must be 1 or more: how many times as long answers may take")
@@ -139,7 +134,7 @@ class Guard:
             raise SetupError(f"--guard {text}: must be longer than 0")
         if name in ("errors", "agreement") and limit > 1:
             raise SetupError(f"--guard {text}: must be from 0 to 1, or from 0% to 100%")
-        return cls(name, limit)
+        return cls(cast(GuardName, name), limit)
 
     def problem(self, stable: VersionFigures, canary: VersionFigures, least: int, *, is_over: bool) -> str:
         """Why the guard fails; empty while it does not. `is_over`: whether the time of the step is.

@@ -18,12 +18,6 @@ from neuronpipe.core.files import replace_file
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
-
-# Objects by URI, read and written. S3 by obstore, files by Python. No other file imports obstore.
-#
-# Credentials and endpoints of S3 are AWS's variables (AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL, …), or those of
-# the machine, the container or the pod that it runs in.
-
 SCHEMES = ("s3", "file")
 
 
@@ -204,28 +198,11 @@ def list_objects(folder: ObjectUri) -> list[ObjectUri]:
     return [ObjectUri(folder.scheme, folder.bucket, key) for key in sorted(found) if key.startswith(folder.path)]
 
 
-def size_of(uri: ObjectUri) -> int | None:
-    """The size of an object in bytes; None where there is none. Raises StorageError."""
-    with bucket_failures():
-        try:
-            return int(open_bucket(uri.bucket).head(uri.path)["size"])
-        except FileNotFoundError:
-            return None
-
-
 def fetch(uri: ObjectUri, file: BinaryIO) -> None:
     """Writes the content of an object to a file. Raises StorageError."""
     with bucket_failures():
         for chunk in open_bucket(uri.bucket).get(uri.path).stream(_CHUNK_BYTES):
             file.write(memoryview(chunk))
-
-
-def store(file: BinaryIO, uri: ObjectUri) -> None:
-    """Replaces an object by the content of a file, from its place on: others see all of it or nothing.
-    Raises StorageError.
-    """
-    with bucket_failures():
-        open_bucket(uri.bucket).put(uri.path, file)
 
 
 @dataclass(frozen=True, slots=True)

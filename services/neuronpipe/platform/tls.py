@@ -28,12 +28,14 @@ class TlsFiles:
     """Paths of files in PEM form. Raises SetupError for a certificate without its key, and the reverse.
 
     `certificate`: shown to peers; the certificates of intermediate authorities follow it. `key`: its private key,
-    without a passphrase. `ca`: the authorities of peers' certificates.
+    without a passphrase. `ca`: the authorities of peers' certificates. `crl`: the certificates that these have
+    revoked, of a server.
     """
 
     certificate: Path | str = ""
     key: Path | str = ""
     ca: Path | str = ""
+    crl: Path | str = ""
 
     def __post_init__(self) -> None:
         if bool(self.certificate) != bool(self.key):
@@ -42,7 +44,7 @@ class TlsFiles:
     @property
     def paths(self) -> list[Path]:
         """Those that there are."""
-        return [Path(file) for file in (self.certificate, self.key, self.ca) if file]
+        return [Path(file) for file in (self.certificate, self.key, self.ca, self.crl) if file]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,14 @@ class LoadedTls:
     """What the files hold, in PEM form; None where there is no such file.
 
     `expires_s`: when the certificate ends to be valid, in seconds since 1970; without end where there is none.
-    `context`: of a server side, for HTTP/1.1. `h2_context`: of either side, for HTTP/2, which TLS negotiates (ALPN).
+    `context`: for HTTP/1.1. `h2_context`: for HTTP/2, which TLS negotiates (ALPN).
     """
 
     certificate: bytes | None
     key: bytes | None = field(repr=False)
     ca: bytes | None
     expires_s: float
-    context: ssl.SSLContext | None
+    context: ssl.SSLContext
     h2_context: ssl.SSLContext
 
 
@@ -79,8 +81,8 @@ def _load(files: TlsFiles, side: Side) -> LoadedTls:
         expires_s = _try_handshake(files, certificate, side)
     if ca is not None:
         _check_certificates(files.ca, ca)
-    context = _server_context(files, ca) if side == "server" else None
-    h2_context = _server_context(files, ca) if side == "server" else _client_context(files, ca)
+    make_context = _server_context if side == "server" else _client_context
+    context, h2_context = make_context(files, ca), make_context(files, ca)
     h2_context.set_alpn_protocols(["h2"])
     return LoadedTls(certificate, key, ca, expires_s, context, h2_context)
 
@@ -94,7 +96,19 @@ def _server_context(files: TlsFiles, ca: bytes | None) -> ssl.SSLContext:
     if ca:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=_text(ca))
+    if files.crl:
+        _load_crl(context, files.crl)
     return context
+
+
+def _load_crl(context: ssl.SSLContext, file: Path | str) -> None:
+    if b"BEGIN X509 CRL" not in _read(file):
+        raise SetupError(f"TLS file {file}: does not hold a certificate revocation list in PEM form")
+    try:
+        context.load_verify_locations(cafile=file)
+    except (ssl.SSLError, OSError) as error:
+        raise SetupError(f"TLS file {file}: does not hold a certificate revocation list in PEM form") from error
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 def _client_context(files: TlsFiles, ca: bytes | None) -> ssl.SSLContext:
@@ -182,7 +196,6 @@ class ServerTls:
         self.asks_for_certificates = bool(files.ca)
         self.watched: WatchedTls = watched_tls(files, "server")
         loaded = self.watched.value
-        assert loaded.context  # noqa: S101 (every server side has one)
         self.context, self.h2_context = loaded.context, loaded.h2_context
         # OpenSSL asks at the begin of each handshake, also where the caller names no server.
         self.context.sni_callback = lambda connection, *_: self._take_current(connection, self.watched.value.context)
@@ -190,8 +203,8 @@ class ServerTls:
             connection, self.watched.value.h2_context
         )
 
-    def _take_current(self, connection: ssl.SSLObject, current: ssl.SSLContext | None) -> None:
-        connection.context = current  # type: ignore[assignment]
+    def _take_current(self, connection: ssl.SSLObject, current: ssl.SSLContext) -> None:
+        connection.context = current
 
 
 @contextmanager

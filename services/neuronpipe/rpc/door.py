@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -15,7 +16,7 @@ from neuronpipe.core.errors import InvalidInput, NeuronpipeError, NotConfigured,
 from neuronpipe.core.logs import log
 from neuronpipe.platform.process.door import Guard, Handler
 from neuronpipe.platform.process.health import HealthBoard
-from neuronpipe.platform.process.in_flight import MAX_CALLS, InFlight
+from neuronpipe.platform.process.in_flight import LARGE_BYTES, MAX_CALLS, InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.platform.tls import ServerTls
 from neuronpipe.rpc.call_end import end_of
@@ -146,7 +147,7 @@ class GrpcDoor:
                 self._in_flight.check_room(None if call.deadline_s is None else call.deadline_s - time.monotonic())
             stack.pop_all()
 
-    async def requests(self, rpc: Rpc, read: StreamRead) -> AsyncIterator[Any]:
+    async def requests(self, rpc: Rpc, read: StreamRead, connection: str) -> AsyncIterator[Any]:
         """A caller's stream until the caller ends it.
 
         Raises Unavailable as soon as the door drains, because no new work is begun then, and DeadlineExceeded where the
@@ -156,7 +157,13 @@ class GrpcDoor:
             raise self._in_flight.stopping()
         self._reads.add(read)
         while (data := await read.next()) is not None:
-            yield _decoded(rpc, data)
+            yield await self.decode(rpc, data, connection)
+
+    async def decode(self, rpc: Rpc, data: bytes | None, connection: str) -> Any:
+        """A message. Raises InvalidInput, and Overloaded where there is no room for a large one."""
+        if data is None or rpc.is_trusted or len(data) <= LARGE_BYTES:
+            return _decoded(rpc, data)
+        return await self._in_flight.make(connection, len(data), partial(_decoded, rpc, data))
 
     def forget(self, read: StreamRead) -> None:
         """A stream is not read any more. Not left to its iterator, which may end much later than its call."""
@@ -185,6 +192,7 @@ class _Method:
     ) -> None:
         """`handler`: of the door itself; None: the one that it was opened with."""
         self.takes_stream = rpc.client_streaming
+        self.is_own = handler is not None
         self._door = door
         self._rpc = rpc
         self._counted = counted
@@ -202,7 +210,13 @@ class _Method:
         read = self._door.stream_read(rpc, call) if self.takes_stream else None
         try:
             handler = self._handler or self._door.handler_of(rpc)
-            message = self._door.requests(rpc, read) if read else _decoded(rpc, request)
+            door = self._door
+            if read:
+                message = door.requests(rpc, read, call.peer)
+            elif request is None or len(request) <= LARGE_BYTES:
+                message = _decoded(rpc, request)
+            else:
+                message = await door.decode(rpc, request, call.peer)
             if not rpc.server_streaming:
                 await call.send(rpc.encode(await handler(message, call)))
                 return

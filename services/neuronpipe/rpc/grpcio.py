@@ -158,7 +158,7 @@ class GrpcioServer(grpc.GenericRpcHandler):
                 raise end_of(DeadlineExceeded("the deadline passed before the call was accepted"))
             method.accept(call)
             try:
-                await method.answer(call, None if method.takes_stream else await self._receive(call))
+                await method.answer(call, None if method.takes_stream else await self._receive(call, method))
             finally:
                 method.done(call)
         except CallEnd as end:
@@ -167,10 +167,11 @@ class GrpcioServer(grpc.GenericRpcHandler):
             except grpc.aio.InternalError:  # the call has ended meanwhile; as gRPC would have said, had it noticed
                 raise asyncio.CancelledError from None
 
-    async def _receive(self, call: ServerCall) -> bytes | None:
+    async def _receive(self, call: ServerCall, method: Method) -> bytes | None:
         """The message of a caller that sends one. Raises CallEnd."""
         try:
-            return await self._options.in_flight.receive(call.peer, call.read, call.stop_reading)
+            is_work = not method.is_own
+            return await self._options.in_flight.receive(call.peer, call.read, call.stop_reading, is_work=is_work)
         except NeuronpipeError as error:
             raise end_of(error) from None
 

@@ -30,7 +30,7 @@ def check_health(target: str, service: str | None, timeout_s: float, tls: TlsFil
     cannot be used.
     """
     ends_s = time.monotonic() + timeout_s
-    metadata = tuple(key_metadata())
+    metadata = tuple(key_metadata(target=target, is_encrypted=tls is not None))
     with _open_channel(target, tls) as channel:
         check = channel.unary_unary(_CHECK, StringValue.SerializeToString, UInt32Value.FromString)
 

@@ -62,7 +62,13 @@ def _stage_rpc(service_name: str, service: str, codec: Codec[Any, Any]) -> Stage
     (method,) = stages_pb2.DESCRIPTOR.services_by_name[service].methods
     request, response = message_classes(method, wire.DESCRIPTOR)
     return StageRpc.of(
-        method, wire.DESCRIPTOR, service_name=service_name, codec=codec, request_class=request, response_class=response
+        method,
+        wire.DESCRIPTOR,
+        is_trusted=True,
+        service_name=service_name,
+        codec=codec,
+        request_class=request,
+        response_class=response,
     )
 
 

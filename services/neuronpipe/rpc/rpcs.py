@@ -10,6 +10,7 @@ from google.protobuf.message_factory import GetMessageClass
 from neuronpipe.core.callers import current_caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.names import ROUTE_KEY, TRACEPARENT, TRACESTATE
+from neuronpipe.core.parsing import parser
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.platform.process.door import Handler
 from neuronpipe.rpc.transport import ServerCall
@@ -23,7 +24,7 @@ class Rpc:
 
     Its handler is `async (request, context) → response`. If the client streams, the handler gets an async iterator of
     requests. If the server streams, it returns an async iterator of responses, without `async`. `decode` raises
-    DecodeError.
+    DecodeError, and InvalidInput for a message that would take too much memory.
     """
 
     path: str
@@ -34,9 +35,18 @@ class Rpc:
     server_streaming: bool = False
     # Whether an overloaded process may refuse a call before it reads the message.
     is_work: bool = False
+    # Of the gateway alone, whose messages are as large as its callers' requests together.
+    is_trusted: bool = False
 
     @classmethod
-    def of(cls, method: MethodDescriptor, messages: FileDescriptor | None = None, **fields: Any) -> Self:
+    def of(
+        cls,
+        method: MethodDescriptor,
+        messages: FileDescriptor | None = None,
+        *,
+        is_trusted: bool = False,
+        **fields: Any,
+    ) -> Self:
         """The rpc of a descriptor.
 
         `messages`: a file with messages of the same names and wire format, to use in place of the method's own.
@@ -45,7 +55,8 @@ class Rpc:
         return cls(
             path=_path(method.containing_service, method.name),
             request_name=method.input_type.full_name,
-            decode=request.FromString,
+            decode=request.FromString if is_trusted else parser(request, method.input_type),
+            is_trusted=is_trusted,
             encode=response.SerializeToString,
             client_streaming=method.client_streaming,
             server_streaming=method.server_streaming,

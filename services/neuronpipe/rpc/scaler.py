@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from neuronpipe.api.keda.v1 import external_scaler_pb2 as keda
-from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.errors import InvalidInput, Overloaded
 from neuronpipe.platform.process.door import Handler
 from neuronpipe.rpc.rpcs import Context, Rpc, by_path, rpcs_of
 
+# KEDA keeps one open for each scaled object.
+_MAX_STREAMS = 64
 SCALER = keda.DESCRIPTOR.services_by_name["ExternalScaler"]
 
 
@@ -35,18 +37,25 @@ def scaler_rpcs() -> list[Rpc]:
 
 def scaler_handlers(load: Load) -> dict[str, Handler]:
     """The handlers, by path."""
+    streams: set[object] = set()
 
     async def is_active(message: keda.ScaledObjectRef, context: Context) -> keda.IsActiveResponse:
         return keda.IsActiveResponse(result=await load.is_active())
 
     async def stream(message: keda.ScaledObjectRef, context: Context) -> AsyncIterator[keda.IsActiveResponse]:
-        last: bool | None = None
-        while True:
-            now = await load.is_active()
-            if now != last:
-                yield keda.IsActiveResponse(result=now)
-            last = now
-            await asyncio.sleep(load.look_every_s)
+        if len(streams) >= _MAX_STREAMS:
+            raise Overloaded(f"{len(streams)} streams for KEDA, the limit", retry_after_s=1)
+        streams.add(own := object())
+        try:
+            last: bool | None = None
+            while True:
+                now = await load.is_active()
+                if now != last:
+                    yield keda.IsActiveResponse(result=now)
+                last = now
+                await asyncio.sleep(load.look_every_s)
+        finally:
+            streams.remove(own)
 
     async def spec(message: keda.ScaledObjectRef, context: Context) -> keda.GetMetricSpecResponse:
         given = message.scalerMetadata.get(load.target, "")

@@ -63,10 +63,11 @@ class ServerCall(Protocol):
 class Method(Protocol):
     """What a door does with the calls of one path.
 
-    `takes_stream`: the caller sends a stream of messages.
+    `takes_stream`: the caller sends a stream of messages. `is_own`: the door itself answers, as it does for health.
     """
 
     takes_stream: bool
+    is_own: bool
 
     def accept(self, call: ServerCall) -> None:
         """Counts a call when its head has come. Raises CallEnd to refuse it: nothing of it is read then."""

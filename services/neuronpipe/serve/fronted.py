@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from neuronpipe.bundles.live import LiveRepository, running_live_models
+from neuronpipe.bundles.live import running_live_models
+from neuronpipe.bundles.sources import live_repository
 from neuronpipe.core.logs import log
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.access import Access
@@ -17,8 +18,8 @@ from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs
 from neuronpipe.serve.fronts import Fronts
 from neuronpipe.serve.ports import shared_port
 from neuronpipe.serve.settings import AllSettings
-from neuronpipe.stages.neuron_executor.settings import EngineSettings
 from neuronpipe.stages.neuron_executor.stage import NeuronExecutorStage, running_executor
+from neuronpipe.stages.settings import EngineSettings
 
 
 async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Access) -> None:
@@ -28,7 +29,7 @@ async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Acces
 
     @asynccontextmanager
     async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
-        repository = LiveRepository.of(settings, with_artifacts=True)
+        repository = live_repository(settings, with_artifacts=True)
         with (
             shared_port(settings.listen) as port,
             shared_port(settings.http_listen) as http_port,

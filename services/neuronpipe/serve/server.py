@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 from neuronpipe.bulk.jobs.door import JOBS, running_jobs
-from neuronpipe.bundles.live import LiveRepository, running_live_models
+from neuronpipe.bundles.live import running_live_models
+from neuronpipe.bundles.sources import live_repository
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.doors.assembly import INFERENCE_SERVICES, Addition, gateway_doors, gateway_handlers
 from neuronpipe.doors.registry import registry_handlers, registry_rpcs
@@ -41,7 +42,7 @@ async def running_pipeline(
     settings: PipelineProcessSettings, telemetry: Telemetry, access: Access, doors: Sequence[Door], life: Life
 ) -> AsyncIterator[Mapping[str, Handler]]:
     """The handlers of the doors. Inference is healthy while far stages are reached or held for. Raises SetupError."""
-    repository = LiveRepository.of(settings, with_artifacts=settings.executor_target == NEAR)
+    repository = live_repository(settings, with_artifacts=settings.executor_target == NEAR)
     known = repository.bundles()
     stage_tls = watched_tls(files, "client") if (files := settings.stage_tls_files) else None
     if stage_tls:
@@ -60,7 +61,7 @@ async def running_pipeline(
         access.kept_up_to_date(),
         running_gateway([], stages.functions, settings, settings, telemetry, access.tenants, known, holding) as gateway,
         running_live_models(repository, [*stages.near, gateway.catalog.models], telemetry.meters) as live,
-        running_jobs(settings, settings, settings, gateway, access.tenants) as jobs,
+        running_jobs(settings, settings, settings, gateway, access.tenants, life) as jobs,
     ):
         gateway.catalog.router = Router(live, gateway.catalog.models, stages.near, stages.far)
         life.on_draining(holding.stop)

@@ -9,8 +9,7 @@ from neuronpipe.bulk.jobs.settings import JobSettings
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.settings import option_name
 from neuronpipe.gateway.settings import NEAR, GatewaySettings, target_field
-from neuronpipe.stages.neuron_executor.settings import EngineSettings
-from neuronpipe.stages.tokenizer.settings import TokenCacheSettings
+from neuronpipe.stages.settings import EngineSettings, TokenCacheSettings
 
 # A week.
 _LONGEST_IDLE_S = 7 * 86_400

@@ -1,48 +1,26 @@
-"""One file for each task. A task encodes an input and decodes the model's outputs. It needs no model and no network."""
+"""A file for each task, or for tasks of a kind: they encode inputs and decode outputs, without a model or a network."""
 
-from neuronpipe.tasks import (
-    feature_extraction,
-    fill_mask,
-    image_classification,
-    image_embedding,
-    multi_vector_embedding,
-    question_answering,
-    rerank,
-    sentence_embedding,
-    sentence_similarity,
-    sparse_embedding,
-    text_classification,
-    text_generation,
-    text_to_text,
-    token_classification,
-    tokenization,
-    zero_shot_classification,
-    zero_shot_image_classification,
-)
+from importlib import import_module
+
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.tasks.base import Task
 
-# What graphs are compiled for.
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        text_classification.TASK,
-        sentence_embedding.TASK,
-        question_answering.TASK,
-        token_classification.TASK,
-        fill_mask.TASK,
-        feature_extraction.TASK,
-        sentence_similarity.TASK,
-        rerank.TASK,
-        zero_shot_classification.TASK,
-        image_classification.TASK,
-        text_generation.TASK,
-        text_to_text.SUMMARIZATION,
-        text_to_text.TRANSLATION,
-        sparse_embedding.TASK,
-        multi_vector_embedding.TASK,
-        image_embedding.TASK,
-        zero_shot_image_classification.TASK,
-    )
+# Tasks that share the file of another name.
+_FILES = {
+    "detokenization": "tokenization",
+    "image_classification": "images",
+    "image_embedding": "images",
+    "summarization": "text_to_text",
+    "translation": "text_to_text",
 }
-# And what every model of texts answers besides, without its graph.
-ANSWERED_TASKS = TASKS | {task.name: task for task in (tokenization.TOKENIZATION, tokenization.DETOKENIZATION)}
+
+
+def _declared(name: str) -> Task:
+    """The task of a field of TaskInput."""
+    module = import_module(f"{__name__}.{_FILES.get(name, name)}")
+    return next(one for one in vars(module).values() if isinstance(one, Task) and one.name == name)
+
+
+ANSWERED_TASKS: dict[str, Task] = {field.name: _declared(field.name) for field in TaskInput.DESCRIPTOR.fields}
+# What graphs are compiled for: every model of texts answers the others besides.
+TASKS: dict[str, Task] = {name: task for name, task in ANSWERED_TASKS.items() if task.has_graph}

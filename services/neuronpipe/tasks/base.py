@@ -192,6 +192,7 @@ class Task:
     - `facts`: the class of the task's facts about a model. `facts.of(model)` returns them.
     - `annotations`: the arrays that decode reads for each sequence, int32 [n]; n: a number, "tokens" or "any". With
       `may_lack_annotations`, encode leaves them out where decode needs none.
+    - `has_graph`: models are compiled for it. Without, encode makes the result.
 
     The functions raise InvalidInput. They are pure, and run in any process that has the model's spec.
     """
@@ -208,6 +209,7 @@ class Task:
     complete: Callable[[Any, ModelSpec, int], GenerationOptions] | None = None
     reads: Reads = "texts"
     may_lack_annotations: bool = False
+    has_graph: bool = True
 
     @property
     def generates(self) -> bool:

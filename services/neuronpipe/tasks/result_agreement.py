@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.api.v1.tasks_pb2 import EmbeddingPrecision, FeatureType, TaskInput, TaskResult
 from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.task_inputs import NEEDED
 from neuronpipe.tasks import TASKS
 
 _DTYPES = {
@@ -34,13 +35,15 @@ def result_agreement(input: TaskInput, model: ModelSpec, one: TaskResult, other:
     task = one.WhichOneof("task")
     if task is None or task != other.WhichOneof("task"):
         return 0.0
-    if task in ("text_classification", "image_classification") and len(model.labels) == 1:
+    first, second = getattr(one, task), getattr(other, task)
+    field = first.DESCRIPTOR.fields[0].name
+    if field == "labels" and "candidate_labels" not in NEEDED[task] and len(model.labels) == 1:
         return None
     complete = TASKS[task].complete if task in TASKS else None
     # The number of tokens, here 1, changes how long a text may be, and not how it is chosen.
     if complete and complete(getattr(input, task), model, 1).do_sample:
         return None
-    return float(_MEASURES[task](getattr(one, task), getattr(other, task)))
+    return float(_MEASURES[field](first, second) if field in _MEASURES else first == second)
 
 
 def _same_best_label(one: Any, other: Any) -> bool:
@@ -137,24 +140,17 @@ def _scores_difference(one: Any, other: Any) -> float:
     return max(0.0, 1.0 - max(differences, default=0.0))
 
 
+# The first field of a result → the measure of its agreement.
 _MEASURES: Mapping[str, Callable[[Any, Any], float]] = {
-    "text_classification": _same_best_label,
-    "image_classification": _same_best_label,
-    "zero_shot_classification": _same_best_label,
-    "zero_shot_image_classification": _same_best_label,
-    "rerank": _same_best_text,
-    "question_answering": _same_best_answer,
-    "token_classification": _same_entities,
-    "fill_mask": _same_best_tokens,
-    "sentence_embedding": _embedding_cosine,
-    "image_embedding": _embedding_cosine,
-    "sentence_similarity": _scores_difference,
-    "sparse_embedding": _weights_cosine,
-    "feature_extraction": _vectors_cosine,
-    "multi_vector_embedding": _vectors_cosine,
-    "text_generation": _same_text,
-    "summarization": _same_text,
-    "translation": _same_text,
-    "tokenization": _same_tokens,
-    "detokenization": lambda one, other: one.text == other.text,
+    "labels": _same_best_label,
+    "texts": _same_best_text,
+    "answers": _same_best_answer,
+    "entities": _same_entities,
+    "masks": _same_best_tokens,
+    "embedding": _embedding_cosine,
+    "scores": _scores_difference,
+    "weights": _weights_cosine,
+    "data": _vectors_cosine,
+    "sequences": _same_text,
+    "tokens": _same_tokens,
 }

@@ -319,6 +319,17 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
     return complete
 
 
+def most_generated(options: GenerationOptions, model: ModelSpec, prompt_tokens: int = 1) -> int:
+    """The most tokens that a request generates, in all of its texts or in those that a search has side by side. Its
+    options may be unchecked, and its prompt unknown. Raises InvalidInput as complete_options does.
+    """
+    facts, most = GenerationFacts.of(model), options.max_new_tokens
+    if not options.HasField("max_new_tokens"):
+        most = _default_new_tokens(options, facts, prompt_tokens)
+    texts = max(_num_beams(options, facts), options.num_return_sequences, 1)
+    return min(most, _room(model, prompt_tokens)) * min(texts, int(OPTIONS["num_beams"].most))
+
+
 def _default_new_tokens(options: GenerationOptions, facts: GenerationFacts, prompt_tokens: int) -> int:
     """The most new tokens of a request that does not say how many."""
     if facts.max_new_tokens or facts.max_length is None:

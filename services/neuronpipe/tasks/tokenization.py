@@ -87,6 +87,7 @@ TOKENIZATION = Task(
     encode_tokenization,
     partial(_decode, TokenizationResult),
     (),
+    has_graph=False,
 )
 DETOKENIZATION = Task(
     "detokenization",
@@ -95,4 +96,5 @@ DETOKENIZATION = Task(
     encode_detokenization,
     partial(_decode, DetokenizationResult),
     (),
+    has_graph=False,
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 import uvloop
 
-from neuronpipe.measure.benchmark.machine import describe_machine
+from neuronpipe.measure.machine import describe_machine
 from tests.bench.cache.page import write_page
 from tests.bench.cache.serving import measure_hang, measure_known_texts, measure_zipf
 from tests.bench.cache.stage import bundle_for_long_texts, measure_hit_rates, measure_ways

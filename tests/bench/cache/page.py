@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from neuronpipe.measure.figures import markdown_table
 from tests.bench.cache.serving import HANG_CALLERS, ZIPF_TEXTS
 
 Rows = Sequence[dict[str, Any]]
@@ -127,11 +128,7 @@ def _hang(rows: Rows) -> Iterator[str]:
 
 
 def _table(heads: Sequence[str], lines: Any) -> Iterator[str]:
-    yield "| " + " | ".join(heads) + " |"
-    yield "|" + "---|" * len(heads)
-    for line in lines:
-        yield "| " + " | ".join(str(cell) for cell in line) + " |"
-    yield ""
+    yield from (*markdown_table(heads, lines), "")
 
 
 def _number(value: float) -> str:

@@ -19,7 +19,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey, TokenizeItem
 from neuronpipe.core.packed import pack_input
 from neuronpipe.platform.cache.economics import CachePolicy
-from neuronpipe.stages.tokenizer.settings import TokenCacheSettings
+from neuronpipe.stages.settings import TokenCacheSettings
 from neuronpipe.stages.tokenizer.stage import TokenizerStage, running_tokenizer
 from tests.bench.cache.texts import texts
 from tests.bench.systems import MODEL

@@ -129,7 +129,7 @@ def _longest_start_s(one: Container) -> int:
 
 
 def settings_exist(objects: Objects) -> Iterator[str]:
-    """Every variable of ours is a setting of that service, and has a value that it takes."""
+    """Every variable of ours is a setting of that service, with a value that it takes and that is not its default."""
     for one in objects.containers:
         kind = SETTINGS.get(one.target)
         given = {name: value for name, value in one.environment.items() if name.startswith("NEURONPIPE_")}
@@ -141,9 +141,14 @@ def settings_exist(objects: Objects) -> Iterator[str]:
         yield from (f"{one}: {name} is no setting of it" for name in given if name not in fields)
         known = {fields[name]: value for name, value in given.items() if name in fields}
         try:
-            kind(**({"repository": "/repository"} if "repository" in kind.model_fields else {}) | known)
+            settings = kind(**({"repository": "/repository"} if "repository" in kind.model_fields else {}) | known)
         except ValidationError as error:
             yield f"{one}: {'; '.join(problem['msg'] for problem in error.errors())}"
+            continue
+        # grace_s stands beside the period that must be longer.
+        for name in known.keys() - {"grace_s"}:
+            if getattr(settings, name) == kind.model_fields[name].default:
+                yield f"{one}: {name} has its default anyway"
 
 
 def images_are_built(objects: Objects) -> Iterator[str]:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from neuronpipe.bundles.live import LiveModels, LiveRepository, running_live_models
-from neuronpipe.bundles.registry import Registry, Signed
-from neuronpipe.bundles.registry_file import REGISTRY_FILE, change_registry
-from neuronpipe.bundles.repository import Bundle, read_bundle, sign_bundle
+from neuronpipe.bundles.live import LiveModels, running_live_models
+from neuronpipe.bundles.registry import REGISTRY_FILE, Registry, Signed
+from neuronpipe.bundles.repository import Bundle, read_bundle, read_trusted_keys, sign_bundle
 from neuronpipe.bundles.served import ModelState, ServedModels
 from neuronpipe.bundles.signing import SigningKey, create_key
+from neuronpipe.bundles.sources import FolderRepository, FolderSource
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
@@ -58,7 +58,8 @@ class _Process:
 
     @asynccontextmanager
     async def running(self, trusted_keys: Path | None = None) -> AsyncIterator["_Process"]:
-        repository = LiveRepository(self.folder, trusted_keys, _LOOK_EVERY_S)
+        repository = FolderSource(self.folder, read_trusted_keys(trusted_keys))
+        repository.look_every_s = _LOOK_EVERY_S
         async with running_live_models(repository, self.tables, self.meters) as self.live:
             yield self
 
@@ -70,7 +71,7 @@ class _Process:
         await soon(lambda: self.served == [frozenset(keys)] * 2)
 
     def change(self, operation: Callable[[Registry], Registry]) -> None:
-        change_registry(self.folder, operation, _SIGNED)
+        FolderRepository(self.folder).change_registry(operation, _SIGNED)
 
 
 @pytest.fixture

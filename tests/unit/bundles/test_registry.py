@@ -1,4 +1,4 @@
-"""bundles/registry.py and registry_file.py: what is declared, who declared it, and writers that do not lose changes."""
+"""bundles/registry.py and sources.py: what is declared, who declared it, and writers that do not lose changes."""
 
 import json
 import multiprocessing
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from neuronpipe.bundles.registry import Registry, Signed
-from neuronpipe.bundles.registry_file import REGISTRY_FILE, change_registry, read_registry
+from neuronpipe.bundles.registry import REGISTRY_FILE, Registry, Signed
 from neuronpipe.bundles.repository import Bundle, read_bundle, read_repository
+from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from tests.unit.bundles.written import write_bundle
@@ -152,9 +152,11 @@ def test_a_rollback_to_a_version_that_was_rejected_is_refused(registry: Registry
 
 def test_the_first_change_writes_down_what_was_served_before(bundles: list[Bundle], tmp_path: Path) -> None:
     write_bundle(tmp_path, "n", 7)
-    assert read_registry(tmp_path).revision == 0
-    changed = change_registry(tmp_path, lambda present: present.alias("m", "canary", 2, _SIGNED), _SIGNED)
-    assert changed == read_registry(tmp_path)
+    assert FolderRepository(tmp_path).read_registry().revision == 0
+    changed = FolderRepository(tmp_path).change_registry(
+        lambda present: present.alias("m", "canary", 2, _SIGNED), _SIGNED
+    )
+    assert changed == FolderRepository(tmp_path).read_registry()
     assert {name: model.aliases for name, model in changed.models.items()} == {
         "m": {"stable": 3, "canary": 2},
         "n": {"stable": 7},
@@ -166,20 +168,23 @@ def test_a_version_that_was_just_compiled_was_not_served_before(bundles: list[Bu
     def approve(present: Registry) -> Registry:
         return present.approve(bundles[2], _SIGNED)
 
-    changed = change_registry(tmp_path, approve, _SIGNED, new=("m", 3))
+    changed = FolderRepository(tmp_path).change_registry(approve, _SIGNED, new=("m", 3))
     assert changed.models["m"].aliases == {"stable": 2}
     assert changed.models["m"].approved == {1, 2, 3}
 
 
 def test_a_change_that_is_refused_leaves_no_registry(bundles: list[Bundle], tmp_path: Path) -> None:
     with pytest.raises(SetupError):
-        change_registry(tmp_path, lambda present: present.alias("m", "canary", 9, _SIGNED), _SIGNED)
+        FolderRepository(tmp_path).change_registry(lambda present: present.alias("m", "canary", 9, _SIGNED), _SIGNED)
     assert not (tmp_path / REGISTRY_FILE).exists()
 
 
 def _name_twenty(repository: Path, letter: str) -> None:
     for number in range(20):
-        change_registry(repository, lambda now, n=number: now.alias("m", f"{letter}{n}", 1, _SIGNED), _SIGNED)  # type: ignore[misc]
+        FolderRepository(repository).change_registry(
+            lambda now, n=number: now.alias("m", f"{letter}{n}", 1, _SIGNED),  # type: ignore[misc]
+            _SIGNED,
+        )
 
 
 def test_no_change_of_two_writers_at_once_is_lost(bundles: list[Bundle], tmp_path: Path) -> None:
@@ -189,7 +194,7 @@ def test_no_change_of_two_writers_at_once_is_lost(bundles: list[Bundle], tmp_pat
         writer.start()
     for writer in writers:
         writer.join(60)
-    registry = read_registry(tmp_path)
+    registry = FolderRepository(tmp_path).read_registry()
     wanted = {f"{letter}{number}" for letter in "ab" for number in range(20)} | {"stable"}
     assert registry.models["m"].aliases.keys() == wanted
     assert registry.revision == 41
@@ -213,7 +218,7 @@ def test_a_damaged_registry_is_refused_by_name(
     path = tmp_path / REGISTRY_FILE
     path.write_bytes(damage(registry.model_dump_json(indent=2).encode()))
     with pytest.raises(SetupError, match=said) as refused:
-        read_registry(tmp_path)
+        FolderRepository(tmp_path).read_registry()
     assert str(refused.value).startswith(str(path))
 
 

@@ -25,17 +25,15 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TokenClassificationResult,
 )
 from neuronpipe.cli import models, serve
-from neuronpipe.cli.input_flags import EXAMPLES
 from neuronpipe.cli.request import parse_target
 from neuronpipe.core import logs
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from neuronpipe.core.settings import variable_name
+from neuronpipe.core.task_inputs import SAMPLES
 from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.platform.telemetry import start
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
-from neuronpipe.stages.neuron_executor.settings import NeuronExecutorSettings
-from neuronpipe.stages.postprocessor.settings import PostprocessorSettings
-from neuronpipe.stages.tokenizer.settings import TokenizerSettings
+from neuronpipe.stages.settings import NeuronExecutorSettings, PostprocessorSettings, TokenizerSettings
 from tests.unit.client.fake_gateway import fake_gateway
 from tests.unit.every_error import EVERY_ERROR
 
@@ -80,7 +78,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         ("frobnicate",),
         ("serve",),
         ("serve", "frobnicator"),
-        ("infer", "--model", "m"),
+        ("infer", "--text", "a"),
         ("compile", "x", "--version", "one"),
     ],
     ids=str,
@@ -304,7 +302,7 @@ def test_the_example_of_every_task_can_be_sent_as_it_is(
 
 
 def test_the_example_of_an_image_is_one() -> None:
-    image = EXAMPLES["image_classification"]["image"]
+    image = SAMPLES["image_classification"]["image"]
     assert Image.open(io.BytesIO(base64.b64decode(str(image)))).size == (1, 1)
 
 
@@ -414,7 +412,25 @@ def test_a_request_that_failed_exits_with_one_and_its_reason(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: NeuronpipeError
 ) -> None:
     _failing_with(monkeypatch, error)
+    monkeypatch.setattr(cli, "is_reachable", lambda target: True)
     assert _run(capsys, "models", "--target", _NOWHERE) == (1, "", f"neuronpipe: {error.reason}: {error.message}\n")
+
+
+def test_a_target_where_nothing_listens_is_told_with_what_may_be_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEURONPIPE_TARGET", _NOWHERE)
+    code, _, error = _run(capsys, "models", "--timeout-s", "5")
+    assert code == 1
+    assert error == (
+        f"neuronpipe: UNAVAILABLE: nothing listens at --target {_NOWHERE}; is `neuronpipe serve` running there?\n"
+    )
+
+
+def test_a_command_that_is_not_known_is_told_the_near_one(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = _run(capsys, "complie")
+    assert code == 2
+    assert error.endswith("invalid choice: 'complie'; did you mean compile?\n")
 
 
 def test_a_setup_error_exits_with_two_and_its_message(

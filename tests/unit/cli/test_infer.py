@@ -10,9 +10,19 @@ from google.rpc.status_pb2 import Status
 from neuronpipe import cli
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferResponse
 from neuronpipe.api.v1.models_pb2 import Model
-from neuronpipe.api.v1.tasks_pb2 import FeatureType, LabelScore, TaskInput, TaskResult, TextClassificationResult
-from neuronpipe.cli.input_flags import NEEDED
-from neuronpipe.cli.result_rows import result_rows
+from neuronpipe.api.v1.tasks_pb2 import (
+    FeatureType,
+    LabelScore,
+    SentenceEmbeddingInput,
+    SentenceEmbeddingResult,
+    TaskInput,
+    TaskResult,
+    TextClassificationInput,
+    TextClassificationResult,
+)
+from neuronpipe.cli import infer
+from neuronpipe.cli.infer import result_rows
+from neuronpipe.core.task_inputs import NEEDED
 from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
 
 _GOOD, _BAD = LabelScore(label="good", score=0.75), LabelScore(label="bad", score=0.25)
@@ -223,7 +233,21 @@ _TABLES: dict[str, tuple[object, object, list[list[str]]]] = {
 }
 
 
-@pytest.mark.parametrize("task", NEEDED)
-def test_every_task_has_a_table(task: str) -> None:
+def test_every_shape_of_a_result_is_tried() -> None:
+    shapes = [{getattr(TaskResult(), task).DESCRIPTOR.fields[0].name for task in tasks} for tasks in (NEEDED, _TABLES)]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("task", _TABLES)
+def test_a_result_is_a_table(task: str) -> None:
     input, result, rows = _TABLES[task]
     assert result_rows([TaskInput(**{task: input})], [TaskResult(**{task: result})]) == rows  # type: ignore[arg-type]
+
+
+def test_a_result_of_a_new_shape_has_a_column_for_each_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infer, "_TABLES", {})
+    labels = [["LABEL", "SCORE"], ["good", "0.7500"], ["bad", "0.2500"]]
+    assert result_rows([TaskInput(text_classification=TextClassificationInput())], [_LABELS]) == labels
+    vector = TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, -0.5]))
+    found = result_rows([TaskInput(sentence_embedding=SentenceEmbeddingInput())], [vector])
+    assert found == [["EMBEDDING"], ["1.0000"], ["-0.5000"]]

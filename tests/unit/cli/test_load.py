@@ -129,6 +129,9 @@ def test_broken_off_exits_as_shells_expect_and_with_the_report(
         ("--concurrency 1.5", "argument --concurrency: invalid int value: '1.5'"),
         ("--rate nan", "neuronpipe: --rate nan: must be more than 0 and at most 100,000 requests a second"),
         ("--texts /none/at/all", "neuronpipe: --texts /none/at/all: No such file or directory"),
+        ("--ttft-ms 100", "are for --generate"),
+        ("--generate --prompt-tokens many", "--prompt-tokens many: must be N, uniform:LOW,HIGH or "),
+        ("--generate --num-beams 17", "--num-beams 17: must be from 1 to 16"),
     ],
 )
 def test_what_is_wrong_exits_with_two_and_is_named(

@@ -42,7 +42,7 @@ def test_an_enum_may_be_a_number_as_everywhere_in_protobuf() -> None:
         ("7", """must be an object, such as {"text_classification": {"text": "A fine day."}}"""),
         (
             '{"rerank": "A fine day."}',
-            """rerank: must be an object, such as {"query": "Who sat on the mat?", "texts": """,
+            """rerank: must be an object, such as {"query": "Where did the cat sleep?", "texts": """,
         ),
         (
             '{"rerank": {"texs": []}}',

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from neuronpipe import cli
-from neuronpipe.bulk.transform import plan
+from neuronpipe.bulk.transform import run
 from neuronpipe.core import logs
 
 
@@ -84,7 +84,7 @@ def test_a_package_that_is_missing_names_its_extra(
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name=package)
 
-    monkeypatch.setattr(plan, "find_format", missing)
+    monkeypatch.setattr(run, "find_format", missing)
     words = ["--repository", str(fake_repository), "--model", "classifier", "--input", str(rows)]
     with pytest.raises(SystemExit):
         cli.main(["transform", *words, "--column", "text=review", "--output", str(tmp_path / "out")])

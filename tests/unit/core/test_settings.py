@@ -4,14 +4,15 @@ import os
 
 import pytest
 
+from neuronpipe.bulk.transform.near_engine import TransformSettings
+from neuronpipe.cli import make_parser
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.settings import read_settings, variable_name
+from neuronpipe.core.settings import read_options, read_settings, variable_name
+from neuronpipe.measure.acceptance_process import AcceptSettings
 from neuronpipe.platform.cache.economics import RedisSettings
 from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
-from neuronpipe.stages.neuron_executor.settings import NeuronExecutorSettings
-from neuronpipe.stages.postprocessor.settings import PostprocessorSettings
-from neuronpipe.stages.tokenizer.settings import TokenizerSettings
+from neuronpipe.stages.settings import NeuronExecutorSettings, PostprocessorSettings, TokenizerSettings
 
 _REPOSITORY = {"repository": "/models"}
 _KINDS: list[type[ServerSettings]] = [
@@ -212,3 +213,33 @@ def test_a_password_in_a_url_is_not_in_the_repr_of_settings() -> None:
     settings = RedisSettings(redis_url="redis://:secret@host:6379/0")
     assert "secret" not in repr(settings)
     assert "secret" not in str(settings)
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        ("transform --repository r --model m --input i --output o", TransformSettings),
+        ("accept small --task fill-mask --backend torch --out o", AcceptSettings),
+    ],
+)
+def test_a_variable_counts_where_a_command_is_not_given_the_option(
+    monkeypatch: pytest.MonkeyPatch, command: str, kind: type[TransformSettings | AcceptSettings]
+) -> None:
+    monkeypatch.setenv(variable_name(kind, "cores"), "2")
+
+    def cores(*arguments: str) -> object:
+        return read_options(kind, vars(make_parser().parse_args([*command.split(), *arguments]))).cores
+
+    assert cores() == 2
+    assert cores("--cores", "0-2") == "0-2"
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:secret@host:6379/0", "redis+sentinel://u:secret@a,b/s", "redis://host?password=secret"]
+)
+def test_a_password_on_the_command_line_is_refused_with_the_way_out(url: str) -> None:
+    with pytest.raises(SetupError) as refused:
+        read_settings(AllSettings, _REPOSITORY | {"redis_url": url})
+    assert "--redis-url: holds a password" in str(refused.value)
+    assert "NEURONPIPE_ALL_REDIS_URL" in str(refused.value)
+    assert "secret" not in str(refused.value)

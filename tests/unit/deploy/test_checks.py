@@ -10,8 +10,7 @@ from neuronpipe.deploy import checks
 from neuronpipe.deploy.checks import Findings, check_deployment
 from neuronpipe.serve.settings import PipelineProcessSettings
 from neuronpipe.stages.neuron_executor.runtimes import host, neuron
-from neuronpipe.stages.neuron_executor.settings import NeuronExecutorSettings
-from neuronpipe.stages.tokenizer.settings import TokenizerSettings
+from neuronpipe.stages.settings import NeuronExecutorSettings, TokenizerSettings
 from tests.unit.bundles.written import write_bundle
 
 _MIB = 1 << 20

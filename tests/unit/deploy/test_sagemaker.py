@@ -13,7 +13,7 @@ from moto import mock_aws
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig, take
-from neuronpipe.deploy.sagemaker import VARIANT, SageMakerPlace, SageMakerTarget, undeploying
+from neuronpipe.deploy.sagemaker import VARIANT, SageMakerTarget, undeploying
 from tests.unit.bundles.written import write_bundle
 
 _BUCKET, _REGION = "models", "eu-central-1"
@@ -40,8 +40,9 @@ def _target(
     if not source.exists():
         write_bundle(folder / "models", "classifier")
     role = "arn:aws:iam::123456789012:role/r"
-    place = SageMakerPlace("image:1", role, bucket, instance_type, asynchronous)
-    return SageMakerTarget(Endpoint(name="m", source=str(source), **changes), place)
+    place = {"image": "image:1", "role": role, "bucket": bucket}
+    place |= {"instance_type": instance_type, "asynchronous": asynchronous}
+    return SageMakerTarget(Endpoint(name="m", source=str(source), **changes), **place)
 
 
 def _deploy(target: SageMakerTarget) -> dict[str, Any]:

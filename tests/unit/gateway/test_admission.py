@@ -2,15 +2,17 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from typing import Any
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import Priority
+from neuronpipe.core.callers import Caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded
+from neuronpipe.core.metrics import Meters
 from neuronpipe.gateway.admission import Admission, Gate
+from neuronpipe.gateway.tenants.tenants import Rights, Tenants
 
 
 class _Clock:
@@ -36,14 +38,15 @@ class _Crowd:
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
         self.shed: list[str] = []
+        self.admissions: dict[str, Admission] = {}
         self._inside: dict[str, ExitStack] = {}
 
     def enter(self, name: str, tokens: int = 1, *, is_bulk: bool = False) -> Admission:
         """A quarter of a token a byte is what the gate assumes before it knows better."""
         stack = ExitStack()
-        admitted: Any = self.gate.admit(_call(is_bulk), tokens * 4, shed=lambda: self.shed.append(name))
-        admission: Admission = stack.enter_context(admitted)
-        self._inside[name] = stack
+        admitted = self.gate.admit(_call(is_bulk), tokens * 4, model="m", shed=lambda: self.shed.append(name))
+        admission = stack.enter_context(admitted)
+        self._inside[name], self.admissions[name] = stack, admission
         return admission
 
     def leave(self, name: str) -> None:
@@ -236,10 +239,10 @@ def test_the_advice_is_never_to_come_back_at_once(clock: _Clock, crowd_of: Crowd
 
 def test_what_is_known_beforehand_is_neither_corrected_nor_taken_for_an_example() -> None:
     gate = Gate(10, 100)
-    with gate.admit(_call(), 1_000_000, 60, shed=lambda: None) as place:
+    with gate.admit(_call(), 1_000_000, 60, model="m", shed=lambda: None) as place:
         place.count(5)
         assert gate.in_flight == (1, 60)
-        with gate.admit(_call(), 80, shed=lambda: None):  # a quarter of a token a byte
+        with gate.admit(_call(), 80, model="m", shed=lambda: None):  # a quarter of a token a byte
             assert gate.in_flight == (2, 80)
 
 
@@ -295,8 +298,8 @@ def test_without_a_late_request_none_is_refused_before_it_is_read(crowd_of: Crow
 
 
 def test_after_a_late_request_those_that_would_be_late_too_are_refused_before_they_are_read(crowd_of: CrowdOf) -> None:
-    gate, _ = _crowded(crowd_of)
-    gate.shedding.note_late()
+    gate, crowd = _crowded(crowd_of)
+    crowd.admissions["10"].note_late()
     with pytest.raises(Overloaded, match="20 requests") as refused:
         gate.check_room(2.0)  # ten in two seconds: the twenty inside take four
     assert refused.value.retry_after_s == pytest.approx(2.0, abs=0.3)
@@ -305,14 +308,14 @@ def test_after_a_late_request_those_that_would_be_late_too_are_refused_before_th
 
 
 def test_few_requests_inside_are_no_overload(crowd_of: CrowdOf) -> None:
-    gate, _ = _crowded(crowd_of, requests=15)
-    gate.shedding.note_late()
+    gate, crowd = _crowded(crowd_of, requests=15)
+    crowd.admissions["10"].note_late()
     gate.check_room(0.001)
 
 
 def test_an_overload_is_over_when_for_a_second_none_was_late_or_refused(crowd_of: CrowdOf, clock: _Clock) -> None:
-    gate, _ = _crowded(crowd_of)
-    gate.shedding.note_late()
+    gate, crowd = _crowded(crowd_of)
+    crowd.admissions["10"].note_late()
     for _ in range(3):
         clock.now_s += 0.9
         with pytest.raises(Overloaded):
@@ -358,7 +361,7 @@ def test_after_a_late_request_those_with_too_little_time_left_for_an_answer_are_
         clock.now_s += 0.1
         crowd.leave("a")
     gate.check_room(0.02)
-    gate.shedding.note_late()
+    crowd.enter("late").note_late()
     with pytest.raises(DeadlineExceeded, match="would pass before the result is ready"):
         gate.check_room(0.02)
     gate.check_room(0.1)
@@ -372,5 +375,131 @@ def test_the_time_in_which_requests_were_held_is_not_expected_of_others(crowd_of
         clock.now_s += 60
         admission.held_s = 59.9
         crowd.leave("a")
-    gate.shedding.note_late()
+    crowd.enter("late").note_late()
     gate.check_room(0.1)
+
+
+def _call_of(tenant: str, remaining_s: float | None = None) -> Call:
+    return Call(
+        caller=Caller(tenant, tenant), deadline_s=None if remaining_s is None else time.monotonic() + remaining_s
+    )
+
+
+class _Tenants:
+    """A gate of tenants who all have the same rights, and whose requests are answered or late as the test says."""
+
+    def __init__(self, clock: _Clock, max_requests: int = 100, **model_limits: int) -> None:
+        self._clock = clock
+        self.shed: list[str] = []
+        tenants = Tenants(lambda name: Rights(), (max_requests, 1000), 0.02, Meters(), lambda: clock.now_s)
+        self.gate = Gate(max_requests, 1000, tenants, model_limits)
+
+    def enter(self, tenant: str, model: str = "m", remaining_s: float | None = None) -> Admission:
+        call = _call_of(tenant, remaining_s)
+        return self.gate.admit(call, 4, model=model, shed=lambda: self.shed.append(tenant))
+
+    def answer(self, tenant: str, seconds: float, model: str = "m", times: int = 100) -> None:
+        for _ in range(times):
+            with self.enter(tenant, model):
+                self._clock.now_s += seconds
+
+    def late(self, tenant: str, remaining_s: float, model: str = "m") -> None:
+        with suppress(DeadlineExceeded), self.enter(tenant, model, remaining_s) as admission:
+            admission.note_late()
+            raise DeadlineExceeded("late")
+
+
+@pytest.mark.parametrize("model", ["m", "generator"])
+def test_long_answers_and_late_requests_of_one_tenant_refuse_no_other(clock: _Clock, model: str) -> None:
+    system = _Tenants(clock)
+    system.answer("victim", 0.02)
+    system.answer("mallory", 6.0, model)
+    for remaining_s in (0.02, 3.5, 5.9):
+        system.late("mallory", remaining_s, model)
+        system.gate.check_room(0.3, "victim")
+        system.enter("victim", remaining_s=0.3).__exit__(None)
+        system.gate.check_room(0.3, "a new tenant")
+
+
+def test_a_deadline_that_was_hopeless_when_it_came_is_no_overload(clock: _Clock) -> None:
+    system = _Tenants(clock)
+    system.answer("a", 1.0)
+    system.late("a", 0.02)
+    system.gate.check_room(0.4, "a")
+    system.late("a", 0.9)
+    with pytest.raises(DeadlineExceeded):
+        system.gate.check_room(0.4, "a")
+
+
+def test_a_tenant_whose_requests_were_refused_is_let_in_again(clock: _Clock) -> None:
+    system = _Tenants(clock)
+    system.answer("a", 6.0)
+    system.late("a", 5.0)
+    with pytest.raises(DeadlineExceeded):
+        system.gate.check_room(0.3, "a")
+    clock.now_s += 1.1
+    system.answer("a", 0.02, times=60)
+    system.late("a", 0.3)
+    system.gate.check_room(0.3, "a")
+
+
+def test_a_call_is_refused_before_it_is_read_only_if_each_model_of_its_tenant_refuses_it(clock: _Clock) -> None:
+    system = _Tenants(clock)
+    system.answer("a", 1.0, "slow")
+    system.late("a", 0.9, "slow")
+    with pytest.raises(DeadlineExceeded):
+        system.gate.check_room(0.3, "a")
+    system.answer("a", 0.01, "quick", times=1)
+    system.gate.check_room(0.3, "a")
+    with pytest.raises(DeadlineExceeded):
+        system.enter("a", "slow", 0.3)
+
+
+def test_a_flood_of_one_tenant_is_an_overload_for_that_tenant_only(clock: _Clock) -> None:
+    system = _Tenants(clock)
+    system.answer("victim", 0.02, times=10)
+    for _ in range(50):
+        system.enter("mallory")
+    system.enter("mallory").note_late()
+    with pytest.raises(Overloaded):
+        system.gate.check_room(0.3, "mallory")
+    system.gate.check_room(0.3, "victim")
+
+
+def test_a_refusal_does_not_tell_a_tenant_what_others_have_in_flight(clock: _Clock) -> None:
+    system = _Tenants(clock, max_requests=2)
+    system.enter("a")
+    system.enter("b")
+    with pytest.raises(Overloaded) as refused:
+        system.enter("c")
+    assert refused.value.message == "too many requests or tokens in flight, the limits are 2 and 1000"
+
+
+def test_a_full_model_takes_the_request_of_a_tenant_that_has_less_of_it(clock: _Clock) -> None:
+    system = _Tenants(clock, small=3)
+    for tenant in ("mallory", "mallory", "mallory"):
+        system.enter(tenant, "small")
+    with pytest.raises(Overloaded, match="model 'small': 3 requests in flight, the limit is 3"):
+        system.enter("mallory", "small")
+    system.enter("victim", "small")
+    assert system.shed == ["mallory"]
+    with pytest.raises(Overloaded):  # two and one: another one would be no fairer
+        system.enter("victim", "small")
+
+
+def test_a_model_forgets_tenants_that_are_idle(clock: _Clock) -> None:
+    system = _Tenants(clock)
+    inside = system.enter("busy")
+    for number in range(5000):
+        system.answer(f"tenant {number}", 0.01, times=1)
+    assert len(inside.model._tenants) <= 1000
+    assert inside.model.known("busy") is inside.of_tenant
+    assert inside.model.known("tenant 4999")
+
+
+def test_one_tenants_dense_texts_do_not_make_anothers_look_long(clock: _Clock) -> None:
+    system = _Tenants(clock)
+    for _ in range(200):
+        with system.enter("mallory") as admission:
+            admission.count(4)  # a token a byte
+    assert (system.enter("mallory").tokens, system.enter("victim").tokens) == (4, 1)

@@ -1,10 +1,11 @@
-"""gateway/concurrency.py: models with a limit of their own."""
+"""Models with a limit of their own: the setting, and their places in the gate (gateway/admission.py)."""
 
 import pytest
 
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import Overloaded
-from neuronpipe.gateway.concurrency import ModelConcurrency, parse_limits
-from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.gateway.admission import Admission, Gate
+from neuronpipe.gateway.settings import PipelineSettings, parse_limits
 
 
 def test_limits_are_read_by_model() -> None:
@@ -21,13 +22,17 @@ def test_a_limit_that_is_none_is_refused_by_its_words(written: str) -> None:
 
 
 def test_a_model_has_as_many_places_as_its_limit_and_others_are_not_touched() -> None:
-    concurrency = ModelConcurrency({"small": 1})
-    with concurrency.place("small"), concurrency.place("other"), concurrency.place("other"):
+    gate = Gate(100, 100, model_limits={"small": 1})
+
+    def place(model: str) -> Admission:
+        return gate.admit(Call(), 4, model=model, shed=lambda: None)
+
+    with place("small"), place("other"), place("other"):
         message = "model 'small': 1 requests in flight, the limit is 1"
-        with pytest.raises(Overloaded, match=message) as refused, concurrency.place("small"):
+        with pytest.raises(Overloaded, match=message) as refused, place("small"):
             raise AssertionError
         assert 0 < refused.value.retry_after_s <= 10
-    with pytest.raises(KeyError), concurrency.place("small"):
+    with pytest.raises(KeyError), place("small"):
         raise KeyError  # a request that fails gives its place back, too
-    with concurrency.place("small"):
+    with place("small"):
         pass

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from neuronpipe.gateway.request_observer import ModelMeters
 from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.generated_text import Detokenizer
-from neuronpipe.tasks.text_generation import window_arrays
+from neuronpipe.tasks.text_generation import most_generated, window_arrays
 from tests.unit.model_specs import model_spec
 
 _END, _BYTE = 2, 65
@@ -37,6 +38,7 @@ class _System:
         self.parts: list[GeneratedPart] = []
         # How many tokens were sent to be decoded, each time.
         self.sent: list[int] = []
+        self.counted: list[int] = []
 
     async def run(self, max_new_tokens: int, interval: int = 1, stop_strings: Sequence[str] = ()) -> str:
         options = GenerationOptions(max_new_tokens=max_new_tokens, stop_strings=stop_strings)
@@ -47,7 +49,8 @@ class _System:
         model = GatewayModel(key, _SPEC, ModelMeters(Telemetry().meters, key))
         sequences = TensorSets(arrays=[{"input_ids": np.array([97], np.int32)}])
         encoded = EncodedInput(sequences, TensorSets(arrays=window_arrays([97])), tokens=1)
-        texts = TextRuns(Stages(self._tokenize, self._execute, self._postprocess), request, model, encoded, interval)
+        stages = Stages(self._tokenize, self._execute, self._postprocess)
+        texts = TextRuns(stages, request, model, encoded, interval, self.counted.append)
         await texts.predict(Call())
         result = await texts.postprocess(Call())
         return str(result.message.text_generation.sequences[0].text)
@@ -112,3 +115,21 @@ async def test_a_stop_string_is_found_at_once_whatever_the_interval() -> None:
     system = _System([*b"abcdefgh"], FinishReason.FINISH_REASON_LENGTH)
     assert await system.run(8, interval=4, stop_strings=["c"]) == "ab"
     assert sum(system.sent) <= 4, "tokens after the stop string were waited for"
+
+
+async def test_generated_tokens_are_counted_as_they_come_and_once() -> None:
+    system = _System([*b"xyz"], FinishReason.FINISH_REASON_LENGTH)
+    await system.run(3)
+    assert system.counted == [1, 1, 1, 0]
+
+
+def test_what_a_request_generates_at_most_is_known_before_it_is_checked() -> None:
+    def most(**options: Any) -> int:
+        return most_generated(GenerationOptions(**options), _SPEC)
+
+    room = _SPEC.max_tokens - 1
+    assert most(max_new_tokens=7) == 7
+    assert most(max_new_tokens=7, num_return_sequences=3) == 21
+    assert most(max_new_tokens=7, num_beams=4, num_return_sequences=3) == 28
+    assert most(max_new_tokens=2**31, num_beams=2**31) == 16 * room
+    assert most() == min(256, room)

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 
+from neuronpipe.core.callers import ANONYMOUS, Caller, enter_caller
 from neuronpipe.core.errors import Overloaded, Unavailable
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
@@ -159,3 +160,25 @@ async def test_a_model_that_no_endpoint_has_in_memory_is_loaded_by_one_with_few_
     await empty.has_in_memory(unloaded={MODEL: False, _OTHER: True})
     assert system.coalescer.is_loading(_OTHER) is True
     assert system.coalescer.is_loading(MODEL) is None
+
+
+def test_one_tenant_leaves_places_and_bytes_to_others() -> None:
+    holding = Holding(90, 9000)
+    enter_caller(Caller("m", "mallory"))
+    for _ in range(80):
+        holding.begin("tokenizer", 10)
+    with pytest.raises(Overloaded):
+        holding.begin("tokenizer", 10)
+    enter_caller(Caller("v", "victim"))
+    holding.begin("tokenizer", 1000)
+    holding.begin("tokenizer", 10)
+    with pytest.raises(Overloaded):
+        holding.begin("tokenizer", 8000)
+    enter_caller(ANONYMOUS)
+
+
+def test_a_tenant_alone_with_one_place_has_it() -> None:
+    holding = Holding(1, 10)
+    enter_caller(Caller("m", "mallory"))
+    holding.begin("tokenizer", 1000)
+    enter_caller(ANONYMOUS)

@@ -62,7 +62,7 @@ from neuronpipe.core.tracing import SpanContext
 from neuronpipe.doors.native import NativeDoor
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.holding import Holding
-from neuronpipe.gateway.load_shedding import LoadShedding
+from neuronpipe.gateway.load_shedding import ModelLoad
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
 from tests.door import Door, door_of, models_of
@@ -739,7 +739,7 @@ async def test_past_the_deadline_a_streams_requests_are_told_so() -> None:
 
 async def test_the_time_in_which_a_request_was_held_is_not_expected_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     holding, learned = Holding(1, 1), list[float]()
-    monkeypatch.setattr(LoadShedding, "note_answer", lambda self, seconds: learned.append(seconds))
+    monkeypatch.setattr(ModelLoad, "note_answer", lambda self, one, seconds: learned.append(seconds))
 
     async def execute(item: ExecuteItem) -> Prediction:
         hold = holding.begin("neuron-executor", 0)

@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model, VersionState
-from neuronpipe.bundles.live import LiveRepository, running_live_models
+from neuronpipe.bundles.live import running_live_models
 from neuronpipe.bundles.registry import Registry, Signed
-from neuronpipe.bundles.registry_file import change_registry
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ServedModels
+from neuronpipe.bundles.sources import FolderRepository, FolderSource
 from neuronpipe.core.errors import ModelNotFound, SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
@@ -47,7 +47,8 @@ class _Gateway:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["_Gateway"]:
-        repository = LiveRepository(self.folder, None, 0.02)
+        repository = FolderSource(self.folder)
+        repository.look_every_s = 0.02
         tables: list[ServedModels[Any]] = [self.near, self.catalog.models]
         async with running_live_models(repository, tables, Meters()) as live:
             self.catalog.router = Router(live, self.catalog.models, [self.near], {"tokenizer": self.system.coalescer})
@@ -57,7 +58,7 @@ class _Gateway:
         self.change(lambda registry: registry.alias("m", "stable", version, _SIGNED))
 
     def change(self, operation: Callable[[Registry], Registry]) -> None:
-        change_registry(self.folder, operation, _SIGNED)
+        FolderRepository(self.folder).change_registry(operation, _SIGNED)
 
     def answers(self, version: str = "", key: str = "") -> int:
         """The version that answers a request."""

@@ -1,14 +1,9 @@
-"""measure/waterfall/: a waterfall from OTLP JSON."""
-
-import re
-from html.parser import HTMLParser
-
-import pytest
+"""measure/waterfall.py: a waterfall from OTLP JSON."""
 
 from neuronpipe.core.errors import DeadlineExceeded
 from neuronpipe.core.names import Attributes, Events, Spans
 from neuronpipe.core.tracing import AttributeValue, Clock, Event, Link, Span, SpanContext
-from neuronpipe.measure.waterfall.drawing import Mate, Trace, draw, draw_page, draw_svg, read_trace, split
+from neuronpipe.measure.waterfall import Mate, Trace, draw, read_trace, split
 from neuronpipe.platform.telemetry.store import Json, to_otlp_json
 
 _MS = 1_000_000
@@ -28,7 +23,7 @@ def _otlp(*, is_failing: bool = False) -> Json:
     rest.
     """
     model: dict[str, AttributeValue] = {
-        Attributes.MODEL: "<minilm>",
+        Attributes.MODEL: "minilm",
         Attributes.VERSION: "1",
         Attributes.TASK: "sentence_embedding",
     }
@@ -149,7 +144,6 @@ def test_a_step_has_no_padding_and_names_the_text() -> None:
         "  row   0  another text",
         "  row   1     9 tokens  this request",
     ]
-    assert "step of 2 on fake" in draw_page(_generated(), 12 * _MS)
 
 
 def test_a_batch_shows_who_shared_it_and_who_is_not_known() -> None:
@@ -176,41 +170,3 @@ def test_a_failure_is_marked_where_it_happened() -> None:
 
 def test_a_trace_without_spans_is_none() -> None:
     assert read_trace({"resourceSpans": []}, _ID) is None
-
-
-@pytest.mark.parametrize("is_failing", [False, True])
-def test_the_page_needs_nothing_from_elsewhere_and_takes_no_word_for_markup(is_failing: bool) -> None:
-    page = draw_page(_trace(is_failing=is_failing), 12 * _MS)
-    tags: list[str] = []
-
-    class Reader(HTMLParser):
-        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-            tags.append(tag)
-            assert not {"src", "href"} & {name for name, _ in attributes}
-
-    Reader().feed(page)
-    assert not [
-        word
-        for word in ("gateway", "pre-process", "prediction", "queue", "compute", "post-process")
-        if f">{word}</text>" not in page
-    ]
-    assert {"svg", "rect"} <= set(tags)
-    assert not {"script", "link", "minilm"} & set(tags)
-    assert "&lt;minilm&gt;" in page
-
-
-def test_every_bar_tells_its_name_times_and_attributes_where_the_pointer_rests() -> None:
-    svg = draw_svg(_trace())
-    # Six spans; the rectangles of the legend and the ground have no tooltip.
-    assert svg.count("<title>") == 6
-    assert f"<title>{Spans.COMPUTE} (neuron-executor)\n3.500 to 7.500 ms: 4.000 ms</title>" in svg
-    assert f"{Attributes.TOKENS} = 5</title>" in svg
-
-
-def test_compute_is_told_from_prediction_by_its_colour() -> None:
-    svg = draw_svg(_trace())
-    colours = {
-        name: re.findall(rf'fill="(#\w+)"><title>{name} ', svg) for name in (Spans.PREDICT, Spans.QUEUE, Spans.COMPUTE)
-    }
-    assert all(colours.values())
-    assert len({colour for [colour] in colours.values()}) == 3

@@ -41,7 +41,6 @@ def test_a_good_pair_is_read(tmp_path: Path, side: Side, usages: str) -> None:
     loaded = _load(_files(tmp_path, issued), side)
     assert (loaded.certificate, loaded.key, loaded.ca) == (issued.certificate, issued.key, _AUTHORITY.certificate)
     assert loaded.expires_s == pytest.approx(time.time() + 30 * _DAY_S, abs=60)
-    assert (loaded.context is not None) is (side == "server")
 
 
 def test_the_certificates_of_intermediate_authorities_may_follow(tmp_path: Path) -> None:
@@ -226,6 +225,29 @@ def test_callers_show_a_certificate_of_the_current_authorities(tmp_path: Path) -
         assert _shown(port, "localhost", new.issue("a.example"), tmp_path / "caller")
         with pytest.raises((ssl.SSLError, ConnectionError)):
             _shown(port, "localhost", own, tmp_path / "caller")
+
+
+def test_a_revoked_certificate_is_refused_once_the_list_is_read(tmp_path: Path) -> None:
+    _AUTHORITY.issue().write(tmp_path)
+    replace(tmp_path / "ca.crt", _AUTHORITY.certificate)
+    replace(tmp_path / "ca.crl", _AUTHORITY.revoke())
+    files = TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt", tmp_path / "ca.crl")
+    tls, good, leaked = ServerTls(files), _AUTHORITY.issue("a.example"), _AUTHORITY.issue("b.example")
+    with _echoing(tls) as port:
+        assert _shown(port, "localhost", leaked, tmp_path / "caller")
+        replace(tmp_path / "ca.crl", _AUTHORITY.revoke(leaked))
+        tls.watched.look()
+        assert _shown(port, "localhost", good, tmp_path / "caller")
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            _shown(port, "localhost", leaked, tmp_path / "caller")
+
+
+def test_a_file_that_is_no_revocation_list_is_refused(tmp_path: Path) -> None:
+    files = _files(tmp_path, _AUTHORITY.issue())
+    for content in (b"", _AUTHORITY.certificate, b"-----BEGIN X509 CRL-----\nnonsense"):
+        replace(tmp_path / "ca.crl", content)
+        with pytest.raises(SetupError, match="does not hold a certificate revocation list"):
+            _load(TlsFiles(files.certificate, files.key, files.ca, tmp_path / "ca.crl"), "server")
 
 
 def test_a_server_without_files_has_no_tls() -> None:

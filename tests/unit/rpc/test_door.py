@@ -36,9 +36,7 @@ from neuronpipe.rpc.http2 import connection as http2_connection
 from neuronpipe.rpc.http2 import server as http2_server
 from neuronpipe.rpc.rpcs import Context, Rpc, by_path, call_of, rpcs_of
 from neuronpipe.serve.settings import AllSettings
-from neuronpipe.stages.neuron_executor.settings import NeuronExecutorSettings
-from neuronpipe.stages.postprocessor.settings import PostprocessorSettings
-from neuronpipe.stages.tokenizer.settings import TokenizerSettings
+from neuronpipe.stages.settings import NeuronExecutorSettings, PostprocessorSettings, TokenizerSettings
 from tests.unit.every_error import EVERY_ERROR
 
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]

@@ -19,7 +19,7 @@ from neuronpipe.platform.process.life import Life
 from neuronpipe.rpc.client import open_channel
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.rpcs import Context, by_path, rpcs_of
-from neuronpipe.stages.postprocessor.settings import PostprocessorSettings
+from neuronpipe.stages.settings import PostprocessorSettings
 
 _SERVICE = models_pb2.DESCRIPTOR.services_by_name["ModelService"]
 

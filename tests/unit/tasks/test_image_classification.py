@@ -1,11 +1,11 @@
-"""tasks/image_classification.py: what is refused, what is encoded, and how many labels there are."""
+"""tasks/images.py, classification: what is refused, what is encoded, and how many labels there are."""
 
 import numpy as np
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import ImageClassificationInput, ScoreFunction, TaskInput
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.tasks.image_classification import TASK
+from neuronpipe.tasks.images import CLASSIFICATION as TASK
 from tests.unit.model_specs import image_spec
 
 _MODEL = image_spec()

@@ -142,7 +142,8 @@ def test_agreement_is_what_the_task_compares(one: TaskResult, other: TaskResult,
 
 
 def test_every_task_has_a_measure() -> None:
-    assert _MEASURES.keys() == ANSWERED_TASKS.keys()
+    fields = {getattr(TaskResult(), task).DESCRIPTOR.fields[0].name for task in ANSWERED_TASKS}
+    assert fields - _MEASURES.keys() == {"text"}, "these agree where they are equal"
 
 
 def test_a_classifier_with_one_label_has_no_agreement() -> None:

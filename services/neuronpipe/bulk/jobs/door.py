@@ -17,6 +17,7 @@ from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.settings import HttpSettings, PipelineSettings
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.platform.process.door import Handler
+from neuronpipe.platform.process.life import Life
 from neuronpipe.rpc.rpcs import Context, Rpc, by_path, call_of, rpcs_of
 
 JOB_SERVICE = jobs_pb2.DESCRIPTOR.services_by_name["JobService"]
@@ -79,7 +80,12 @@ JOBS = Addition(rpcs=tuple(job_rpcs()), routes=_routes)
 
 @asynccontextmanager
 async def running_jobs(
-    settings: JobSettings, pipeline: PipelineSettings, http: HttpSettings, gateway: Gateway, tenants: Tenants | None
+    settings: JobSettings,
+    pipeline: PipelineSettings,
+    http: HttpSettings,
+    gateway: Gateway,
+    tenants: Tenants | None,
+    life: Life,
 ) -> AsyncIterator[dict[str, Handler]]:
     """The handlers of jobs. Raises SetupError."""
     store = None
@@ -87,8 +93,9 @@ async def running_jobs(
         from neuronpipe.bulk.jobs.store import JobStore  # redis-py takes 0.1 s to import
 
         store = JobStore(settings)
-    jobs = Jobs(store, settings, pipeline, gateway.catalog, tenants.max_jobs if tenants else lambda tenant: 0)
+    jobs = Jobs(store, settings, pipeline, gateway.catalog, tenants, life.in_flight.set_aside)
     async with jobs.running():
+        life.on_draining(jobs.drain)
         handlers: dict[str, Handler] = dict(job_rpc_handlers(jobs))
         if http.http_listen:
             from neuronpipe.bulk.jobs.http import job_http_handlers

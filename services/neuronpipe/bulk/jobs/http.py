@@ -1,10 +1,11 @@
 """Jobs over HTTP: our own messages in JSON, and SageMaker's InvokeEndpointAsync."""
 
+import asyncio
 import secrets
 from typing import Any
 
-from google.longrunning.operations_pb2 import Operation
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 
 from neuronpipe.api.v1.jobs_pb2 import SubmitInferenceRequest
 from neuronpipe.bulk.jobs.job import Invocation
@@ -56,25 +57,26 @@ def job_http_handlers(jobs: Jobs) -> dict[str, HttpHandler]:
     """The handlers, by route."""
 
     async def submit(request: HttpRequest) -> HttpResponse:
-        operation = await jobs.submit(SubmitInferenceRequest(**request.body.arguments()), request.call)
+        submitted = await request.make(lambda: SubmitInferenceRequest(**request.body.arguments()))
+        operation = await jobs.submit(submitted, request.call)
         location = (b"location", f"/v1/{operation.name}".encode())
-        return HttpResponse(_written(operation), status=202, headers=[location])
+        return HttpResponse(await _written(operation), status=202, headers=[location])
 
     async def list_all(request: HttpRequest) -> HttpResponse:
         size = _number("page_size", request.parameter("page_size"))
         found = await jobs.list_jobs(int(size), request.parameter("page_token"), request.call)
-        return HttpResponse(write_body(MessageToDict(found, preserving_proto_field_name=True)))
+        return HttpResponse(await _written(found))
 
     async def get(request: HttpRequest) -> HttpResponse:
         name, wait_s = f"jobs/{request.names['id']}", _number("wait_s", request.parameter("wait_s"))
         if wait_s:
-            return HttpResponse(_written(await jobs.wait(name, min(wait_s, _MAX_WAIT_S), request.call)))
-        return HttpResponse(_written(await jobs.get(name, request.call)))
+            return HttpResponse(await _written(await jobs.wait(name, min(wait_s, _MAX_WAIT_S), request.call)))
+        return HttpResponse(await _written(await jobs.get(name, request.call)))
 
     async def cancel(request: HttpRequest) -> HttpResponse:
         name = f"jobs/{request.names['id']}"
         await jobs.cancel(name, request.call)
-        return HttpResponse(_written(await jobs.get(name, request.call)))
+        return HttpResponse(await _written(await jobs.get(name, request.call)))
 
     async def invoke(request: HttpRequest) -> HttpResponse:
         def header(name: str) -> str:
@@ -103,8 +105,9 @@ def job_http_handlers(jobs: Jobs) -> dict[str, HttpHandler]:
     return {SUBMIT.key: submit, LIST.key: list_all, GET.key: get, CANCEL.key: cancel, INVOKE.key: invoke}
 
 
-def _written(operation: Operation) -> bytes:
-    return write_body(MessageToDict(operation, preserving_proto_field_name=True))
+async def _written(answer: Message) -> bytes:
+    """In a thread: of a job's results, json_format takes seconds."""
+    return await asyncio.to_thread(lambda: write_body(MessageToDict(answer, preserving_proto_field_name=True)))
 
 
 def _number(name: str, text: str) -> float:

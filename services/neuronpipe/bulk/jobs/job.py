@@ -1,10 +1,14 @@
 """A job as the store has it, and its form as an operation of google.longrunning."""
 
+import dataclasses
+import hashlib
+import hmac
+import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from google.longrunning.operations_pb2 import Operation
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -56,43 +60,29 @@ class Job:
     completed: int
     attempts: int
     notified: int
+    digest: str = ""
+    signature: str = ""
 
     @classmethod
     def of(cls, id: str, fields: Mapping[bytes, bytes]) -> Self:
-        """The job of a hash."""
-
-        def text(name: bytes) -> str:
-            return fields.get(name, b"").decode()
-
-        def number(name: bytes) -> int:
-            return int(fields.get(name, b"0"))
-
-        return cls(
-            id=id,
-            tenant=text(b"tenant"),
-            priority=text(b"priority"),
-            state=text(b"state"),
-            request_id=text(b"request_id"),
-            request=fields.get(b"request", b""),
-            trace=text(b"trace"),
-            invocation=text(b"invocation"),
-            notify=text(b"notify"),
-            end=fields.get(b"end", b""),
-            created_ms=number(b"created"),
-            started_ms=number(b"started"),
-            ended_ms=number(b"ended"),
-            expires_ms=number(b"expires"),
-            limit_s=number(b"limit"),
-            inputs=number(b"inputs"),
-            completed=number(b"completed"),
-            attempts=number(b"attempts"),
-            notified=number(b"notified"),
-        )
+        """The job of a hash, whose fields have no units in their names."""
+        found: dict[str, Any] = {}
+        for one in dataclasses.fields(cls)[1:]:
+            value = fields.get(one.name.removesuffix("_ms").removesuffix("_s").encode(), b"")
+            found[one.name] = value.decode() if one.type is str else int(value or 0) if one.type is int else value
+        return cls(id, **found)
 
     @property
     def name(self) -> str:
         """The name of its operation."""
         return f"{_NAME}{self.id}"
+
+    def is_signed(self, secret: bytes) -> bool:
+        """Whether a gateway with this secret stored it as it is."""
+        own = self.id, self.tenant, self.priority, self.digest, self.request_id, self.notify, self.limit_s
+        content = self.invocation.encode() or self.request
+        is_content = not content or hashlib.sha256(content).hexdigest() == self.digest
+        return is_content and hmac.compare_digest(self.signature, job_signature(secret, own))
 
     @property
     def span(self) -> SpanContext | None:
@@ -127,6 +117,16 @@ class Job:
         if self.ended_ms:
             metadata.end_time.CopyFrom(_timestamp(self.ended_ms))
         return metadata
+
+
+# Of a job's own fields, those that its gateway signs, with its id, its tenant, its priority and the digest of its
+# content: what of it a worker acts on.
+SIGNED_FIELDS = ("request_id", "notify", "limit")
+
+
+def job_signature(secret: bytes, own: Sequence[str | int]) -> str:
+    """What a gateway writes into a job."""
+    return hmac.new(secret, json.dumps([str(part) for part in own]).encode(), hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

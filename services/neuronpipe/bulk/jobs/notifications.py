@@ -43,15 +43,20 @@ _DELAYS_S = (1.0, 5.0, 30.0, 120.0, 600.0, 1800.0, 3600.0)
 class Notifier:
     """Takes jobs that have ended from the store, and tells their receivers."""
 
-    def __init__(self, store: JobStore, secret: bytes, networks: Sequence[Network], meters: Meters) -> None:
-        """`networks`: those that may be reached besides public addresses."""
+    def __init__(
+        self, store: JobStore, secret: bytes, networks: Sequence[Network], meters: Meters, jobs_secret: bytes = b""
+    ) -> None:
+        """`networks`: those that may be reached besides public addresses. `jobs_secret`: of the gateways that sign
+        jobs; empty to tell of all.
+        """
+        self._jobs_secret = jobs_secret
         self._store = store
         self._secret = secret
         self._networks = networks
         self._meters = meters
 
     @classmethod
-    def of(cls, settings: WorkerSettings, store: JobStore, meters: Meters) -> Self:
+    def of(cls, settings: WorkerSettings, store: JobStore, meters: Meters, jobs_secret: bytes) -> Self:
         """Raises SetupError."""
         try:
             networks = [
@@ -60,7 +65,7 @@ class Notifier:
             ]
         except ValueError as error:
             raise SetupError(f"--notification-networks: {error}") from error
-        return cls(store, read_secret(Path(settings.notification_secret)), networks, meters)
+        return cls(store, read_secret(Path(settings.notification_secret)), networks, meters, jobs_secret)
 
     async def run(self) -> None:
         """Tells receivers until it is cancelled."""
@@ -78,6 +83,10 @@ class Notifier:
 
     async def _tell(self, job: Job) -> None:
         """One attempt."""
+        if self._jobs_secret and not job.is_signed(self._jobs_secret):
+            log_warning("no receiver is told of a job that no gateway has signed", job=job.id)
+            await self._store.end_notification(job.id)
+            return
         try:
             await self._send(job)
         except (PostFailed, ValueError) as error:

@@ -13,10 +13,22 @@ from urllib.parse import urlsplit
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _PORTS = {"http": 80, "https": 443}
+# Public by their numbers, but they may lead to addresses inside: NAT64 (RFC 6052, 8215), Teredo, 6to4, and site-local
+# addresses, which Python takes for public ones.
+_LEADING_INSIDE = [
+    ipaddress.IPv6Network(network)
+    for network in ("64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16", "fec0::/10")
+]
 
 
 class PostFailed(Exception):
-    """There was no answer, or none that is allowed to be asked for."""
+    """There was no answer, or none that is allowed to be asked for. `status`: of HTTP, where the request is the reason,
+    so that another attempt would fare no better; else 0.
+    """
+
+    def __init__(self, problem: str, status: int = 0) -> None:
+        super().__init__(problem)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +78,7 @@ async def resolve(to: Destination, allowed: Sequence[Network] | None) -> str:
             plain = getattr(address, "ipv4_mapped", None) or address
             if any(plain in network for network in allowed if network.version == plain.version):
                 continue
-            if not plain.is_global or plain.is_multicast:
+            if not plain.is_global or plain.is_multicast or any(plain in network for network in _LEADING_INSIDE):
                 raise PostFailed("the host has an address that is not public, and in no allowed network")
     return str(addresses[0])
 
@@ -88,7 +100,7 @@ async def post(
         response = connection.getresponse()
         data = response.read(max_bytes + 1)
         if len(data) > max_bytes:
-            raise PostFailed(f"the answer is larger than {max_bytes} bytes, the limit")
+            raise PostFailed(f"the answer is larger than {max_bytes} bytes, the limit", 502)
         return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, data)
 
     sending = asyncio.get_running_loop().run_in_executor(threads, send)
@@ -97,7 +109,7 @@ async def post(
         async with asyncio.timeout(timeout_s):
             return await asyncio.shield(sending)
     except TimeoutError as error:
-        raise PostFailed(f"no answer within {timeout_s:g} s") from error
+        raise PostFailed(f"no answer within {timeout_s:g} s", 504) from error
     except (OSError, http.client.HTTPException) as error:
         raise PostFailed(f"the request failed: {type(error).__name__}") from error
     finally:

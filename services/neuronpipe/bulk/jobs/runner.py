@@ -8,7 +8,9 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -42,26 +44,68 @@ from neuronpipe.rpc.connection import Connection
 
 ResultT = TypeVar("ResultT")
 
+# An answer over HTTP may come so long after the limit of the work.
+_ANSWER_S = 5.0
 # Between attempts while the gateway cannot be reached: doubled each time.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0
 
 
+class Places:
+    """Calls at once, of all tenants. Those of tenants that wait for a place get them in turns."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the tenant whose turn is next is the first
+
+    @asynccontextmanager
+    async def place(self, tenant: str) -> AsyncIterator[None]:
+        """A place for as long as the block runs."""
+        if self._free:
+            self._free -= 1
+        else:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(tenant, deque()).append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():
+                    self._pass_on()
+                raise
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            tenant, turns = next(iter(self._waiting.items()))
+            turn = turns.popleft()
+            del self._waiting[tenant]
+            if turns:
+                self._waiting[tenant] = turns
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
 class Gateway:
-    """Calls a gateway as fast as it admits bulk work: where it refuses a call, no other one is sent for as long as it
-    says.
+    """Calls a gateway as fast as it admits bulk work: where it refuses a tenant's call, or cannot answer it, no other
+    one of that tenant is sent for as long as it says.
     """
 
     def __init__(self, target: str, tls: TlsFiles | None, max_in_flight: int) -> None:
         """Raises SetupError for TLS files that cannot be used."""
         self._connection = Connection(target, InferenceServiceStub, None, tls)
-        self._key = key_metadata()
-        self._places = asyncio.Semaphore(max_in_flight)
-        self._closed_until_s = 0.0
+        self._key = key_metadata(target=target, is_encrypted=tls is not None)
+        self._places = Places(max_in_flight)
+        self._closed_until_s: dict[str, float] = {}
 
-    @property
-    def closed_s(self) -> float:
-        """For how many seconds it admits no more work."""
-        return max(0.0, self._closed_until_s - time.monotonic())
+    def closed_s(self) -> dict[str, float]:
+        """The tenants of which it admits no more work, and for how many seconds."""
+        now_s = time.monotonic()
+        self._closed_until_s = {tenant: until_s for tenant, until_s in self._closed_until_s.items() if until_s > now_s}
+        return {tenant: until_s - now_s for tenant, until_s in self._closed_until_s.items()}
 
     async def outcome(
         self, request: InferRequest, tenant: str, trace: SpanContext | None, limit_s: float, sent: Callable[[], None]
@@ -85,26 +129,29 @@ class Gateway:
         """What a call returns, which is made until the gateway admits it. Raises the call's other errors."""
         pause_s = _FIRST_PAUSE_S
         while True:
-            async with self._places:
-                await asyncio.sleep(self.closed_s)
+            if closed_s := self._closed_until_s.get(tenant, 0.0) - time.monotonic():
+                await asyncio.sleep(max(0.0, closed_s))
+            async with self._places.place(tenant):
+                if self._closed_until_s.get(tenant, 0.0) > time.monotonic():
+                    continue  # another call of the tenant was refused meanwhile
                 sent()
                 try:
                     return await call()
                 except Overloaded as error:
-                    self._close(error.retry_after_s)
+                    self._close(tenant, error.retry_after_s)
                 except (Unavailable, Cancelled, Unauthenticated) as error:
                     if isinstance(error, Unauthenticated):
                         log_warning("the gateway does not let this worker call for the tenant of a job", tenant=tenant)
-                    self._close(pause_s)
+                    self._close(tenant, pause_s)
                     pause_s = min(_LAST_PAUSE_S, 2 * pause_s)
 
     async def close(self) -> None:
         """Ends all calls."""
         await self._connection.close()
 
-    def _close(self, seconds: float) -> None:
+    def _close(self, tenant: str, seconds: float) -> None:
         until_s = time.monotonic() + seconds * random.uniform(1.0, 1.2)  # noqa: S311
-        self._closed_until_s = max(self._closed_until_s, until_s)
+        self._closed_until_s[tenant] = max(self._closed_until_s.get(tenant, 0.0), until_s)
 
     async def _infer(self, request: InferRequest, metadata: Sequence[tuple[str, str]], limit_s: float) -> InferOutcome:
         ends_s = time.monotonic() + limit_s
@@ -151,8 +198,12 @@ class Invoker:
             "x-request-timeout-ms": str(job.limit_s * 1000),
         }
         try:
-            answer = await post(to, await resolve(to, None), headers, body, (job.limit_s, self._max_bytes))
+            # The gateway says first that the time is over.
+            limits = job.limit_s + _ANSWER_S, self._max_bytes
+            answer = await post(to, await resolve(to, None), headers, body, limits)
         except PostFailed as error:
+            if error.status:
+                return Answer(error.status, {}, json.dumps({"error": str(error)}).encode())
             raise Unavailable(f"the gateway does not answer over HTTP: {error}") from error
         if answer.status == 429:
             raise Overloaded("the gateway is overloaded", int(answer.headers.get("retry-after-ms", "1000")) / 1000)

@@ -6,6 +6,7 @@ what groups lag behind, and does not wake up for one message (keda #6478).
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -14,11 +15,11 @@ from neuronpipe.api.v1.jobs_pb2 import JobResult
 from neuronpipe.bulk.jobs.job import EndState, Progress, TakenJob, end_of, expired
 from neuronpipe.bulk.jobs.notifications import Notifier
 from neuronpipe.bulk.jobs.runner import Gateway, Invoker, Runner
-from neuronpipe.bulk.jobs.settings import WorkerSettings
+from neuronpipe.bulk.jobs.settings import WorkerSettings, read_secret
 from neuronpipe.bulk.jobs.store import JobStore, worker_name
 from neuronpipe.core.background import run_beside
 from neuronpipe.core.calls import Call, told_error
-from neuronpipe.core.errors import NeuronpipeError, SetupError, Unavailable
+from neuronpipe.core.errors import NeuronpipeError, NotAllowed, SetupError, Unavailable
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters, Telemetry
 from neuronpipe.core.names import Attributes, Metrics, Spans
@@ -35,6 +36,8 @@ from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs
 _LOOK_EVERY_S = 1.0
 _SWEEP_EVERY_S = 5.0
 _SWEPT_AT_ONCE = 1000
+# A worker holds so many times its jobs at once, where tenants may run no more of theirs.
+_MOST_HELD = 4
 # Before the next attempt where Redis does not answer.
 _PAUSE_S = 0.5
 # A lease is renewed so often while it lasts.
@@ -57,9 +60,18 @@ class Worker:
     """Runs jobs of a store."""
 
     def __init__(
-        self, store: JobStore, gateway: Gateway, runner: Runner, limits: tuple[int, float, int], telemetry: Telemetry
+        self,
+        store: JobStore,
+        gateway: Gateway,
+        runner: Runner,
+        limits: tuple[int, float, int],
+        telemetry: Telemetry,
+        secret: bytes = b"",
     ) -> None:
-        """`limits`: jobs at once, seconds of a lease, attempts of a job."""
+        """`limits`: jobs at once, seconds of a lease, attempts of a job. `secret`: of the gateways that sign jobs;
+        empty to run all.
+        """
+        self._secret = secret
         self.name = worker_name()
         self._store = store
         self._gateway = gateway
@@ -91,11 +103,16 @@ class Worker:
     async def _take(self) -> None:
         while True:
             self._woken.clear()
-            free = self._max_jobs - len(self._running)
+            closed_s = self._gateway.closed_s()
+            tenants = Counter(running.taken.job.tenant for running in self._running)
+            # Jobs that wait for their tenant's quota leave room for others.
+            busy = sum(count for tenant, count in tenants.items() if tenant not in closed_s)
+            free = min(self._max_jobs - busy, _MOST_HELD * self._max_jobs - len(self._running))
             taken: list[TakenJob] = []
-            if free > 0 and not self._is_draining and not self._gateway.closed_s:
+            if free > 0 and not self._is_draining:
+                full_s = {name: _LOOK_EVERY_S for name, count in tenants.items() if name and count >= self._max_jobs}
                 try:
-                    taken = await self._store.take(self.name, self._lease_s, free)
+                    taken = await self._store.take(self.name, self._lease_s, free, full_s | closed_s)
                 except NeuronpipeError as error:
                     log_warning("no jobs can be taken", problem=error.message)
                     await asyncio.sleep(_PAUSE_S)
@@ -105,7 +122,7 @@ class Worker:
                 running.task = asyncio.create_task(self._hold(running))
             if len(taken) < free or free <= 0:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(min(_LOOK_EVERY_S, self._gateway.closed_s or _LOOK_EVERY_S)):
+                    async with asyncio.timeout(max(_PAUSE_S, min([_LOOK_EVERY_S, *closed_s.values()]))):
                         await self._woken.wait()
 
     async def _hold(self, running: _Running) -> None:
@@ -126,6 +143,9 @@ class Worker:
     async def _attempt(self, running: _Running) -> tuple[EndState, bytes]:
         """How the job ended."""
         taken, job = running.taken, running.taken.job
+        if self._secret and not job.is_signed(self._secret):
+            log_warning("a job is not run: no gateway with this --jobs-secret has signed it", job=job.id)
+            return "failed", end_of(NotAllowed("the job was not signed by a gateway of this deployment"))
         if job.attempts > self._max_attempts:
             problem = f"{job.attempts - 1} workers died or hung while they had this job, the limit; it is set aside"
             log_warning("a job is set aside", job=job.id, workers=job.attempts - 1)
@@ -294,14 +314,16 @@ async def run(settings: WorkerSettings, telemetry: Telemetry, tls: ServerTls | N
 
     @asynccontextmanager
     async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
+        secret = read_secret("--jobs-secret", settings.jobs_secret) if settings.jobs_secret else b""
         store = JobStore(settings)
         gateway = Gateway(settings.target, settings.gateway_tls_files, settings.max_requests_in_flight)
         try:
-            notifier = Notifier.of(settings, store, telemetry.meters) if settings.notification_secret else None
+            tells = settings.notification_secret
+            notifier = Notifier.of(settings, store, telemetry.meters, secret) if tells else None
             invoker = Invoker(settings.http_target, gateway, storage := Storage(), settings.max_input_bytes)
             runner = Runner(gateway, invoker, storage, settings.max_input_bytes, settings.max_result_bytes)
             limits = (settings.max_jobs, settings.lease_s, settings.max_attempts)
-            worker = Worker(store, gateway, runner, limits, telemetry)
+            worker = Worker(store, gateway, runner, limits, telemetry, secret)
             life.on_draining(worker.drain)
             await store.wait_until_usable()
             parts = [show_counts(store, telemetry.meters), *([worker.run()] if settings.max_jobs else [])]

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -13,33 +13,67 @@ from google.longrunning.operations_pb2 import ListOperationsResponse, Operation
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.jobs_pb2 import JobPriority, SubmitInferenceRequest
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
-from neuronpipe.bulk.jobs.job import PRIORITIES, Invocation, Job, NewJob, cancelled, end_of, expired, id_of, new_id
+from neuronpipe.bulk.jobs.job import (
+    PRIORITIES,
+    SIGNED_FIELDS,
+    Invocation,
+    Job,
+    NewJob,
+    cancelled,
+    end_of,
+    expired,
+    id_of,
+    job_signature,
+    new_id,
+)
 from neuronpipe.bulk.jobs.post import check_host
-from neuronpipe.bulk.jobs.settings import MAX_TTL_S, MAX_WORK_S, JobSettings
+from neuronpipe.bulk.jobs.settings import MAX_TTL_S, MAX_WORK_S, JobSettings, read_secret
 from neuronpipe.core.background import run_beside
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import AlreadyExists, InvalidInput, JobNotFound, NeuronpipeError, NotConfigured
+from neuronpipe.core.errors import (
+    AlreadyExists,
+    InvalidInput,
+    JobNotFound,
+    NeuronpipeError,
+    NotConfigured,
+    Overloaded,
+)
 from neuronpipe.core.packed import Packed
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.request_checks import check_fields, check_input
 from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.gateway.tenants.tenants import Shares, Tenants
 from neuronpipe.platform.storage import parse_below
 
 if TYPE_CHECKING:
     from neuronpipe.bulk.jobs.store import JobStore
 
-_MAX_REQUEST_ID = 256
+_MAX_REQUEST_ID, _MAX_URL = 256, 2048
 # Of one input.
 _WORK_LIMIT_S = 900
 _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
-# A waiter looks so often where no message has told it of the end.
+# Waiters look so often where no message has told of the end.
 _LOOK_EVERY_S = 5.0
 _PAUSE_S = 1.0
+# The longest wait, after which a caller asks again; and how many wait at once.
+_MAX_WAIT_S, _MAX_WAITS = 600.0, 2048
+
+
+class _Watch:
+    """A job that callers wait for: one task looks for all of them."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.waiters = 0
+        self.ended = asyncio.Event()
+        self.looking: asyncio.Task[None] | None = None
 
 
 class Jobs:
-    """The jobs of a gateway. `max_jobs_of`: a tenant's quota of jobs that wait or run; 0 for none."""
+    """The jobs of a gateway. `tenants`: their quotas; None where callers are anonymous. `set_aside`: of a call that
+    waits, which has places of its own.
+    """
 
     def __init__(
         self,
@@ -47,14 +81,20 @@ class Jobs:
         settings: JobSettings,
         pipeline: PipelineSettings,
         catalog: Catalog,
-        max_jobs_of: Callable[[str], int],
+        tenants: Tenants | None,
+        set_aside: Callable[[], AbstractContextManager[None]],
     ) -> None:
+        """Raises SetupError for a secret that cannot be used."""
         self._given_store = store
         self._settings = settings
         self._pipeline = pipeline
         self._catalog = catalog
-        self._max_jobs_of = max_jobs_of
-        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._tenants = tenants
+        self._set_aside = set_aside
+        self._secret = read_secret("--jobs-secret", settings.jobs_secret) if settings.jobs_secret else b""
+        self._is_draining = False
+        self._watches: dict[str, _Watch] = {}
+        self._waits = Shares(_MAX_WAITS)
 
     async def submit(self, submitted: SubmitInferenceRequest, call: Call) -> Operation:
         """Stores a job. Raises NeuronpipeError as jobs.proto says."""
@@ -87,25 +127,32 @@ class Jobs:
     ) -> Operation:
         """Stores a job, or finds the one with the same id and content."""
         tenant, id, digest = call.caller.tenant, new_id(), hashlib.sha256(content).hexdigest()
+        priority = PRIORITIES[submitted.priority]
+        if priority == "high" and self._tenants and not self._tenants.is_interactive(tenant):
+            priority = "normal"
         fields: dict[str, str | int] = {
             "request_id": submitted.request_id,
             "trace": call.trace.traceparent if call.trace else "",
             "notify": "",
             "limit": submitted.work_limit_s or _WORK_LIMIT_S,
+            **about,
         }
+        if self._secret:
+            own = [id, tenant, priority, digest, *(str(fields[name]) for name in SIGNED_FIELDS)]
+            fields["signature"] = job_signature(self._secret, own)
         new = NewJob(
             id=id,
             key=_key(tenant, submitted.request_id or id),
             digest=digest,
             tenant=tenant,
-            priority=PRIORITIES[submitted.priority],
+            priority=priority,
             request=content,
             ttl_s=submitted.time_to_live_s or self._settings.jobs_ttl_s,
             retention_s=self._settings.jobs_retention_s,
-            fields={**fields, **about},
+            fields=fields,
         )
-        limits = self._settings.jobs_max_open, self._max_jobs_of(tenant)
-        known, known_digest = await self._store.submit(new, *limits)
+        of_tenant = (self._tenants.max_jobs(tenant), self._settings.jobs_max_tenant_bytes) if self._tenants else (0, 0)
+        known, known_digest = await self._store.submit(new, self._settings.jobs_max_open, *of_tenant)
         if known_digest != digest:
             raise AlreadyExists("request_id: another job has it, with other content")
         return (await self._find(known, tenant)).operation()
@@ -115,38 +162,49 @@ class Jobs:
         return (await self._find(id_of(name), call.caller.tenant)).operation()
 
     async def list_jobs(self, page_size: int, page_token: str, call: Call) -> ListOperationsResponse:
-        """The caller's jobs, the newest first."""
+        """The caller's jobs, the newest first. Large results make a page shorter."""
         count = min(page_size if page_size > 0 else _DEFAULT_PAGE, _MAX_PAGE)
         if page_token and not (page_token.isalnum() and page_token.isascii()):
             raise InvalidInput("page_token", "is none that an answer had")
-        found = await self._store.jobs_of(call.caller.tenant, page_token, count)
+        found, has_more = await self._store.jobs_of(call.caller.tenant, page_token, count)
         response = ListOperationsResponse(operations=[job.operation() for job in found])
-        if len(found) == count:
+        if has_more:
             response.next_page_token = found[-1].id
         return response
 
     async def wait(self, name: str, timeout_s: float | None, call: Call) -> Operation:
-        """A job once it has ended, or as it is when the time is over. `timeout_s`: None for as long as the call."""
+        """A job once it has ended, or as it is when the time is over. `timeout_s`: None for as long as the call, and
+        as the longest wait. Raises Overloaded where the tenant waits for as many jobs as it may.
+        """
+        id, tenant = id_of(name), call.caller.tenant
         limits = [limit for limit in (timeout_s, call.remaining_s) if limit is not None]
-        id, timer = id_of(name), asyncio.timeout(max(0.0, min(limits)) if limits else None)
-        job = await self._find(id, call.caller.tenant)
-        ended = asyncio.Event()
-        waiting = self._waiting.setdefault(id, set())
-        waiting.add(ended)
+        job = await self._find(id, tenant)
+        if job.end:
+            return job.operation()
+        if not self._waits.has_room(tenant):
+            raise Overloaded(f"{self._waits.total} calls wait for jobs, the limit", _PAUSE_S)
+        self._waits.take(tenant)
         try:
-            async with timer:
-                while not job.end:
-                    job = await self._find(id, call.caller.tenant)
-                    if not job.end:
-                        await _wait_for(ended, _LOOK_EVERY_S)
-        except TimeoutError:
-            if not timer.expired():
-                raise
+            with self._set_aside():
+                return await self._wait(job, min([*limits, _MAX_WAIT_S]))
         finally:
-            waiting.discard(ended)
-            if not waiting:
-                self._waiting.pop(id, None)
-        return job.operation()
+            self._waits.give_back(tenant)
+
+    async def _wait(self, job: Job, seconds: float) -> Operation:
+        id = job.id
+        watch = self._watches.get(id) or self._watches.setdefault(id, _Watch(job))
+        watch.waiters += 1
+        watch.looking = watch.looking or asyncio.create_task(self._look(watch))
+        try:
+            await asyncio.wait([watch.looking], timeout=max(0.0, seconds))
+            if watch.looking.done():
+                watch.looking.result()
+            return watch.job.operation()
+        finally:
+            watch.waiters -= 1
+            if not watch.waiters:
+                watch.looking.cancel()
+                self._watches.pop(id)
 
     async def cancel(self, name: str, call: Call) -> None:
         """Ends a job that has not ended. Its work stops within seconds. Raises JobNotFound."""
@@ -157,6 +215,12 @@ class Jobs:
         """Deletes a job and its result; cancels it first where it has not ended. Raises JobNotFound."""
         await self.cancel(name, call)
         await self._store.delete(id_of(name))
+
+    async def drain(self) -> None:
+        """Answers those who wait."""
+        self._is_draining = True
+        for watch in self._watches.values():
+            watch.ended.set()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -189,13 +253,22 @@ class Jobs:
             job = await store.get(id) or job
         return job
 
+    async def _look(self, watch: _Watch) -> None:
+        """Returns once a job has ended, or the gateway drains: callers ask another one then. Raises JobNotFound, and
+        Unavailable where Redis does not answer.
+        """
+        while not watch.job.end and not self._is_draining:
+            await _wait_for(watch.ended, _LOOK_EVERY_S)
+            watch.ended.clear()
+            watch.job = await self._find(watch.job.id, watch.job.tenant)
+
     async def _listen(self, store: "JobStore") -> None:
         while True:
             try:
                 async with store.listening("ended") as ended:
                     async for id in ended:
-                        for event in self._waiting.get(id, ()):
-                            event.set()
+                        if watch := self._watches.get(id):
+                            watch.ended.set()
             except NeuronpipeError:
                 await asyncio.sleep(_PAUSE_S)
 
@@ -223,6 +296,9 @@ class Jobs:
             if uri := getattr(submitted, field):
                 self._check_uri(field, uri, tenant)
         if submitted.notification_url:
+            if len(submitted.notification_url) > _MAX_URL:
+                problem = f"{len(submitted.notification_url)} characters, the limit is {_MAX_URL}"
+                raise InvalidInput("notification_url", problem)
             try:
                 check_host(submitted.notification_url, self._settings.jobs_notification_hosts)
             except ValueError as error:

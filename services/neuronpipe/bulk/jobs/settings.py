@@ -1,6 +1,8 @@
 """The settings of jobs: at a gateway, and of workers."""
 
+from pathlib import Path
 from typing import Self
+from urllib.parse import quote
 
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -14,6 +16,7 @@ from neuronpipe.platform.tls import TlsFiles
 MAX_TTL_S = 7 * 86_400
 MAX_WORK_S = 3600
 _TENANT = "{tenant}"
+_MIN_SECRET_BYTES = 32
 
 
 class JobStoreSettings(Settings):
@@ -30,6 +33,11 @@ class JobStoreSettings(Settings):
         pattern=r"^[^:]{1,64}$",
         description="prefix of the keys of jobs, without a colon; gateways and workers of a deployment have the same",
     )
+    jobs_secret: str = Field(
+        "",
+        description="file of the secret with which gateways sign jobs, of 32 bytes or more; workers that have it run "
+        "only what is signed; read at start; empty: any writer of the Redis of jobs can run any",
+    )
 
 
 class JobSettings(JobStoreSettings):
@@ -42,6 +50,12 @@ class JobSettings(JobStoreSettings):
     )
     jobs_max_open: int = Field(
         100_000, ge=1, description="jobs that wait or run, of all callers; more are refused with RESOURCE_EXHAUSTED"
+    )
+    jobs_max_tenant_bytes: int = Field(
+        64 << 20,
+        ge=1 << 10,
+        description="memory of Redis for the jobs of one tenant, with the results of those that have ended, in bytes; "
+        "more are refused likewise",
     )
     jobs_max_inputs: int = Field(1000, ge=1, description="maximum number of inputs in a job that is not from a URI")
     jobs_max_payload_bytes: int = Field(
@@ -74,12 +88,30 @@ class JobSettings(JobStoreSettings):
     def job_folders(self, tenant: str) -> list[ObjectUri]:
         """Where a tenant's jobs may read and write."""
         given = filter(None, map(str.strip, self.jobs_uris.split(",")))
-        return [ObjectUri.parse(text.replace(_TENANT, tenant)) for text in given]
+        return [ObjectUri.parse(text.replace(_TENANT, _step(tenant))) for text in given]
 
     def sagemaker_folder(self, tenant: str) -> str:
         """Where results for SageMaker's clients go, with a slash at its end; empty for nowhere."""
-        folder = self.jobs_sagemaker_output.replace(_TENANT, tenant)
+        folder = self.jobs_sagemaker_output.replace(_TENANT, _step(tenant))
         return f"{folder.rstrip('/')}/" if folder else ""
+
+
+def _step(tenant: str) -> str:
+    """A tenant's name as one step of a URI's path: what is more than letters, digits and -._~ is quoted in the path,
+    and once more in its URI.
+    """
+    return quote(quote(tenant, safe=""), safe="")
+
+
+def read_secret(option: str, file: str) -> bytes:
+    """The secret of a file. Raises SetupError."""
+    try:
+        secret = Path(file).read_bytes().strip()
+    except OSError as error:
+        raise SetupError(f"{option} {file}: {error.strerror}") from error
+    if len(secret) < _MIN_SECRET_BYTES:
+        raise SetupError(f"{option} {file}: has {len(secret)} bytes, must have {_MIN_SECRET_BYTES} or more")
+    return secret
 
 
 class JobCommandSettings(JobStoreSettings):

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from redis.asyncio import Redis, RedisCluster
@@ -23,6 +24,10 @@ ReplyT = TypeVar("ReplyT")
 _STREAMS = ("high", "normal", "low")
 _MIN_VERSION = 7
 _TIMEOUT_S = 5.0
+# Commands at once, which wait for each other instead of for connections.
+_CONNECTIONS = 32
+# Results in one list of jobs; the last one may exceed it.
+_MAX_LISTED_BYTES = 2 << 20
 _FULL_RETRY_S = 30.0
 _PAUSE_S = 1.0
 
@@ -47,6 +52,7 @@ class JobStore:
         self._client: Redis = client
         self._prefix = settings.jobs_redis_prefix
         self._is_checked = False
+        self._places = asyncio.Semaphore(_CONNECTIONS)
         sources = {name: source for name, source in vars(scripts).items() if name.isupper() and name[0] != "_"}
         self._scripts = {name: client.register_script(source) for name, source in sources.items()}
 
@@ -92,16 +98,23 @@ class JobStore:
         seconds, microseconds = await self._ask(self._client.time())
         return bool(seconds * 1000 + microseconds // 1000 >= job.expires_ms)
 
-    async def submit(self, new: NewJob, max_open: int, max_of_tenant: int) -> tuple[str, str]:
-        """Stores a job. Returns its id and digest, or those of the job that has its key already. Raises Overloaded."""
+    async def submit(self, new: NewJob, max_open: int, max_of_tenant: int, max_bytes: int) -> tuple[str, str]:
+        """Stores a job. Returns its id and digest, or those of the job that has its key already. Raises Overloaded.
+        `max_of_tenant`, `max_bytes`: its open jobs, and memory of all that are kept; 0 for no limit.
+        """
         fields = [str(part) for name_and_value in new.fields.items() for part in name_and_value]
-        limits = (max_open, max_of_tenant)
+        limits = (max_open, max_of_tenant, max_bytes)
         content = (new.id, new.key, new.digest, new.priority, new.tenant, new.request)
         reply = await self._run("SUBMIT", *content, new.ttl_s * 1000, new.retention_s, *limits, *fields)
         id, digest = (part.decode() for part in reply)
         if not id:
-            whose, limit = ("all callers", max_open) if digest == "all" else (f"tenant {new.tenant!r}", max_of_tenant)
-            raise Overloaded(f"{limit} jobs of {whose} wait or run, the limit", _FULL_RETRY_S)
+            problems = {
+                "all": f"{max_open} jobs of all callers wait or run, the limit",
+                "tenant": f"{max_of_tenant} jobs of tenant {new.tenant!r} wait or run, the limit",
+                "bytes": f"the jobs of tenant {new.tenant!r} and their results have {max_bytes} bytes, the limit: "
+                "delete those that are no longer needed",
+            }
+            raise Overloaded(problems[digest], _FULL_RETRY_S)
         return id, digest
 
     async def get(self, id: str) -> Job | None:
@@ -110,28 +123,36 @@ class JobStore:
         fields = await self._ask(self._client.hgetall(f"{self._prefix}:job:{id}"))
         return Job.of(id, fields) if fields else None
 
-    async def jobs_of(self, tenant: str, before: str, count: int) -> Sequence[Job]:
-        """A tenant's jobs, the newest first. `before`: the id of the last one that was listed; empty for the first."""
+    async def jobs_of(self, tenant: str, before: str, count: int) -> tuple[Sequence[Job], bool]:
+        """A tenant's jobs, the newest first, without their requests, and whether there may be more: fewer than `count`
+        are listed where their results are large. `before`: the id of the last one that was listed; empty for the first.
+        """
         await self.check()
         listed, skip = f"{self._prefix}:jobs:{tenant}", 0
         found: list[Job] = []
+        left_bytes = _MAX_LISTED_BYTES
         if before:
             place = await self._ask(self._client.zrevrank(listed, before))
             skip = 0 if place is None else int(place) + 1
-        while len(found) < count:
-            ids: list[bytes] = await self._ask(self._client.zrevrange(listed, skip, skip + count - 1))
-            jobs = [await self.get(id.decode()) for id in ids]
-            found += filter(None, jobs)
-            if gone := [id for id, job in zip(ids, jobs, strict=True) if job is None]:
-                await self._ask(self._client.zrem(listed, *gone))
-            if len(ids) < count:
-                break
-            skip += len(ids) - len(gone)
-        return found[:count]
+        while ids := await self._ask(self._client.zrevrange(listed, skip, skip + count - 1)):
+            for id in ids:
+                job = await self.get(id.decode())
+                if job is None:
+                    await self._ask(self._client.zrem(listed, id))
+                    continue
+                skip += 1
+                found.append(replace(job, request=b""))
+                left_bytes -= len(job.end)
+                if len(found) == count or left_bytes <= 0:
+                    return found, True
+        return found, False
 
-    async def take(self, worker: str, lease_s: float, count: int) -> list[TakenJob]:
-        """Takes jobs for a worker, those of workers that have died first."""
-        found = await self._run("TAKE", worker, round(lease_s * 1000), count)
+    async def take(self, worker: str, lease_s: float, count: int, closed_s: Mapping[str, float]) -> list[TakenJob]:
+        """Takes jobs for a worker, those of workers that have died first. `closed_s`: tenants whose jobs wait for so
+        many seconds, behind those of others.
+        """
+        closed = [part for tenant, seconds in closed_s.items() for part in (tenant, round(seconds * 1000))]
+        found = await self._run("TAKE", worker, round(lease_s * 1000), count, *closed)
         return [
             TakenJob(
                 Job.of(id.decode(), dict(zip(fields[::2], fields[1::2], strict=True))), entry.decode(), left / 1000
@@ -205,7 +226,7 @@ class JobStore:
 
             async def messages() -> AsyncIterator[str]:
                 while True:
-                    message = await self._ask(pubsub.get_message(timeout=_TIMEOUT_S / 2))
+                    message = await self._told(pubsub.get_message(timeout=_TIMEOUT_S / 2))
                     if message:
                         yield message["data"].decode()
 
@@ -228,6 +249,10 @@ class JobStore:
         return await self._ask(self._scripts[script](keys=[], args=[self._prefix, *arguments]))
 
     async def _ask(self, reply: "Awaitable[ReplyT] | Any") -> Any:
+        async with self._places:
+            return await self._told(reply)
+
+    async def _told(self, reply: "Awaitable[ReplyT] | Any") -> Any:
         try:
             return await reply
         except OutOfMemoryError as error:

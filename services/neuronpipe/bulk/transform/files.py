@@ -15,14 +15,14 @@ import os
 import re
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 from neuronpipe.bulk.transform.formats import COMPRESSIONS, ENDINGS
 from neuronpipe.core.errors import SetupError
-from neuronpipe.platform.storage import ObjectUri, StorageError, fetch, list_objects, size_of, store
+from neuronpipe.platform.storage import BucketFolder, ObjectUri, StorageError, fetch, list_objects
 
 _READ_BYTES = 1 << 20
 _ENDINGS = tuple(
@@ -147,16 +147,27 @@ def _unreadable(file: str, error: OSError) -> SetupError:
     return SetupError(f"{file}: cannot be read: {os.strerror(error.errno or errno.EIO)}")
 
 
-class NewFile(Protocol):
+class NewFile:
     """A file that has no name until it is complete."""
 
-    file: BinaryIO
+    def __init__(self, path: object, file: BinaryIO, keep: Callable[[], None], drop: Callable[[], None]) -> None:
+        """`path`: for messages. `keep`: stores all of the open file under its name. `drop`: deletes what is left."""
+        self.file = file
+        self._path = path
+        self._keep = keep
+        self._drop = drop
 
     def complete(self) -> None:
         """Gives the file its name, when all of it is stored. Raises SetupError."""
+        with unwritable(self._path):
+            self._keep()
+            self.file.close()
 
     def discard(self) -> None:
         """Deletes what was written, unless it is complete."""
+        with contextlib.suppress(OSError):  # what is left to be written finds no room, either
+            self.file.close()
+        self._drop()
 
 
 class Folder(Protocol):
@@ -180,7 +191,7 @@ class Folder(Protocol):
 
 def open_folder(name: str) -> Folder:
     """The folder of a path or a URI. Raises SetupError."""
-    return _BucketFolder(object_uri(name)) if is_object(name) else _LocalFolder(Path(name))
+    return _S3Folder(object_uri(name)) if is_object(name) else _LocalFolder(Path(name))
 
 
 def write_file(folder: Folder, name: str, content: bytes) -> None:
@@ -194,36 +205,24 @@ def write_file(folder: Folder, name: str, content: bytes) -> None:
         new.discard()
 
 
-class _LocalFile:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-        with unwritable(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.file: BinaryIO = self._unfinished.open("wb")
-
-    def complete(self) -> None:
-        """See NewFile."""
-        with unwritable(self._path):
-            self.file.flush()
-            os.fsync(self.file.fileno())
-            self.file.close()
-            self._unfinished.replace(self._path)
-
-    def discard(self) -> None:
-        """See NewFile."""
-        with contextlib.suppress(OSError):  # what is left to be written finds no room, either
-            self.file.close()
-        self._unfinished.unlink(missing_ok=True)
-
-
 class _LocalFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def create(self, name: str) -> NewFile:
         """See Folder."""
-        return _LocalFile(self._path / name)
+        path = self._path / name
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+        with unwritable(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = unfinished.open("wb")
+
+        def keep() -> None:
+            file.flush()
+            os.fsync(file.fileno())
+            unfinished.replace(path)
+
+        return NewFile(path, file, keep, lambda: unfinished.unlink(missing_ok=True))
 
     def read(self, name: str) -> bytes | None:
         """See Folder."""
@@ -262,62 +261,42 @@ class _LocalFolder:
             path.unlink(missing_ok=True)
 
 
-class _BucketFile:
-    """Written to a temporary file, which is uploaded when it is complete."""
-
+class _S3Folder:
     def __init__(self, uri: ObjectUri) -> None:
         self._uri = uri
-        with unwritable(uri):
-            self.file: BinaryIO = tempfile.TemporaryFile("w+b")  # noqa: SIM115 (closed by discard)
-
-    def complete(self) -> None:
-        """See NewFile."""
-        with unwritable(self._uri):
-            self.file.seek(0)
-            store(self.file, self._uri)
-            self.file.close()
-
-    def discard(self) -> None:
-        """See NewFile."""
-        self.file.close()
-
-
-class _BucketFolder:
-    def __init__(self, uri: ObjectUri) -> None:
-        self._uri = uri
+        with naming(str(uri)):
+            self._objects = BucketFolder(uri)
 
     def create(self, name: str) -> NewFile:
-        """See Folder."""
-        return _BucketFile(self._object(name))
+        """See Folder. It is written to a temporary file, which is uploaded when it is complete."""
+        uri = self._objects.uri(name)
+        with unwritable(uri):
+            file = cast(BinaryIO, tempfile.TemporaryFile("w+b"))  # noqa: SIM115 (closed by discard)
+
+        def keep() -> None:
+            file.seek(0)
+            self._objects.store(name, file)
+
+        return NewFile(uri, file, keep, lambda: None)
 
     def read(self, name: str) -> bytes | None:
         """See Folder."""
-        with naming(str(self._object(name))), tempfile.TemporaryFile("w+b") as file:
-            try:
-                fetch(self._object(name), file)
-            except StorageError as error:
-                if isinstance(error.__cause__, FileNotFoundError):
-                    return None
-                raise
-            file.seek(0)
-            return file.read()
+        with naming(self._objects.uri(name)):
+            found = self._objects.read(name)
+        return found.data if found else None
 
     def sizes(self, names: list[str]) -> dict[str, int]:
         """See Folder."""
         with naming(str(self._uri)):
-            found = {name: size_of(self._object(name)) for name in names}
+            found = {name: self._objects.size(name) for name in names}
         return {name: size for name, size in found.items() if size is not None}
 
     def names(self, folder: str) -> list[str]:
         """See Folder."""
-        prefix = self._object(f"{folder}/")
-        with naming(str(prefix)):
-            return [f"{folder}/{uri.path.removeprefix(prefix.path)}" for uri in list_objects(prefix)]
+        with naming(str(self._uri)):
+            return sorted(one.name for one in self._objects.list_all() if one.name.startswith(f"{folder}/"))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """See Folder. S3 has no locks: two runs would do the same work, and write the same."""
         yield
-
-    def _object(self, name: str) -> ObjectUri:
-        return ObjectUri(self._uri.scheme, self._uri.bucket, f"{self._uri.path.rstrip('/')}/{name}".lstrip("/"))

@@ -18,9 +18,16 @@ import ray
 import ray.data
 
 from neuronpipe.bulk.transform.near_engine import TransformSettings, find_bundle, running_near_engine
-from neuronpipe.bulk.transform.plan import DoneShard, Shard
 from neuronpipe.bulk.transform.run import RunShards
-from neuronpipe.bulk.transform.shards import NAMED_ERRORS, Progress, RowError, ShardWork, run_shards
+from neuronpipe.bulk.transform.shards import (
+    NAMED_ERRORS,
+    DoneShard,
+    Progress,
+    RowError,
+    Shard,
+    ShardWork,
+    run_shards,
+)
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 
 LOCAL = "local"

@@ -15,9 +15,9 @@ from google.protobuf.message import Message
 from pydantic import TypeAdapter
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
-from neuronpipe.bulk.transform.formats.base import Column, Kind, Record, Row
+from neuronpipe.bulk.transform.formats import Column, Kind, Record, Row
 from neuronpipe.bulk.transform.request import Answer, Outcome
-from neuronpipe.client.features import to_array
+from neuronpipe.client.task_call import to_array
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from neuronpipe.doors.http.bodies import check_body
 from neuronpipe.doors.http.openai import EMBEDDINGS, EmbeddingsRequest, embeddings_answer, embeddings_inputs

@@ -1,28 +1,114 @@
-"""A whole run: reads the input, goes on where a run before has ended, shows its progress, and reports."""
+"""A whole run: cuts the input into shards, goes on where a run before has ended, shows its progress, and reports."""
 
+import hashlib
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
-from neuronpipe.bulk.transform.files import find_inputs, open_folder, write_file
-from neuronpipe.bulk.transform.formats import find_format
-from neuronpipe.bulk.transform.plan import (
-    DoneShard,
-    Input,
-    Manifest,
-    Shard,
-    check_columns,
-    fingerprint,
-    kept_columns,
-    scan_input,
+from neuronpipe.bulk.transform.files import (
+    digest,
+    find_inputs,
+    local_copy,
+    naming,
+    open_folder,
+    open_input,
+    write_file,
 )
+from neuronpipe.bulk.transform.formats import Column, Format, Kind, find_format, format_of
 from neuronpipe.bulk.transform.request import Engine, ModelFacts, TransformRequest
 from neuronpipe.bulk.transform.rows import OpenAiRows, RowTask, TaskRows
-from neuronpipe.bulk.transform.shards import NAMED_ERRORS, Progress, RowError, ShardWork, run_shards
+from neuronpipe.bulk.transform.shards import (
+    NAMED_ERRORS,
+    DoneShard,
+    Manifest,
+    Progress,
+    RowError,
+    Shard,
+    ShardWork,
+    run_shards,
+)
 from neuronpipe.core.errors import SetupError
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file of the input. `digest`: SHA-256 of the file as it is stored."""
+
+    file: str
+    digest: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """All rows: the files, cut into shards. `kinds`: of columns that have types, by their names."""
+
+    format: str
+    files: Sequence[InputFile]
+    shards: Sequence[Shard]
+    columns: Sequence[str]
+    kinds: Mapping[str, Kind]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return sum(shard.rows for shard in self.shards)
+
+
+def scan_input(files: Sequence[str], format_name: str, shard_rows: int) -> Input:
+    """Reads all files once. `format_name`: empty where the files' names say it. Raises SetupError."""
+    names = {format_name or format_of(file) for file in files}
+    if len(names) > 1:
+        raise SetupError(f"--input: files of several formats ({', '.join(sorted(names))}); give those of one in a run")
+    (name,) = names
+    format = find_format(name)
+    found: list[InputFile] = []
+    shards: list[Shard] = []
+    columns: dict[str, None] = {}
+    kinds: dict[str, Kind] = {}
+    for file in files:
+        with naming(file), local_copy(file) as copy:
+            with open_input(copy) as opened:
+                scan = format.scan(opened, shard_rows)
+            if scan.rows:
+                kinds |= _kinds(format, copy, kinds)
+            mark = digest(copy)
+        columns |= dict.fromkeys(scan.columns)
+        for place in scan.starts:
+            rows = min(shard_rows, scan.rows - place.row)
+            shards.append(Shard(len(shards), file, place, rows, scan.columns))
+        found.append(InputFile(file, mark, scan.rows))
+    return Input(name, found, shards, list(columns), kinds)
+
+
+def _kinds(format: Format, file: str, known: Mapping[str, Kind]) -> Mapping[str, Kind]:
+    with open_input(file) as opened:
+        kinds = format.kinds(opened)
+    for column, kind in kinds.items():
+        if known.get(column, kind) != kind:
+            raise SetupError(f"column {column!r} is {kind}, in a file before it is {known[column]}")
+    return kinds
+
+
+def kept_columns(request: TransformRequest, input: Input) -> list[Column]:
+    """The columns that results are joined to. Raises SetupError for one that no file has."""
+    return [Column(name, input.kinds.get(name, "string")) for name in request.keep if _has(input, name, "--keep")]
+
+
+def check_columns(fields: Mapping[str, str], input: Input) -> None:
+    """Raises SetupError for columns of a task's fields that no file has."""
+    for field, column in fields.items():
+        _has(input, column, "--column", f"; name the column of {field!r} by --column {field}=COLUMN")
+
+
+def _has(input: Input, column: str, option: str, hint: str = "") -> bool:
+    if input.rows and column not in input.columns:
+        raise SetupError(f"{option}: the input has no column {column!r}, it has: {', '.join(input.columns)}{hint}")
+    return True
+
 
 _TERMINAL_INTERVAL_S, _LOG_INTERVAL_S = 0.5, 30.0
 
@@ -112,23 +198,22 @@ def make_report(
 ) -> Report:
     """The figures. `new`: the shards of this command."""
 
-    def total(read: Callable[[DoneShard], int], of: Sequence[DoneShard] = shards) -> int:
-        return sum(map(read, of))
+    def total(field: str, of: Sequence[DoneShard] = shards) -> int:
+        return sum(getattr(shard, field) for shard in of)
 
-    rows, new_rows = total(lambda shard: shard.rows), total(lambda shard: shard.rows, new)
-    tokens, padded = total(lambda shard: shard.tokens), total(lambda shard: shard.padded_tokens)
+    rows, new_rows, tokens, padded = total("rows"), total("rows", new), total("tokens"), total("padded_tokens")
     cost = price_per_hour * seconds / 3600 if price_per_hour else None
     return Report(
         model=model,
         rows=rows,
-        errors=total(lambda shard: shard.errors),
+        errors=total("errors"),
         shards=len(shards),
         resumed_rows=rows - new_rows,
         seconds=round(seconds, 3),
         rows_per_s=round(new_rows / max(seconds, 1e-9), 1),
         tokens=tokens,
-        tokens_per_s=round(total(lambda shard: shard.tokens, new) / max(seconds, 1e-9), 1),
-        truncated_tokens=total(lambda shard: shard.truncated_tokens),
+        tokens_per_s=round(total("tokens", new) / max(seconds, 1e-9), 1),
+        truncated_tokens=total("truncated_tokens"),
         padding=round(1 - tokens / padded, 4) if padded else 0.0,
         cost=None if cost is None else round(cost, 6),
         cost_per_million_rows=None if cost is None or not new_rows else round(cost / new_rows * 1e6, 4),
@@ -162,6 +247,8 @@ def _duration(seconds: float) -> str:
 
 
 REPORT_FILE = "_report.json"
+# Of the fingerprint. A change in how rows are read, batches are made or results are written needs a new one.
+_FORM = 1
 
 # Runs shards, yields each when it is complete, and tells of rows that are done.
 RunShards = Callable[[Sequence[Shard], ShardWork, Callable[[Progress], None]], AsyncIterator[DoneShard]]
@@ -175,7 +262,6 @@ class Plan:
     input: Input
     work: ShardWork
     model: ModelFacts
-    fingerprint: str
 
 
 def make_plan(request: TransformRequest, model: ModelFacts, template: TaskInput) -> Plan:
@@ -184,9 +270,7 @@ def make_plan(request: TransformRequest, model: ModelFacts, template: TaskInput)
     output_format = request.output_format or input.format
     find_format(output_format)
     rows: RowTask = OpenAiRows(model.name) if input.format == "openai" else _task_rows(request, input, template)
-    mark = fingerprint(request, input, model, output_format)
-    work = ShardWork(request.output, input.format, output_format, rows)
-    return Plan(request, input, work, model, mark)
+    return Plan(request, input, ShardWork(request.output, input.format, output_format, rows), model)
 
 
 def _task_rows(request: TransformRequest, input: Input, template: TaskInput) -> TaskRows:
@@ -212,7 +296,7 @@ async def run_plan(plan: Plan, run: RunShards, say: Callable[[str], None]) -> Re
     manifest = Manifest(folder)
     with folder.locked():
         try:
-            manifest.begin(plan.fingerprint, _describe(plan))
+            manifest.begin(*_describe(plan))
         except SetupError as error:
             raise SetupError(f"--output {plan.request.output}: {error}") from error
         done = manifest.done()
@@ -244,10 +328,12 @@ def run_with(engine: Engine) -> RunShards:
     return lambda shards, work, note: run_shards(shards, work, engine, note)
 
 
-def _describe(plan: Plan) -> dict[str, object]:
-    """What a person can tell runs apart by. The fingerprint is what counts."""
+def _describe(plan: Plan) -> tuple[str, dict[str, object]]:
+    """The fingerprint that two runs have in common if the same command would write the same files, and what a person
+    can tell runs apart by: the same, with the names of files.
+    """
     request, model = plan.request, plan.model
-    return {
+    found: dict[str, object] = {
         "model": f"{model.name} {model.version}",
         "digest": model.digest,
         "batching": model.batching,
@@ -260,3 +346,5 @@ def _describe(plan: Plan) -> dict[str, object]:
         "prefix": request.prefix,
         "shard_rows": request.shard_rows,
     }
+    parts = {**found, "form": _FORM, "input": [(file.digest, file.rows) for file in plan.input.files]}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(), found

@@ -1,20 +1,102 @@
-"""Runs shards: rows in, a file of results out, its line in the manifest last."""
+"""Runs shards: rows in, a file of results out, its line in the manifest last.
+
+So what is listed is there, whoever wrote it, on this machine or another one, and no file is ever added to.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
-from neuronpipe.bulk.transform.files import naming, open_folder, open_input, unwritable
-from neuronpipe.bulk.transform.formats import find_format
-from neuronpipe.bulk.transform.formats.base import Row, RowReader
-from neuronpipe.bulk.transform.plan import DoneShard, Manifest, Shard
+from neuronpipe.bulk.transform.files import Folder, naming, open_folder, open_input, unwritable, write_file
+from neuronpipe.bulk.transform.formats import Place, Row, find_format
 from neuronpipe.bulk.transform.request import Answer, Engine, Outcome
 from neuronpipe.bulk.transform.rows import RowTask, is_failed
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from neuronpipe.gateway.many import answer_in_order
+
+RUN_FILE = "_run.json"
+MANIFEST_FILE = "_manifest.jsonl"
+_SHARDS = "_shards"
+
+
+@dataclass(frozen=True, slots=True)
+class DoneShard:
+    """A shard whose results are complete. `first_row`: in its file, from 0 on. Tokens: of rows that succeeded."""
+
+    number: int
+    file: str
+    size_bytes: int
+    input: str
+    first_row: int
+    rows: int
+    errors: int
+    tokens: int
+    truncated_tokens: int
+    padded_tokens: int
+
+
+class Manifest:
+    """The list of a run's shards, in its output folder."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+
+    def begin(self, fingerprint: str, description: dict[str, object]) -> None:
+        """Begins a run, or goes on with it. Raises SetupError for a folder of another run, naming what differs."""
+        new = {"fingerprint": fingerprint, **description}
+        if (content := self._folder.read(RUN_FILE)) is None:
+            write_file(self._folder, RUN_FILE, (json.dumps(new, indent=2) + "\n").encode())
+            return
+        old = json.loads(content)
+        if old.get("fingerprint") != fingerprint:
+            changed = [name for name in new if name != "fingerprint" and new[name] != old.get(name)]
+            raise SetupError(
+                f"holds a run that differs in {', '.join(changed) or 'its input'}; choose another folder, or delete it"
+            )
+
+    def add(self, shard: DoneShard) -> None:
+        """Lists a shard whose file of results is there. Raises SetupError."""
+        write_file(self._folder, f"{_SHARDS}/{shard.number:05d}.json", _line(shard))
+
+    def done(self) -> list[DoneShard]:
+        """The shards that are listed, and whose results are there, in order. Raises SetupError."""
+        listed = [
+            DoneShard(**json.loads(self._folder.read(name) or b""))
+            for name in self._folder.names(_SHARDS)
+            if name.endswith(".json")
+        ]
+        sizes = self._folder.sizes([shard.file for shard in listed])
+        found = [shard for shard in listed if sizes.get(shard.file) == shard.size_bytes]
+        return sorted(found, key=lambda shard: shard.number)
+
+    def complete(self, shards: Sequence[DoneShard]) -> None:
+        """Writes the list of all shards into one file. Raises SetupError."""
+        write_file(self._folder, MANIFEST_FILE, b"".join(map(_line, shards)))
+
+
+def _line(shard: DoneShard) -> bytes:
+    return json.dumps(asdict(shard)).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Neighbouring rows of one file, which become one file of results."""
+
+    number: int
+    file: str
+    place: Place
+    rows: int
+    columns: Sequence[str]
+
+    def name(self, ending: str) -> str:
+        """The name of its file of results."""
+        return f"part-{self.number:05d}{ending}"
+
 
 # Of the rows that failed, so many are named.
 NAMED_ERRORS = 5
@@ -183,27 +265,24 @@ class _Windows:
 def _read_windows(shards: Iterable[Shard], work: ShardWork, window_rows: int) -> Generator[_Window, None, None]:
     """The rows of the shards. A file stays open for the shards that follow each other in it."""
     format = find_format(work.input_format)
-    reader: RowReader | None = None
-    at: tuple[str, int] = "", 0
-    try:
+    rows: Iterator[Row] = iter(())
+    at: tuple[str, int] | None = None
+    with contextlib.ExitStack() as opened:
         for shard in shards:
             with naming(shard.file):
-                if reader is None or at != (shard.file, shard.place.row):
-                    if reader:
-                        reader.close()
-                    reader = format.open_reader(open_input(shard.file), shard.place, shard.columns)
+                if at != (shard.file, shard.place.row):
+                    opened.close()
+                    file = opened.enter_context(contextlib.closing(open_input(shard.file)))
+                    rows = format.read(file, shard.place, shard.columns)
                 for first in range(0, shard.rows, window_rows):
                     count = min(window_rows, shard.rows - first)
-                    rows = reader.read(count)
-                    if len(rows) < count:
+                    found = list(itertools.islice(rows, count))
+                    if len(found) < count:
                         raise SetupError("has changed since the run began: it has fewer rows")
                     is_last = first + window_rows >= shard.rows
-                    inputs = [_inputs(work.task, row) for row in rows]
-                    yield _Window(shard, shard.place.row + first, rows, inputs, is_last)
+                    inputs = [_inputs(work.task, row) for row in found]
+                    yield _Window(shard, shard.place.row + first, found, inputs, is_last)
             at = shard.file, shard.place.row + shard.rows
-    finally:
-        if reader:
-            reader.close()
 
 
 def _inputs(task: RowTask, row: Row) -> Sequence[TaskInput] | InvalidInput:

@@ -1,51 +1,17 @@
-"""One file for each task, with what the compiler needs to know about it."""
+"""What the compiler needs to know about each task: a constant of its name, in one of the files here."""
 
 from pathlib import Path
 
 import transformers
 
-from neuronpipe.compiler.modules import SourceModule, pretrained_model
-from neuronpipe.compiler.source import check_tokens
+from neuronpipe.compiler.modules import SourceModule, check_missing, check_tokens, pretrained_model
+from neuronpipe.compiler.tasks import images, labels, texts, vectors
 from neuronpipe.compiler.tasks.base import SourceTask
-from neuronpipe.compiler.tasks.fill_mask import FILL_MASK
-from neuronpipe.compiler.tasks.images import IMAGE_CLASSIFICATION, IMAGE_EMBEDDING, ZERO_SHOT_IMAGE_CLASSIFICATION
-from neuronpipe.compiler.tasks.labels import (
-    QUESTION_ANSWERING,
-    RERANK,
-    TEXT_CLASSIFICATION,
-    TOKEN_CLASSIFICATION,
-    ZERO_SHOT_CLASSIFICATION,
-)
-from neuronpipe.compiler.tasks.texts import SUMMARIZATION, TEXT_GENERATION, TRANSLATION
-from neuronpipe.compiler.tasks.vectors import (
-    FEATURE_EXTRACTION,
-    MULTI_VECTOR_EMBEDDING,
-    SENTENCE_EMBEDDING,
-    SENTENCE_SIMILARITY,
-    SPARSE_EMBEDDING,
-)
 from neuronpipe.compiler.tokenizers import SourceTokenizer
-from neuronpipe.compiler.weights import check_missing
+from neuronpipe.tasks import TASKS
 
-SOURCE_TASKS: dict[str, SourceTask] = {
-    "text_classification": TEXT_CLASSIFICATION,
-    "sentence_embedding": SENTENCE_EMBEDDING,
-    "question_answering": QUESTION_ANSWERING,
-    "token_classification": TOKEN_CLASSIFICATION,
-    "fill_mask": FILL_MASK,
-    "feature_extraction": FEATURE_EXTRACTION,
-    "sentence_similarity": SENTENCE_SIMILARITY,
-    "rerank": RERANK,
-    "zero_shot_classification": ZERO_SHOT_CLASSIFICATION,
-    "image_classification": IMAGE_CLASSIFICATION,
-    "text_generation": TEXT_GENERATION,
-    "summarization": SUMMARIZATION,
-    "translation": TRANSLATION,
-    "sparse_embedding": SPARSE_EMBEDDING,
-    "multi_vector_embedding": MULTI_VECTOR_EMBEDDING,
-    "image_embedding": IMAGE_EMBEDDING,
-    "zero_shot_image_classification": ZERO_SHOT_IMAGE_CLASSIFICATION,
-}
+_DECLARED = {name: value for module in (images, labels, texts, vectors) for name, value in vars(module).items()}
+SOURCE_TASKS: dict[str, SourceTask] = {task: _DECLARED[task.upper()] for task in TASKS}
 
 
 def load_module(folder: Path, task: str, tokenizer: SourceTokenizer, attention: str = "") -> SourceModule:

@@ -1,4 +1,5 @@
-"""Compiles for tasks of a label, a score or a span: classification of texts and tokens, reranking, question answering.
+"""Compiles for tasks of a label, a score, a span or a token: classification of texts and tokens, reranking, question
+answering, masks to fill.
 
 Zero-shot classification takes the logits of a model of natural language inference. A reranker is a cross-encoder, a
 classifier of pairs with one label, or a decoder whose yes is scored.
@@ -16,21 +17,17 @@ import torch
 import transformers
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS
-from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, source_module
+from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, choosing, load_weights, source_module
 from neuronpipe.compiler.rerankers import encode_written, entailing, load_decoder_reranker, ranking
 from neuronpipe.compiler.sentence_transformers import last_token, read_json, read_limits, transformer_folder
 from neuronpipe.compiler.source import check_labels
 from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
-from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import TaskFacts
+from neuronpipe.tasks.fill_mask import FillMaskFacts
 from neuronpipe.tasks.question_answering import QuestionAnsweringFacts
 from neuronpipe.tasks.scores import ClassifierFacts, ScoreFunctionName
-
-# Compiles for text classification: the logits of a classifier.
-#
-# The same graph serves two more tasks if its labels allow it.
 
 # Task → its facts about a model; raises SetupError for a model that cannot have the task.
 _FACTS: Mapping[str, Callable[[Path, Any], TaskFacts]] = {
@@ -204,4 +201,68 @@ QUESTION_ANSWERING = SourceTask(
     _same_best_answer,
     np.mean,
     "share of texts with the same best start and end",
+)
+
+
+_POSITION = "mask_position"
+
+
+class _AtPosition(torch.nn.Module):
+    """A masked language model whose head sees one token of each row.
+
+    It is the token at which `mask_position`, int64 [batch, tokens], is 1. A head works on each token by itself, so its
+    result for one token is the same, at a fraction of the cost.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.named = Named(model, "logits")
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+        mask_position: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        assert mask_position is not None  # noqa: S101 (the input that the module is made for)
+
+        with choosing(self.named.model.base_model, lambda vectors: last_token(vectors, mask_position)[:, None]):
+            return {"logits": self.named(input_ids, attention_mask, token_type_ids)["logits"][:, 0]}
+
+
+def _load_fill_mask(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    own = tokenizer.transformers_tokenizer
+    if own.mask_token_id is None:
+        raise SetupError(f"{folder}: its tokenizer has no mask token, so there is nothing to fill")
+    model = load_weights(transformers.AutoModelForMaskedLM, folder)
+    facts = {"fill_mask": FillMaskFacts(mask_token=str(own.mask_token), mask_token_id=int(own.mask_token_id))}
+    return source_module(
+        _AtPosition(model), model, "fill_mask", tokenizer, outputs=("logits",), facts=facts, further_inputs=(_POSITION,)
+    )
+
+
+def _encode_fill_mask(module: SourceModule, texts: Sequence[str]) -> Batch:
+    """The texts with a mask in place of one token in the middle."""
+    batch = dict(encode_texts(module, texts))
+    batch["input_ids"] = batch["input_ids"].copy()
+    rows = np.arange(len(texts))
+    middle = batch["attention_mask"].sum(axis=1) // 2
+    batch[_POSITION] = np.zeros_like(batch["input_ids"])
+    batch[_POSITION][rows, middle] = 1
+    batch["input_ids"][rows, middle] = module.fact("mask_token_id")
+    return batch
+
+
+def _same_best_token(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+    same: Measured = np.equal(outputs["logits"].argmax(axis=1), reference["logits"].argmax(axis=1))
+    return same
+
+
+FILL_MASK = SourceTask(
+    _load_fill_mask,
+    _encode_fill_mask,
+    _same_best_token,
+    np.mean,
+    "share of texts with the same best token in place of a mask",
 )

@@ -12,11 +12,10 @@ from pydantic import ValidationError
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.compiler.architectures import check_kinds, positions, rotary_limit
-from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, source_module
+from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, load_weights, source_module
 from neuronpipe.compiler.sentence_transformers import read_json
 from neuronpipe.compiler.tasks.base import Measured, SourceTask
 from neuronpipe.compiler.tokenizers import SourceTokenizer, language_codes
-from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.tasks.text_generation import GenerationFacts, check_options, complete_options
 from neuronpipe.tasks.text_to_text import TranslationFacts

@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 
 from neuronpipe.compiler.late_interaction import read_late_interaction
-from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, source_module
+from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, load_weights, source_module
 from neuronpipe.compiler.sentence_transformers import (
     default_prompt,
     read_json,
     read_limits,
+    read_modules,
     read_prompts,
     read_sentence_transformer,
     read_settings,
@@ -27,7 +29,6 @@ from neuronpipe.compiler.sentence_transformers import (
 )
 from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
-from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.feature_extraction import FeatureFacts
 from neuronpipe.tasks.multi_vector_embedding import KEPT, SEEN, SEEN_AND_KEPT, MultiVectorFacts
@@ -52,12 +53,18 @@ def _load_feature_extraction(folder: Path, tokenizer: SourceTokenizer) -> Source
     )
 
 
+def _cosines(one: NDArray[Any], other: NDArray[Any]) -> Measured:
+    """The cosine of each pair of vectors, 0 to 1: rounding may exceed 1, and below 0 is as wrong as 0."""
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
+    cosines: Measured = (one * other).sum(axis=-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    return np.clip(cosines, 0, 1)
+
+
 def _smallest_token_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
-    one, other = (vectors[_HIDDEN_STATE].astype(np.float64) for vectors in (outputs, reference))
-    lengths = np.linalg.norm(one, axis=2) * np.linalg.norm(other, axis=2)
-    cosines = (one * other).sum(axis=2) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    cosines = _cosines(outputs[_HIDDEN_STATE], reference[_HIDDEN_STATE])
     smallest: Measured = np.where(batch["attention_mask"] == 1, cosines, 1).min(axis=1)
-    return np.clip(smallest, 0, 1)  # rounding may exceed 1, and below 0 is as wrong as 0
+    return smallest
 
 
 FEATURE_EXTRACTION = SourceTask(
@@ -112,10 +119,7 @@ def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentenc
 
 def cosine_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
     """The cosine similarity of each row's vectors, 0 to 1."""
-    one, other = (vector_of(vectors).astype(np.float64) for vectors in (outputs, reference))
-    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    cosines: Measured = (one * other).sum(axis=1) / np.maximum(lengths, np.finfo(np.float64).tiny)
-    return np.clip(cosines, 0, 1)  # rounding may exceed 1, and below 0 is as wrong as 0
+    return _cosines(vector_of(outputs), vector_of(reference))
 
 
 SENTENCE_EMBEDDING = SourceTask(
@@ -185,24 +189,20 @@ def _load_sparse_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
 
 def _read_pooling(folder: Path) -> dict[str, Any]:
     """The settings of the module SpladePooling; empty for a plain model. Raises SetupError for other modules."""
-    path = folder / "modules.json"
-    modules = read_json(path) if path.is_file() else []
-    kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+    modules = read_modules(folder)
+    kinds = [kind for kind, _ in modules]
     if modules and (len(kinds) != 2 or kinds[0] not in _ENCODERS or kinds[1] != "SpladePooling"):
         raise SetupError(
             f"{folder}: makes sparse vectors by the modules {', '.join(kinds)}; supported is a transformer with "
             "SpladePooling"
         )
-    settings: dict[str, Any] = read_json(folder / modules[1]["path"] / "config.json") if modules else {}
-    return settings
+    return dict(read_json(modules[1][1] / "config.json")) if modules else {}
 
 
 def _weights_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
-    one, other = (vectors[_WEIGHTS].astype(np.float64) for vectors in (outputs, reference))
-    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    both_empty = ~one.any(axis=1) & ~other.any(axis=1)
-    cosines: Measured = (one * other).sum(axis=1) / np.maximum(lengths, np.finfo(np.float64).tiny)
-    return np.where(both_empty, 1.0, np.clip(cosines, 0, 1))
+    one, other = outputs[_WEIGHTS], reference[_WEIGHTS]
+    are_empty = ~one.any(axis=1) & ~other.any(axis=1)
+    return np.where(are_empty, 1.0, _cosines(one, other))
 
 
 SPARSE_EMBEDDING = SourceTask(
@@ -283,12 +283,9 @@ def _encode_multi_vector_embedding(module: SourceModule, texts: Sequence[str]) -
 
 
 def _smallest_vector_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
-    one, other = (vectors[_OUTPUT].astype(np.float64) for vectors in (outputs, reference))
-    lengths = np.linalg.norm(one, axis=2) * np.linalg.norm(other, axis=2)
-    cosines = (one * other).sum(axis=2) / np.maximum(lengths, np.finfo(np.float64).tiny)
     is_kept = np.isin(batch[_ROLE], (KEPT, SEEN_AND_KEPT))
-    smallest: Measured = np.where(is_kept, cosines, 1).min(axis=1)
-    return np.clip(smallest, 0, 1)
+    smallest: Measured = np.where(is_kept, _cosines(outputs[_OUTPUT], reference[_OUTPUT]), 1).min(axis=1)
+    return smallest
 
 
 MULTI_VECTOR_EMBEDDING = SourceTask(

@@ -4,23 +4,27 @@ import asyncio
 import gzip
 import math
 import re
+import sys
 import time
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from neuronpipe.core.addresses import is_loopback
 from neuronpipe.core.callers import current_caller, enter_caller
 from neuronpipe.core.calls import Call, internal_error
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.core.inflating import Truncated
 from neuronpipe.core.names import ON_BEHALF, ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.tracing import SpanContext, new_request_id
 from neuronpipe.doors.http.bodies import read_body, write_body
 from neuronpipe.doors.http.caller import Caller, Receive, too_large
-from neuronpipe.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import JSON, TEXTS, HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import PROBLEM_DETAILS, ErrorForm, Problem, Refused, problem_of
 from neuronpipe.doors.inference import PRIORITY_FIELD, read_priority
 from neuronpipe.platform.process.door import Credentials, Guard
@@ -38,6 +42,9 @@ _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 # connection.
 _DISCARDED_BYTES = 64 << 10
 _TIMEOUT_DIGITS = 9
+# Of a caller's word, in an error.
+_SHOWN = 200
+_OTHER_SITES = (b"cross-site", b"same-site")
 _PRIORITY = PRIORITY_FIELD.encode()
 _ROUTE_KEY = ROUTE_KEY.encode()
 _CREDENTIALS = (b"authorization", ON_BEHALF.encode())
@@ -82,8 +89,16 @@ class App:
     """The application that a server of HTTP calls for every request."""
 
     def __init__(
-        self, routes: Sequence[Route], in_flight: InFlight, max_body_bytes: int, guard: Guard | None = None
+        self,
+        routes: Sequence[Route],
+        in_flight: InFlight,
+        max_file_bytes: int,
+        guard: Guard | None = None,
+        *,
+        max_body_bytes: int = sys.maxsize,
+        hosts: Collection[str] = ("*",),
     ) -> None:
+        """`max_file_bytes`: of all bodies; `max_body_bytes`: of those that are texts. `hosts`: see HttpDoor."""
         self.handlers: Mapping[str, HttpHandler] = {}
         self.is_draining = False
         self._streaming: set[asyncio.Task[Any]] = set()
@@ -91,12 +106,17 @@ class App:
         checked = [route for route in routes if route.takes and not route.is_raw]
         self._readers: dict[str, TypeAdapter[Any]] = {route.key: TypeAdapter(route.takes) for route in checked}
         self._in_flight = in_flight
-        self._max_body_bytes = max_body_bytes
+        self._max_file_bytes = max_file_bytes
+        # Of texts, and the setting that it comes from.
+        self._text_limit = max_file_bytes, "max_message_bytes"
+        if max_body_bytes < max_file_bytes:
+            self._text_limit = max_body_bytes, "http_max_body_bytes"
         self._guard = guard
+        self._hosts = hosts
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """ASGI's entry."""
-        headers: Headers = dict(scope["headers"])
+        headers: Headers = dict(reversed(scope["headers"]))  # the first of a name counts, as over gRPC
         request_id = _request_id(headers)
         caller = Caller(receive, f"{scope['client']}")
         error_form: ErrorForm = PROBLEM_DETAILS
@@ -138,6 +158,8 @@ class App:
         if self._guard and route.service not in self._guard.open_services:
             authorization, on_behalf = (headers.get(name, b"").decode("latin-1") for name in _CREDENTIALS)
             enter_caller(self._guard.identify(Credentials(authorization, on_behalf=on_behalf)))
+        elif not self._guard and "*" not in self._hosts and route.service != "health":
+            _check_page(headers, scope["method"], self._hosts)
         handler = self.handlers.get(route.key)
         if handler is None:
             raise self._in_flight.starting()
@@ -151,10 +173,12 @@ class App:
             body: Any = b""
             if route.method == "POST":
                 self._in_flight.check_room(call.remaining_s)
-                data = await self._read(route, headers, media_type, caller)
-                body = data if route.is_raw else read_body(self._readers[route.key], data)
+                body = await self._read(route, headers, media_type, caller)
+            make = partial(self._in_flight.make, caller.connection, len(body))
+            if route.method == "POST" and not route.is_raw:
+                body = await make(partial(read_body, self._readers[route.key], body))
             caller.watch()
-            response = await handler(HttpRequest(call, names, query, headers, media_type, body))
+            response = await handler(HttpRequest(call, names, query, headers, media_type, body, make))
             if response.stream:
                 streaming.enter_context(counted.pop_all())
             return response
@@ -172,9 +196,11 @@ class App:
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding not in (b"identity", *_COMPRESSED):
             raise Refused(415, "unsupported_media_type", "content-encoding: must be gzip or deflate")
-        limit = self._max_body_bytes
+        limit, setting = self._max_file_bytes, "max_message_bytes"
+        if media_type in TEXTS or not route.takes_media:
+            limit, setting = self._text_limit
         if int(headers.get(b"content-length", b"0")) > limit:
-            raise too_large(limit)
+            raise too_large(limit, setting)
         refusals: list[NeuronpipeError] = []
         timer = asyncio.timeout(None)
 
@@ -182,15 +208,29 @@ class App:
             refusals.append(error)
             timer.reschedule(asyncio.get_running_loop().time())
 
-        async def read() -> bytes:
-            body = await caller.read(limit)
-            return await asyncio.to_thread(_decompress, body, limit) if encoding in _COMPRESSED else body
-
         try:
-            async with timer:
-                return await self._in_flight.receive(caller.connection, read, refuse)
+            with self._in_flight.arriving(caller.connection, refuse) as has_come:
+                async with timer:
+                    body = await caller.read(limit, setting, has_come)
+                    if encoding in _COMPRESSED:
+                        body = await self._decompressed(body, limit, setting, caller.connection)
         except TimeoutError:
             raise refusals[0] from None
+        if len(body) > self._text_limit[0] and not media_type and body.lstrip()[:1] in (b"{", b"["):
+            raise too_large(*self._text_limit)
+        return body
+
+    async def _decompressed(self, data: bytes, limit: int, setting: str, connection: str) -> bytes:
+        """A body that came compressed; a large one counts as what it may become. Raises as `_read`."""
+        try:
+            body = await self._in_flight.inflate(connection, data, _GZIP_OR_ZLIB, limit)
+        except zlib.error:
+            raise InvalidInput("body", "is not compressed as content-encoding says") from None
+        except Truncated:
+            raise InvalidInput("body", "its compressed data ends too early or too late") from None
+        if body is None:
+            raise too_large(limit, setting)
+        return body
 
     async def _send(
         self, response: HttpResponse, request_id: str, headers: Headers, caller: Caller, send: Send
@@ -241,18 +281,25 @@ class App:
         await send({"type": "http.response.body", "body": b""})
 
 
-def _decompress(data: bytes, max_bytes: int) -> bytes:
-    """A body that came compressed. Raises InvalidInput, and Refused for one that is larger than it may be."""
-    reader = zlib.decompressobj(_GZIP_OR_ZLIB)
-    try:
-        body = reader.decompress(data, max_bytes + 1)
-    except zlib.error:
-        raise InvalidInput("body", "is not compressed as content-encoding says") from None
-    if len(body) > max_bytes:
-        raise too_large(max_bytes)
-    if not reader.eof or reader.unused_data:
-        raise InvalidInput("body", "its compressed data ends too early or too late")
-    return body
+def _check_page(headers: Headers, method: str, hosts: Collection[str]) -> None:
+    """Refuses what a page of another site makes a browser send: without credentials it would be taken for its user's
+    own (CSRF), or, if the site's name leads here, answered to the page (DNS rebinding).
+    """
+    host = headers.get(b"host", b"").decode("latin-1").lower()
+    if host and not _is_own(host, hosts):
+        raise Refused(403, "forbidden", f"host: {host[:_SHOWN]!r} is not a name of this gateway (http_hosts)")
+    origin = headers.get(b"origin", b"").decode("latin-1").lower().rpartition("://")[2]
+    is_page_call = headers.get(b"sec-fetch-mode") != b"navigate" or method not in ("GET", "HEAD")
+    if (is_page_call and headers.get(b"sec-fetch-site") in _OTHER_SITES) or (
+        b"origin" in headers and origin != host and not (hosts and _is_own(origin, hosts))
+    ):
+        raise Refused(403, "forbidden", "origin: pages of other sites may not call this gateway (http_hosts)")
+
+
+def _is_own(host: str, hosts: Collection[str]) -> bool:
+    """Whether a name, maybe with a port, is one of the gateway's, or of this machine alone; without any, it is."""
+    name = re.sub(r":\d*$", "", host).strip("[]")
+    return not hosts or name in hosts or name.endswith(".localhost") or is_loopback(f"{name}:0")
 
 
 def _request_id(headers: Headers) -> str:

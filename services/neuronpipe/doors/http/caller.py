@@ -26,18 +26,21 @@ class Caller:
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
 
-    async def read(self, max_bytes: int) -> bytes:
-        """The body. Raises Refused for a larger one, and CancelledError if the caller disconnects."""
+    async def read(self, max_bytes: int, setting: str, has_come: Callable[[int], None]) -> bytes:
+        """The body, which the setting of this name limits. `has_come`: told how much of it has come, while more is to
+        come. Raises Refused for a larger one, and CancelledError if the caller disconnects.
+        """
         parts, size_bytes = [], 0
         while True:
             message = await self._next()
             parts.append(message["body"])
             size_bytes += len(message["body"])
             if size_bytes > max_bytes:
-                raise too_large(max_bytes)
+                raise too_large(max_bytes, setting)
             if not message["more_body"]:
                 self.has_sent_all = True
                 return parts[0] if len(parts) == 1 else b"".join(parts)
+            has_come(size_bytes)
 
     def watch(self) -> None:
         """Cancels the running task if the caller disconnects, from now on until `forget`."""
@@ -69,10 +72,10 @@ class Caller:
         return message
 
 
-def too_large(max_bytes: int) -> Refused:
-    """The error for a body that is too large to read."""
+def too_large(max_bytes: int, setting: str) -> Refused:
+    """The error for a body that is larger than a setting of the gateway allows."""
     return Refused(
         413,
         "content_too_large",
-        f"the body is larger than {max_bytes} bytes, the limit (the gateway's max_message_bytes)",
+        f"the body is larger than {max_bytes} bytes, the limit (the gateway's {setting})",
     )

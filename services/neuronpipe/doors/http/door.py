@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import socket
+import sys
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from neuronpipe.core.addresses import is_loopback
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log
 from neuronpipe.core.metrics import Meters
@@ -30,13 +32,16 @@ _FOR_EVER_S = 7 * 86_400
 _BACKLOG = 2048
 # How long a connection whose request was refused takes what the caller is still sending.
 _LINGER_S = 5.0
+_BAD_HEAD = "The request's head, or what stands behind its body, is too large, or did not arrive in time."
 
 
 class HttpDoor:
     """Takes HTTP/1.1 at an address; a Door (platform/process/door.py).
 
     `service`: whose health it shows. `port`: known once it listens. `settings`: limits of bodies, connections and
-    callers. `tls`: for HTTPS.
+    callers. `max_body_bytes`: of bodies that are texts. `tls`: for HTTPS. `hosts`: names by which it may be called
+    without credentials, besides those of this machine, with commas; empty: no others, or on an address that is not
+    loopback all; *: all, also for pages of other sites.
     """
 
     port: int
@@ -50,9 +55,14 @@ class HttpDoor:
         tls: ServerTls | None = None,
         guard: Guard | None = None,
         *,
+        max_body_bytes: int = sys.maxsize,
+        hosts: str = "",
         shares_port: bool = False,
     ) -> None:
         self._listen = listen
+        self._max_body_bytes = max_body_bytes
+        names = frozenset(filter(None, map(str.strip, hosts.lower().split(","))))
+        self._hosts = names or frozenset(["localhost"] if is_loopback(listen) else [])
         self._tls = tls
         self._guard = guard
         self._shares_port = shares_port
@@ -69,7 +79,14 @@ class HttpDoor:
     async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
         """Takes connections, and refuses requests until it is open. Raises SetupError."""
         self._health = health
-        self._app = App(self._routes, in_flight, self._settings.max_message_bytes, self._guard)
+        self._app = App(
+            self._routes,
+            in_flight,
+            self._settings.max_message_bytes,
+            self._guard,
+            max_body_bytes=self._max_body_bytes,
+            hosts=self._hosts,
+        )
         self._app.handlers = self._health_handlers()
         listener = _bind(self._listen, self._shares_port)
         self.port = listener.getsockname()[1]
@@ -129,6 +146,10 @@ class HttpDoor:
         return {route.key: live if route is LIVE else tell for route in HEALTH_ROUTES}
 
 
+class _HeadTooLarge(Exception):
+    pass
+
+
 class _Connection(HttpToolsProtocol):
     """Ends a connection that is one too many, whose next head does not arrive within its limits, whose caller does not
     read, or that is old: uvicorn has no such limits.
@@ -144,8 +165,9 @@ class _Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._has_rest = False  # whether the caller is still sending its request
         super().connection_made(_LingeringTransport(transport, lambda: self._has_rest))  # type: ignore[arg-type]
-        self._is_in_head = True
-        self._head_bytes = 0
+        self._is_in_head, self._is_in_trailers = True, False
+        # Of a head that is not complete, and of its fields with those of the trailers.
+        self._head_bytes = self._field_bytes = 0
         self._made_s = self.loop.time()
         if len(self.connections) > self._limits.max_connections:
             self._abort("max_connections")
@@ -176,8 +198,23 @@ class _Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_in_head, self._head_bytes = True, 0
+        self._is_in_head, self._is_in_trailers = True, False
+        self._head_bytes = self._field_bytes = 0
         self._has_rest = True
+
+    def on_url(self, url: bytes) -> None:
+        self._count_field(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_field(len(name) + len(value))
+        if self._is_in_head:  # trailers mean nothing here
+            super().on_header(name, value)
+
+    def _count_field(self, size_bytes: int) -> None:
+        self._field_bytes += size_bytes
+        if self._field_bytes > self._limits.max_header_bytes:
+            raise _HeadTooLarge  # the parser then says that it failed
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
@@ -187,11 +224,21 @@ class _Connection(HttpToolsProtocol):
         if max_age_s and self.loop.time() - self._made_s >= max_age_s:
             self.cycle.keep_alive = False
 
+    def on_chunk_header(self) -> None:
+        self._is_in_trailers = True  # unless a body follows
+
+    def on_body(self, body: bytes) -> None:
+        self._is_in_trailers = False
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._has_rest = False
+        self._has_rest = self._is_in_trailers = False
 
     def send_400_response(self, msg: str) -> None:
+        if self._field_bytes > self._limits.max_header_bytes:
+            self._count("max_header_bytes")
+            msg = _BAD_HEAD
         cycle = self.cycle
         if cycle and not cycle.response_complete:
             if self.pipeline or cycle.response_started or not cycle.more_body:
@@ -205,12 +252,15 @@ class _Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        was_in_trailers = self._is_in_trailers
         super().data_received(data)
-        if self._is_in_head:  # more of it is to come
+        if self.transport.is_closing():
+            return
+        if self._is_in_head or (was_in_trailers and self._is_in_trailers):  # more of it is to come
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.max_header_bytes:
                 self._end("max_header_bytes")
-            elif self._timer is None:
+            elif self._is_in_head and self._timer is None:
                 self._start_timer()
 
     def _start_timer(self) -> None:
@@ -231,7 +281,7 @@ class _Connection(HttpToolsProtocol):
     def _end(self, limit: str) -> None:
         self._count(limit)
         if not self.transport.is_closing():
-            self.send_400_response("The request's head is too large, or did not arrive in time.")
+            self.send_400_response(_BAD_HEAD)
 
 
 class _LingeringTransport:

@@ -1,7 +1,7 @@
 """The values between the server and a protocol: a request, a response, and a route, which declares both."""
 
 import re
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs
@@ -11,6 +11,15 @@ from neuronpipe.doors.http.problems import PROBLEM_DETAILS, ErrorForm
 from neuronpipe.doors.inference import MODEL_FIELD, VERSION_FIELD, ModelName
 
 JSON = "application/json"
+# Of one kind of text; all others are files.
+TEXTS = (JSON, "text/csv", "application/jsonlines", "application/x-ndjson", "application/x-amz-json-1.1")
+
+# Runs a function of the body that makes objects of it: for a large one in a thread (see InFlight.make).
+Make: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+async def _at_once(work: Callable[[], Any]) -> Any:
+    return work()
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +28,7 @@ class HttpRequest:
 
     `names`: what stands in the path for the names of its route. `query`: as sent. `media_type`: of the body, in lower
     case and without parameters. `body`: the value that the route takes, or the bytes as they came where the route is
-    raw.
+    raw. `make` runs what reads such bytes.
     """
 
     call: Call
@@ -28,6 +37,7 @@ class HttpRequest:
     headers: Mapping[bytes, bytes]
     media_type: str
     body: Any
+    make: Make = _at_once
 
     def model(self, name: str | None = None) -> ModelName:
         """The model that the body or the path names, or else the query or a header; of the version in a header."""

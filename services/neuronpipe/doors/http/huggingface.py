@@ -1,6 +1,7 @@
 """Hugging Face's inference API for every task."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from neuronpipe.core.errors import InvalidInput, WrongTask
@@ -11,7 +12,7 @@ from neuronpipe.doors.http.huggingface_bodies import AnyBody, TextGeneration
 from neuronpipe.doors.http.huggingface_tasks import CONVERTERS
 from neuronpipe.doors.http.huggingface_texts import answer_tokens
 from neuronpipe.doors.http.problems import TEI_ERROR
-from neuronpipe.doors.inference import Inference, ModelChoice
+from neuronpipe.doors.inference import Inference, ModelChoice, of_results
 from neuronpipe.gateway.catalog import Catalog
 
 # Hugging Face's words for tasks → the tasks, in the order in which a model is asked for them.
@@ -41,7 +42,7 @@ def huggingface_handlers(inference: Inference, models: ModelChoice, catalog: Cat
     """The handlers, by route."""
 
     async def answer(request: HttpRequest, spec: ModelSpec, task: str = "") -> HttpResponse:
-        value = read_request(request)
+        value = await request.make(partial(read_request, request))
         if (task or spec.task) == "text_generation" and isinstance(value, dict) and value.get("stream"):
             body: TextGeneration = check_body(CONVERTERS["text_generation"].takes, value)
             if not isinstance(body.inputs, str):
@@ -93,12 +94,17 @@ async def answer_body(inference: Inference, request: HttpRequest, model: ModelSp
     results = await inference.each(
         request.call,
         request.model(model.name),
-        [converter.read(input, body, model) for input in several],
+        several,
+        lambda one: converter.read(one, body, model),
         "inputs",
         fields,
     )
-    answers = [converter.write(one.result.message, input, body) for one, input in zip(results, several, strict=True)]
-    return answers if is_list or converter.is_nested else answers[0]
+
+    def made() -> Any:
+        answers = [converter.write(one.result.message, own, body) for one, own in zip(results, several, strict=True)]
+        return answers if is_list or converter.is_nested else answers[0]
+
+    return await of_results(results, made)
 
 
 def _task(model: ModelSpec, word: str) -> str:

@@ -7,31 +7,11 @@ import binascii
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    Aggregation,
-    FeatureExtractionInput,
-    FillMaskInput,
-    ImageClassificationInput,
-    ImageEmbeddingInput,
-    LabelScore,
-    MultiVectorEmbeddingInput,
-    QuestionAnsweringInput,
-    RerankInput,
-    ScoreFunction,
-    SentenceEmbeddingInput,
-    SentenceSimilarityInput,
-    SparseEmbeddingInput,
-    TaskInput,
-    TaskResult,
-    TextClassificationInput,
-    TokenClassificationInput,
-    ZeroShotClassificationInput,
-    ZeroShotImageClassificationInput,
-)
+from neuronpipe.api.v1.tasks_pb2 import LabelScore, TaskInput, TaskResult
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.doors.http.huggingface_bodies import (
@@ -43,7 +23,6 @@ from neuronpipe.doors.http.huggingface_bodies import (
     Query,
     Question,
     QuestionAnswering,
-    Sentences,
     SentenceSimilarity,
     Summarization,
     TextClassification,
@@ -66,77 +45,49 @@ from neuronpipe.doors.http.huggingface_texts import (
 from neuronpipe.doors.inference import truncation_of
 from neuronpipe.doors.vectors import token_vectors, vector
 
-_FUNCTIONS = {
-    None: ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
-    "softmax": ScoreFunction.SCORE_FUNCTION_SOFTMAX,
-    "sigmoid": ScoreFunction.SCORE_FUNCTION_SIGMOID,
-    "none": ScoreFunction.SCORE_FUNCTION_NONE,
-}
-_AGGREGATIONS = {
-    "none": Aggregation.AGGREGATION_NONE,
-    "simple": Aggregation.AGGREGATION_SIMPLE,
-    "first": Aggregation.AGGREGATION_FIRST,
-    "average": Aggregation.AGGREGATION_AVERAGE,
-    "max": Aggregation.AGGREGATION_MAX,
-}
+# Of the words of enumerations.
+_PREFIXES = {"function": "SCORE_FUNCTION_", "aggregation": "AGGREGATION_"}
 
 
 @dataclass(frozen=True, slots=True)
 class Converter:
     """The conversions of one task.
 
-    `takes`: the type of a body. `read`: converts one of its inputs to a TaskInput. `write`: converts a result to JSON.
-    `fields`: the protocol's names for the fields of our input; "inputs…" is followed by the index if there are several.
-    `is_nested`: a single input has its result in a list, too. `option_fields`: names of fields that depend on the body.
-    `words`: Hugging Face's for the task, where they are not its name.
+    `takes`: the type of a body. `write`: converts a result to JSON. `fields`: the protocol's names for our input's
+    fields; "inputs…" is followed by the index if there are several. `more`: fields that are not there by these names.
+    `reads`: makes the whole input, of a task that generates. `is_nested`: a single input has its result in a list, too.
+    `option_fields`: names of fields that depend on the body. `words`: Hugging Face's for the task, where they are not
+    its name.
     """
 
+    task: str
     takes: TypeAdapter[Any]
-    read: Callable[[Any, Any, ModelSpec], TaskInput]
     write: Callable[[TaskResult, Any, Any], Any]
     fields: Mapping[str, str]
+    more: Callable[[Any, Any, ModelSpec], Mapping[str, Any]] = lambda given, body, model: {}
+    reads: Callable[[Any, Any, ModelSpec], TaskInput] | None = None
     is_nested: bool = False
     option_fields: Callable[[Any], Mapping[str, str]] = lambda body: {}
     words: Sequence[str] = ()
 
-
-def _read_text_classification(input: str | Pair, body: TextClassification, model: ModelSpec) -> TaskInput:
-    texts = {"text": input} if isinstance(input, str) else {"text": input.text, "text_pair": input.text_pair}
-    options = body.parameters
-    return TaskInput(
-        text_classification=TextClassificationInput(
-            **texts,
-            top_k=min(options.top_k or len(model.labels), len(model.labels)),
-            function=_FUNCTIONS[options.function_to_apply],
-            truncation=truncation_of(options.truncation, None),
-        )
-    )
+    def read(self, input: Any, body: Any, model: ModelSpec) -> TaskInput:
+        """One of the inputs of a body. Raises InvalidInput."""
+        if self.reads:
+            return self.reads(input, body, model)
+        found = {ours: _value(ours, theirs, input, body) for ours, theirs in self.fields.items()}
+        fields = {**found, **self.more(input, body, model)}
+        # protobuf makes messages of dictionaries.
+        return TaskInput(**cast(Any, {self.task: {name: value for name, value in fields.items() if value is not None}}))
 
 
-def _read_image(input: str | bytes, body: ImageClassification, model: ModelSpec) -> TaskInput:
-    options = body.parameters
-    return TaskInput(
-        image_classification=ImageClassificationInput(
-            image=_image(input),
-            top_k=min(options.top_k or 0, len(model.labels)),
-            function=_FUNCTIONS[options.function_to_apply],
-        )
-    )
-
-
-def _read_image_embedding(input: str | bytes, body: ImageFeatures, model: ModelSpec) -> TaskInput:
-    return TaskInput(image_embedding=ImageEmbeddingInput(image=_image(input)))
-
-
-def _read_zero_shot_image(input: str | bytes, body: ZeroShotImageClassification, model: ModelSpec) -> TaskInput:
-    given = body.parameters
-    return TaskInput(
-        zero_shot_image_classification=ZeroShotImageClassificationInput(
-            image=_image(input),
-            candidate_labels=given.candidate_labels,
-            hypothesis_template=given.hypothesis_template or "",
-        )
-    )
+def _value(ours: str, theirs: str, input: Any, body: Any) -> Any:
+    first, *path = theirs.replace("…", "").split(".")
+    value = input if first == "inputs" else getattr(body, first)
+    for name in path:
+        value = getattr(value, name)
+    if ours in _PREFIXES and value is not None:
+        return _PREFIXES[ours] + value.upper()
+    return _image(value) if ours == "image" else value
 
 
 def _image(input: str | bytes) -> bytes:
@@ -146,29 +97,15 @@ def _image(input: str | bytes) -> bytes:
         raise InvalidInput("inputs", "is no Base64") from None
 
 
-def _read_zero_shot(input: str, body: ZeroShotClassification, model: ModelSpec) -> TaskInput:
+def _of_pair(input: str | Pair, body: TextClassification, model: ModelSpec) -> Mapping[str, Any]:
+    texts = {"text": input, "text_pair": None} if isinstance(input, str) else input.model_dump()
+    top_k = min(body.parameters.top_k or len(model.labels), len(model.labels))
+    return texts | {"top_k": top_k, "truncation": truncation_of(body.parameters.truncation, None)}
+
+
+def _of_labels(input: str, body: ZeroShotClassification, model: ModelSpec) -> Mapping[str, Any]:
     labels = body.parameters.candidate_labels
-    return TaskInput(
-        zero_shot_classification=ZeroShotClassificationInput(
-            text=input,
-            candidate_labels=[label.strip() for label in labels.split(",")] if isinstance(labels, str) else labels,
-            multi_label=body.parameters.multi_label,
-            hypothesis_template=body.parameters.hypothesis_template or "",
-        )
-    )
-
-
-def _read_tokens(input: str, body: TokenClassification, model: ModelSpec) -> TaskInput:
-    options = body.parameters
-    return TaskInput(
-        token_classification=TokenClassificationInput(
-            text=input,
-            aggregation=_AGGREGATIONS[options.aggregation_strategy],
-            ignore_labels=options.ignore_labels or (),
-            keep_all_labels=options.ignore_labels == [],
-            window_stride_tokens=options.stride or 0,
-        )
-    )
+    return {"candidate_labels": [label.strip() for label in labels.split(",")] if isinstance(labels, str) else labels}
 
 
 def _write_tokens(result: TaskResult, input: str, body: TokenClassification) -> Any:
@@ -177,11 +114,6 @@ def _write_tokens(result: TaskResult, input: str, body: TokenClassification) -> 
         {label: one.label, "score": one.score, "word": one.text, "start": one.start, "end": one.end}
         for one in result.token_classification.entities
     ]
-
-
-def _read_masks(input: str, body: FillMask, model: ModelSpec) -> TaskInput:
-    options = body.parameters
-    return TaskInput(fill_mask=FillMaskInput(text=input, top_k=options.top_k or 0, targets=options.targets or ()))
 
 
 def _write_masks(result: TaskResult, input: str, body: FillMask) -> Any:
@@ -200,20 +132,6 @@ def _write_masks(result: TaskResult, input: str, body: FillMask) -> Any:
     return masks[0] if len(masks) == 1 else masks
 
 
-def _read_question(input: Question, body: QuestionAnswering, model: ModelSpec) -> TaskInput:
-    options = body.parameters
-    return TaskInput(
-        question_answering=QuestionAnsweringInput(
-            question=input.question,
-            context=input.context,
-            top_k=options.top_k or 0,
-            max_answer_tokens=options.max_answer_len or 0,
-            window_stride_tokens=options.doc_stride or 0,
-            allow_no_answer=options.handle_impossible_answer,
-        )
-    )
-
-
 def _write_answers(result: TaskResult, input: Question, body: QuestionAnswering) -> Any:
     answers = [
         {"answer": one.text, "score": one.score, "start": one.start, "end": one.end}
@@ -222,42 +140,30 @@ def _write_answers(result: TaskResult, input: Question, body: QuestionAnswering)
     return answers if (body.parameters.top_k or 1) > 1 else answers[0]
 
 
-def _read_embedding(input: str, body: Features, model: ModelSpec) -> TaskInput:
-    return TaskInput(
-        sentence_embedding=SentenceEmbeddingInput(
-            text=input,
-            skip_normalize=body.normalize is False,
-            dimensions=body.dimensions or 0,
-            prompt_name=body.prompt_name or "",
-            truncation=truncation_of(body.truncate, body.truncation_direction),
-        )
-    )
+def _cut(input: str, body: Features, model: ModelSpec) -> Mapping[str, Any]:
+    return {"truncation": truncation_of(body.truncate, body.truncation_direction)}
 
 
-def _read_features(input: str, body: Features, model: ModelSpec) -> TaskInput:
+def _of_embedding(input: str, body: Features, model: ModelSpec) -> Mapping[str, Any]:
+    return {"skip_normalize": body.normalize is False, **_cut(input, body, model)}
+
+
+def _of_features(input: str, body: Features, model: ModelSpec) -> Mapping[str, Any]:
     _refuse(body, "normalize", "dimensions", "prompt_name")
-    truncation = truncation_of(body.truncate, body.truncation_direction)
-    return TaskInput(feature_extraction=FeatureExtractionInput(text=input, truncation=truncation))
+    return {"text_pair": None, **_cut(input, body, model)}
 
 
-def _read_sparse(input: str, body: Features, model: ModelSpec) -> TaskInput:
+def _of_sparse(input: str, body: Features, model: ModelSpec) -> Mapping[str, Any]:
     _refuse(body, "normalize", "dimensions")
-    truncation = truncation_of(body.truncate, body.truncation_direction)
-    return TaskInput(
-        sparse_embedding=SparseEmbeddingInput(text=input, prompt_name=body.prompt_name or "", truncation=truncation)
-    )
+    return _cut(input, body, model)
 
 
-def _read_multi_vector(input: str, body: Features, model: ModelSpec) -> TaskInput:
+def _of_multi_vector(input: str, body: Features, model: ModelSpec) -> Mapping[str, Any]:
     """`prompt_name` says what the text is."""
     _refuse(body, "normalize", "dimensions")
     if body.prompt_name not in (None, "query", "document"):
         raise InvalidInput("prompt_name", "must be query or document for a model of late interaction")
-    truncation = truncation_of(body.truncate, body.truncation_direction)
-    is_query = body.prompt_name == "query"
-    return TaskInput(
-        multi_vector_embedding=MultiVectorEmbeddingInput(text=input, is_query=is_query, truncation=truncation)
-    )
+    return {"is_query": body.prompt_name == "query", **_cut(input, body, model)}
 
 
 def _refuse(body: Features, *names: str) -> None:
@@ -266,21 +172,9 @@ def _refuse(body: Features, *names: str) -> None:
             raise InvalidInput(name, "is for models of sentence embeddings")
 
 
-def _read_sentences(input: Sentences, body: SentenceSimilarity, model: ModelSpec) -> TaskInput:
-    return TaskInput(sentence_similarity=SentenceSimilarityInput(source=input.source_sentence, texts=input.sentences))
-
-
-def _read_query(input: Query, body: TextRanking, model: ModelSpec) -> TaskInput:
-    options = body.parameters
-    return TaskInput(
-        rerank=RerankInput(
-            query=input.query,
-            texts=input.texts,
-            top_n=min(options.top_k or 0, len(input.texts)),
-            function=_FUNCTIONS[options.function_to_apply],
-            truncation=truncation_of(options.truncation, None),
-        )
-    )
+def _of_query(input: Query, body: TextRanking, model: ModelSpec) -> Mapping[str, Any]:
+    top_n = min(body.parameters.top_k or 0, len(input.texts))
+    return {"top_n": top_n, "truncation": truncation_of(body.parameters.truncation, None)}
 
 
 def _labels(labels: "list[LabelScore]") -> Any:
@@ -290,31 +184,33 @@ def _labels(labels: "list[LabelScore]") -> Any:
 _TEXT = {"text": "inputs…", "text_pair": "inputs…"}
 _LABEL_OPTIONS = {"top_k": "parameters.top_k", "function": "parameters.function_to_apply"}
 
-CONVERTERS: dict[str, Converter] = {
-    "text_classification": Converter(
+_CONVERTERS = (
+    Converter(
+        "text_classification",
         TypeAdapter(TextClassification),
-        _read_text_classification,
         lambda result, given, body: _labels(list(result.text_classification.labels)),
         _TEXT | _LABEL_OPTIONS,
+        _of_pair,
         is_nested=True,
         words=("text-classification", "sentiment-analysis"),
     ),
-    "image_classification": Converter(
+    Converter(
+        "image_classification",
         TypeAdapter(ImageClassification),
-        _read_image,
         lambda result, given, body: _labels(list(result.image_classification.labels)),
         {"image": "inputs…"} | _LABEL_OPTIONS,
+        lambda given, body, model: {"top_k": min(body.parameters.top_k or 0, len(model.labels))},
     ),
-    "image_embedding": Converter(
+    Converter(
+        "image_embedding",
         TypeAdapter(ImageFeatures),
-        _read_image_embedding,
         lambda result, given, body: vector(result.image_embedding),
         {"image": "inputs…"},
         words=("image-feature-extraction",),
     ),
-    "zero_shot_image_classification": Converter(
+    Converter(
+        "zero_shot_image_classification",
         TypeAdapter(ZeroShotImageClassification),
-        _read_zero_shot_image,
         lambda result, given, body: _labels(list(result.zero_shot_image_classification.labels)),
         {
             "image": "inputs…",
@@ -322,32 +218,40 @@ CONVERTERS: dict[str, Converter] = {
             "hypothesis_template": "parameters.hypothesis_template",
         },
     ),
-    "zero_shot_classification": Converter(
+    Converter(
+        "zero_shot_classification",
         TypeAdapter(ZeroShotClassification),
-        _read_zero_shot,
         lambda result, given, body: _labels(list(result.zero_shot_classification.labels)),
         {
             "text": "inputs…",
             "candidate_labels": "parameters.candidate_labels",
             "hypothesis_template": "parameters.hypothesis_template",
+            "multi_label": "parameters.multi_label",
         },
+        _of_labels,
     ),
-    "token_classification": Converter(
+    Converter(
+        "token_classification",
         TypeAdapter(TokenClassification),
-        _read_tokens,
         _write_tokens,
-        {"text": "inputs…", "window_stride_tokens": "parameters.stride", "ignore_labels": "parameters.ignore_labels"},
+        {
+            "text": "inputs…",
+            "aggregation": "parameters.aggregation_strategy",
+            "window_stride_tokens": "parameters.stride",
+            "ignore_labels": "parameters.ignore_labels",
+        },
+        lambda given, body, model: {"keep_all_labels": body.parameters.ignore_labels == []},
         words=("token-classification", "ner"),
     ),
-    "fill_mask": Converter(
+    Converter(
+        "fill_mask",
         TypeAdapter(FillMask),
-        _read_masks,
         _write_masks,
         {"text": "inputs…", "top_k": "parameters.top_k", "targets": "parameters.targets"},
     ),
-    "question_answering": Converter(
+    Converter(
+        "question_answering",
         TypeAdapter(QuestionAnswering),
-        _read_question,
         _write_answers,
         {
             "question": "inputs….question",
@@ -355,67 +259,75 @@ CONVERTERS: dict[str, Converter] = {
             "top_k": "parameters.top_k",
             "max_answer_tokens": "parameters.max_answer_len",
             "window_stride_tokens": "parameters.doc_stride",
+            "allow_no_answer": "parameters.handle_impossible_answer",
         },
     ),
-    "sentence_embedding": Converter(
+    Converter(
+        "sentence_embedding",
         TypeAdapter(Features),
-        _read_embedding,
         lambda result, given, body: vector(result.sentence_embedding),
-        {"text": "inputs…"},
+        {"text": "inputs…", "dimensions": "dimensions", "prompt_name": "prompt_name"},
+        _of_embedding,
         words=("feature-extraction",),
     ),
-    "feature_extraction": Converter(
+    Converter(
+        "feature_extraction",
         TypeAdapter(Features),
-        _read_features,
         lambda result, given, body: token_vectors(result.feature_extraction),
         _TEXT,
+        _of_features,
     ),
-    "sparse_embedding": Converter(
+    Converter(
+        "sparse_embedding",
         TypeAdapter(Features),
-        _read_sparse,
         lambda result, given, body: [
             {"index": one.token_id, "value": one.weight, "token": one.token} for one in result.sparse_embedding.weights
         ],
-        {"text": "inputs…"},
+        {"text": "inputs…", "prompt_name": "prompt_name"},
+        _of_sparse,
         words=("feature-extraction",),
     ),
-    "multi_vector_embedding": Converter(
+    Converter(
+        "multi_vector_embedding",
         TypeAdapter(Features),
-        _read_multi_vector,
         lambda result, given, body: token_vectors(result.multi_vector_embedding),
         {"text": "inputs…"},
+        _of_multi_vector,
         words=("feature-extraction",),
     ),
-    "sentence_similarity": Converter(
+    Converter(
+        "sentence_similarity",
         TypeAdapter(SentenceSimilarity),
-        _read_sentences,
         lambda result, given, body: list(result.sentence_similarity.scores),
         {"source": "inputs.source_sentence", "texts": "inputs.sentences"},
     ),
-    "text_generation": Converter(
+    Converter(
+        "text_generation",
         TypeAdapter(TextGeneration),
-        read_prompt,
         lambda result, given, body: [write_text(one, given, body) for one in result.text_generation.sequences],
         TEXT_FIELDS,
+        reads=read_prompt,
         option_fields=form_fields,
     ),
-    "summarization": Converter(
+    Converter(
+        "summarization",
         TypeAdapter(Summarization),
-        read_summary,
         lambda result, given, body: [{"summary_text": one.text} for one in result.summarization.sequences],
         _TEXT,
+        reads=read_summary,
         option_fields=writing_fields,
     ),
-    "translation": Converter(
+    Converter(
+        "translation",
         TypeAdapter(Translation),
-        read_translation,
         lambda result, given, body: [{"translation_text": one.text} for one in result.translation.sequences],
         _TEXT | {"source_language": "parameters.src_lang", "target_language": "parameters.tgt_lang"},
+        reads=read_translation,
         option_fields=writing_fields,
     ),
-    "rerank": Converter(
+    Converter(
+        "rerank",
         TypeAdapter(TextRanking),
-        _read_query,
         lambda result, given, body: [{"index": one.index, "score": one.score} for one in result.rerank.texts],
         {
             "query": "inputs.query",
@@ -423,6 +335,8 @@ CONVERTERS: dict[str, Converter] = {
             "top_n": "parameters.top_k",
             "function": "parameters.function_to_apply",
         },
+        _of_query,
         words=("text-ranking",),
     ),
-}
+)
+CONVERTERS = {one.task: one for one in _CONVERTERS}

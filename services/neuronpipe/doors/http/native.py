@@ -23,11 +23,12 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
 from neuronpipe.core.packed import pack_input
-from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.bodies import write_body, write_list
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.messages import message_body
 from neuronpipe.doors.http.problems import PROBLEM_DETAILS
+from neuronpipe.doors.inference import of_results
 from neuronpipe.doors.text_stream import Event, begun, text_stream
 from neuronpipe.doors.vectors import vector
 from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, InferenceResult
@@ -49,6 +50,8 @@ GENERATE = Route(
     message_body(GenerateResponse.DESCRIPTOR),
 )
 ROUTES = (INFER, GENERATE)
+# Of a result: json_format takes 20 µs for a message, so that a thread writes longer lists of them.
+_LARGE_BYTES = 8 << 10
 _WRITTEN = tuple(name for name, task in TASKS.items() if task.generates)
 
 
@@ -56,17 +59,23 @@ def native_handlers(pipeline: Pipeline) -> dict[str, HttpHandler]:
     """The handlers, by route."""
 
     async def infer(request: HttpRequest) -> HttpResponse:
-        asked = to_inference_request(request.call, InferRequest(**request.body.arguments()))
-        return HttpResponse(write_body(_response(await pipeline.infer(asked, Spans.HTTP_REQUEST))))
+        asked = to_inference_request(request.call, await request.make(lambda: _message(request)))
+        result = await pipeline.infer(asked, Spans.HTTP_REQUEST)
+        body = await of_results([result], lambda: write_body(_response(result)), large_bytes=_LARGE_BYTES)
+        return HttpResponse(body)
 
     async def generate(request: HttpRequest) -> HttpResponse:
-        asked = to_inference_request(request.call, InferRequest(**request.body.arguments()))
+        asked = to_inference_request(request.call, await request.make(lambda: _message(request)))
         if asked.input.message.WhichOneof("task") not in _WRITTEN:
             raise InvalidInput("input", f"must be of a task that generates: {', '.join(_WRITTEN)}")
         events = await begun(text_stream(pipeline, asked, Spans.HTTP_REQUEST))
         return event_response(_values(events, asked.call.request_id), PROBLEM_DETAILS)
 
     return {INFER.key: infer, GENERATE.key: generate}
+
+
+def _message(request: HttpRequest) -> InferRequest:
+    return InferRequest(**request.body.arguments())
 
 
 def to_inference_request(call: Call, message: InferRequest) -> InferenceRequest:
@@ -108,10 +117,13 @@ def response_message(result: InferenceResult, answer: TaskResult | None) -> Infe
 def _response(result: InferenceResult) -> dict[str, object]:
     """What `neuronpipe infer` prints."""
     answer = result.result.message
-    is_vector = answer.HasField("sentence_embedding")
-    written = _written(response_message(result, None if is_vector else answer))
-    if is_vector:  # json_format takes a hundred times as long for its numbers
-        written["result"] = {"sentence_embedding": {"embedding": vector(answer.sentence_embedding)}}
+    task = answer.WhichOneof("task")
+    is_list = task in ("sentence_embedding", "tokenization")
+    written = _written(response_message(result, None if is_list else answer))
+    if task == "sentence_embedding":  # json_format takes a hundred times as long for its numbers
+        written["result"] = {task: {"embedding": vector(answer.sentence_embedding)}}
+    elif task == "tokenization":  # of which there may be hundreds of thousands
+        written["result"] = {task: {"tokens": write_list(map(_written, answer.tokenization.tokens))}}
     return written
 
 

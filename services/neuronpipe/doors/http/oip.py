@@ -1,8 +1,11 @@
 """The Open Inference Protocol over HTTP, in JSON and with the extension for binary tensors."""
 
+import asyncio
 import base64
 import binascii
+import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,6 +29,10 @@ from neuronpipe.doors.oip.tensors import BYTES, MAX_TENSORS, GivenTensor
 
 HEADER_LENGTH = b"inference-header-content-length"
 _BINARY = "application/octet-stream"
+# Elements of all outputs, which a thread writes.
+_LARGE = 1 << 16
+# Of the JSON before binary tensors.
+_MAX_HEAD_BYTES = 8 << 20
 _SPANS = RowSpans(Spans.HTTP_REQUEST, Spans.HTTP_BATCH, Spans.HTTP_REQUEST)
 # Parameters of tensors.
 _DATA_SIZE, _IS_BINARY, _ARE_BINARY = "binary_data_size", "binary_data", "binary_data_output"
@@ -160,10 +167,13 @@ def oip_handlers(service: TensorService) -> dict[str, HttpHandler]:
         return _json(service.model_metadata(*_model(request)))
 
     async def infer(request: HttpRequest) -> HttpResponse:
-        body, inputs = _read(request)
+        body, inputs = await request.make(partial(_read, request))
         outputs = [one.name for one in body.outputs or ()]
         asked = TensorRequest(*_model(request), body.id, body.parameters, inputs, outputs)
-        return _answer(body, await service.infer(asked, request.call, _SPANS))
+        response = await service.infer(asked, request.call, _SPANS)
+        if sum(math.prod(tensor.shape) for tensor in response.outputs) > _LARGE:
+            return await asyncio.to_thread(_answer, body, response)
+        return _answer(body, response)
 
     handlers: dict[str, HttpHandler] = {
         SERVER.key: server,
@@ -209,6 +219,8 @@ def _read(request: HttpRequest) -> tuple[Infer, list[GivenTensor]]:
     if length is not None and not (length.isdigit() and len(length) < 20 and int(length) <= len(data)):
         raise InvalidInput(HEADER_LENGTH.decode(), f"must be a number of bytes, at most {len(data)} as in the body")
     end = len(data) if length is None else int(length)
+    if length is not None and end > _MAX_HEAD_BYTES:
+        raise InvalidInput(HEADER_LENGTH.decode(), f"{end} bytes of JSON, the limit is {_MAX_HEAD_BYTES}")
     body: Infer = check_body(_INFER, read_json(data[:end]))
     inputs = []
     for place, one in enumerate(body.inputs):

@@ -2,6 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,7 +12,7 @@ from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, TaskInput
 from neuronpipe.doors.http.bodies import Body, Count, Many, TokenIds, write_body
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.inference import Inference, of_results
 from neuronpipe.doors.vectors import embedding_input, float32_bytes, listed, vector
 from neuronpipe.gateway.catalog import Catalog
 
@@ -71,20 +72,21 @@ def openai_handlers(inference: Inference, catalog: Catalog) -> dict[str, HttpHan
 
     async def embeddings(request: HttpRequest) -> HttpResponse:
         body: EmbeddingsRequest = request.body
-        is_list = listed(body.input)[1]
+        given, is_list = listed(body.input)
         results = await inference.each(
             request.call,
             request.model(body.model),
-            embeddings_inputs(body),
+            given,
+            partial(embedding_input, dimensions=body.dimensions or 0),
             "input",
             lambda index: dict.fromkeys(("text", "token_ids"), f"input[{index}]" if is_list else "input"),
         )
-        answer = embeddings_answer(
-            body,
-            [result.result.message.sentence_embedding for result in results],
-            sum(result.usage.tokens for result in results),
-        )
-        return HttpResponse(write_body(answer), is_compressible=body.encoding_format != "base64")
+
+        def write() -> bytes:
+            vectors = [result.result.message.sentence_embedding for result in results]
+            return write_body(embeddings_answer(body, vectors, sum(result.usage.tokens for result in results)))
+
+        return HttpResponse(await of_results(results, write), is_compressible=body.encoding_format != "base64")
 
     async def models(request: HttpRequest) -> HttpResponse:
         newest = [model for model in catalog.list_models().models if model.is_default]

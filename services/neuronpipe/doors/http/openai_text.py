@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from secrets import token_hex
 from typing import Any
@@ -126,18 +127,21 @@ _COMPLETION = _Form(
 def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
     """The handlers, by route."""
 
-    async def answer(request: HttpRequest, form: _Form, inputs: list[TextGenerationInput], name: str) -> HttpResponse:
+    async def answer(
+        request: HttpRequest, form: _Form, given: Sequence[Any], make: Callable[[Any], TextGenerationInput], name: str
+    ) -> HttpResponse:
         body: CompletionOptions = request.body
-        tasks, names = [TaskInput(text_generation=one) for one in inputs], _fields(body)
+        names = _fields(body)
         head = {"id": f"{form.id}-{request.call.request_id}", "created": int(time.time()), "model": body.model}
         asked = (
             request.call,
             request.model(body.model),
-            tasks,
+            given,
+            lambda one: TaskInput(text_generation=make(one)),
             name,
-            lambda index: names | {name: f"{name}[{index}]"} if tasks[1:] else names,
+            lambda index: names | {name: f"{name}[{index}]"} if given[1:] else names,
         )
-        begins = [one.prompt if _echoes(body) else "" for one in inputs]
+        begins = [one if _echoes(body) else "" for one in given]
         if body.stream:
             return event_response(
                 _chunks(await inference.stream_each(*asked), form, head, body, begins), OPENAI_ERROR, "[DONE]"
@@ -164,17 +168,18 @@ def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
             raise InvalidInput("top_logprobs", "has an effect only with logprobs")
         top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         options = _options(body, body.max_completion_tokens or body.max_tokens, top_logprobs)
-        messages = [ChatMessage(role=one.role, content=_content(one), fields=_further(one)) for one in body.messages]
-        input = TextGenerationInput(messages=messages, options=options)
-        if not (tools := _tool_use(body)):
-            return await answer(request, _CHAT, [input], "messages")
-        input.tools = json.dumps(tools.tools, ensure_ascii=False)
-        if schema := tools.schema():
+        tools = _tool_use(body)
+        if tools and (schema := tools.schema()):
             if form_of(options):
                 raise InvalidInput("tool_choice", "that forces a call cannot be combined with a form of the text")
             options.json_schema = json.dumps(schema, ensure_ascii=False)
-            input.options.CopyFrom(options)
-        return await answer(request, replace(_CHAT, tools=tools), [input], "messages")
+        offered = json.dumps(tools.tools, ensure_ascii=False) if tools else ""
+
+        def make(said: Sequence[SaidMessage]) -> TextGenerationInput:
+            messages = [ChatMessage(role=one.role, content=_content(one), fields=_further(one)) for one in said]
+            return TextGenerationInput(messages=messages, tools=offered, options=options)
+
+        return await answer(request, replace(_CHAT, tools=tools), [body.messages], make, "messages")
 
     async def completions(request: HttpRequest) -> HttpResponse:
         body: CompletionRequest = request.body
@@ -186,8 +191,8 @@ def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
             raise InvalidInput("echo", "cannot be combined with logprobs: those of the prompt are not computed")
         options = _options(body, body.max_tokens or _MAX_TOKENS, body.logprobs)
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        inputs = [TextGenerationInput(prompt=prompt, options=options) for prompt in prompts]
-        return await answer(request, _COMPLETION, inputs, "prompt")
+        make = partial(TextGenerationInput, options=options)
+        return await answer(request, _COMPLETION, prompts, lambda prompt: make(prompt=prompt), "prompt")
 
     return {CHAT.key: chat, COMPLETIONS.key: completions}
 

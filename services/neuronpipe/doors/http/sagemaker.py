@@ -4,6 +4,7 @@ InferRequest as protobuf, which is answered by an InferResponse.
 
 import csv
 import io
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -12,7 +13,8 @@ from google.protobuf.message import DecodeError
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
-from neuronpipe.doors.http.bodies import read_json, write_body
+from neuronpipe.core.parsing import parse
+from neuronpipe.doors.http.bodies import LINE_BYTES, check_values, read_json, write_body
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse
 from neuronpipe.doors.http.huggingface import IMAGES, MODEL_PARAMETER, answer_body, post, read_request
 from neuronpipe.doors.http.native import response_message, to_inference_request
@@ -25,6 +27,8 @@ _LINES = ("application/jsonlines", "application/x-ndjson")
 # Of endpoints of many models.
 _TARGET_HEADER = b"x-amzn-sagemaker-target-model"
 _PROTOBUF = "application/x-protobuf"
+# Of CSV: more fields than any input has.
+_MAX_COLUMNS = 64
 _MEDIA = (*IMAGES, _CSV, *_LINES, _PROTOBUF)
 INVOCATIONS = post("/invocations", "SageMaker: a model's task", _MEDIA, query=MODEL_PARAMETER)
 # As clients of SageMaker call an endpoint; SageMaker itself calls the container's /invocations.
@@ -39,18 +43,17 @@ def sagemaker_handlers(
 
     async def invocations(request: HttpRequest) -> HttpResponse:
         if request.media_type == _PROTOBUF:
-            result = await pipeline.infer(
-                to_inference_request(request.call, _read_message(request.body)), Spans.HTTP_REQUEST
-            )
+            message = await request.make(partial(_read_message, request.body))
+            result = await pipeline.infer(to_inference_request(request.call, message), Spans.HTTP_REQUEST)
             return HttpResponse(response_message(result, result.result.message).SerializeToString(), _PROTOBUF)
         target = request.headers.get(_TARGET_HEADER, b"").decode("latin-1")
         spec = catalog.spec(*models.choose(request.model(target or request.names.get("name", ""))))
-        if request.media_type == _CSV:
-            answer = await answer_body(inference, request, spec, _read_csv(request.body, inference.max_inputs))
-        elif request.media_type in _LINES:
-            answer = await answer_body(inference, request, spec, _read_lines(request.body, inference.max_inputs))
-        else:
-            return HttpResponse(write_body(await answer_body(inference, request, spec, read_request(request))))
+        if request.media_type != _CSV and request.media_type not in _LINES:
+            value = await request.make(partial(read_request, request))
+            return HttpResponse(write_body(await answer_body(inference, request, spec, value)))
+        read = _read_csv if request.media_type == _CSV else _read_lines
+        value = await request.make(partial(read, request.body, inference.max_inputs))
+        answer = await answer_body(inference, request, spec, value)
         accepted = request.headers.get(b"accept", b"").decode("latin-1")
         if request.media_type in _LINES or any(media in accepted for media in _LINES):
             return HttpResponse(b"".join(write_body(one) + b"\n" for one in answer), _LINES[0])
@@ -62,7 +65,7 @@ def sagemaker_handlers(
 def _read_message(data: bytes) -> InferRequest:
     """Raises InvalidInput."""
     try:
-        return InferRequest.FromString(data)
+        return parse(InferRequest, data)
     except DecodeError:
         raise InvalidInput("body", "is no InferRequest of neuronpipe.api.v1") from None
 
@@ -72,8 +75,13 @@ def _read_csv(data: bytes, max_inputs: int) -> Any:
 
     Raises InvalidInput.
     """
+    check_values(data, LINE_BYTES)
     try:
         reader = csv.DictReader(io.StringIO(data.decode(), newline=""), strict=True)
+        if len(reader.fieldnames or ()) > _MAX_COLUMNS:
+            raise InvalidInput(
+                "body", f"its heading has {len(reader.fieldnames or ())} columns, at most {_MAX_COLUMNS}"
+            )
         rows = list(islice(reader, max_inputs + 1))  # one more is one too many
     except UnicodeDecodeError:
         raise InvalidInput("body", "is no UTF-8") from None
@@ -92,9 +100,10 @@ def _read_lines(data: bytes, max_inputs: int) -> Any:
 
     Raises InvalidInput.
     """
+    check_values(data, LINE_BYTES)
     inputs: list[Any] = []
     shared: Any = None
-    for number, line in enumerate(data.splitlines(), 1):
+    for number, line in enumerate(io.BytesIO(data), 1):
         if not line.strip():
             continue
         if len(inputs) > max_inputs:  # one too many

@@ -3,6 +3,8 @@
 It serves one model; here a body's `model`, or ?model=, names one of several.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -17,13 +19,14 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SparseEmbeddingInput,
     TaskInput,
     TextClassificationInput,
+    Token,
     TokenizationInput,
 )
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, TokenIds, Unsupported, write_body
+from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, TokenIds, Unsupported, write_body, write_list
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import TEI_ERROR
-from neuronpipe.doors.inference import Inference, ModelChoice, truncation_of
+from neuronpipe.doors.inference import Inference, ModelChoice, of_results, truncation_of
 from neuronpipe.doors.vectors import embedding_input, listed, token_places, token_vectors, vector
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import InferenceResult
@@ -130,32 +133,33 @@ def tei_handlers(
 ) -> dict[str, HttpHandler]:
     """The handlers, by route."""
 
-    async def each(request: HttpRequest, task: str, inputs: list[TaskInput], is_list: bool) -> list[InferenceResult]:
-        model = models.choose(request.model(request.body.model), task)
-        return await inference.each(request.call, model, inputs, "inputs", lambda index: _fields(index, is_list))
+    async def each(
+        request: HttpRequest, task: str, given: Sequence[Any], make: Callable[[Any], TaskInput]
+    ) -> list[InferenceResult]:
+        model, is_list = models.choose(request.model(request.body.model), task), given is request.body.inputs
+        return await inference.each(request.call, model, given, make, "inputs", lambda index: _fields(index, is_list))
 
     async def embed(request: HttpRequest) -> HttpResponse:
         body: Embed = request.body
-        texts, is_list = listed(body.inputs)
-        options = {
+        options: dict[str, Any] = {
             "skip_normalize": not body.normalize,
             "dimensions": body.dimensions or 0,
             "prompt_name": body.prompt_name or "",
             "truncation": truncation_of(body.truncate, body.truncation_direction),
         }
-        inputs = [embedding_input(text, **options) for text in texts]
-        results = await each(request, "sentence_embedding", inputs, is_list)
-        return _answer([vector(one.result.message.sentence_embedding) for one in results], results)
+        texts = listed(body.inputs)[0]
+        results = await each(request, "sentence_embedding", texts, partial(embedding_input, **options))
+        return await _answer(results, lambda: [vector(one.result.message.sentence_embedding) for one in results])
 
     async def embed_all(request: HttpRequest) -> HttpResponse:
         body: EmbedAll = request.body
         truncation = truncation_of(body.truncate, body.truncation_direction)
-        inputs = [
-            TaskInput(feature_extraction=FeatureExtractionInput(text=text, truncation=truncation))
-            for text in _listed(body.inputs)
-        ]
-        results = await each(request, "feature_extraction", inputs, isinstance(body.inputs, list))
-        return _answer([token_vectors(one.result.message.feature_extraction) for one in results], results)
+
+        def make(text: str) -> TaskInput:
+            return TaskInput(feature_extraction=FeatureExtractionInput(text=text, truncation=truncation))
+
+        results = await each(request, "feature_extraction", _listed(body.inputs), make)
+        return await _answer(results, lambda: [token_vectors(one.result.message.feature_extraction) for one in results])
 
     async def predict(request: HttpRequest) -> HttpResponse:
         body: Predict = request.body
@@ -164,27 +168,31 @@ def tei_handlers(
         is_list = isinstance(body.inputs, list) and not all(isinstance(one, str) for one in body.inputs)
         several: list[Any] = body.inputs if is_list else [_listed(body.inputs)]  # type: ignore[assignment, arg-type]
         function = ScoreFunction.SCORE_FUNCTION_NONE if body.raw_scores else ScoreFunction.SCORE_FUNCTION_UNSPECIFIED
-        inputs = [
-            TextClassificationInput(
-                **_pair(one, f"inputs[{index}]" if is_list else "inputs"),
+
+        def make(index: int) -> TaskInput:
+            input = TextClassificationInput(
+                **_pair(several[index], f"inputs[{index}]" if is_list else "inputs"),
                 top_k=len(catalog.spec(*model).labels),
                 function=function,
                 truncation=truncation_of(body.truncate, body.truncation_direction),
             )
-            for index, one in enumerate(several)
-        ]
+            return TaskInput(text_classification=input)
+
         results = await inference.each(
             request.call,
             model,
-            [TaskInput(text_classification=one) for one in inputs],
+            range(len(several)),
+            make,
             "inputs",
             lambda index: _fields(index, is_list),
         )
-        predictions = [
-            [{"score": label.score, "label": label.label} for label in one.result.message.text_classification.labels]
-            for one in results
-        ]
-        return _answer(predictions if is_list else predictions[0], results)
+
+        def predictions() -> Any:
+            labels = [one.result.message.text_classification.labels for one in results]
+            several = [[{"score": one.score, "label": one.label} for one in scored] for scored in labels]
+            return several if is_list else several[0]
+
+        return await _answer(results, predictions)
 
     async def similarity(request: HttpRequest) -> HttpResponse:
         body: Similarity = request.body
@@ -196,7 +204,7 @@ def tei_handlers(
         )
         fields = {"source": "inputs.source_sentence", "texts": "inputs.sentences"}
         result = await inference.one(request.call, model, TaskInput(sentence_similarity=input), fields)
-        return _answer(list(result.result.message.sentence_similarity.scores), [result])
+        return await _answer([result], lambda: list(result.result.message.sentence_similarity.scores))
 
     async def info(request: HttpRequest) -> HttpResponse:
         chosen = models.choose(request.model())
@@ -225,18 +233,18 @@ def tei_handlers(
     async def embed_sparse(request: HttpRequest) -> HttpResponse:
         body: EmbedSparse = request.body
         truncation = truncation_of(body.truncate, body.truncation_direction)
-        inputs = [
-            TaskInput(
-                sparse_embedding=SparseEmbeddingInput(
-                    text=text, prompt_name=body.prompt_name or "", truncation=truncation
-                )
-            )
-            for text in _listed(body.inputs)
-        ]
-        results = await each(request, "sparse_embedding", inputs, isinstance(body.inputs, list))
-        answers = [one.result.message.sparse_embedding.weights for one in results]
-        vectors = [[{"index": one.token_id, "value": one.weight} for one in weights] for weights in answers]
-        return _answer(vectors, results)
+
+        def make(text: str) -> TaskInput:
+            input = SparseEmbeddingInput(text=text, prompt_name=body.prompt_name or "", truncation=truncation)
+            return TaskInput(sparse_embedding=input)
+
+        results = await each(request, "sparse_embedding", _listed(body.inputs), make)
+
+        def vectors() -> Any:
+            answers = [one.result.message.sparse_embedding.weights for one in results]
+            return [[{"index": one.token_id, "value": one.weight} for one in weights] for weights in answers]
+
+        return await _answer(results, vectors)
 
     return {
         EMBED.key: embed,
@@ -263,8 +271,10 @@ def _fields(index: int, is_list: bool) -> dict[str, str]:
     return dict.fromkeys(("text", "text_pair", "token_ids"), place)
 
 
-def _answer(value: Any, results: list[InferenceResult]) -> HttpResponse:
-    """With TEI's headers: tokens, and times in milliseconds, of several inputs those of the slowest."""
+async def _answer(results: list[InferenceResult], make: Callable[[], Any]) -> HttpResponse:
+    """What is made of results, with TEI's headers: tokens, and times in milliseconds, of several inputs those of the
+    slowest.
+    """
     slowest = max(results, key=lambda one: one.timings.total_ns).timings
     headers = {
         b"x-compute-tokens": sum(one.usage.tokens for one in results),
@@ -273,7 +283,8 @@ def _answer(value: Any, results: list[InferenceResult]) -> HttpResponse:
         b"x-queue-time": slowest.predict_queue_ns // 1_000_000,
         b"x-inference-time": slowest.predict_compute_ns // 1_000_000,
     }
-    return HttpResponse(write_body(value), headers=[(name, b"%d" % number) for name, number in headers.items()])
+    body = await of_results(results, lambda: write_body(make()))
+    return HttpResponse(body, headers=[(name, b"%d" % number) for name, number in headers.items()])
 
 
 class Tokenize(Body):
@@ -317,48 +328,42 @@ def tei_token_handlers(inference: Inference, models: ModelChoice) -> dict[str, H
         results = await inference.each(
             request.call,
             model,
-            [
-                TaskInput(tokenization=TokenizationInput(text=text, skip_special_tokens=not body.add_special_tokens))
-                for text in texts
-            ],
+            texts,
+            lambda text: TaskInput(
+                tokenization=TokenizationInput(text=text, skip_special_tokens=not body.add_special_tokens)
+            ),
             "inputs",
             lambda index: {"text": f"inputs[{index}]" if isinstance(body.inputs, list) else "inputs"},
         )
-        answer = []
-        for text, one in zip(texts, results, strict=True):
-            tokens = one.result.message.tokenization.tokens
-            places = token_places(text, tokens)
-            answer.append(
-                [
-                    {
-                        "id": token.token_id,
-                        "text": token.text,
-                        "special": token.is_special,
-                        "start": start,
-                        "stop": stop,
-                    }
-                    for token, (start, stop) in zip(tokens, places, strict=True)
-                ]
-            )
-        return HttpResponse(write_body(answer))
+
+        def token_list(text: str, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
+            for token, (start, stop) in zip(tokens, token_places(text, tokens), strict=True):
+                yield {
+                    "id": token.token_id,
+                    "text": token.text,
+                    "special": token.is_special,
+                    "start": start,
+                    "stop": stop,
+                }
+
+        def write() -> bytes:
+            several = [one.result.message.tokenization.tokens for one in results]
+            return write_body([write_list(token_list(*one)) for one in zip(texts, several, strict=True)])
+
+        return HttpResponse(await of_results(results, write))
 
     async def decode(request: HttpRequest) -> HttpResponse:
         body: Decode = request.body
         is_list = bool(body.ids) and isinstance(body.ids[0], list)
-        several = body.ids if is_list else [body.ids]
+        several: list[Any] = body.ids if is_list else [body.ids]
         model = models.choose(request.model(body.model), "detokenization")
         results = await inference.each(
             request.call,
             model,
-            [
-                TaskInput(
-                    detokenization=DetokenizationInput(
-                        token_ids=ids,  # type: ignore[arg-type] # lists, as is_list says
-                        skip_special_tokens=body.skip_special_tokens,
-                    )
-                )
-                for ids in several
-            ],
+            several,
+            lambda ids: TaskInput(
+                detokenization=DetokenizationInput(token_ids=ids, skip_special_tokens=body.skip_special_tokens)
+            ),
             "ids",
             lambda index: {"token_ids": f"ids[{index}]" if is_list else "ids"},
         )

@@ -161,7 +161,7 @@ def _read(message: messages.ModelInferRequest) -> TensorRequest:
     ):
         if count > MAX_TENSORS:
             raise InvalidInput(name, f"{count} of them, the limit is {MAX_TENSORS}")
-    raw = list(message.raw_input_contents)
+    raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise InvalidInput("raw_input_contents", f"{len(raw)} entries, there are {len(message.inputs)} inputs")
     inputs = [_given(tensor, raw[place] if raw else None) for place, tensor in enumerate(message.inputs)]
@@ -184,7 +184,7 @@ def _given(tensor: messages.ModelInferRequest.InferInputTensor, raw: bytes | Non
         raise InvalidInput("inputs", NO_SHARED_MEMORY)
     if raw is None:
         field = _CONTENTS.get(tensor.datatype)
-        return GivenTensor(name, tensor.datatype, shape, values=list(getattr(tensor.contents, field)) if field else ())
+        return GivenTensor(name, tensor.datatype, shape, values=getattr(tensor.contents, field) if field else ())
     if tensor.HasField("contents"):
         raise InvalidInput("raw_input_contents", f"input {shown(name)} has contents, too")
     return GivenTensor(name, tensor.datatype, shape, raw)

@@ -11,6 +11,7 @@ from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.packed import pack_input
+from neuronpipe.core.task_inputs import FIELDS, NEEDED
 from neuronpipe.core.tensors import Array
 from neuronpipe.doors.oip.tensors import BYTES, DTYPES, Parameter, RowInput, Tensor, TensorSpec, row_field, shown
 from neuronpipe.doors.vectors import token_vectors, vector
@@ -21,9 +22,8 @@ COUNT = "count"
 # The parameter of a request for a text as it comes.
 STREAM = "stream"
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
-_OPTIONAL = frozenset({"text_pair", "targets", "ignore_labels"})
 # A text that is the same for all rows.
-_PARAMETERS = frozenset({"hypothesis_template", "prompt_name", "source_language", "target_language"})
+_PARAMETERS = frozenset(name for name, one in FIELDS.items() if one.kind == "text" and one.is_option)
 # Outputs have one datatype, and token ids are the input of MODEL/raw; the others are messages.
 _LEFT_OUT = frozenset({"type", "precision", "token_ids", "options", "messages", "chunks"})
 # Outputs of log probabilities, whose messages have fields of the same names as others, and the way to each.
@@ -37,9 +37,9 @@ _DATATYPES = {
     FieldDescriptor.TYPE_ENUM: "UINT32",
 }
 _MAX_UINT32, _MAX_UINT64 = (1 << 32) - 1, (1 << 64) - 1
-# The vectors of these tasks are bytes already, or nearly so.
-_TOKEN_VECTORS = {"feature_extraction": "vectors", "multi_vector_embedding": "vectors"}
-_VECTORS = {"sentence_embedding": "embedding", "image_embedding": "embedding"} | _TOKEN_VECTORS
+# The first field of a result → the output of its vectors, which are bytes already, or nearly so.
+_VECTOR, _TOKEN_VECTORS = "embedding", "vectors"
+_VECTORS = {"embedding": _VECTOR, "data": _TOKEN_VECTORS}
 
 # The fields that lead from a result to an output's elements.
 _Path = tuple[str, ...]
@@ -61,21 +61,23 @@ class TaskModel:
         if TASKS[task].generates:
             self.parameters[STREAM] = "a boolean, for ModelStreamInfer"
         self.inputs = [
-            TensorSpec(one.name, BYTES, (-1,) if one.is_repeated else (1,), one.name in _OPTIONAL)
+            TensorSpec(one.name, BYTES, (-1,) if one.is_repeated else (1,), one.name not in NEEDED[task])
             for one in self._texts
         ]
         self._paths: dict[str, _Path] = {}
-        if task in _VECTORS:
-            dims = (-1, -1) if task in _TOKEN_VECTORS else (-1,)
-            self.outputs = [TensorSpec(_VECTORS[task], "FP32", dims)]
+        result = TaskResult.DESCRIPTOR.fields_by_name[task]
+        self._vectors = _VECTORS.get(_fields(result)[0].name)
+        if self._vectors:
+            dims = (-1, -1) if self._vectors == _TOKEN_VECTORS else (-1,)
+            self.outputs = [TensorSpec(self._vectors, "FP32", dims)]
         else:
-            leaves = list(_leaves(TaskResult.DESCRIPTOR.fields_by_name[task], ()))
+            leaves = list(_leaves(result, ()))
             self._paths = {name: path for name, _, path in leaves}
             self.outputs = [
                 TensorSpec(name, _DATATYPES[leaf.type], (-1,) * _axes(leaf, path)) for name, leaf, path in leaves
             ]
         self._first = next((path[0] for path in self._paths.values() if len(path) > 1), "")
-        if self._first or task in _TOKEN_VECTORS:
+        if self._first or self._vectors == _TOKEN_VECTORS:
             self.outputs.append(TensorSpec(COUNT, "UINT32", (1,)))
 
     def read_rows(
@@ -118,10 +120,10 @@ class TaskModel:
         return [self._output(spec, messages, max_bytes) for spec in wanted]
 
     def _output(self, spec: TensorSpec, messages: list[Any], max_bytes: int) -> Tensor:
-        if self._task in _VECTORS and self._task not in _TOKEN_VECTORS:
+        if self._vectors == _VECTOR:
             vectors = np.stack([vector(one) for one in messages])
             return Tensor(spec.name, spec.datatype, vectors.shape, vectors)
-        if self._task in _TOKEN_VECTORS:
+        if self._vectors == _TOKEN_VECTORS:
             arrays = [np.atleast_2d(token_vectors(one)) for one in messages]
             return _padded(spec, arrays, max_bytes) if spec.name != COUNT else _counts([len(one) for one in arrays])
         if spec.name == COUNT:

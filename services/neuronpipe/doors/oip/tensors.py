@@ -28,6 +28,8 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 }
 # In one row: as many as a request for reranking may have.
 _MAX_STRINGS = 1024
+# Of a tensor of strings; they are read one by one.
+_MAX_ELEMENTS = 1 << 16
 # In one row, padding included, which costs memory while the row is in flight; longer than any model takes.
 _MAX_TOKENS = 1 << 16
 _LENGTH_BYTES = 4
@@ -110,6 +112,8 @@ class TensorSpec:
 
     def _read_bytes(self, given: GivenTensor, shape: tuple[int, ...]) -> list[bytes]:
         count = math.prod(shape)
+        if count > _MAX_ELEMENTS:
+            raise InvalidInput(self.name, f"{count} elements, the limit is {_MAX_ELEMENTS}; send fewer rows at once")
         if given.raw is None:
             elements = _flat(self.name, given.values, len(shape) - 1)
             self._check_count(len(elements), count, "elements")
@@ -130,8 +134,12 @@ class TensorSpec:
         if given.raw is not None:
             self._check_count(len(given.raw), math.prod(shape) * dtype.itemsize, "bytes")
             return np.frombuffer(given.raw, dtype).reshape(shape)
+        values: Any = given.values
+        if not isinstance(values, list):  # those of a message are numbers
+            self._check_count(len(values), math.prod(shape), "elements")
+            values = np.fromiter(values, np.int64, len(values))
         try:
-            array = np.array(given.values)
+            array = np.array(values)
         except (ValueError, OverflowError):
             raise InvalidInput(self.name, "its lists have different lengths") from None
         self._check_count(array.size, math.prod(shape), "elements")

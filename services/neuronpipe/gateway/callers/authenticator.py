@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from neuronpipe.core.callers import Caller
+from neuronpipe.core.callers import Caller, is_tenant_name
 from neuronpipe.core.errors import SetupError, Unauthenticated
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters
@@ -72,6 +72,8 @@ class Authenticator:
             if credentials.on_behalf:
                 if not self._acts_for_others(tenant):
                     raise Refused("acts_for_others")
+                if not is_tenant_name(credentials.on_behalf):
+                    raise Refused("tenant_name")
                 tenant = credentials.on_behalf
         except Refused as refused:
             self._note(str(refused))
@@ -93,6 +95,8 @@ class Authenticator:
             record = find_key(self._keys.value, secret) if self._keys else None
             if record is None:
                 raise Refused("unknown_key")
+            if record.has_expired:
+                raise Refused("expired")
             return record.name, record.tenant
         if not self._tokens:
             raise Refused("unknown_key")

@@ -9,12 +9,14 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from neuronpipe.core.callers import check_tenant_name
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import replace_file
 from neuronpipe.core.logs import log_warning
@@ -46,6 +48,7 @@ def _read(option: str, path: Path) -> bytes:
 # np_ID_SECRET: the id finds the record, the secret proves the key. Scanners for leaked secrets find the prefix.
 PREFIX = "np_"
 _ID_BYTES, _SECRET_BYTES, _SALT_BYTES = 8, 32, 16
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class Refused(Exception):
@@ -59,10 +62,16 @@ class KeyRecord(BaseModel):
 
     id: str = Field(pattern=r"^[0-9a-f]{16}$")
     name: str = Field(min_length=1, max_length=256)
-    tenant: str = Field(min_length=1, max_length=256)
+    tenant: Annotated[str, AfterValidator(check_tenant_name)]
     created: str
+    expires: str = Field("", pattern=r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)?$")
     salt: str = Field(pattern=r"^[0-9a-f]{32}$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether its time is over; a key without one stays."""
+        return bool(self.expires) and self.expires <= datetime.now(UTC).strftime(_TIME)
 
     def fits(self, secret: str) -> bool:
         """Whether the secret is this key's."""
@@ -89,8 +98,9 @@ def parse_keys(content: bytes) -> Mapping[str, KeyRecord]:
     return records
 
 
-def create_key(path: Path, tenant: str, name: str) -> str:
-    """Adds a key to a file, which is made where it is missing. Returns the key, which is stored nowhere.
+def create_key(path: Path, tenant: str, name: str, days: float | None = None) -> str:
+    """Adds a key to a file, which is made where it is missing. Returns the key, which is stored nowhere. `days`: after
+    which it expires; None: never.
 
     Raises SetupError.
     """
@@ -99,14 +109,25 @@ def create_key(path: Path, tenant: str, name: str) -> str:
         secrets.token_urlsafe(_SECRET_BYTES),
         secrets.token_hex(_SALT_BYTES),
     )
-    created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = datetime.now(UTC)
+    expires = "" if days is None else (now + timedelta(days=days)).strftime(_TIME)
     try:
-        record = KeyRecord(id=key_id, name=name, tenant=tenant, created=created, salt=salt, sha256=_hash(salt, secret))
+        record = KeyRecord(
+            id=key_id,
+            name=name,
+            tenant=tenant,
+            created=now.strftime(_TIME),
+            expires=expires,
+            salt=salt,
+            sha256=_hash(salt, secret),
+        )
     except ValidationError as error:
-        raise SetupError("--tenant and --name: must have from 1 to 256 characters") from error
+        raise SetupError(
+            "--tenant and --name: must have from 1 to 256 characters that can be printed; no tenant is called . or .."
+        ) from error
     with _changing(path) as (content, write):
         separator = b"\n" if content and not content.endswith(b"\n") else b""
-        write(content + separator + record.model_dump_json().encode() + b"\n")
+        write(content + separator + record.model_dump_json(exclude_defaults=True).encode() + b"\n")
     return f"{PREFIX}{key_id}_{secret}"
 
 

@@ -30,7 +30,7 @@ class CallerSettings(Settings):
         None, description="TOML file of the tenants' models, quotas, shares and certificates; read again on change"
     )
     open_services: str = Field(
-        "health,metrics",
+        "health",
         description="what needs no credentials where the rest does, of health, reflection and metrics, with commas",
     )
     shared_cache: bool = Field(

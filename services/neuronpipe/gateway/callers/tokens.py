@@ -12,6 +12,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
+from neuronpipe.core.callers import is_tenant_name
 from neuronpipe.core.errors import SetupError
 from neuronpipe.gateway.callers.keys import Refused
 
@@ -92,6 +93,8 @@ class TokenVerifier:
         tenant = claims.get(rules.tenant_claim)
         if not isinstance(tenant, str) or not tenant:
             raise Refused("no_tenant")
+        if not is_tenant_name(tenant):
+            raise Refused("tenant_name")
         return Identity(str(claims["sub"]), tenant, float(claims["exp"]))
 
 

@@ -30,9 +30,8 @@ local capacity, taken = tonumber(ARGV[1]), tonumber(ARGV[2])
 local level = tonumber(redis.call('HGET', KEYS[1], 'level') or capacity)
 local at = tonumber(redis.call('HGET', KEYS[1], 'at') or now)
 level = math.min(capacity, level + math.max(0, now - at) * capacity / 60) - taken
-level = math.max(-capacity, level)
 redis.call('HSET', KEYS[1], 'level', tostring(level), 'at', tostring(now), 'gateway:' .. ARGV[3], tostring(now))
-redis.call('EXPIRE', KEYS[1], 180)
+redis.call('EXPIRE', KEYS[1], 180 + math.ceil((capacity - level) / capacity * 60))
 local gateways, fields = 0, redis.call('HGETALL', KEYS[1])
 for i = 1, #fields, 2 do
   if string.sub(fields[i], 1, 8) == 'gateway:' then

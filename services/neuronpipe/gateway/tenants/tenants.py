@@ -3,22 +3,23 @@
 import math
 import time
 import tomllib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from neuronpipe.api.v1.inference_pb2 import Priority
-from neuronpipe.core.callers import Caller
+from neuronpipe.core.callers import Caller, check_tenant_name
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import Overloaded, SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.names import Metrics
-from neuronpipe.gateway.load_shedding import DrainRate
+from neuronpipe.gateway.load_shedding import Load, ModelLoad, TenantLoad
 from neuronpipe.gateway.tenants.turns import Turn, Turns
 
 _MINUTE_S = 60.0
@@ -26,7 +27,7 @@ _MINUTE_S = 60.0
 
 class TokenBucket:
     """Holds the tokens of a minute at most, and gets them back evenly. The level may be negative: a debt, where a
-    request took more than was there.
+    request took more than was there. It is kept whole.
 
     `capacity`: tokens a minute; may be changed. `share`: the part of it that counts here; less than 1 where several
     gateways have the same budget and do not know of each other. `taken`: since that was last told the others.
@@ -51,13 +52,20 @@ class TokenBucket:
 
     @level.setter
     def level(self, level: float) -> None:
-        self._level, self._at_s = max(-float(self.capacity), level), self._clock()
+        self._level, self._at_s = level, self._clock()
 
-    def wait_s(self, tokens: int) -> float:
-        """How long until there are so many; 0 where they are there. More than a minute's count as a minute's."""
+    def wait_s(self, tokens: int, taken: int = 0) -> float:
+        """How long until there are so many; 0 where they are there. More than a minute's count as a minute's.
+        `taken`: how many of them were taken already.
+        """
         most = self.capacity * self.share
-        missing = min(tokens, most) - self.level
+        missing = min(tokens, most) - (self.level + taken)
         return math.ceil(missing) * _MINUTE_S / most if missing > 0 else 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing is taken that has not come back, and the others know."""
+        return not self.taken and self.level >= self.capacity * self.share
 
     def take(self, tokens: int) -> None:
         """Takes tokens out, also more than there are; puts them back where `tokens` is negative."""
@@ -95,7 +103,7 @@ class TenantBook(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tenants: dict[str, Rights]
+    tenants: dict[Annotated[str, AfterValidator(check_tenant_name)], Rights]
 
     def rights_of(self, tenant: str) -> Rights:
         """A tenant's rights: nothing, where the file does not name it."""
@@ -119,34 +127,92 @@ def parse_tenants(content: bytes) -> TenantBook:
 
 EntryT = TypeVar("EntryT")
 
-# Of a refused caller. A tenant's debt is two minutes' tokens at most.
+_QUOTAS = "requests_in_flight", "tokens_in_flight", "tokens_per_minute"
+# A tenant is forgotten when it was idle for so long, with its metrics; or sooner, where there are so many idle ones.
+_IDLE_S, _MAX_IDLE = 3600.0, 500
+# Of a refused caller.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 120.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Admitted:
-    """A request inside the gate. `shed`: called where it must end, to make room; `is_shed` is set then."""
+    """A request inside the gate. `of_tenant`: what its tenant has of its model. `tokens`: of its input, and those that
+    it generates at most, which are `new_tokens`. `shed`: called where it must end, to make room; `is_shed` is set then.
+    `turns`: where and as what it runs.
+    """
 
     call: Call
+    model: "ModelLoad[Admitted]"
+    of_tenant: "TenantLoad[Admitted]"
     tokens: int
     shed: Callable[[], None]
+    new_tokens: int = 0
+    generated_tokens: int = 0
     is_shed: bool = False
-    has_run: bool = False
+    turns: tuple[Turns, Turn] | None = None
+
+    @property
+    def cost(self) -> int:
+        """What it has cost so far, in tokens. One that never ran costs nothing."""
+        return self.tokens - self.new_tokens + self.generated_tokens if self.turns else 0
 
 
 class Tenant:
-    """One tenant."""
+    """One tenant. `inside`: its requests, in the order in which they came. `used_s`: when it last asked."""
 
     def __init__(self, name: str, meters: Meters) -> None:
         self.name = name
-        self.inside: dict[Admitted, None] = {}  # in the order in which they came
-        self.tokens = 0
-        self.drained = DrainRate()
+        self.inside: dict[Admitted, None] = {}
+        self.load = Load()
         self.bucket: TokenBucket | None = None
+        self.used_s = 0.0
         self.waits = meters.histogram(Metrics.TENANT_WAIT, name)
         meters.gauge(Metrics.TENANT_IN_FLIGHT, lambda: len(self.inside), name)
         # That have its budget, as far as is known.
         self.gateways = 1
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it could be forgotten: it has nothing in flight, and no debt."""
+        return not self.inside and (not self.bucket or self.bucket.is_full)
+
+    def forget(self, meters: Meters) -> None:
+        """Removes its metrics."""
+        meters.remove(Metrics.TENANT_WAIT, self.name)
+        meters.remove(Metrics.TENANT_IN_FLIGHT, self.name)
+        meters.remove(Metrics.TENANT_TOKENS, self.name)
+        for quota in _QUOTAS:
+            meters.remove(Metrics.TENANT_REFUSED, self.name, quota)
+
+
+class Shares:
+    """What tenants hold for long, as places of calls that wait. One tenant has at most `times` as much as it leaves
+    over (dynamic thresholds: Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998), so that some is left
+    for the next one. Without tenants there is only the limit.
+    """
+
+    def __init__(self, limit: int, times: int = 1) -> None:
+        self.limit = limit
+        self.total = 0
+        self._times = times
+        self._of: Counter[str] = Counter()
+
+    def has_room(self, tenant: str, amount: int = 1) -> bool:
+        """Whether a tenant may take so much more."""
+        left, own = self.limit - self.total - amount, self._of[tenant]
+        return left >= 0 and (not tenant or not own or own + amount <= self._times * left)
+
+    def take(self, tenant: str, amount: int = 1) -> None:
+        """A tenant has more."""
+        self.total += amount
+        self._of[tenant] += amount
+
+    def give_back(self, tenant: str, amount: int = 1) -> None:
+        """A tenant has less."""
+        self.total -= amount
+        self._of[tenant] -= amount
+        if not self._of[tenant]:
+            del self._of[tenant]
 
 
 class Tenants:
@@ -168,6 +234,7 @@ class Tenants:
         self._clock = clock
         self._tenants: dict[str, Tenant] = {}
         self._turns: dict[ModelKey, Turns] = {}
+        self._look_from = _MAX_IDLE
 
     def table_of(self, caller: Caller, table: ModelTable[EntryT]) -> ModelTable[EntryT]:
         """The models that a caller may use. Without a tenant it is the gateway itself, which sees all."""
@@ -186,24 +253,36 @@ class Tenants:
         """How many jobs of a tenant may wait or run; 0 for no limit."""
         return self._rights_of(tenant).max_jobs or 0
 
+    def is_interactive(self, tenant: str) -> bool:
+        """Whether a tenant's requests and jobs may go before those of bulk work."""
+        return self._rights_of(tenant).highest_priority == "interactive"
+
     def restrict(self, call: Call) -> Call:
         """The call with the highest priority that its tenant has, where it asks for more."""
-        if call.is_bulk or self._rights_of(call.caller.tenant).highest_priority == "interactive":
+        if call.is_bulk or self.is_interactive(call.caller.tenant):
             return call
         return replace(call, priority=Priority.PRIORITY_BULK)
 
-    def check(self, tenant: str, tokens: int = 1) -> None:
-        """Raises Overloaded for one more request of so many tokens, where the tenant has its quota inside already."""
+    def weight_of(self, tenant: str) -> float:
+        """A tenant's part of what all share."""
+        return self._rights_of(tenant).weight
+
+    def check(self, tenant: str, tokens: int = 1, inside: Admitted | None = None) -> None:
+        """Raises Overloaded for one more request of so many tokens, where the tenant has its quota inside already.
+        `inside`: the request, where it is one of those, and turns out to have so many.
+        """
         one, rights = self._tenant(tenant), self._rights_of(tenant)
-        if rights.max_requests_in_flight and len(one.inside) >= rights.max_requests_in_flight:
-            limit = f"{len(one.inside)} requests in flight, the limit is {rights.max_requests_in_flight}"
-            raise self._over_quota(one, "requests_in_flight", limit, one.drained.seconds(1, 0))
+        most = rights.max_requests_in_flight
+        if most and not inside and len(one.inside) >= most:
+            limit = f"{len(one.inside)} requests in flight, the limit is {most}"
+            raise self._over_quota(one, "requests_in_flight", limit, one.load.seconds(1, 0))
+        own = inside.tokens if inside else 0
+        excess = one.load.tokens - own + tokens - (rights.max_tokens_in_flight or math.inf)
         # A request that is larger than the limit is let in alone, or it never could be.
-        if rights.max_tokens_in_flight and one.inside and one.tokens + tokens > rights.max_tokens_in_flight:
-            limit = f"about {one.tokens} tokens in flight, the limit is {rights.max_tokens_in_flight}"
-            excess = one.tokens + tokens - rights.max_tokens_in_flight
-            raise self._over_quota(one, "tokens_in_flight", limit, one.drained.seconds(0, excess))
-        if (bucket := self._bucket(one, rights)) and (wait_s := bucket.wait_s(tokens)):
+        if excess > 0 and len(one.inside) > bool(inside):
+            limit = f"about {one.load.tokens} tokens in flight, the limit is {rights.max_tokens_in_flight}"
+            raise self._over_quota(one, "tokens_in_flight", limit, one.load.seconds(0, excess))
+        if (bucket := self._bucket(one, rights)) and (wait_s := bucket.wait_s(tokens, own)):
             limit = f"the limit is {rights.tokens_per_minute} tokens a minute"
             raise self._over_quota(one, "tokens_per_minute", limit, wait_s)
 
@@ -211,22 +290,26 @@ class Tenants:
         """A request that `check` and the gate have let in."""
         one = self._tenant(admission.call.caller.tenant)
         one.inside[admission] = None
-        self._count(one, admission.tokens)
+        one.load.enter(admission.tokens)
+        if one.bucket:
+            one.bucket.take(admission.tokens)
 
     def correct(self, admission: Admitted, more_tokens: int) -> None:
-        """A request has so many tokens more than was thought. What it took too much of its budget is a debt."""
-        self._count(self._tenant(admission.call.caller.tenant), more_tokens)
+        """A request has so many tokens more than was thought."""
+        one = self._tenant(admission.call.caller.tenant)
+        one.load.tokens += more_tokens
+        if one.bucket:
+            one.bucket.take(more_tokens)
 
     def leave(self, admission: Admitted) -> None:
-        """The end of a request. One that never ran costs nothing."""
-        one = self._tenant(admission.call.caller.tenant)
+        """The end of a request. Its budget pays what it has cost, which may be less than what it took, or more."""
+        one, cost = self._tenant(admission.call.caller.tenant), admission.cost
         del one.inside[admission]
-        one.tokens -= admission.tokens
-        if admission.has_run:
-            one.drained.add(1, admission.tokens)
-            self._meters.counter(Metrics.TENANT_TOKENS, one.name).add(admission.tokens)
-        elif one.bucket:
-            one.bucket.take(-admission.tokens)
+        one.load.leave(admission.tokens, is_drained=bool(cost))
+        if cost:
+            self._meters.counter(Metrics.TENANT_TOKENS, one.name).add(cost)
+        if one.bucket:
+            one.bucket.take(cost - admission.tokens)
 
     def with_budgets(self) -> list[Tenant]:
         """The tenants that have called and have a budget."""
@@ -237,12 +320,13 @@ class Tenants:
         """Waits until the request may run, which it does in the block, with the call that it yields; see Turns."""
         turns = self._turns.get(model) or self._turns.setdefault(model, Turns(self._window_s, self._clock))
         weight = self._rights_of(admission.call.caller.tenant).weight
-        turn = Turn(admission.call.caller.tenant, weight, admission.tokens, is_bulk=admission.call.is_bulk)
+        tokens = admission.tokens - admission.new_tokens
+        turn = Turn(admission.call.caller.tenant, weight, tokens, is_bulk=admission.call.is_bulk)
         began_s = self._clock()
         await turns.take(turn)
         is_answered = False
         try:
-            admission.has_run = True
+            admission.turns = turns, turn
             self._tenant(turn.tenant).waits.record((turn.began_s - began_s) * 1e9)
             yield replace(admission.call, is_beyond_share=turn.is_beyond_share)
             is_answered = True
@@ -262,14 +346,29 @@ class Tenants:
 
     def _load(self, one: Tenant, more_requests: int = 0, more_tokens: int = 0) -> float:
         """The part of the gate that a tenant has, by its weight."""
-        requests, tokens = len(one.inside) + more_requests, one.tokens + more_tokens
+        requests, tokens = len(one.inside) + more_requests, one.load.tokens + more_tokens
         return max(requests / self._limits[0], tokens / self._limits[1]) / self._rights_of(one.name).weight
 
     def _tenant(self, name: str) -> Tenant:
         one = self._tenants.get(name)
         if one is None:
+            self._forget_idle()
             one = self._tenants[name] = Tenant(name, self._meters)
+        one.used_s = self._clock()
         return one
+
+    def _forget_idle(self) -> None:
+        """Forgets tenants that have not asked for long, and the longest idle ones of too many."""
+        if len(self._tenants) < self._look_from:
+            return
+        idle = sorted((one for one in self._tenants.values() if one.is_idle), key=lambda one: one.used_s)
+        old_s = self._clock() - _IDLE_S
+        for number, one in enumerate(idle):
+            if len(idle) - number > _MAX_IDLE or one.used_s < old_s:
+                del self._tenants[one.name]
+                one.forget(self._meters)
+        # So that a flood of names costs little for each.
+        self._look_from = len(self._tenants) + _MAX_IDLE
 
     def _bucket(self, one: Tenant, rights: Rights) -> TokenBucket | None:
         """The tenant's budget, as its rights are now."""
@@ -280,11 +379,6 @@ class Tenants:
         else:
             one.bucket.capacity = rights.tokens_per_minute
         return one.bucket
-
-    def _count(self, one: Tenant, tokens: int) -> None:
-        one.tokens += tokens
-        if one.bucket:
-            one.bucket.take(tokens)
 
     def _over_quota(self, one: Tenant, quota: str, limit: str, wait_s: float) -> Overloaded:
         self._meters.counter(Metrics.TENANT_REFUSED, one.name, quota).add()

@@ -8,7 +8,6 @@ for what others have borrowed, a tenant that is below its share runs beside them
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import Callable
 
 # So many requests may always run: one is computed while the next one is on its way.
@@ -26,7 +25,9 @@ _MEMORY_S, _FADE_EVERY_S = 5.0, 0.1
 
 
 class Turn:
-    """A request that runs, or waits to."""
+    """A request that runs, or waits to. `tokens`: of its input, which is what runs at once; what it generates counts
+    for its tenant's share only.
+    """
 
     __slots__ = ("began_s", "future", "is_beyond_share", "is_bulk", "tenant", "tokens", "weight")
 
@@ -41,6 +42,20 @@ class Turn:
         self.future: asyncio.Future[None] | None = None
 
 
+class _Share:
+    """What one tenant has of a model. `used_tokens`: what it ran of late, which fades. `turns`: how many run or wait.
+    `waiting`: interactive requests and bulk ones, in the order of arrival.
+    """
+
+    __slots__ = ("running_tokens", "turns", "used_tokens", "waiting", "weight")
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+        self.turns = self.running_tokens = 0
+        self.used_tokens = 0.0
+        self.waiting: tuple[dict[Turn, None], dict[Turn, None]] = {}, {}
+
+
 class Turns:
     """The turns of one model."""
 
@@ -49,13 +64,11 @@ class Turns:
         self._clock = clock
         self._running = 0
         self._running_tokens = 0
-        self._running_of: Counter[str] = Counter()
-        # Tokens that tenants ran of late, which fade.
-        self._used_of: dict[str, float] = {}
-        # Interactive requests and bulk ones, each tenant's in the order of arrival.
-        self._waiting: tuple[dict[str, dict[Turn, None]], dict[str, dict[Turn, None]]] = {}, {}
-        # Of tenants that have something running or waiting.
-        self._weights: dict[str, float] = {}
+        # Of tenants that have something running or waiting, or ran something of late.
+        self._shares: dict[str, _Share] = {}
+        self._waiting = 0
+        # Of all of them: the weights of those that have something running or waiting, and what ran of late.
+        self._weights = self._used_tokens = 0.0
         # Tokens that were answered, and the time in which something ran; both fade.
         self._answered_tokens = self._busy_s = 0.0
         # The best of late of one by the other, as a model that has little to do shows less than it can.
@@ -74,19 +87,25 @@ class Turns:
 
     async def take(self, turn: Turn) -> None:
         """Waits until the request may run. Then, and only then, `give_back` must be called."""
-        self._weights[turn.tenant] = turn.weight
-        queue = self._waiting[turn.is_bulk].get(turn.tenant)
-        if not queue and self._may_run(turn, is_next=not any(self._waiting)):
+        share = self._shares.get(turn.tenant) or self._shares.setdefault(turn.tenant, _Share())
+        if share.turns:
+            self._weights -= share.weight
+        share.turns += 1
+        share.weight = turn.weight
+        self._weights += turn.weight
+        queue = share.waiting[turn.is_bulk]
+        if not queue and self._may_run(turn, is_next=not self._waiting):
             self._run(turn)
             return
-        self._waiting[turn.is_bulk].setdefault(turn.tenant, {})[turn] = None
+        queue[turn] = None
+        self._waiting += 1
         turn.future = asyncio.get_running_loop().create_future()
         try:
             await turn.future
         except asyncio.CancelledError:
             if turn.future.cancelled():
                 self._leave_queue(turn)
-                self._forget(turn.tenant)
+                self._end_turn(share)
             else:
                 self.give_back(turn, is_answered=False)
             raise
@@ -101,11 +120,25 @@ class Turns:
                 self._best_rate = max(self._best_rate, self._answered_tokens / self._busy_s)
         self._running -= 1
         self._running_tokens -= turn.tokens
-        self._running_of[turn.tenant] -= turn.tokens
-        self._forget(turn.tenant)
+        share = self._shares[turn.tenant]
+        share.running_tokens -= turn.tokens
+        self._end_turn(share)
         while next_turn := self._next():
             self._leave_queue(next_turn)
             self._run(next_turn)
+
+    def charge(self, turn: Turn, tokens: int) -> None:
+        """A request that runs costs its tenant so many tokens more, or less."""
+        if share := self._shares.get(turn.tenant):
+            share.used_tokens += tokens
+            self._used_tokens += tokens
+
+    def resize(self, turn: Turn, tokens: int) -> None:
+        """A request that runs turns out to have so many tokens."""
+        more, turn.tokens = max(1, tokens) - turn.tokens, max(1, tokens)
+        self._running_tokens += more
+        self._shares[turn.tenant].running_tokens += more
+        self.charge(turn, more)
 
     def _run(self, turn: Turn) -> None:
         self._pass_time()
@@ -113,23 +146,33 @@ class Turns:
         turn.is_beyond_share = self._beyond_share(turn) > 0
         self._running += 1
         self._running_tokens += turn.tokens
-        self._running_of[turn.tenant] += turn.tokens
-        self._used_of[turn.tenant] = self._used_of.get(turn.tenant, 0.0) + turn.tokens
+        self._shares[turn.tenant].running_tokens += turn.tokens
+        self.charge(turn, turn.tokens)
         if turn.future:
             turn.future.set_result(None)
 
+    def _leave_queue(self, turn: Turn) -> None:
+        del self._shares[turn.tenant].waiting[turn.is_bulk][turn]
+        self._waiting -= 1
+
+    def _end_turn(self, share: _Share) -> None:
+        share.turns -= 1
+        if not share.turns:
+            self._weights -= share.weight
+
     def _next(self) -> Turn | None:
         """The turn that is next, where it may run now."""
-        for waiting in self._waiting:
+        for is_bulk in (False, True):
             # One that was cancelled is still in its queue until its task runs.
-            firsts = [next((turn for turn in queue if _is_waiting(turn)), None) for queue in waiting.values()]
-            if turn := min(filter(None, firsts), key=self._used, default=None):
+            firsts = [
+                (share.used_tokens / share.weight, turn)
+                for share in self._shares.values()
+                if (turn := next((one for one in share.waiting[is_bulk] if _is_waiting(one)), None))
+            ]
+            if firsts:
+                _, turn = min(firsts, key=lambda one: one[0])
                 return turn if self._may_run(turn, is_next=True) else None
         return None
-
-    def _used(self, turn: Turn) -> float:
-        """What its tenant ran of late, by its weight."""
-        return self._used_of.get(turn.tenant, 0.0) / turn.weight
 
     def _may_run(self, turn: Turn, *, is_next: bool) -> bool:
         window = self.window_tokens
@@ -138,35 +181,27 @@ class Turns:
         if turn.is_bulk or self._running_tokens >= _MOST_WINDOWS * window:
             return False
         is_below_share = self._beyond_share(turn) < 0
-        return self._running_of[turn.tenant] < (window if is_below_share else self._share(turn) * window)
+        running = self._shares[turn.tenant].running_tokens
+        return running < (window if is_below_share else self._share(turn) * window)
 
     def _share(self, turn: Turn) -> float:
         """Its tenant's part of all weights."""
-        return turn.weight / sum(self._weights.values())
+        return turn.weight / self._weights
 
     def _beyond_share(self, turn: Turn) -> float:
         """How many tokens its tenant ran of late beyond its share of what all ran."""
-        return self._used_of.get(turn.tenant, 0.0) - self._share(turn) * sum(self._used_of.values())
-
-    def _leave_queue(self, turn: Turn) -> None:
-        waiting = self._waiting[turn.is_bulk]
-        del waiting[turn.tenant][turn]
-        if not waiting[turn.tenant]:
-            del waiting[turn.tenant]
-
-    def _forget(self, tenant: str) -> None:
-        """Drops what is known of a tenant that has nothing running or waiting."""
-        if not self._running_of[tenant]:
-            del self._running_of[tenant]
-            if not any(tenant in waiting for waiting in self._waiting):
-                self._weights.pop(tenant, None)
+        return self._shares[turn.tenant].used_tokens - self._share(turn) * self._used_tokens
 
     def _pass_time(self) -> None:
         now_s = self._clock()
         if now_s - self._faded_s >= _FADE_EVERY_S:
             passed_s, self._faded_s = now_s - self._faded_s, now_s
             left = math.exp(-passed_s / _MEMORY_S)
-            self._used_of = {tenant: used * left for tenant, used in self._used_of.items() if used * left >= 1}
+            for share in self._shares.values():
+                share.used_tokens *= left
+            self._shares = {name: one for name, one in self._shares.items() if one.turns or one.used_tokens >= 1}
+            self._used_tokens = sum(one.used_tokens for one in self._shares.values())
+            self._weights = sum(one.weight for one in self._shares.values() if one.turns)
             self._best_rate *= math.exp(-passed_s / _RATE_MEMORY_S)
         if self._running:
             passed_s = now_s - self._at_s

@@ -1,5 +1,4 @@
 """`neuronpipe benchmark`: a matrix of models and shapes through the whole pipeline, reported in the published forms.
 
-`run.run_benchmark` measures, `results` is what is kept and sets two runs side by side, `report` is what is shown.
-The benchmarks of the repository (tests/bench) use its machine description, statistics and cold starts.
+`run.Run` measures, `results` is what is kept and sets two runs side by side, `report` is what is shown.
 """

@@ -5,8 +5,6 @@ What serverless platforms bill is the time of a request, and of the first one al
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -18,8 +16,8 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError, Unavailable
 from neuronpipe.measure.benchmark.measuring import texts_of_length
 from neuronpipe.measure.benchmark.results import ColdStart
-from neuronpipe.measure.benchmark.service_process import ServiceProcess
 from neuronpipe.measure.load.inputs import make_input
+from neuronpipe.measure.processes import ServiceProcess
 
 _NO_CACHE = ("--token-cache-bytes", "0")
 # pip compiles packages to byte code as it installs them; the sources of a checkout are compiled at the first start,
@@ -36,13 +34,14 @@ async def measure_cold_starts(
     the requests. `length`: tokens of a request; as they come for images.
     """
     (bundle,) = read_repository(folder)
+    options = ("--repository", str(folder), "--backend", backend, *_NO_CACHE)
     found: list[float] = []
     warm: list[tuple[float, float]] = []
     memory = 0
     try:
         for number in range(-1, starts):
             drop_files(folder)
-            with _serving(folder, backend) as process:
+            with ServiceProcess("all", *options, environment=AS_INSTALLED) as process:
                 async with AsyncClient(process.wait_until_ready().target, retries=False) as client:
                     first = _request(bundle, "A fine day.")
                     await _first_answer(client, first)
@@ -76,13 +75,6 @@ def drop_files(folder: Path) -> None:
 
 def _size_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-@contextmanager
-def _serving(folder: Path, backend: str) -> Iterator[ServiceProcess]:
-    options = ("--repository", str(folder), "--backend", backend, *_NO_CACHE)
-    with ServiceProcess("all", *options, environment=AS_INSTALLED) as process:
-        yield process
 
 
 async def _first_answer(client: AsyncClient, request: InferRequest) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from neuronpipe.bundles.repository import Bundle, default_name, read_repository
 from neuronpipe.core.errors import SetupError
-from neuronpipe.stages.neuron_executor.runtimes.neuron import MAX_CORES
+from neuronpipe.measure.load.request import check_range
+from neuronpipe.stages.settings import MAX_CORES
 from neuronpipe.tasks import TASKS
 
 # Parameters outside of embeddings, which compute with every token, in millions; counted by transformers 5.23.
@@ -187,8 +188,7 @@ class MatrixRequest:
             if not values:
                 raise SetupError(f"{option}: is empty")
             for value in values:
-                if not 1 <= value <= limit:
-                    raise SetupError(f"{option} {value}: must be from 1 to {limit:,}")
+                check_range(option, value, 1, limit)
         if unknown := sorted(set(self.modes) - set(MODES)):
             raise SetupError(f"--modes {unknown[0]}: must be some of {', '.join(MODES)}")
 

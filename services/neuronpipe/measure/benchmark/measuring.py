@@ -6,11 +6,13 @@ gets its result. The latency is that of all rows, as the published figures count
 
 import asyncio
 import itertools
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +21,12 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput, TokenizationInput
 from neuronpipe.bulk.transform.near_engine import NearEngine, TransformSettings, running_near_engine
 from neuronpipe.bulk.transform.request import Answer
 from neuronpipe.bundles.repository import Bundle, read_repository
-from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from neuronpipe.core.items import Execute, ExecuteItem, Prediction
 from neuronpipe.measure.benchmark.matrix import Cell, Variant
-from neuronpipe.measure.benchmark.statistics import bootstrap, p95
+from neuronpipe.measure.figures import bootstrap, p95
 from neuronpipe.measure.load.inputs import builtin_texts, make_input
+from neuronpipe.stages.neuron_executor.runtimes.neuron import runtime_environment
 
 # One token of every tokenizer that knows English.
 _FILLER = "the"
@@ -204,3 +207,37 @@ async def running_bench(folder: Path, variant: Variant, cells: Sequence[Cell]) -
     )
     async with running_near_engine(bundle, settings, _observed) as engine:
         yield Bench(engine, bundle)
+
+
+def work(
+    pipe: "Connection[Samples | str, Cell]", folder: Path, variant: Variant, cells: Sequence[Cell], effort: Effort
+) -> None:
+    """The main function of a process that measures the cells that it is given. It says an empty reason once it is
+    ready, and of each cell the samples; or the reason why not.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as of services (docs/decisions/0002)
+    os.environ.update(runtime_environment(variant.cores, os.environ))
+
+    async def measure() -> None:
+        async with running_bench(folder, variant, cells) as bench:
+            pipe.send("")
+            while True:
+                cell = await asyncio.to_thread(pipe.recv)
+                try:
+                    answer: Samples | str = await bench.measure(cell, effort)
+                except* NeuronpipeError as errors:
+                    answer = _first(errors)
+                pipe.send(answer)
+
+    try:
+        asyncio.run(measure())
+    except NeuronpipeError as error:
+        pipe.send(error.message)
+    except SetupError as error:
+        pipe.send(str(error))
+
+
+def _first(errors: BaseException) -> str:
+    while isinstance(errors, BaseExceptionGroup):
+        errors = errors.exceptions[0]
+    return errors.message if isinstance(errors, NeuronpipeError) else str(errors)

@@ -1,4 +1,4 @@
-"""The report of a run: one page in HTML that needs nothing else, Markdown with its plots beside it, CSV and JSON.
+"""The report of a run: Markdown with its plots beside it, CSV and JSON.
 
 Plots are SVG, drawn by matplotlib. Text and axes have the page's colour, so that they suit light and dark pages.
 """
@@ -7,80 +7,66 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.measure.benchmark.advice import UTILIZATION, advice_rows, advise
+from neuronpipe.measure.benchmark.costs import Costs, Goal, costs_table, goal_table
 from neuronpipe.measure.benchmark.matrix import LATENCY
 from neuronpipe.measure.benchmark.results import CellResult, Results, results_csv
-from neuronpipe.measure.benchmark.tables import Costs, Table, cells_table, comparison_tables, costs_table, missing_table
+from neuronpipe.measure.benchmark.tables import cells_table, comparison_tables, missing_table
+from neuronpipe.measure.figures import Table
 
+PAGE_FILE = "README.md"
 # Replaced by the page's own colour; used for nothing else.
 _INK = "#010203"
 _LINES = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#b279a2", "#9d755d", "#72b7b2", "#eeca3b")
 _STYLE = "<style>svg{color:#222}@media(prefers-color-scheme:dark){svg{color:#e4e4e4}}</style>"
-
 _DASHES = ("-", "--", ":", "-.")
 
 # A line: its name, and its points.
-Lines = Mapping[str, Sequence[tuple[float, float]]]
+Lines: TypeAlias = Mapping[str, Sequence[tuple[float, float]]]
 
 
-def draw_plots(results: Results) -> dict[str, str]:
-    """SVG by file name, of those that there are points for."""
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A file of SVG."""
+
+    file: str
+    title: str
+    svg: str
+
+
+# What an axis shows, and its label.
+Axis: TypeAlias = tuple[Callable[[CellResult], float], str]
+_LENGTH: Axis = (lambda one: one.cell.length, "tokens")
+_BATCH: Axis = (lambda one: one.cell.batch, "batch")
+_THROUGHPUT: Axis = (lambda one: one.throughput_per_s, "inputs a second")
+_P95: Axis = (lambda one: one.percentile_ms(95), "p95 latency, ms")
+
+
+def draw_plots(results: Results) -> Iterator[Plot]:
+    """Those that there are points for."""
     alone = [one for one in results.measured if one.cell.mode == LATENCY]
-    wanted: dict[str, tuple[Lines, tuple[str, str], bool]] = {
-        "latency-by-length.svg": (
-            _lines([one for one in alone if one.cell.batch == 1 and one.cell.length], _length, _p95),
-            ("tokens", "p95 latency, ms"),
-            True,
+    at_base, single = results.at_base_length, [one for one in alone if one.cell.batch == 1]
+    for file, title, cells, (x, x_label), (y, y_label) in (
+        (
+            "latency-by-length.svg",
+            "Latency by length, batch 1",
+            [one for one in single if one.cell.length],
+            _LENGTH,
+            _P95,
         ),
-        "throughput-by-batch.svg": (
-            _lines(results.at_base_length, _batch, _throughput),
-            ("batch", "inputs a second"),
-            True,
-        ),
-        "latency-throughput.svg": (
-            _lines(results.at_base_length, _throughput, _p95, by=_batch),
-            ("inputs a second, a point for each batch", "p95 latency, ms"),
-            False,
-        ),
-    }
-    drawn = {name: _draw(*one) for name, one in wanted.items() if any(len(points) > 1 for points in one[0].values())}
-    if single := [one for one in results.at_base_length if one.cell.mode == LATENCY and one.cell.batch == 1]:
-        drawn["parts.svg"] = _draw_parts(single)
-    return drawn
-
-
-def _length(one: CellResult) -> float:
-    return one.cell.length
-
-
-def _batch(one: CellResult) -> float:
-    return one.cell.batch
-
-
-def _throughput(one: CellResult) -> float:
-    return one.throughput_per_s
-
-
-def _p95(one: CellResult) -> float:
-    return one.percentile_ms(95)
-
-
-def _lines(
-    cells: Sequence[CellResult],
-    x: Callable[[CellResult], float],
-    y: Callable[[CellResult], float],
-    by: Callable[[CellResult], float] | None = None,
-) -> Lines:
-    """A line for each variant and mode, with its points in the order of `by`."""
-    found: dict[str, list[CellResult]] = {}
-    for one in cells:
-        found.setdefault(_name(one), []).append(one)
-    return {name: [(x(one), y(one)) for one in sorted(line, key=by or x)] for name, line in found.items()}
+        ("throughput-by-batch.svg", "Throughput by batch, at the base length", at_base, _BATCH, _THROUGHPUT),
+        ("latency-throughput.svg", "Latency against throughput, at the base length", at_base, _THROUGHPUT, _P95),
+    ):
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for one in sorted(cells, key=lambda one: (one.cell.length, one.cell.batch)):
+            lines.setdefault(_name(one), []).append((x(one), y(one)))
+        if any(len(points) > 1 for points in lines.values()):
+            yield Plot(file, title, _draw(lines, x_label, y_label, has_powers=x is not _THROUGHPUT[0]))
+    if split := [one for one in at_base if one in single]:
+        yield Plot("parts.svg", "Where the time goes, batch 1, at the base length", _draw_parts(split))
 
 
 def _name(one: CellResult) -> str:
@@ -89,7 +75,7 @@ def _name(one: CellResult) -> str:
     return f"{variant.model}, {variant.dtype}{cores}"
 
 
-def _draw(lines: Lines, labels: tuple[str, str], has_powers: bool) -> str:
+def _draw(lines: Lines, x_label: str, y_label: str, *, has_powers: bool) -> str:
     """Both axes are logarithmic. `has_powers`: of two, on the axis of x."""
     from matplotlib import ticker
 
@@ -111,27 +97,26 @@ def _draw(lines: Lines, labels: tuple[str, str], has_powers: bool) -> str:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
         axis.set_minor_formatter(ticker.NullFormatter())
-    axes.set(xlabel=labels[0], ylabel=labels[1])
+    axes.set(xlabel=x_label, ylabel=y_label)
     axes.grid(visible=True, which="major", alpha=0.25)
-    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
-    return _svg(figure)
+    return _svg(figure, axes)
 
 
 def _draw_parts(cells: Sequence[CellResult]) -> str:
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=(8.5, 0.8 + 0.36 * len(cells)))
-    names = [_name(one) for one in cells]
-    left = [0.0] * len(cells)
-    for number, (title, field) in enumerate(
-        (("pre-process", "preprocess_ms"), ("prediction", "predict_ms"), ("post-process", "postprocess_ms"))
+    names, left = [_name(one) for one in cells], [0.0] * len(cells)
+    for title, field, colour in (
+        ("pre-process", "preprocess_ms", _LINES[1]),
+        ("prediction", "predict_ms", _LINES[2]),
+        ("post-process", "postprocess_ms", _LINES[4]),
     ):
         widths = [100 * getattr(one, field) / one.mean_ms for one in cells]
-        axes.barh(names, widths, left=left, color=_LINES[(1, 2, 4)[number]], label=title)
+        axes.barh(names, widths, left=left, color=colour, label=title)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.invert_yaxis()
     axes.set(xlabel="% of the mean latency", xlim=(0, 100))
-    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
-    return _svg(figure)
+    return _svg(figure, axes)
 
 
 def _pyplot() -> Any:
@@ -147,7 +132,8 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def _svg(figure: Any) -> str:
+def _svg(figure: Any, axes: Any) -> str:
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
     file = io.StringIO()
     figure.savefig(file, format="svg", bbox_inches="tight", transparent=True, metadata={"Date": None})
     _pyplot().close(figure)
@@ -156,64 +142,24 @@ def _svg(figure: Any) -> str:
     return re.sub(r"(<svg[^>]*>)", lambda found: found.group(1) + _STYLE, drawn, count=1)
 
 
-_PLOTS = {
-    "latency-by-length.svg": "Latency by length, batch 1",
-    "throughput-by-batch.svg": "Throughput by batch, at the base length",
-    "latency-throughput.svg": "Latency against throughput, at the base length",
-    "parts.svg": "Where the time goes, batch 1, at the base length",
-}
 # Shares of the CPUs' time, on average over the cells, above which a report warns.
 _MAX_STEAL, _MAX_OTHERS = 0.02, 0.05
-_CSS = (
-    ":root{color-scheme:light dark;--paper:#fff;--ink:#222;--rule:#ddd;--soft:#f5f5f5;--warn:#fff3cd;--theirs:#eef3fa}"
-    "@media(prefers-color-scheme:dark){:root{--paper:#15171a;--ink:#e4e4e4;--rule:#3a3f45;--soft:#1e2126;"
-    "--warn:#4a3c10;--theirs:#1b2638}}"
-    "body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;padding:1.5em;max-width:88em;color:var(--ink);"
-    "background:var(--paper)}"
-    ".wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}"
-    "th,td{padding:3px 8px;border-bottom:1px solid var(--rule);text-align:left;vertical-align:top;"
-    "white-space:nowrap}th,td:last-child{white-space:normal}"
-    "th{background:var(--soft)}.theirs table{background:var(--theirs)}"
-    ".warning{background:var(--warn);padding:.6em 1em}svg{max-width:100%;height:auto}code{font-size:90%}"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What `--p95-ms` and `--rate` ask."""
-
-    p95_ms: float
-    rate_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Page:
-    """What both forms of the report show, in order."""
-
-    facts: Sequence[str]
-    warnings: Sequence[str]
-    tables: Sequence[Table]
-    plots: Mapping[str, str]
 
 
 def write_report(results: Results, costs: Costs, folder: Path, goal: Goal | None = None) -> Path:
-    """Writes report.html, README.md with its plots, and results.csv beside results.json; returns the HTML's path.
+    """Writes README.md, its plots and results.csv beside results.json; returns the path of the first.
 
     Raises SetupError where the folder cannot be written to.
     """
-    page = _page(results, costs, goal)
-    files = {
-        "report.html": _html(page),
-        "README.md": _markdown(page),
-        "results.csv": results_csv(results),
-        **page.plots,
-    }
+    plots = list(draw_plots(results))
+    page = "\n".join(_markdown(results, costs, goal, plots)).rstrip() + "\n"
+    files = {PAGE_FILE: page, "results.csv": results_csv(results), **{plot.file: plot.svg for plot in plots}}
     try:
         for name, content in files.items():
             (folder / name).write_text(content, encoding="utf-8")
     except OSError as error:
         raise SetupError(f"{folder}: cannot be written: {error.strerror}; see --out") from error
-    return folder / "report.html"
+    return folder / PAGE_FILE
 
 
 def warnings_of(results: Results) -> Iterator[str]:
@@ -242,86 +188,35 @@ def _taken(results: Results) -> tuple[float, float]:
     return steal, others
 
 
-def _page(results: Results, costs: Costs, goal: Goal | None) -> _Page:
+def _markdown(results: Results, costs: Costs, goal: Goal | None, plots: Sequence[Plot]) -> Iterator[str]:
     effort = results.effort
-    random = [name for name, model in results.models.items() if model["weights"] == "random"]
-    facts = [
+    yield from ("# Models: latency, throughput and cost", "")
+    yield (
         f"Written by `{results.command}` in {results.minutes:.0f} minutes: {len(results.measured)} cells measured of "
-        f"{results.planned}, each through the whole pipeline in one process (pre-process, prediction, post-process).",
+        f"{results.planned}, each through the whole pipeline in one process (pre-process, prediction, post-process).\n"
+    )
+    yield (
         f"A cell has {effort['warm_up_calls']:g} warm-up calls, then calls until there are {effort['calls']:g} and the "
         f"bootstrap interval of 95 % of its p95 is within ± {effort['precision']:.0%}, or {effort['seconds']:g} s "
         f"have passed with {effort['least_calls']:g} calls at least. Throughput is that of callers who wait for their "
-        "answer.",
-    ]
-    if random:
-        facts.append(f"Random weights of the published sizes, which take as long as trained ones: {', '.join(random)}.")
-    tables = list(comparison_tables(results, costs))
-    tables.append(costs_table(results, costs))
+        "answer.\n"
+    )
+    if random := [name for name, model in results.models.items() if model["weights"] == "random"]:
+        yield f"Random weights of the published sizes, which take as long as trained ones: {', '.join(random)}.\n"
+    yield from (f"**Warning:** {warning}\n" for warning in warnings_of(results))
+    for plot in plots:
+        yield from (f"## {plot.title}", "", f"![{plot.title}]({plot.file})", "")
+    for table in _tables(results, costs, goal):
+        yield from table.section()
+
+
+def _tables(results: Results, costs: Costs, goal: Goal | None) -> Iterator[Table]:
     if goal:
-        tables.insert(0, _goal_table(results, costs, goal))
-    tables += [cells_table(results), missing_table(results)]
+        yield goal_table(results, costs, goal)
+    yield from comparison_tables(results, costs)
+    yield costs_table(results, costs)
+    yield cells_table(results)
+    yield missing_table(results)
     steal, others = _taken(results)
     busy = ("CPU time taken while measuring", f"{steal:.1%} by the hypervisor (steal), {others:.1%} by other processes")
-    tables.append(Table("Machine", "What the figures depend on.", ("", ""), [*results.machine.items(), busy]))
-    return _Page(facts, list(warnings_of(results)), tables, draw_plots(results))
-
-
-def _goal_table(results: Results, costs: Costs, goal: Goal) -> Table:
-    head, *rows = advice_rows(advise(results, goal.p95_ms, goal.rate_per_s, costs.instances))
-    return Table(
-        f"The cheapest way to {goal.rate_per_s:g} inputs of {results.base_length} tokens a second with p95 of at "
-        f"most {goal.p95_ms:g} ms",
-        f"Replicas at {UTILIZATION:.0%} of their measured throughput, so that those who come at random times seldom "
-        "queue. A batch above 1 needs callers who send as many at once.",
-        head,
-        rows,
-    )
-
-
-def _markdown(page: _Page) -> str:
-    lines = ["# Models: latency, throughput and cost", ""]
-    for fact in page.facts:
-        lines += [fact, ""]
-    lines += [f"**Warning:** {warning}\n" for warning in page.warnings]
-    for name in page.plots:
-        lines += [f"## {_PLOTS[name]}", "", f"![{_PLOTS[name]}]({name})", ""]
-    for table in page.tables:
-        lines += [f"## {table.title}", "", table.note, ""]
-        if not table.rows:
-            lines += ["None.", ""]
-            continue
-        lines += [_row(table.columns), _row(["---"] * len(table.columns)), *map(_row, table.rows), ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-
-def _html(page: _Page) -> str:
-    parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width"><title>neuronpipe benchmark</title>',
-        f"<style>{_CSS}</style></head><body><h1>Models: latency, throughput and cost</h1>",
-        *(f"<p>{_code(fact)}</p>" for fact in page.facts),
-        *(f'<p class="warning">{escape(warning)}</p>' for warning in page.warnings),
-        *(f"<h2>{_PLOTS[name]}</h2>{svg}" for name, svg in page.plots.items()),
-    ]
-    for table in page.tables:
-        parts.append(f"<h2>{escape(table.title)}</h2><p>{_code(table.note)}</p>")
-        rows = "".join(_cells("td", row) for row in table.rows)
-        kind = "wide theirs" if table.is_published else "wide"
-        parts.append(
-            f'<div class="{kind}"><table>{_cells("th", table.columns)}{rows}</table></div>' if rows else "<p>None.</p>"
-        )
-    return "\n".join([*parts, "</body></html>"]) + "\n"
-
-
-def _cells(tag: str, cells: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-
-def _code(text: str) -> str:
-    """Escaped, with what is between backticks as code."""
-    parts = escape(text).split("`")
-    return "".join(f"<code>{part}</code>" if place % 2 else part for place, part in enumerate(parts))
+    yield Table("Machine", "What the figures depend on.", ("", ""), [*results.machine.items(), busy])

@@ -15,7 +15,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import replace_file
 from neuronpipe.measure.benchmark.matrix import Cell, Variant
 from neuronpipe.measure.benchmark.measuring import Samples
-from neuronpipe.measure.benchmark.statistics import Interval, bootstrap, mean, median, p95, ratio
+from neuronpipe.measure.figures import Interval, bootstrap, mean, median, p95, ratio
 
 # Of results.json. Raised whenever a reader of before would misunderstand it.
 SCHEMA_VERSION = 1

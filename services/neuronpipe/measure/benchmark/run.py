@@ -7,18 +7,17 @@ import asyncio
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.measure.benchmark.bundles import CannotMeasure, WantedBundle
 from neuronpipe.measure.benchmark.cold_starts import measure_cold_starts
-from neuronpipe.measure.benchmark.machine import CpuWatch, describe_machine
 from neuronpipe.measure.benchmark.matrix import IMAGE_TOKENS, BenchmarkModel, Cell, Matrix, Variant
-from neuronpipe.measure.benchmark.measuring import Effort
-from neuronpipe.measure.benchmark.processes import CannotMeasure, VariantProcess, find_bundle, prepare_bundle
+from neuronpipe.measure.benchmark.measuring import Effort, work
 from neuronpipe.measure.benchmark.results import (
     RESULTS_FILE,
     CellResult,
@@ -28,6 +27,8 @@ from neuronpipe.measure.benchmark.results import (
     read_results,
     write_results,
 )
+from neuronpipe.measure.machine import CpuWatch, describe_machine
+from neuronpipe.measure.processes import ProcessEnded, Worker
 from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 
 _OPERATIONS = 2.0  # for each parameter and token: a product and a sum
@@ -59,7 +60,7 @@ class Estimate:
 
     def __init__(self, matrix: Matrix, effort: Effort, speed: float) -> None:
         """`speed`: operations a second."""
-        self._models: Mapping[str, BenchmarkModel] = {model.name: model for model in matrix.models}
+        self._matrix = matrix
         self._effort = effort
         self._speed = speed * _EFFICIENCY
         self._guessed_s = self._taken_s = 0.0
@@ -68,7 +69,7 @@ class Estimate:
     def cell_s(self, cell: Cell) -> float:
         """One cell, before anything is known of it."""
         effort = self._effort
-        operations = _OPERATIONS * self._models[cell.variant.model].parameters * (cell.length or IMAGE_TOKENS)
+        operations = _OPERATIONS * self._matrix.model(cell.variant.model).parameters * (cell.length or IMAGE_TOKENS)
         call_s = cell.callers * (_CALL_S + operations * cell.batch / self._speed)
         warm_up_s = min(effort.warm_up_calls * call_s, effort.seconds / 4 + call_s)
         return warm_up_s + max(effort.seconds, effort.least_calls * call_s / cell.callers)
@@ -141,22 +142,17 @@ class Run:
         self._left = [cell for cell in request.matrix.cells if cell not in done]
         self._cold_left = self._cold_models()
 
-    @property
-    def has_work(self) -> bool:
-        """Whether anything is left to measure."""
-        return bool(self._left or self._cold_left)
-
     def run(self) -> Results:
         """Measures what is left. Raises SetupError for a matrix that takes longer than the minutes that it may."""
-        if not self.has_work:
+        if not (self._left or self._cold_left):
             return self.results
-        estimate = Estimate(self._request.matrix, self._request.effort, operations_per_s())
+        self._estimate = Estimate(self._request.matrix, self._request.effort, operations_per_s())
         self._check_load()
-        self._check_time(estimate)
+        self._check_time()
         began_s, minutes_before = time.monotonic(), self.results.minutes
         try:
             for variant, cells in Matrix(self._request.matrix.models, tuple(self._left)).variants.items():
-                self._run_variant(variant, cells, estimate)
+                self._run_variant(variant, cells)
             for model in self._cold_left:
                 self._run_cold(model)
         finally:
@@ -189,22 +185,22 @@ class Run:
         wanted = self._request.matrix.models if self._request.cold_starts else ()
         return [model for model in wanted if model.name not in done]
 
-    def _missing(self, cells: Sequence[Cell]) -> list[BenchmarkModel]:
+    def _missing(self) -> list[BenchmarkModel]:
         """Models to compile, once for each back end and dtype."""
-        pairs = dict.fromkeys((one.variant.model, one.variant.backend, one.variant.dtype) for one in cells)
-        found = [(self._request.matrix.model(name), backend, dtype) for name, backend, dtype in pairs]
-        return [one[0] for one in found if not self._find_bundle(*one)]
+        wanted = dict.fromkeys(self._bundle(cell.variant) for cell in self._left)
+        return [one.model for one in wanted if not one.find()]
 
-    def _find_bundle(self, model: BenchmarkModel, backend: str, dtype: str) -> Path | None:
-        buckets = self._request.matrix.buckets(model.name, backend, dtype)
-        return find_bundle(model, backend, dtype, self._request.cache, buckets)
+    def _bundle(self, variant: Variant) -> WantedBundle:
+        matrix = self._request.matrix
+        buckets = matrix.buckets(variant.model, variant.backend, variant.dtype)
+        return WantedBundle(matrix.model(variant.model), variant.backend, variant.dtype, buckets, self._request.cache)
 
-    def _left_s(self, estimate: Estimate, cells: Sequence[Cell]) -> float:
+    def _left_s(self) -> float:
         cold_s = _COLD_START_S * (self._request.cold_starts + 1) * len(self._cold_left)
-        return estimate.left_s(cells, self._missing(cells)) + cold_s
+        return self._estimate.left_s(self._left, self._missing()) + cold_s
 
-    def _check_time(self, estimate: Estimate) -> None:
-        left_s, missing = self._left_s(estimate, self._left), len(self._missing(self._left))
+    def _check_time(self) -> None:
+        left_s, missing = self._left_s(), len(self._missing())
         text = (
             f"{len(self._left)} cells of {len(self._request.matrix.models)} models, {missing} to compile: about "
             f"{minutes_text(left_s)}"
@@ -224,39 +220,40 @@ class Run:
                 "quiet one"
             )
 
-    def _run_variant(self, variant: Variant, cells: Sequence[Cell], estimate: Estimate) -> None:
-        request = self._request
-        model, backend, dtype = request.matrix.model(variant.model), variant.backend, variant.dtype
-        buckets = request.matrix.buckets(model.name, backend, dtype)
+    def _run_variant(self, variant: Variant, cells: Sequence[Cell]) -> None:
         try:
-            folder = prepare_bundle(model, backend, dtype, request.cache, buckets, self._tell)
+            folder = self._bundle(variant).prepare(self._tell)
             while cells:
-                cells = self._measure(folder, variant, cells, estimate)
-        except CannotMeasure as error:
+                cells = self._measure(folder, variant, cells)
+        except (CannotMeasure, ProcessEnded) as error:
             for cell in cells:
-                self._note(CellResult(cell=cell, reason=str(error)), estimate)
+                self._note(CellResult(cell=cell, reason=str(error)))
 
-    def _measure(self, folder: Path, variant: Variant, cells: Sequence[Cell], estimate: Estimate) -> Sequence[Cell]:
+    def _measure(self, folder: Path, variant: Variant, cells: Sequence[Cell]) -> Sequence[Cell]:
         """Measures cells in one process. Returns those that are left where one of them ended it.
 
-        Raises CannotMeasure if the process does not load the model.
+        Raises CannotMeasure and ProcessEnded if the process does not load the model.
         """
-        with VariantProcess.started(folder, variant, cells, self._request.effort) as process:
+        with Worker.started(work, folder, variant, cells, self._request.effort, name="benchmark") as process:
+            if reason := process.receive():
+                raise CannotMeasure(reason)
             for number, cell in enumerate(cells):
                 began_s, watch = time.monotonic(), CpuWatch()
                 try:
-                    samples = process.measure(cell)
-                except CannotMeasure as error:
-                    self._note(CellResult(cell=cell, reason=str(error)), estimate)
-                    if not process.is_running:
-                        return cells[number + 1 :]
+                    process.send(cell)
+                    found = process.receive()
+                except ProcessEnded as ended:
+                    self._note(CellResult(cell=cell, reason=str(ended)))
+                    return cells[number + 1 :]
+                if isinstance(found, str):
+                    self._note(CellResult(cell=cell, reason=found))
                     continue
                 steal, others = watch.shares()
-                estimate.note(cell, time.monotonic() - began_s)
-                self._note(cell_result(cell, samples, steal=steal, others=others), estimate)
+                self._estimate.note(cell, time.monotonic() - began_s)
+                self._note(cell_result(cell, found, steal=steal, others=others))
         return ()
 
-    def _note(self, one: CellResult, estimate: Estimate) -> None:
+    def _note(self, one: CellResult) -> None:
         self.results.cells.append(one)
         self._left.remove(one.cell)
         write_results(self.results, self._request.folder)
@@ -268,7 +265,7 @@ class Run:
                 f"p95 {interval.value:.4g} ms ± {interval.relative_width:.0%}, {one.throughput_per_s:.4g}/s, "
                 f"{len(one.latency_ms)} calls"
             )
-        left = minutes_text(self._left_s(estimate, self._left))
+        left = minutes_text(self._left_s())
         done = len(self.results.cells)
         self._tell(f"{done}/{self.results.planned} {one.cell.name}: {found}; {left} left")
 
@@ -276,13 +273,10 @@ class Run:
         request = self._request
         variant = next(cell.variant for cell in request.matrix.cells if cell.variant.model == model.name)
         self._tell(f"{model.name}: {request.cold_starts} cold starts")
-        folder = self._find_bundle(model, variant.backend, variant.dtype)
+        folder = self._bundle(variant).find()
         if folder:
-            found = asyncio.run(
-                measure_cold_starts(
-                    model.name, folder, variant.backend, request.base_length, request.cold_starts, _COLD_REQUESTS
-                )
-            )
+            effort = (request.base_length, request.cold_starts, _COLD_REQUESTS)
+            found = asyncio.run(measure_cold_starts(model.name, folder, variant.backend, *effort))
         else:
             found = ColdStart(model=model.name, task=model.task, length=0, reason="the model was not compiled")
         self.results.cold_starts.append(found)

@@ -5,68 +5,27 @@ What others have published is for comparing: on other machines, never measured h
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from neuronpipe.measure.benchmark.advice import ON_DEMAND, SPOT, Instance, Prices, cost_per_million, dollars
+from neuronpipe.measure.benchmark.costs import Costs, cost_per_million, dollars
 from neuronpipe.measure.benchmark.matrix import LATENCY, Variant
 from neuronpipe.measure.benchmark.results import CellResult, ColdStart, Results
+from neuronpipe.measure.figures import Table, number
 
 _FILE = Path(__file__).with_name("published.json")
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A table as it was published."""
-
-    title: str
-    source: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-def published_tables() -> Mapping[str, Published]:
-    """By name."""
-    return {name: Published(**one) for name, one in json.loads(_FILE.read_text()).items()}
+def published_tables() -> Mapping[str, Mapping[str, Any]]:
+    """Tables as they were published, by name: `title`, `source`, `columns` and `rows`."""
+    found: Mapping[str, Mapping[str, Any]] = json.loads(_FILE.read_text())
+    return found
 
 
 # Of the published g4dn.xlarge with batch 1 and with its best: throughput, and cost per million.
 _G4DN = {True: (149.0, 0.98), False: (422.0, 0.35)}
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table with a title; `note` says what it is, and whose. `is_published`: of others."""
-
-    title: str
-    note: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    is_published: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What a report's costs are of: the types of instances that are like this machine, or the one that was named.
-
-    `machine`: what rows call the machine that was measured.
-    """
-
-    prices: Prices
-    instances: Sequence[Instance]
-    machine: str = "this machine"
-
-    @property
-    def first(self) -> Instance:
-        """The one of tables with one column of cost."""
-        return self.instances[0] if self.instances else Instance(self.machine, 0, {})
-
-    @property
-    def source(self) -> str:
-        """Whose price the tables with one column of cost have, for their notes."""
-        return f"Costs are at the on-demand price of {self.first.name}, of {self.prices.date}."
 
 
 def comparison_tables(results: Results, costs: Costs) -> Iterator[Table]:
@@ -81,9 +40,9 @@ def comparison_tables(results: Results, costs: Costs) -> Iterator[Table]:
         ("single_latency", _single_latency),
     ):
         theirs = published[name]
-        yield make(results, costs, theirs)
-        note = f"Published, not measured here: {theirs.source}."
-        yield Table(f"Published: {theirs.title}", note, theirs.columns, theirs.rows, is_published=True)
+        yield make(results, costs, theirs["columns"])
+        note = f"Published, not measured here: {theirs['source']}."
+        yield Table(f"Published: {theirs['title']}", note, theirs["columns"], theirs["rows"])
 
 
 def cells_table(results: Results) -> Table:
@@ -125,32 +84,8 @@ def missing_table(results: Results) -> Table:
     return Table("Not measured", "Cells that the model or the back end did not take.", columns, rows)
 
 
-def costs_table(results: Results, costs: Costs) -> Table:
-    """A row for each model: its best cell, and what a million inputs cost with it."""
-    rows = []
-    for model in results.models:
-        if found := [one for one in results.at_base_length if one.cell.variant.model == model]:
-            best = max(found, key=lambda one: one.throughput_per_s)
-            for instance in costs.instances or [costs.first]:
-                of_kinds = (
-                    dollars(cost_per_million(instance.per_hour.get(kind), best.throughput_per_s))
-                    for kind in (ON_DEMAND, SPOT)
-                )
-                head = (model, str(best.cell.batch), best.cell.variant.dtype, number(best.throughput_per_s))
-                rows.append((*head, instance.name, *of_kinds))
-    return Table(
-        "Cost per million inferences",
-        f"The throughput of the best cell of {results.base_length} tokens, measured on this machine, at the price of "
-        "instances with as many CPUs. A price is that of its instance, the throughput that of this machine: name yours "
-        "with "
-        f"--instance. Prices of {costs.prices.date}: {costs.prices.note}",
-        ("Model", "Batch", "dtype", "Inputs/s", "Instance", "On-demand per 1M", "Spot per 1M"),
-        rows,
-    )
-
-
-def _core_grouping(results: Results, costs: Costs, theirs: Published) -> Table:
-    price = costs.first.per_hour.get(ON_DEMAND)
+def _core_grouping(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
+    price = costs.price
     most = max((one.cell.variant.cores for one in results.measured), default=1)
     rows = []
     for one in results.at_base_length:
@@ -176,14 +111,14 @@ def _core_grouping(results: Results, costs: Costs, theirs: Published) -> Table:
         "Core grouping: replicas on parts of the CPUs, or one model on all",
         f"Measured here, length {results.base_length}. Ratios are to the published g4dn.xlarge with batch 1, "
         f"for larger batches with batch 64, and only of bert-base. {costs.source}",
-        theirs.columns,
+        columns,
         rows,
     )
 
 
-def _two_variants(results: Results, costs: Costs, theirs: Published) -> Table:
+def _two_variants(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
     """Two variants of each model side by side: the first, and each of its others with equal shapes."""
-    price = costs.first.per_hour.get(ON_DEMAND)
+    price = costs.price
     rows = []
     for one in results.measured:
         base = one.cell
@@ -208,17 +143,16 @@ def _two_variants(results: Results, costs: Costs, theirs: Published) -> Table:
                     *(_per_inference(price, each) for each in (one, other)),
                 )
             )
-    columns = [name.replace("Inf1", "A").replace("Inf2", "B") for name in theirs.columns]
     return Table(
         "Two variants side by side",
         "Measured here: the mean latency of two dtypes or back ends. For two machines, run on each and use `neuronpipe "
         f"benchmark compare`. {costs.source}",
-        columns,
+        [name.replace("Inf1", "A").replace("Inf2", "B") for name in columns],
         rows,
     )
 
 
-def _lengths(results: Results, costs: Costs, theirs: Published) -> Table:
+def _lengths(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
     lengths = sorted({one.cell.length for one in results.measured if one.cell.length})
     rows = []
     for variant in dict.fromkeys(one.cell.variant for one in results.measured):
@@ -239,7 +173,7 @@ def _lengths(results: Results, costs: Costs, theirs: Published) -> Table:
     )
 
 
-def _serverless(results: Results, costs: Costs, theirs: Published) -> Table:
+def _serverless(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
     rows = []
     for one in results.cold_starts:
         if one.reason:
@@ -268,23 +202,21 @@ def _serverless(results: Results, costs: Costs, theirs: Published) -> Table:
         f"holds the process. Cost of a million requests by {costs.prices.serverless}'s price a second, of "
         f"{costs.prices.date}; the last column if each of them were a cold start, from files not in memory to the "
         "first answer. A platform's own overhead is not in it.",
-        (*theirs.columns, "Cold start median (min to max)", "Cost per 1M", "Cost per 1M cold starts"),
+        (*columns, "Cold start median (min to max)", "Cost per 1M", "Cost per 1M cold starts"),
         rows,
     )
 
 
-def _best_throughput(results: Results, costs: Costs, theirs: Published) -> Table:
+def _best_throughput(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
     rows = []
     for model in results.models:
         if found := [one for one in results.at_base_length if one.cell.variant.model == model]:
             best = max(found, key=lambda one: one.throughput_per_s)
             rows.append((f"{model}, {_short(best.cell.variant)}", str(best.cell.batch), number(best.throughput_per_s)))
-    return Table(
-        "Throughput with the best batch", f"Measured here, length {results.base_length}.", theirs.columns, rows
-    )
+    return Table("Throughput with the best batch", f"Measured here, length {results.base_length}.", columns, rows)
 
 
-def _single_latency(results: Results, costs: Costs, theirs: Published) -> Table:
+def _single_latency(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
     rows = [
         (
             f"{one.cell.variant.model}, {_short(one.cell.variant)}",
@@ -294,14 +226,7 @@ def _single_latency(results: Results, costs: Costs, theirs: Published) -> Table:
         for one in results.at_base_length
         if one.cell.batch == 1 and one.cell.mode == LATENCY
     ]
-    return Table("Latency with batch 1", f"Measured here, length {results.base_length}.", theirs.columns, rows)
-
-
-def number(value: float) -> str:
-    """Three digits, without an exponent."""
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+    return Table("Latency with batch 1", f"Measured here, length {results.base_length}.", columns, rows)
 
 
 def _is_bert(variant: Variant) -> bool:

@@ -1,23 +1,169 @@
-"""A generator process: sends requests at their times, records the outcome of each, and reports to the parent."""
+"""Sends requests at their times and records the outcome of each: a row of 76 bytes, in the order in which they ended.
+Of a text that is generated also a row of 16 bytes for each part of it, in the order in which they came.
+"""
 
 import asyncio
 import contextlib
-import itertools
+import math
+import struct
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError, Unavailable
-from neuronpipe.measure.load.inputs import Words, generation_requests, make_requests
-from neuronpipe.measure.load.request import LoadRequest
-from neuronpipe.measure.load.samples import NOT_SENT, UNANSWERED, PartTimes, Recorder, Rows, Tick
+from neuronpipe.core.status import CODES
+
+OK = "OK"
+NOT_SENT = "NOT_SENT"
+UNANSWERED = "UNANSWERED"
+# The outcomes of a request: an answer, the reason of a NeuronpipeError, or an outcome that only the generator knows.
+OUTCOMES = (OK, *(kind.reason for kind in CODES), NOT_SENT, UNANSWERED)
+
+# Times in seconds count from the start of what is measured: requests of the warm-up have negative ones.
+ROW = np.dtype(
+    [
+        ("due_s", "<f8"),  # when it was due
+        ("latency_s", "<f8"),  # from then to the answer or the error
+        ("lag_s", "<f4"),  # from then until it was sent
+        ("total_ms", "<f4"),  # this and the following as in StageTimings
+        ("preprocess_ms", "<f4"),
+        ("queue_ms", "<f4"),
+        ("compute_ms", "<f4"),
+        ("postprocess_ms", "<f4"),
+        ("tokens", "<u4"),  # this and the following as in Usage
+        ("padded_tokens", "<u4"),
+        ("batch_size", "<u4"),
+        ("outcome", "<u4"),  # index into OUTCOMES
+        ("first_token_s", "<f4"),  # of a generated text, from when it was due; this and the following as in PartTimes
+        ("token_s", "<f4"),
+        ("longest_gap_s", "<f4"),
+        ("output_tokens", "<u4"),
+        ("cached_tokens", "<u4"),  # as in Usage
+    ]
+)
+_PACKED = struct.Struct("<ddffffffIIIIfffII")
+_NO_USAGE = (0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0)
+_NO_PARTS = (0.0, 0.0, 0.0, 0, 0)
+
+# A part of a generated text, as it came.
+PART = np.dtype(
+    [
+        ("back_s", "<f8"),  # when it came
+        ("gap_s", "<f4"),  # since the part before; of the first one NaN
+        ("tokens", "<u4"),
+    ]
+)
+_PACKED_PART = struct.Struct("<dfI")
+
+Rows = NDArray[np.void]
+
+
+@dataclass
+class PartTimes:
+    """When the parts of one text came; times in seconds, on the clock of the recorder."""
+
+    due_s: float
+    first_s: float = 0.0
+    last_s: float = 0.0
+    longest_gap_s: float = 0.0
+    first_tokens: int = 0
+    tokens: int = 0
+
+    def add(self, now_s: float, tokens: int) -> float:
+        """Notes a part. Returns the time since the part before; NaN of the first one."""
+        gap_s = now_s - self.last_s if self.tokens else math.nan
+        if self.tokens:
+            self.longest_gap_s = max(self.longest_gap_s, gap_s)
+        else:
+            self.first_s, self.first_tokens = now_s, tokens
+        self.tokens += tokens
+        self.last_s = now_s
+        return gap_s
+
+    @property
+    def token_s(self) -> float:
+        """The mean time between two tokens after the first part; 0 of a text that came as a whole."""
+        later = self.tokens - self.first_tokens
+        return (self.last_s - self.first_s) / later if later else 0.0
+
+
+@dataclass(frozen=True)
+class Tick:
+    """The progress since the last tick."""
+
+    second: int
+    latencies_ms: Sequence[float]
+    errors: int
+    in_flight: int
+
+
+class Recorder:
+    """Keeps a row for every request of one process."""
+
+    def __init__(self, zero_s: float) -> None:
+        """`zero_s`: the start of what is measured, on the clock of the times that the other methods take."""
+        self._zero_s = zero_s
+        self._rows = bytearray()
+        self._parts = bytearray()
+        self._latencies_ms: list[float] = []
+        self._errors = 0
+
+    def add_part(self, times: PartTimes, now_s: float, tokens: int) -> None:
+        """Records a part of a generated text."""
+        self._parts += _PACKED_PART.pack(now_s - self._zero_s, times.add(now_s, tokens), tokens)
+
+    def add_answer(
+        self, due_s: float, sent_s: float, now_s: float, response: InferResponse, times: PartTimes | None = None
+    ) -> None:
+        """Records an answer. `times`: of a text that was read as it came."""
+        timings, usage = response.timings, response.usage
+        self._rows += _PACKED.pack(
+            due_s - self._zero_s,
+            now_s - due_s,
+            sent_s - due_s,
+            timings.total_ns / 1e6,
+            timings.preprocess_ns / 1e6,
+            timings.predict_queue_ns / 1e6,
+            timings.predict_compute_ns / 1e6,
+            timings.postprocess_ns / 1e6,
+            usage.tokens,
+            usage.padded_tokens,
+            usage.batch_size,
+            0,
+            *(_NO_PARTS if times is None else _parts_of(times, usage.cached_tokens)),
+        )
+        self._latencies_ms.append((now_s - due_s) * 1e3)
+
+    def add_error(self, due_s: float, sent_s: float, now_s: float, outcome: str) -> None:
+        """Records a request that ended without an answer, with one of OUTCOMES."""
+        times = (due_s - self._zero_s, now_s - due_s, sent_s - due_s)
+        self._rows += _PACKED.pack(*times, *_NO_USAGE, OUTCOMES.index(outcome), *_NO_PARTS)
+        self._errors += 1
+
+    def tick(self, second: int, in_flight: int) -> Tick:
+        """The progress since the last call."""
+        tick = Tick(second, self._latencies_ms, self._errors, in_flight)
+        self._latencies_ms, self._errors = [], 0
+        return tick
+
+    def rows(self) -> Rows:
+        """All rows."""
+        return np.frombuffer(bytes(self._rows), ROW)
+
+    def parts(self) -> Rows:
+        """All parts of generated texts."""
+        return np.frombuffer(bytes(self._parts), PART)
+
+
+def _parts_of(times: PartTimes, cached_tokens: int) -> tuple[float, float, float, int, int]:
+    return times.first_s - times.due_s, times.token_s, times.longest_gap_s, times.tokens, cached_tokens
+
 
 _CHUNK = 1024
 
@@ -221,115 +367,3 @@ class Generator:
             call.cancel()
         if self._calls:
             await asyncio.wait(self._calls)
-
-
-_CONNECT_LIMIT_S = 5.0
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """The parameters of a generator process."""
-
-    request: LoadRequest
-    task: str
-    texts: Sequence[str]
-    share: Share
-    # What prompts of given lengths are made of.
-    words: Words | None = None
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The process is connected and waits for the time to begin."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """The last message: every request of the process, every part of a generated text, and the share of a CPU core that
-    it used.
-    """
-
-    rows: Rows
-    parts: Rows
-    cpu_share: float
-
-
-Message: TypeAlias = Ready | Tick | Report
-# The start time, on time.monotonic()'s clock, and then at most one None, which interrupts the run. End of file: the
-# parent has died.
-Order: TypeAlias = float | None
-Orders: TypeAlias = "Connection[None, Order]"
-Messages: TypeAlias = "Connection[Message, None]"
-
-
-def work(orders: Orders, messages: Messages, assignment: Assignment) -> None:
-    """The main function of a generator process."""
-    # Without a parent the process ends.
-    with contextlib.suppress(EOFError, ConnectionError), asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_work(orders, messages, assignment))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        import uvloop
-    except ModuleNotFoundError:  # it is installed with the servers; the client does not need it
-        return asyncio.new_event_loop
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
-
-
-async def _work(orders: Orders, messages: Messages, assignment: Assignment) -> None:
-    request, task, texts = assignment.request, assignment.task, assignment.texts
-    if request.generation:
-        seed = assignment.share.seed
-        requests = generation_requests(request, request.generation, task, texts, assignment.words, seed)
-    else:
-        requests = itertools.cycle(make_requests(request, task, texts))
-    async with AsyncClient(request.target, timeout_s=None, retries=False, tls=request.tls) as client:
-        # Connects. If the gateway is gone meanwhile, the requests fail and are recorded.
-        with contextlib.suppress(NeuronpipeError, TimeoutError):
-            async with asyncio.timeout(_CONNECT_LIMIT_S):
-                await client.get_model(request.model, request.version)
-        messages.send(Ready())
-        begin_s = await asyncio.to_thread(orders.recv)
-        if begin_s is None:
-            return
-        generator = Generator(client, requests, assignment.share, begin_s)
-        has_ended = asyncio.Event()
-        with _breaking_off(orders, generator):
-            ticking = asyncio.create_task(_tick(messages, generator, begin_s, has_ended))
-            try:
-                cpu_share = await generator.run()
-            finally:
-                has_ended.set()
-                await ticking
-    messages.send(Report(generator.recorder.rows(), generator.recorder.parts(), cpu_share))
-
-
-@contextlib.contextmanager
-def _breaking_off(orders: Orders, generator: Generator) -> Iterator[None]:
-    """Ends the run when anything arrives: an order, or the end of file."""
-    loop = asyncio.get_running_loop()
-
-    def break_off() -> None:
-        loop.remove_reader(orders.fileno())
-        generator.break_off()
-
-    # uvloop makes the pipe that it reads non-blocking, so messages have another pipe.
-    loop.add_reader(orders.fileno(), break_off)
-    try:
-        yield
-    finally:
-        loop.remove_reader(orders.fileno())
-
-
-async def _tick(messages: Messages, generator: Generator, begin_s: float, has_ended: asyncio.Event) -> None:
-    second = 0
-    while not has_ended.is_set():
-        second += 1
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, begin_s + second - time.monotonic())):
-                await has_ended.wait()
-                return
-        # In a thread: a parent that reads slowly, such as one with a slow terminal, must not block the event loop.
-        await asyncio.to_thread(messages.send, generator.recorder.tick(second, generator.in_flight))

@@ -8,7 +8,7 @@ import random
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -22,7 +22,8 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput, TokenizationInput, Truncation
 from neuronpipe.client import Client
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.core.lines import read_lines
-from neuronpipe.measure.load.request import TASKS, GenerationLoad, LoadRequest
+from neuronpipe.core.task_inputs import FIELDS, GENERATING, NEEDED
+from neuronpipe.measure.load.request import GenerationLoad, LoadRequest
 
 _MAX_FILE_BYTES = 64 << 20
 
@@ -188,10 +189,16 @@ _PRIORITIES = {
 }
 
 
+def check_task(request: LoadRequest, task: str) -> None:
+    """Raises SetupError for a task that load cannot be made for, or that does not generate where it must."""
+    if request.generation and task not in GENERATING:
+        raise SetupError(f"--generate: model {request.model} has the task {task}; it is for {', '.join(GENERATING)}")
+    if task not in _LOADED:
+        raise SetupError(f"--model {request.model}: has the task {task}; load is generated for {', '.join(_LOADED)}")
+
+
 def make_requests(request: LoadRequest, task: str, texts: Sequence[str]) -> list[InferRequest]:
-    """One request for each text. Raises SetupError for an unknown task."""
-    if task not in _INPUTS:
-        raise SetupError(f"--model {request.model}: has the task {task}; load is generated for {', '.join(_INPUTS)}")
+    """One request for each text."""
     return [_request(request, make_input(task, text)) for text in texts]
 
 
@@ -204,21 +211,8 @@ def generation_requests(
     seed: Sequence[int],
 ) -> Iterator[InferRequest]:
     """Requests for generated texts without end. `words`: what prompts are made of, where these have lengths of their
-    own. Raises SetupError for a task that does not generate.
+    own.
     """
-    if task not in TASKS:
-        raise SetupError(f"--generate: model {request.model} has the task {task}; it is for {', '.join(TASKS)}")
-    return _generation_requests(request, load, task, texts, words, seed)
-
-
-def _generation_requests(
-    request: LoadRequest,
-    load: GenerationLoad,
-    task: str,
-    texts: Sequence[str],
-    words: Words | None,
-    seed: Sequence[int],
-) -> Iterator[InferRequest]:
     random, given = np.random.default_rng(seed), cycle(texts)
     maker = PromptMaker(words, seed) if words else None
     shared = PromptMaker(words, (request.seed,)).make(load.shared_prefix_tokens) if words else ""
@@ -227,8 +221,7 @@ def _generation_requests(
         tokens = load.output_tokens.draw(random)
         options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "num_beams": load.num_beams}
         prompt = f"{shared} {text}" if shared else text
-        field = "prompt" if task == "text_generation" else "text"
-        fields: Any = {field: prompt, "truncation": _CUT, "options": options}
+        fields: Any = {NEEDED[task][0]: prompt, "truncation": _CUT, "options": options}
         yield _request(request, TaskInput(**{task: fields}))
 
 
@@ -238,27 +231,25 @@ def _request(request: LoadRequest, input: TaskInput) -> InferRequest:
 
 
 def make_input(task: str, text: str) -> TaskInput:
-    """The input of a task that _INPUTS has: the text, or an image made of it."""
-    return TaskInput(**{task: _INPUTS[task](text)})
+    """The input of a task: the text, or an image made of it, and what else it needs. Raises SetupError for a task
+    whose inputs are neither.
+    """
+    if task not in _LOADED:
+        raise SetupError(f"the task {task}; load is generated for {', '.join(_LOADED)}")
+    fields: dict[str, Any] = {name: _filled(name, text) for name in NEEDED[task]}
+    known = getattr(TaskInput(), task).DESCRIPTOR.fields_by_name
+    further = {"truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}}
+    made: Any = {task: fields | {name: value for name, value in further.items() if name in known}}
+    return TaskInput(**made)  # protobuf makes messages of dictionaries
 
 
-# task → the fields of its input.
-_INPUTS: dict[str, Callable[[str], Any]] = {
-    "text_classification": lambda text: {"text": text, "truncation": _CUT},
-    "sentence_embedding": lambda text: {"text": text, "truncation": _CUT},
-    "question_answering": lambda text: {"question": _QUESTION, "context": text},
-    "token_classification": lambda text: {"text": text, "truncation": _CUT},
-    "fill_mask": lambda text: {"text": text, "truncation": _CUT},
-    "feature_extraction": lambda text: {"text": text, "truncation": _CUT},
-    "sentence_similarity": lambda text: {"source": _QUESTION, "texts": [text], "truncation": _CUT},
-    "rerank": lambda text: {"query": _QUESTION, "texts": [text], "truncation": _CUT},
-    "zero_shot_classification": lambda text: {"text": text, "candidate_labels": _CANDIDATE_LABELS, "truncation": _CUT},
-    "text_generation": lambda text: {"prompt": text, "truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}},
-    "summarization": lambda text: {"text": text, "truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}},
-    "translation": lambda text: {"text": text, "truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}},
-    "sparse_embedding": lambda text: {"text": text, "truncation": _CUT},
-    "multi_vector_embedding": lambda text: {"text": text, "truncation": _CUT},
-    "image_classification": lambda text: {"image": make_image(text)},
-    "image_embedding": lambda text: {"image": make_image(text)},
-    "zero_shot_image_classification": lambda text: {"image": make_image(text), "candidate_labels": _CANDIDATE_LABELS},
-}
+def _filled(name: str, text: str) -> Any:
+    if name in ("question", "source", "query"):
+        return _QUESTION
+    if name == "candidate_labels":
+        return _CANDIDATE_LABELS
+    kind = FIELDS[name].kind
+    return make_image(text) if kind == "image" else [text] if kind == "texts" else text
+
+
+_LOADED = [task for task, needed in NEEDED.items() if all(FIELDS[name].is_input for name in needed)]

@@ -6,24 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from neuronpipe.measure.figures import Distribution, distribution
+from neuronpipe.measure.load.generator import NOT_SENT, OK, OUTCOMES, Rows, Tick
 from neuronpipe.measure.load.request import GenerationLoad, LoadRequest
-from neuronpipe.measure.load.samples import NOT_SENT, OK, OUTCOMES, Rows, Tick
 
 # Above these the generator itself distorts what it measures.
 _MAX_CPU_SHARE = 0.9
 _MAX_LAG_P99_MS = 10.0
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """Percentiles by linear interpolation, the mean and the largest of some values."""
-
-    mean: float
-    p50: float
-    p90: float
-    p95: float
-    p99: float
-    max: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,15 +132,6 @@ def compute_result(
         cpu_shares=list(cpu_shares),
         warnings=_warnings(cpu_shares, send_lag_ms),
     )
-
-
-def distribution(values: NDArray[np.floating | np.integer]) -> Distribution | None:
-    """The distribution of some values; None without values."""
-    if not len(values):
-        return None
-    exact = values.astype(np.float64)
-    p50, p90, p95, p99 = np.percentile(exact, (50, 90, 95, 99)).tolist()
-    return Distribution(mean=float(exact.mean()), p50=p50, p90=p90, p95=p95, p99=p99, max=float(exact.max()))
 
 
 def _per_s(count: int, measured_s: float) -> float:

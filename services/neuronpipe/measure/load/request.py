@@ -9,8 +9,15 @@ from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
     import numpy as np
-if TYPE_CHECKING:
+
     from neuronpipe.platform.tls import TlsFiles
+
+
+def check_range(option: str, value: float | None, least: int | None, most: float, unit: str = "") -> None:
+    """Raises SetupError, which names the option, for a value that is out of range. `least`: None for more than 0."""
+    if value is not None and not ((value > 0 if least is None else least <= value) and value <= most):  # also for NaN
+        bounds = f"more than 0 and at most {most:,}" if least is None else f"from {least} to {most:,}"
+        raise SetupError(f"{option} {value:g}: must be {bounds} {unit}".rstrip())
 
 
 MAX_TOKENS = 32_768
@@ -61,7 +68,6 @@ MAX_LIMIT_MS = 3_600_000
 # As the gateway has it (tasks/decoding_checks.py).
 MAX_BEAMS = 16
 OUTPUT_TOKENS = Lengths.fixed(32)
-TASKS = ("text_generation", "summarization", "translation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +87,10 @@ class GenerationLoad:
     token_limit_ms: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.shared_prefix_tokens <= MAX_TOKENS:
-            raise SetupError(f"--shared-prefix-tokens {self.shared_prefix_tokens}: must be from 0 to {MAX_TOKENS:,}")
-        if not 1 <= self.num_beams <= MAX_BEAMS:
-            raise SetupError(f"--num-beams {self.num_beams}: must be from 1 to {MAX_BEAMS}")
-        for option, limit_ms in (("--ttft-ms", self.first_token_limit_ms), ("--itl-ms", self.token_limit_ms)):
-            if limit_ms is not None and not 0 < limit_ms <= MAX_LIMIT_MS:  # false for NaN too
-                raise SetupError(f"{option} {limit_ms:g}: must be more than 0 and at most {MAX_LIMIT_MS:,} ms")
+        check_range("--shared-prefix-tokens", self.shared_prefix_tokens, 0, MAX_TOKENS)
+        check_range("--num-beams", self.num_beams, 1, MAX_BEAMS)
+        check_range("--ttft-ms", self.first_token_limit_ms, None, MAX_LIMIT_MS, "ms")
+        check_range("--itl-ms", self.token_limit_ms, None, MAX_LIMIT_MS, "ms")
 
 
 PRIORITIES = ("interactive", "bulk")
@@ -139,16 +142,12 @@ class LoadRequest:
             )
         if self.priority not in (None, *PRIORITIES):
             raise SetupError(f"--priority {self.priority}: must be one of {', '.join(PRIORITIES)}")
-        if self.concurrency is not None:
-            _check_count("--concurrency", self.concurrency, MAX_CONCURRENCY)
-        if self.rate_per_s is not None:
-            _check_more_than_zero("--rate", self.rate_per_s, MAX_RATE_PER_S, "requests a second")
-        if self.deadline_ms is not None:
-            _check_more_than_zero("--deadline-ms", self.deadline_ms, MAX_DEADLINE_MS, "ms")
-        _check_more_than_zero("--duration", self.duration_s, MAX_DURATION_S, "s")
-        if not 0 <= self.warm_up_s <= MAX_WARM_UP_S:  # false for NaN too
-            raise SetupError(f"--warm-up {self.warm_up_s:g}: must be from 0 to {MAX_WARM_UP_S:,} s")
-        _check_count("--processes", self.processes, MAX_PROCESSES)
+        check_range("--concurrency", self.concurrency, 1, MAX_CONCURRENCY)
+        check_range("--rate", self.rate_per_s, None, MAX_RATE_PER_S, "requests a second")
+        check_range("--deadline-ms", self.deadline_ms, None, MAX_DEADLINE_MS, "ms")
+        check_range("--duration", self.duration_s, None, MAX_DURATION_S, "s")
+        check_range("--warm-up", self.warm_up_s, 0, MAX_WARM_UP_S, "s")
+        check_range("--processes", self.processes, 1, MAX_PROCESSES)
         if self.rate_per_s is None and self.processes > self.callers:
             raise SetupError(
                 f"--processes {self.processes}: must be at most --concurrency {self.callers}, or some would "
@@ -161,13 +160,3 @@ class LoadRequest:
     def callers(self) -> int:
         """The callers of the closed loop."""
         return 1 if self.concurrency is None else self.concurrency
-
-
-def _check_count(name: str, value: int, limit: int) -> None:
-    if not 1 <= value <= limit:
-        raise SetupError(f"{name} {value}: must be from 1 to {limit:,}")
-
-
-def _check_more_than_zero(name: str, value: float, limit: float, unit: str) -> None:
-    if not 0 < value <= limit:  # false for NaN too
-        raise SetupError(f"{name} {value:g}: must be more than 0 and at most {limit:,} {unit}")

@@ -1,26 +1,27 @@
 """Runs a load test: asks for the model, starts the generator processes, and collects their measurements."""
 
+import asyncio
 import contextlib
-import multiprocessing
+import itertools
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from typing import TypeAlias
 
 import numpy as np
 
 from neuronpipe.api.v1.models_pb2 import Model
-from neuronpipe.client import Client
+from neuronpipe.client import AsyncClient, Client
 from neuronpipe.core.errors import InvalidInput, ModelNotFound, NeuronpipeError, SetupError
-from neuronpipe.measure.load.generator import Assignment, Message, Order, Ready, Report, Share, work
+from neuronpipe.measure.load.generator import PART, ROW, Generator, Rows, Share, Tick
 from neuronpipe.measure.load.inputs import (
     Words,
     builtin_texts,
+    check_task,
     count_words,
     generation_requests,
     make_requests,
@@ -28,13 +29,12 @@ from neuronpipe.measure.load.inputs import (
 )
 from neuronpipe.measure.load.report import LoadResult, compute_result, progress_line
 from neuronpipe.measure.load.request import LoadRequest
-from neuronpipe.measure.load.samples import PART, ROW, Tick
+from neuronpipe.measure.processes import Worker
 
 Tell: TypeAlias = Callable[[str], None]
 
 _FIND_LIMIT_S = 5.0
-_START_LIMIT_S = 60.0
-_STOP_LIMIT_S = 5.0
+_CONNECT_LIMIT_S = 5.0
 # From the start message to the first request; enough for the message to arrive.
 _BEGIN_IN_S = 0.05
 _POLL_S = 0.1
@@ -44,11 +44,31 @@ _MAX_IN_FLIGHT = 10_000
 _DEADLINE_SLACK_S = 1.0
 
 
-@dataclass
-class _Worker:
-    process: SpawnProcess
-    orders: "Connection[Order, None]"
-    messages: "Connection[None, Message]"
+@dataclass(frozen=True)
+class Assignment:
+    """The parameters of a generator process. `words`: what prompts of given lengths are made of."""
+
+    request: LoadRequest
+    task: str
+    texts: Sequence[str]
+    share: Share
+    words: Words | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The last message: every request of the process, every part of a generated text, and the share of a CPU core that
+    it used.
+    """
+
+    rows: Rows
+    parts: Rows
+    cpu_share: float
+
+
+# The start time, on time.monotonic()'s clock, and then at most one None, which interrupts the run, as does the parent's
+# death. Back come a None as soon as the process is connected, progress each second, and the report.
+Pipe: TypeAlias = "Connection[Tick | Report | None, float | None]"
 
 
 def run_load(request: LoadRequest, tell: Tell = lambda line: None) -> LoadResult:
@@ -62,17 +82,30 @@ def run_load(request: LoadRequest, tell: Tell = lambda line: None) -> LoadResult
     model = _find_model(request)
     if model.mask_token:  # at the beginning, where truncation does not drop it
         texts = [f"{model.mask_token} {text}" for text in texts]
-    words = _check(request, model.task, texts)
-    assignments = [
-        Assignment(request, model.task, _turned(texts, index, request.processes), share, words)
-        for index, share in enumerate(shares(request))
-    ]
-    with _started(assignments) as workers, _interrupts() as is_interrupted:
-        measured_from_s = _begin(workers) + request.warm_up_s
+    check_task(request, model.task)
+    load = request.generation
+    words = count_words(request, texts) if load and (load.prompt_tokens or load.shared_prefix_tokens) else None
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(
+                Worker.started(
+                    work,
+                    Assignment(request, model.task, _turned(texts, index, request.processes), share, words),
+                    name=f"load generator {index + 1}",
+                )
+            )
+            for index, share in enumerate(shares(request))
+        ]
+        for worker in workers:
+            worker.receive()
+        is_interrupted = stack.enter_context(_interrupts())
+        begin_s = time.monotonic() + _BEGIN_IN_S
+        for worker in workers:
+            worker.send(begin_s)
         reports, broken_off_s = _gather(workers, is_interrupted, request, tell)
     measured_s = request.duration_s
     if broken_off_s is not None:
-        measured_s = min(measured_s, max(0.0, broken_off_s - measured_from_s))
+        measured_s = min(measured_s, max(0.0, broken_off_s - begin_s - request.warm_up_s))
     return compute_result(
         request,
         version=model.version,
@@ -105,18 +138,6 @@ def shares(request: LoadRequest) -> list[Share]:
     ]
 
 
-def _check(request: LoadRequest, task: str, texts: Sequence[str]) -> Words | None:
-    """What prompts are made of, where their lengths are given. Raises SetupError for a task that is not known, or that
-    does not generate where it must.
-    """
-    load = request.generation
-    if load is None:
-        make_requests(request, task, texts[:1])
-        return None
-    generation_requests(request, load, task, texts, None, ())
-    return count_words(request, texts) if load.prompt_tokens or load.shared_prefix_tokens else None
-
-
 def _turned(texts: Sequence[str], index: int, count: int) -> list[str]:
     """The texts, rotated by a different number for each process.
 
@@ -143,55 +164,6 @@ def _find_model(request: LoadRequest) -> Model:
 
 
 @contextlib.contextmanager
-def _started(assignments: Sequence[Assignment]) -> Iterator[list[_Worker]]:
-    """Starts the generator processes, connected and waiting for the start; ends them with the block."""
-    context = multiprocessing.get_context("spawn")
-    workers: list[_Worker] = []
-    try:
-        for number, assignment in enumerate(assignments, 1):
-            their_orders, orders = context.Pipe(duplex=False)
-            messages, their_messages = context.Pipe(duplex=False)
-            process = context.Process(
-                target=work,
-                args=(their_orders, their_messages, assignment),
-                name=f"load generator {number}",
-                daemon=True,
-            )
-            with _sigint_blocked():
-                process.start()
-            their_orders.close()
-            their_messages.close()
-            workers.append(_Worker(process, orders, messages))
-        for worker in workers:
-            if not worker.messages.poll(_START_LIMIT_S) or not isinstance(_receive(worker), Ready):
-                raise RuntimeError(f"{worker.process.name} was not ready within {_START_LIMIT_S:g} s")
-        yield workers
-        for worker in workers:
-            worker.process.join(_STOP_LIMIT_S)
-    finally:
-        for worker in workers:
-            worker.process.kill()
-            worker.process.join()
-            worker.orders.close()
-            worker.messages.close()
-
-
-@contextlib.contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Blocks SIGINT in processes that are started in the block.
-
-    Ctrl-C reaches all processes of a terminal. This process tells the others when to end.
-    """
-    # Otherwise starting a process starts the tracker first, which unblocks SIGINT.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
 def _interrupts() -> Iterator[threading.Event]:
     """An event that the first SIGINT sets.
 
@@ -214,15 +186,8 @@ def _interrupts() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _begin(workers: Sequence[_Worker]) -> float:
-    begin_s = time.monotonic() + _BEGIN_IN_S
-    for worker in workers:
-        worker.orders.send(begin_s)
-    return begin_s
-
-
 def _gather(
-    workers: Sequence[_Worker], is_interrupted: threading.Event, request: LoadRequest, tell: Tell
+    workers: Sequence[Worker], is_interrupted: threading.Event, request: LoadRequest, tell: Tell
 ) -> tuple[list[Report], float | None]:
     """The reports of all processes, in order, and the time at which the run was interrupted, if it was."""
     reports: dict[int, Report] = {}
@@ -233,11 +198,11 @@ def _gather(
             broken_off_s = time.monotonic()
             for worker in workers:
                 with contextlib.suppress(ConnectionError):  # it has reported and ended
-                    worker.orders.send(None)
+                    worker.pipe.send(None)
         waiting = [(index, worker) for index, worker in enumerate(workers) if index not in reports]
-        has_message = wait([worker.messages for _, worker in waiting], _POLL_S)
+        has_message = wait([worker.pipe for _, worker in waiting], _POLL_S)
         for index, worker in waiting:
-            message = _receive(worker) if worker.messages in has_message else None
+            message = worker.receive() if worker.pipe in has_message else None
             if isinstance(message, Report):
                 reports[index] = message
             elif isinstance(message, Tick):
@@ -248,11 +213,59 @@ def _gather(
     return [reports[index] for index in range(len(workers))], broken_off_s
 
 
-def _receive(worker: _Worker) -> Message:
+def work(pipe: Pipe, assignment: Assignment) -> None:
+    """The main function of a generator process."""
     try:
-        return worker.messages.recv()
-    except EOFError:
-        worker.process.join(_STOP_LIMIT_S)
-        raise RuntimeError(
-            f"{worker.process.name} ended before its report, with exit code {worker.process.exitcode}"
-        ) from None
+        from uvloop import new_event_loop
+    except ModuleNotFoundError:  # it is installed with the servers; the client does not need it
+        from asyncio import new_event_loop
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_work(pipe, assignment))
+
+
+async def _work(pipe: Pipe, assignment: Assignment) -> None:
+    request, task, texts = assignment.request, assignment.task, assignment.texts
+    if request.generation:
+        seed = assignment.share.seed
+        requests = generation_requests(request, request.generation, task, texts, assignment.words, seed)
+    else:
+        requests = itertools.cycle(make_requests(request, task, texts))
+    async with AsyncClient(request.target, timeout_s=None, retries=False, tls=request.tls) as client:
+        # Connects. If the gateway is gone meanwhile, the requests fail and are recorded.
+        with contextlib.suppress(NeuronpipeError, TimeoutError):
+            async with asyncio.timeout(_CONNECT_LIMIT_S):
+                await client.get_model(request.model, request.version)
+        pipe.send(None)
+        begin_s = await asyncio.to_thread(pipe.recv)
+        if begin_s is None:
+            return
+        generator = Generator(client, requests, assignment.share, begin_s)
+        threading.Thread(target=_listen, args=(pipe, generator, asyncio.get_running_loop()), daemon=True).start()
+        has_ended = asyncio.Event()
+        ticking = asyncio.create_task(_tick(pipe, generator, begin_s, has_ended))
+        try:
+            cpu_share = await generator.run()
+        finally:
+            has_ended.set()
+            await ticking
+    pipe.send(Report(generator.recorder.rows(), generator.recorder.parts(), cpu_share))
+
+
+def _listen(pipe: Pipe, generator: Generator, loop: asyncio.AbstractEventLoop) -> None:
+    """Ends the run when anything arrives: an order, or the end of file."""
+    with contextlib.suppress(EOFError, OSError):
+        pipe.recv()
+    with contextlib.suppress(RuntimeError):  # the run has ended, and its loop is closed
+        loop.call_soon_threadsafe(generator.break_off)
+
+
+async def _tick(pipe: Pipe, generator: Generator, begin_s: float, has_ended: asyncio.Event) -> None:
+    second = 0
+    while not has_ended.is_set():
+        second += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, begin_s + second - time.monotonic())):
+                await has_ended.wait()
+                return
+        # In a thread: a parent that reads slowly, such as one with a slow terminal, must not block the event loop.
+        await asyncio.to_thread(pipe.send, generator.recorder.tick(second, generator.in_flight))

@@ -1,4 +1,7 @@
-"""Counts and limits the calls in flight in one process, over all of its doors, and refuses calls while it drains."""
+"""Counts and limits the calls in flight in one process, over all of its doors, and refuses calls while it drains.
+
+Also limits the messages that are being received, or turned into objects.
+"""
 
 import asyncio
 import heapq
@@ -6,10 +9,14 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded, Unavailable
+from neuronpipe.core.inflating import inflate
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.platform.process.caller_waits import CallerWaits
@@ -27,6 +34,12 @@ _QUICK_S = 0.005
 _FULL_CLAIM_S = 0.64
 # Of all calls, those that may wait for their callers in one way, so that the others find room.
 _MAX_WAITS = MAX_CALLS // 2
+# Larger messages are turned into objects in a thread, one after the other.
+LARGE_BYTES = 256 << 10
+# Compressed data of which it is tried first whether they stay small.
+_SMALL_BYTES = 16 << 10
+# What a byte of compressed data becomes at most (https://zlib.net/zlib_tech.html).
+_MAX_RATIO = 1032
 # While draining, this time without a new call means that callers know that the process stops.
 _QUIET_S = 0.1
 
@@ -36,13 +49,53 @@ T = TypeVar("T")
 class _Reading(Claim):
     """A message while it is received."""
 
-    __slots__ = ("is_new", "taken_s")
+    __slots__ = ("_new_reads", "taken_s")
 
-    def __init__(self, connection: str, refuse: Callable[[NeuronpipeError], None]) -> None:
+    def __init__(self, connection: str, refuse: Callable[[NeuronpipeError], None], new_reads: "_NewReads") -> None:
         super().__init__(connection, refuse)
-        self.is_new = True
+        self._new_reads: _NewReads | None = new_reads
         # As of the last check. Time by which the event loop was late does not count.
         self.taken_s = 0.0
+
+    def end_new(self) -> None:
+        """It is not new any more. May be called again."""
+        if new_reads := self._new_reads:
+            self._new_reads = None
+            new_reads.end()
+
+
+class _NewReads:
+    """Lets a few reads be new at once.
+
+    asyncio.Semaphore would search all waiting reads when one leaves: under overload, these are thousands.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def begin(self) -> None:
+        """Waits until a read may begin."""
+        if self._count < _MAX_NEW_READS:
+            self._count += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.end()
+            raise
+
+    def end(self) -> None:
+        """A read is not new any more."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._count -= 1
 
 
 class InFlight:
@@ -71,10 +124,11 @@ class InFlight:
         self._max_calls = max_calls
         self._max_message_bytes = max_message_bytes
         self.budget = ReceivingBudget(max_message_bytes, max_receiving_bytes)
-        self._new_reads = 0
-        self._waiting_reads: deque[asyncio.Future[None]] = deque()
+        # Of work, and of what doors answer themselves, such as health, which needs no credentials.
+        self._new_reads, self._own_new_reads = _NewReads(), _NewReads()
         # Messages that are being received, by the time of their next check. Those that have ended stay until then.
         self._due: list[tuple[float, int, _Reading]] = []
+        self._makers: ThreadPoolExecutor | None = None
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._look_at_s = math.inf
@@ -102,57 +156,84 @@ class InFlight:
             self._idle.set()
             self._idle_since_s = time.monotonic()
 
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """While the block runs, a call that was counted is not: it only waits, and leaves its place to others."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.count += 1
+            self._idle.clear()
+
     def caller_waits(self, setting: str, limit_s: float) -> CallerWaits:
         """What waits for callers in one way, which the setting of this name limits."""
         return CallerWaits(limit_s, _MAX_WAITS, self.meters.counter(Metrics.CALLS_ENDED, setting))
 
     async def receive(
-        self, connection: str, read: Callable[[], Awaitable[T]], refuse: Callable[[NeuronpipeError], None]
+        self,
+        connection: str,
+        read: Callable[[], Awaitable[T]],
+        refuse: Callable[[NeuronpipeError], None],
+        *,
+        is_work: bool = True,
     ) -> T:
-        """Reads the message of a call.
+        """Reads the message of a call, of which it is not known how much of it has come.
 
         If it takes long and the budget has no room for it, `refuse` is called, which must end the read.
         """
-
-        def end(is_late: bool) -> None:
-            refuse(self.waited(is_late, f"the message took longer than {self._max_receive_s:g} s, the limit"))
-
-        await self._begin_read()
-        reading = _Reading(connection, refuse)
+        new_reads = self._new_reads if is_work else self._own_new_reads
+        await new_reads.begin()
+        reading = _Reading(connection, refuse, new_reads)
         self._look_at(reading, time.monotonic() + _QUICK_S)
-        arrival = self._arrivals.begin(end)
+        arrival = self._begin_arrival(refuse)
         try:
             return await read()
         finally:
             self._arrivals.done(arrival)
             self.budget.end(reading)
-            if reading.is_new:
-                self._end_new_read()
+            reading.end_new()
 
-    async def _begin_read(self) -> None:
-        """Waits until a read may begin.
+    @contextmanager
+    def arriving(self, connection: str, refuse: Callable[[NeuronpipeError], None]) -> Iterator[Callable[[int], None]]:
+        """While the block runs, a message arrives in pieces; tell the function how large it is by now.
 
-        asyncio.Semaphore would search all waiting reads when one leaves: under overload, these are thousands.
+        If it takes too long, or the budget has no room for it, `refuse` is called, which must end the block.
         """
-        if self._new_reads < _MAX_NEW_READS:
-            self._new_reads += 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting_reads.append(turn)
+        claim, arrival = Claim(connection, refuse), self._begin_arrival(refuse)
         try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():
-                self._end_new_read()
-            raise
+            yield lambda size_bytes: self.budget.grow(claim, size_bytes)
+        finally:
+            self._arrivals.done(arrival)
+            self.budget.end(claim)
 
-    def _end_new_read(self) -> None:
-        while self._waiting_reads:
-            turn = self._waiting_reads.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._new_reads -= 1
+    async def make(self, connection: str, size_bytes: int, work: Callable[[], T]) -> T:
+        """What `work` makes of a message that has arrived. A large one waits for its turn in a thread, and counts as if
+        it were still arriving. Raises Overloaded where the budget has no room for it.
+        """
+        if size_bytes <= LARGE_BYTES:
+            return work()
+        refusals: list[NeuronpipeError] = []
+        claim = Claim(connection, refusals.append)
+        self.budget.grow(claim, size_bytes)
+        self._makers = self._makers or ThreadPoolExecutor(1, "messages")
+        try:
+            if not refusals:
+                made = await asyncio.get_running_loop().run_in_executor(self._makers, work)
+        finally:
+            self.budget.end(claim)
+        if refusals:
+            raise refusals[0]
+        return made
+
+    async def inflate(self, connection: str, data: bytes, window_bits: int, max_bytes: int) -> bytes | None:
+        """See `inflate`. What becomes large waits as in `make`, and counts as what it may become."""
+        if len(data) <= _SMALL_BYTES:
+            small = inflate(data, window_bits, min(max_bytes, LARGE_BYTES))
+            if small is not None or max_bytes <= LARGE_BYTES:
+                return small
+        most_bytes = min(max_bytes, _MAX_RATIO * len(data))
+        return await self.make(connection, most_bytes, partial(inflate, data, window_bits, max_bytes))
 
     def _look_at(self, reading: "_Reading", at_s: float) -> None:
         heapq.heappush(self._due, (at_s, next(self._numbers), reading))
@@ -181,9 +262,7 @@ class InFlight:
 
     def _claim(self, reading: "_Reading", now_s: float) -> None:
         """Claims the memory for a message that has not arrived yet, which may be refused for that."""
-        if reading.is_new:
-            reading.is_new = False
-            self._end_new_read()
+        reading.end_new()
         reading.taken_s = 2 * reading.taken_s or _QUICK_S
         self._look_at(reading, now_s + reading.taken_s)
         self.budget.grow(reading, int(self._max_message_bytes * min(1.0, reading.taken_s / _FULL_CLAIM_S)))
@@ -205,19 +284,28 @@ class InFlight:
         while self.count or (left_s := self._idle_since_s + idle_s - time.monotonic()) > 0:
             await (self._idle.wait() if self.count else asyncio.sleep(left_s))
 
-    async def wait_until_quiet(self, limit_s: float) -> None:
-        """Returns once no new call has come for a moment, and after `limit_s` in any case."""
+    async def wait_until_quiet(self, limit_s: float) -> bool:
+        """Returns True once no new call has come for a moment, and False after `limit_s`."""
         end_s = time.monotonic() + limit_s
-        came = -1
-        while came != self._came and (left_s := end_s - time.monotonic()) > 0:
+        while (left_s := end_s - time.monotonic()) > 0:
             came = self._came
             await asyncio.sleep(min(_QUIET_S, left_s))
+            if came == self._came and left_s >= _QUIET_S:
+                return True
+        return False
 
     def waited(self, is_late: bool, late: str) -> NeuronpipeError:
         """The error of a call that waited for its caller for too long, as `late` says, or while too many others did."""
         if is_late:
             return DeadlineExceeded(late)
         return Overloaded(f"{_MAX_WAITS} calls wait for their callers, the limit", retry_after_s=1)
+
+    def too_slow(self, is_late: bool, limit_s: float) -> NeuronpipeError:
+        """The error of a call whose message did not arrive within so many seconds, or while too many others waited."""
+        return self.waited(is_late, f"the message took longer than {limit_s:g} s, the limit")
+
+    def _begin_arrival(self, refuse: Callable[[NeuronpipeError], None]) -> int:
+        return self._arrivals.begin(lambda is_late: refuse(self.too_slow(is_late, self._max_receive_s)))
 
     def stopping(self) -> Unavailable:
         """The error of calls, and of reads from streams, while the process drains."""

@@ -25,6 +25,9 @@ from neuronpipe.platform.process.settings import ProcessSettings
 _UNLOAD_LIMIT_S = 10.0
 # The longest grace period after a part of the service has crashed. It is long enough to answer all calls with an error.
 _CRASH_GRACE_S = 2.0
+# While new calls come, callers that have connected since are asked to leave, too. A balancer takes some of them to
+# another server each time.
+_ASK_AGAIN_S = 1.0
 # The longest time in which callers learn that they are to leave: round trips of networks are shorter.
 _HAND_OVER_LIMIT_S = 1.0
 # The longest time in which new calls still get the answer that the process stops, before connections are closed.
@@ -84,7 +87,11 @@ class Life:
                     log_fault("a part of the service cannot drain", result)
         have_asked = answers_late_calls and [door.ask_to_leave() for door in self._doors]
         if have_asked and all(have_asked):
-            await self.in_flight.wait_until_quiet(grace_s / 2)
+            left_s = grace_s / 2
+            while left_s > 0 and not await self.in_flight.wait_until_quiet(min(_ASK_AGAIN_S, left_s)):
+                left_s -= _ASK_AGAIN_S
+                for door in self._doors:
+                    door.ask_to_leave()
             limit_s = min(_HAND_OVER_LIMIT_S, max(0.0, deadline_s - time.monotonic()))
             await asyncio.gather(*(door.stop_listening(limit_s) for door in self._doors))
         self.in_flight.drain()

@@ -1,9 +1,9 @@
 """The settings that every service has."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.errors import SetupError
@@ -108,13 +108,20 @@ class ServerTlsSettings(Settings):
         description="file of the authorities of callers' certificates, in PEM form; callers must show one (mTLS); "
         "empty: callers show none",
     )
+    tls_client_crl: str = Field(
+        "",
+        description="file of the certificates that these authorities have revoked, in PEM form, from each of them; "
+        "read anew when it changes; once it has expired, no caller is let in; empty: none is revoked",
+    )
 
     @property
     def tls_files(self) -> TlsFiles | None:
         """The files, None for a service without TLS. Raises SetupError."""
         if self.tls_client_ca and not self.tls_certificate:
             raise SetupError("--tls-client-ca: needs --tls-certificate and --tls-key")
-        files = TlsFiles(self.tls_certificate, self.tls_key, self.tls_client_ca)
+        if self.tls_client_crl and not self.tls_client_ca:
+            raise SetupError("--tls-client-crl: needs --tls-client-ca, whose certificates it revokes")
+        files = TlsFiles(self.tls_certificate, self.tls_key, self.tls_client_ca, self.tls_client_crl)
         return files if files.certificate else None
 
 
@@ -162,6 +169,12 @@ class ProcessSettings(ServerTlsSettings, CallerLimits):
     @classmethod
     def _check_port(cls, listen: str) -> str:
         return check_port(listen)
+
+    @model_validator(mode="after")
+    def _check_crl(self) -> Self:
+        if self.tls_client_crl and self.grpc_transport == "grpcio":
+            raise ValueError("tls_client_crl needs grpc_transport nghttp2: grpcio's Python API has no revocation")
+        return self
 
 
 class ServerSettings(ProcessSettings):

@@ -1,8 +1,10 @@
 """Serves metrics on a port, in Prometheus' text format or in OpenMetrics (with exemplars), and reads such pages."""
 
+import contextlib
 import socket
 import ssl
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -23,8 +25,10 @@ from neuronpipe.core.metrics import Family, Histogram, Meters
 from neuronpipe.core.names import Instrument
 from neuronpipe.platform.tls import ServerTls
 
-# For the handshake and the request.
-_CONNECTION_LIMIT_S = 30
+# For the handshake, the request and the answer together.
+_CONNECTION_LIMIT_S = 30.0
+# At once, each in a thread; more are closed. One of Prometheus asks once in seconds.
+_MAX_CONNECTIONS = 32
 
 
 def prometheus_name(instrument: Instrument) -> str:
@@ -99,6 +103,32 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     tls: ServerTls | None = None
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        # The open connections, and when each must have ended, the oldest first.
+        self._open: dict[socket.socket, float] = {}
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers a connection in a thread, unless too many are open."""
+        if len(self._open) >= _MAX_CONNECTIONS:
+            request.close()
+            return
+        self._open[request] = time.monotonic() + _CONNECTION_LIMIT_S
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Called when a connection has been answered, or has failed."""
+        self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Called twice a second: ends the connections that take too long, which wakes up their threads."""
+        now_s = time.monotonic()
+        for connection, ends_s in list(self._open.items()):
+            if ends_s <= now_s:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
     def get_request(self) -> tuple[socket.socket, object]:
         """The next connection; its first read shakes hands."""
         connection, address = super().get_request()
@@ -111,7 +141,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Scrape(WSGIRequestHandler):
-    timeout = _CONNECTION_LIMIT_S
+    timeout = _CONNECTION_LIMIT_S  # of each read
 
     def log_message(self, format: str, *arguments: object) -> None:
         """No line for a request."""

@@ -154,9 +154,8 @@ class Call(Stream):
             self.end_claim()
 
     def _arrives_too_slowly(self, is_late: bool) -> None:
-        limit_s = self.connection.options.settings.max_receive_s
-        problem = f"the message took longer than {limit_s:g} s, the limit"
-        self._refuse(self.connection.options.in_flight.waited(is_late, problem))
+        options = self.connection.options
+        self._refuse(options.in_flight.too_slow(is_late, options.settings.max_receive_s))
 
     def _refuse(self, error: NeuronpipeError) -> None:
         if self.task and not self.task.done():
@@ -175,6 +174,10 @@ class Call(Stream):
         if self._arrival is not None:
             self.connection.arrivals.done(self._arrival)
             self._arrival = None
+
+    async def inflate(self, message: bytes, window_bits: int) -> bytes | None:
+        in_flight, limit_bytes = self.connection.options.in_flight, self.max_message_bytes
+        return await in_flight.inflate(self.connection.peer, message, window_bits, limit_bytes)
 
     # --- its answer ---
 
@@ -299,6 +302,9 @@ class Call(Stream):
         self._forget()
         if self.task and not self.task.done():
             self.task.cancel()
+        # A cancelled task keeps its frames, and they keep this call. Both would wait for the garbage collector, and so
+        # would the connection and its buffers.
+        self.task = None
 
     def _forget(self) -> None:
         """Nothing waits for the caller any more."""

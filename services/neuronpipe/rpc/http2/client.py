@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ngh2 import NGH2Error, Role
-from ngh2.events import GoAwayReceived, ResponseReceived, TrailersReceived
+from ngh2.events import ResponseReceived, TrailersReceived
 
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.platform.tls import LoadedTls
@@ -82,7 +82,6 @@ class _ClientConnection(Connection[_Call]):
 
     def __init__(self) -> None:
         super().__init__(_KEEPALIVE_S)
-        self.is_leaving = False
         # Done once the server has said its first word, so that what accepts and never answers gets no call.
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -103,11 +102,8 @@ class _ClientConnection(Connection[_Call]):
         return call
 
     def take(self, event: object) -> None:
-        if isinstance(event, ResponseReceived | TrailersReceived):
-            if call := self.streams.get(event.stream_id):
-                call.take_head(event.headers)
-        elif isinstance(event, GoAwayReceived):
-            self.is_leaving = True
+        if isinstance(event, ResponseReceived | TrailersReceived) and (call := self.streams.get(event.stream_id)):
+            call.take_head(event.headers)
 
     def greeted(self) -> None:
         if not self.ready.done():
@@ -160,7 +156,7 @@ class Http2Channel:
 
     async def _connected(self) -> _ClientConnection:
         before = self._connection
-        if before and not (before.is_lost or before.is_closing or before.is_leaving):
+        if before and not (before.is_lost or before.is_closing or before.peer_is_leaving):
             return before
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(_CONNECT_LIMIT_S):

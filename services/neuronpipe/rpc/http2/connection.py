@@ -12,6 +12,7 @@ from ngh2 import Connection as Engine
 from ngh2.events import (
     ConnectionClosed,
     DataReceived,
+    GoAwayReceived,
     PingAcknowledged,
     PingReceived,
     SettingsReceived,
@@ -74,7 +75,7 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         """`keepalive_s`: without a byte for so long, the peer is asked for a sign of life."""
         self.streams: dict[int, StreamT] = {}
         self.touched: list[StreamT] = []
-        self.is_lost = self.is_paused = self.is_closing = False
+        self.is_lost = self.is_paused = self.is_closing = self.peer_is_leaving = False
         self.waiting_writers: set[Stream] = set()
         self._keepalive_s = keepalive_s
         self._pinged_s = 0.0
@@ -132,6 +133,9 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         for stream in list(self.streams.values()):
             self.stream_closed(stream, CANCEL)
         self.streams.clear()
+        # These keep this connection, too.
+        self.waiting_writers.clear()
+        self._written.clear()
 
     # --- what comes ---
 
@@ -153,7 +157,11 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
                 has_new_window = True
             elif kind is PingAcknowledged:
                 self.ping_acknowledged(event.opaque_data)  # type: ignore[attr-defined]
+            elif kind is GoAwayReceived:
+                self.peer_is_leaving = True
             elif kind is ConnectionClosed:
+                if event.error_code and not self.peer_is_leaving:  # type: ignore[attr-defined]
+                    self.failed()
                 self.close()
             elif kind is WindowUpdated:
                 has_new_window = True
@@ -313,10 +321,10 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
             return
         code = ENHANCE_YOUR_CALM if isinstance(error, DenialOfServiceError) else 0x1
         self.transport.write(b"\0\0\x08\x07\0\0\0\0\0" + (0x7FFFFFFF).to_bytes(4, "big") + code.to_bytes(4, "big"))
-        self.failed(error)
+        self.failed()
         self.close()
 
-    def failed(self, error: NGH2Error) -> None:
+    def failed(self) -> None:
         """The peer has broken the protocol, or a limit."""
 
     def close(self) -> None:

@@ -3,34 +3,32 @@
 import asyncio
 import contextlib
 import math
-import socket
 import ssl
 from collections.abc import Iterable
-from functools import partial
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 from ngh2 import NGH2Error, Role
 from ngh2.events import RequestReceived, SettingsAcknowledged
 
-from neuronpipe.core.addresses import is_listened_on, unix_path
 from neuronpipe.core.deadlines import Deadlines
-from neuronpipe.core.errors import SetupError
 from neuronpipe.core.names import Metrics
 from neuronpipe.rpc.http2.call import Call, NotGrpc
-from neuronpipe.rpc.http2.connection import NO_ERROR, TLS_CLOSE_S, Connection
+from neuronpipe.rpc.http2.connection import NO_ERROR, Connection
+from neuronpipe.rpc.http2.listener import Listener
 from neuronpipe.rpc.http2.stream import ENCODINGS, RESOURCE_EXHAUSTED, UNIMPLEMENTED, Stream
 from neuronpipe.rpc.transport import CallEnd, ServerOptions
 
 _DRAIN_PING = b"drain\0\0\0"
 # A peer that does not acknowledge the notice gets no longer; streams that it opened are answered all the same.
 _NOTICE_LIMIT_S = 5.0
+# A new connection is asked to leave after its first call, or this time: gRPC fails the calls for which it was made, if
+# it is asked before they begin.
+_FIRST_CALL_S = 0.25
 _KEEPALIVE_S = 30.0
 # A connection with a call that was refused for load is not read for this time, so that refusals of many calls share
 # their turns of the event loop: at sixteen times the load that can be borne, turns would cost more than the refusals.
 _REST_S = 0.002
-_BACKLOG = 1024
 # What connections are ended for: settings, and what is no HTTP/2.
 _LIMITS = (
     "max_connections",
@@ -64,17 +62,17 @@ class _ServerConnection(Connection[Call]):
         # What the caller has not read: of each stream the number of the wait, and the bytes that it must read until the
         # wait is over. None is the connection itself, while the operating system takes nothing.
         self._unread: dict[Stream | None, tuple[int, int]] = {}
-        self._leaves_at_s = self._ends_at_s = math.inf
+        self._has_served = False
+        self._is_asked_at_s = self._leaves_at_s = self._ends_at_s = math.inf
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.peer = _peer(transport.get_extra_info("peername"))
         self.peer_names = _names(transport.get_extra_info("ssl_object"))
         self.idle_since_s = asyncio.get_running_loop().time()
+        self._server.listener.handshakes.pop(self, None)
         self._server.connections.add(self)
         super().connection_made(transport)
-        if len(self._server.connections) > self.options.settings.max_connections:
-            self.end("max_connections")
-        elif self._server.all_know:
+        if self._server.all_know:
             self.ask_to_leave()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -153,6 +151,9 @@ class _ServerConnection(Connection[Call]):
         stream.close()
         self._is_read(stream)
         self._answered_early.discard(stream)
+        self._has_served = True
+        if self._is_asked_at_s < math.inf:
+            self.loop.call_soon(self.ask_to_leave)
         if not self.streams:
             self.idle_since_s = self.loop.time()
 
@@ -221,13 +222,17 @@ class _ServerConnection(Connection[Call]):
             if now_s >= self.made_s + settings.max_connection_age_s:
                 self._ends_at_s = now_s + settings.max_connection_age_grace_s
                 self._give_notice()
+        if now_s >= self._is_asked_at_s:
+            self._is_asked_at_s = math.inf
+            self._give_notice()
         if now_s >= self._leaves_at_s:
             self._take_no_more()
         if now_s >= self._ends_at_s:
             self.end("max_connection_age_grace_s")
         if self.is_lost:
             return None
-        return min(limit for limit in (*limits, self._leaves_at_s, self._ends_at_s) if limit and limit > now_s)
+        limits += [self._is_asked_at_s, self._leaves_at_s, self._ends_at_s]
+        return min(limit for limit in limits if limit and limit > now_s)
 
     @property
     def _is_leaving(self) -> bool:
@@ -236,7 +241,7 @@ class _ServerConnection(Connection[Call]):
     def ask_to_leave(self) -> None:
         """Asks the caller to send new calls elsewhere. Those on their way are answered."""
         if not (self._is_leaving or self.is_lost or self.is_closing):
-            self._give_notice()
+            self._is_asked_at_s = 0.0 if self._has_served else self.made_s + _FIRST_CALL_S
             self.look_at_time_soon()
 
     def _give_notice(self) -> None:
@@ -264,7 +269,7 @@ class _ServerConnection(Connection[Call]):
             self._server.count_ended(limit)
             self.abort()
 
-    def failed(self, error: NGH2Error) -> None:
+    def failed(self) -> None:
         self._server.count_ended("protocol")
 
 
@@ -274,6 +279,7 @@ class Http2Server:
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
         self.connections: set[_ServerConnection] = set()
+        self.listener = Listener(options, self._begin_connection, self.note_leaving)
         self.is_stopping = False
         self.deadlines = Deadlines()
         in_flight, settings = options.in_flight, options.settings
@@ -281,8 +287,6 @@ class Http2Server:
         self.sends = in_flight.caller_waits("max_send_s", settings.max_send_s)
         # A rate from nothing to one is none.
         self._ended = {limit: in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "grpc", limit) for limit in _LIMITS}
-        self._path = unix_path(settings.listen)
-        self._listeners: list[asyncio.Server] = []
         # Once it listens no more: set while all connections take no more.
         self.all_know: asyncio.Event | None = None
         self._is_empty: asyncio.Event | None = None
@@ -300,26 +304,16 @@ class Http2Server:
             connection.go_on()
 
     async def listen(self) -> int:
-        settings = self.options.settings
-        try:
-            sockets = [_bind_path(self._path)] if self._path else _bind_port(settings.listen, self.options.shares_port)
-        except OSError as error:
-            problem = error.strerror if error.errno and not isinstance(error, socket.gaierror) else "no such address"
-            raise SetupError(f"cannot listen on {settings.listen}: {problem}") from error
+        port = self.listener.open()
         self.options.in_flight.meters.gauge(Metrics.CONNECTIONS, lambda: len(self.connections), "grpc")
-        secure: dict[str, Any] = {}
-        if self.options.tls and not self._path:
-            secure = {
-                "ssl": self.options.tls.h2_context,
-                "ssl_handshake_timeout": settings.max_handshake_s,
-                "ssl_shutdown_timeout": TLS_CLOSE_S,
-            }
-        loop = asyncio.get_running_loop()
-        serve = loop.create_unix_server if self._path else loop.create_server
-        for one in sockets:
-            make = partial(_ServerConnection, self)
-            self._listeners.append(await serve(make, sock=one, backlog=_BACKLOG, **secure))
-        return 0 if self._path else int(sockets[0].getsockname()[1])
+        return port
+
+    def _begin_connection(self) -> _ServerConnection | None:
+        """A connection that has come, before TLS; None where it is one too many."""
+        if len(self.connections) + len(self.listener.handshakes) < self.options.settings.max_connections:
+            return _ServerConnection(self)
+        self.count_ended("max_connections")
+        return None
 
     def ask_to_leave(self) -> bool:
         for connection in list(self.connections):
@@ -329,17 +323,11 @@ class Http2Server:
     async def stop_listening(self, limit_s: float) -> None:
         if self.all_know is None:
             self.all_know = asyncio.Event()
-            self._close_listeners()
+            self.listener.close()
             self.ask_to_leave()
             self.note_leaving()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.all_know.wait(), limit_s)
-
-    def _close_listeners(self) -> None:
-        for listener in self._listeners:
-            listener.close()
-        if self._path and self._listeners:
-            Path(self._path).unlink(missing_ok=True)
 
     def take_no_more(self) -> None:
         self.is_stopping = True
@@ -351,12 +339,13 @@ class Http2Server:
             self._is_empty = asyncio.Event()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._is_empty.wait(), grace_s)
+        self.listener.end_handshakes()
         for connection in list(self.connections):
             connection.abort()
 
     def note_leaving(self) -> None:
         """One more connection takes no more, or has ended."""
-        if self.all_know and all(connection.takes_no_more for connection in self.connections):
+        if self.all_know and not self.listener.handshakes and all(one.takes_no_more for one in self.connections):
             self.all_know.set()
         if self._is_empty and not self.connections:
             self._is_empty.set()
@@ -369,43 +358,6 @@ class Http2Server:
     def count_ended(self, limit: str) -> None:
         """A connection is ended for a limit."""
         self._ended[limit].add()
-
-
-def _bind_port(address: str, shares_port: bool) -> list[socket.socket]:
-    """Sockets of all addresses of a host's name, on one port. Raises OSError."""
-    host, _, port = address.rpartition(":")
-    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    sockets: list[socket.socket] = []
-    try:
-        for family, kind, protocol, _, where in dict.fromkeys(found):
-            sockets.append(one := socket.socket(family, kind, protocol))
-            one.setblocking(False)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if shares_port:
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6 and len(found) == 1:  # [::] takes callers of both families
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            number = int(port) or (sockets[0].getsockname()[1] if len(sockets) > 1 else 0)
-            one.bind((where[0], number, *where[2:]))
-    except BaseException:
-        for one in sockets:
-            one.close()
-        raise
-    return sockets
-
-
-def _bind_path(path: str) -> socket.socket:
-    """A socket at a path, in place of one that a killed process has left behind. Raises OSError."""
-    one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    one.setblocking(False)
-    try:
-        if Path(path).is_socket() and not is_listened_on(path):
-            Path(path).unlink()
-        one.bind(path)
-    except BaseException:
-        one.close()
-        raise
-    return one
 
 
 def _peer(name: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ngh2 import Connection as Engine
 
+from neuronpipe.core.inflating import Truncated, inflate
 from neuronpipe.rpc.transport import CallEnd
 
 INTERNAL, UNIMPLEMENTED, RESOURCE_EXHAUSTED, UNAVAILABLE = 13, 12, 8, 14  # google.rpc.Code
@@ -23,8 +24,6 @@ _MAX_QUEUED_BYTES = 1 << 18
 # Shorter pieces of a message are gathered, since each piece that is kept by itself costs more than its bytes.
 _SMALL_PIECE_BYTES = 1 << 12
 _MAX_GATHERED_BYTES = 1 << 18
-# Messages that take longer to inflate than a turn of the event loop should are inflated in a thread.
-_LARGE_DEFLATED_BYTES = 1 << 14
 _WINDOW_BITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 ENCODINGS = (b"identity", *_WINDOW_BITS)
 
@@ -219,23 +218,19 @@ class Stream:
         """A message without compression. Raises CallEnd, also for one that becomes too large."""
         if not isinstance(message, _Deflated):
             return message
-        if len(message) > _LARGE_DEFLATED_BYTES:
-            return await asyncio.to_thread(self._inflate, message)
-        return self._inflate(message)
-
-    def _inflate(self, message: bytes) -> bytes:
         if self.encoding not in _WINDOW_BITS:  # identity; unknown ones were refused before
             raise CallEnd(INTERNAL, "a message is compressed, and grpc-encoding says that it is not")
-        inflater = zlib.decompressobj(_WINDOW_BITS[self.encoding])
         try:
-            inflated = inflater.decompress(message, self.max_message_bytes + 1)
-        except zlib.error as error:
+            inflated = await self.inflate(message, _WINDOW_BITS[self.encoding])
+        except (zlib.error, Truncated) as error:
             raise CallEnd(INTERNAL, f"a message cannot be decompressed ({self.encoding.decode()})") from error
-        if len(inflated) > self.max_message_bytes:
-            raise too_large(len(inflated), self.max_message_bytes, "at least ")
-        if not inflater.eof:
-            raise CallEnd(INTERNAL, f"a message cannot be decompressed ({self.encoding.decode()})")
+        if inflated is None:
+            raise too_large(self.max_message_bytes + 1, self.max_message_bytes, "at least ")
         return inflated
+
+    async def inflate(self, message: bytes, window_bits: int) -> bytes | None:
+        """See `inflate`."""
+        return await asyncio.to_thread(inflate, message, window_bits, self.max_message_bytes)
 
     def _release(self) -> None:
         if held_bytes := self._held_bytes:

@@ -94,7 +94,7 @@ class BatchObserver:
     def unwatch(self) -> None:
         """Removes the gauges, when the model has left."""
         for instrument in (Metrics.CORES, Metrics.QUEUE_SEQUENCES, Metrics.QUEUE_TOKENS, Metrics.QUEUE_WORK):
-            self._meters.remove_gauge(instrument, *self.labels)
+            self._meters.remove(instrument, *self.labels)
 
     def ready(self, duration_ns: int) -> None:
         """Records how long the model took to load and warm up."""

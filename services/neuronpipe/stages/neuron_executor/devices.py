@@ -23,7 +23,7 @@ from neuronpipe.stages.neuron_executor.generation.observer import GenerationObse
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderModel, Run
 from neuronpipe.stages.neuron_executor.runtimes.host import cpu_threads
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
-from neuronpipe.stages.neuron_executor.settings import EngineSettings
+from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.inputs.kind import input_kind
 from neuronpipe.tasks.text_generation import GenerationFacts

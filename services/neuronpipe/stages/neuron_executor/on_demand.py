@@ -22,7 +22,7 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.stages.neuron_executor.devices import Devices
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
-from neuronpipe.stages.neuron_executor.settings import EngineSettings
+from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks import TASKS
 
 LoadedModel = ExecutorModel | Generator

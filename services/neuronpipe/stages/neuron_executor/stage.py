@@ -14,7 +14,7 @@ from neuronpipe.stages.neuron_executor.devices import running_devices
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.neuron_monitor import record_snapshot, running_monitor
 from neuronpipe.stages.neuron_executor.on_demand import LoadedModel, OnDemandModel, model_table
-from neuronpipe.stages.neuron_executor.settings import EngineSettings
+from neuronpipe.stages.settings import EngineSettings
 
 _NEURON = "neuronx"
 

@@ -149,3 +149,29 @@ def test_hosts_that_are_allowed() -> None:
         check_host(url, "a, *.c.example")
     with pytest.raises(ValueError, match="jobs_notification_hosts"):
         check_host("https://a/", "")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["64:ff9b::a00:1", "64:ff9b:1::1", "2002:a00:1::1", "2001:0:1::1", "fec0::1", "::ffff:10.0.0.1", "10.0.0.1"],
+)
+async def test_an_address_that_may_lead_inside_is_not_public(address: str) -> None:
+    to = Destination("http", address, 80, "/")
+    with pytest.raises(PostFailed, match="not public"):
+        await resolve(to, [])
+
+
+async def test_what_the_request_is_to_blame_for_is_told_from_a_server_that_is_away() -> None:
+    async def answer(head: bytes) -> bytes:
+        await asyncio.sleep(0.3)
+        return b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b"x" * 1000
+
+    async with _server(answer) as to:
+        statuses = []
+        for limits in ((0.1, 2000), (5.0, 100)):
+            with pytest.raises(PostFailed) as failed:
+                await post(to, "127.0.0.1", {}, b"", limits)
+            statuses.append(failed.value.status)
+    with pytest.raises(PostFailed) as failed:
+        await post(to, "127.0.0.1", {}, b"", (5.0, 100))
+    assert [*statuses, failed.value.status] == [504, 502, 0]

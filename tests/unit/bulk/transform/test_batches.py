@@ -1,4 +1,4 @@
-"""bulk/transform/batches.py: batches follow from the rows alone, and a bad sequence fails alone."""
+"""bulk/transform/near_engine.py: batches follow from the rows alone, and a bad sequence fails alone."""
 
 import asyncio
 import random
@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neuronpipe.bulk.transform.batches import BatchMaker, request_id
-from neuronpipe.bulk.transform.near_engine import TransformSettings
+from neuronpipe.bulk.transform.near_engine import BatchMaker, TransformSettings, request_id
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InternalError

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.bulk.transform.files import Folder, find_inputs, open_folder, open_input, write_file
-from neuronpipe.bulk.transform.plan import DoneShard, Manifest
+from neuronpipe.bulk.transform.shards import DoneShard, Manifest
 from neuronpipe.core.errors import SetupError
 from tests.s3_server import running_s3
 

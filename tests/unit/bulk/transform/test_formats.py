@@ -1,6 +1,7 @@
 """transform/formats: every format reads what it wrote, from any place on, and names what is no row."""
 
 import gzip
+import itertools
 import json
 from collections.abc import Sequence
 from decimal import Decimal
@@ -13,8 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from neuronpipe.bulk.transform.files import find_inputs, naming, open_input
-from neuronpipe.bulk.transform.formats import find_format, format_of
-from neuronpipe.bulk.transform.formats.base import Column, FileScan, Row
+from neuronpipe.bulk.transform.formats import Column, FileScan, Row, find_format, format_of
 from neuronpipe.core.errors import SetupError
 
 _TEXTS = ["plain", 'a "quote", a comma', "two\nlines", "ünï — 語", "", "x" * 200_000]
@@ -30,9 +30,8 @@ def _read(file: Path, format: str, step: int = 2) -> list[list[Row]]:
     scan = _scan(file, format, step)
     found = []
     for place in scan.starts:
-        reader = find_format(format).open_reader(open_input(str(file)), place, scan.columns)
-        found.append(reader.read(step))
-        reader.close()
+        with open_input(str(file)) as opened:
+            found.append(list(itertools.islice(find_format(format).read(opened, place, scan.columns), step)))
     return found
 
 

@@ -26,7 +26,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
     ZeroShotClassificationInput,
 )
-from neuronpipe.bulk.transform.formats.base import Column
+from neuronpipe.bulk.transform.formats import Column
 from neuronpipe.bulk.transform.request import Answer
 from neuronpipe.bulk.transform.rows import OpenAiRows, TaskRows
 from neuronpipe.core.errors import InvalidInput, SetupError

@@ -366,11 +366,14 @@ async def test_a_body_that_does_not_arrive_is_refused_where_the_memory_is_claime
     browser.app.handlers = {"POST /v1/embeddings": _empty}
     never = asyncio.Event()
     other = asyncio.create_task(browser.in_flight.receive("other", never.wait, lambda error: None))
+    parts = [b"[" * 900_000]
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
-        await never.wait()
-        raise AssertionError
+        if not parts:
+            await never.wait()
+        await asyncio.sleep(1)  # the other one claims more with the time
+        return {"type": "http.request", "body": parts.pop(), "more_body": True}
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
@@ -498,3 +501,117 @@ async def test_the_head_of_a_stream_has_no_end_to_wait_for(streaming: App) -> No
 
 async def _empty(request: HttpRequest) -> HttpResponse:
     return HttpResponse(b"{}")
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+async def test_a_text_has_a_limit_below_that_of_files(browser: Browser, is_packed: bool) -> None:
+    browser.app = App(ROUTES, browser.in_flight, 1 << 20, max_body_bytes=1000)
+    browser.app.handlers = {"POST /v1/embeddings": _empty}
+    data, headers = orjson.dumps(_BODY | {"input": "a" * 1000}), {}
+    if is_packed:
+        data, headers = gzip.compress(data), {"content-encoding": "gzip"}
+    status, body = await browser.post("/v1/embeddings", data, **headers)
+    assert (status, body["error"]["message"]) == (
+        413,
+        "the body is larger than 1000 bytes, the limit (the gateway's http_max_body_bytes)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("media_type", "status"), [("image/png", 404), ("", 413)], ids=["an image", "JSON all the same"]
+)
+async def test_a_file_has_the_limit_of_messages(browser: Browser, media_type: str, status: int) -> None:
+    browser.app = App(ROUTES, browser.in_flight, 1 << 20, max_body_bytes=1000)
+    browser.app.handlers = {"POST /models/{name}": _not_found}
+    data = b"PNG" if media_type else b'{"inputs":"'
+    headers = {"content-type": media_type} if media_type else {}
+    assert (await browser.send("POST", "/models/small", data + b"a" * 2000, **headers))[0] == status
+
+
+async def _not_found(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(b"", "text/plain", status=404)
+
+
+@pytest.mark.parametrize("value", [b"[]", b"{}", b"1", b'""', b'{"text":"a"}', b"[[[]]]"])
+async def test_values_are_counted_before_they_are_made(value: bytes) -> None:
+    browser = Browser(_SPECS, _answer, max_body_bytes=8 << 20)
+    body = b'{"model":"small","stop":["a"],"input":[' + b",".join([value] * ((7 << 20) // (len(value) + 1))) + b"]}"
+    status, answer = await browser.post("/v1/embeddings", body)
+    assert (status, answer["error"]["param"]) == (400, "input")
+    assert "too many values" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("text", [b"[,{:", b'\\"', b"\\\\", b'\\\\\\"'], ids=["marks", "quotes", "backslashes", "both"])
+async def test_what_stands_in_a_text_is_no_value(text: bytes) -> None:
+    browser = Browser(_SPECS, _answer, max_body_bytes=8 << 20)
+    whole = text * ((4 << 20) // len(text))
+    status, _ = await browser.post("/v1/embeddings", b'{"model":"small","input":["' + whole + b'","[]"]}')
+    assert status == 200
+    assert [one.sentence_embedding.text for one in browser.inputs] == [orjson.loads(b'"' + whole + b'"'), "[]"]
+
+
+async def test_inputs_are_counted_before_they_are_made(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(*given: Any, **options: Any) -> TaskInput:
+        raise AssertionError("was made")
+
+    monkeypatch.setattr("neuronpipe.doors.http.openai.embedding_input", make)
+    status, body = await browser.post("/v1/embeddings", _BODY | {"input": ["a"] * 257})
+    assert (status, body["error"]["message"]) == (
+        400,
+        "input: 257 inputs, must be from 1 to 256 (the gateway's max_batch_items)",
+    )
+
+
+async def test_of_several_headers_of_a_name_the_first_counts(browser: Browser) -> None:
+    fields = [(b"x-request-timeout-ms", b"1000"), (b"x-request-timeout-ms", b"no number")]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": orjson.dumps(_BODY), "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"method": "POST", "path": "/v1/embeddings", "query_string": b"", "headers": fields, "client": None}
+    await browser.app(scope, receive, send)
+    assert sent[0]["status"] == 200
+
+
+_SITE = "http://evil.example"
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_refused"),
+    [
+        ({}, False),
+        ({"host": "127.0.0.1:8080"}, False),
+        ({"host": "localhost:8080", "origin": "http://localhost:8080", "sec-fetch-site": "same-origin"}, False),
+        ({"host": "[::1]:8080", "origin": "http://[::1]:8080"}, False),
+        ({"host": "gateway.example"}, False),
+        ({"host": "GATEWAY.example:80", "origin": "https://gateway.example"}, False),
+        ({"host": "evil.example"}, True),
+        ({"host": "127.0.0.1.evil.example:8080"}, True),
+        ({"host": "localhost:8080", "origin": _SITE}, True),
+        ({"host": "localhost:8080", "origin": "null"}, True),
+        ({"host": "localhost:8080", "sec-fetch-site": "cross-site"}, True),
+        ({"host": "localhost:8080", "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, True),
+    ],
+)
+async def test_pages_of_other_sites_may_not_call_where_no_key_is_needed(
+    browser: Browser, headers: dict[str, str], is_refused: bool
+) -> None:
+    handlers = browser.app.handlers
+    browser.app = App(ROUTES, browser.in_flight, 1 << 20, hosts={"gateway.example"})
+    browser.app.handlers = handlers
+    status, _ = await browser.post("/v1/embeddings", _BODY, **headers)
+    assert status == (403 if is_refused else 200)
+    assert len(browser.inputs) == (not is_refused)
+
+
+async def test_a_link_of_another_site_may_lead_here(browser: Browser) -> None:
+    handlers = browser.app.handlers
+    browser.app = App(ROUTES, browser.in_flight, 1 << 20, hosts=())
+    browser.app.handlers = handlers
+    link = {"host": "anything", "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert (await browser.get("/v1/models", **link))[0] == 200
+    assert (await browser.get("/v1/models", **link | {"sec-fetch-mode": "no-cors"}))[0] == 403

@@ -63,7 +63,7 @@ def test_an_error_names_the_path_of_the_field(body: Any, field: str) -> None:
         b'{"share": Infinity}',
         b'{"input": "\xff"}',
         b'{"input": "\\ud800"}',
-        b"[" * 100_000,
+        b"[" * 10_000,
     ],
 )
 def test_what_is_no_json_is_refused(data: bytes) -> None:

@@ -14,7 +14,6 @@ from neuronpipe.doors.http.console.pages import CONSOLE_ROUTES, console_handlers
 from neuronpipe.doors.http.handlers import ROUTES
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.settings import HttpSettings
-from neuronpipe.measure.waterfall import drawing
 from neuronpipe.tasks import TASKS
 from tests.door import models_of
 from tests.unit.doors.http.doubles import Browser
@@ -107,15 +106,9 @@ async def test_the_hugging_face_endpoint_keeps_its_path(browser: Browser) -> Non
     assert status != 405
 
 
-def test_every_task_has_a_sample_and_a_way_to_show_its_result() -> None:
-    source = (_STATIC / "tasks.js").read_text().partition("export const TASKS = {")[2]
-    assert sorted(re.findall(r"^  (\w+): \{", source, re.MULTILINE)) == sorted(TASKS)
-
-
-def test_the_waterfall_has_the_colours_and_words_of_the_trace_command() -> None:
-    css, script = (_STATIC / "console.css").read_text(), (_STATIC / "waterfall.js").read_text()
-    colours = dict(re.findall(r"--(\w+): (#\w+);", css))
-    (legend,) = re.findall(r"LEGEND = \{(.*?)\}", script)
-    shown = {text: colours[kind] for kind, text in re.findall(r'(\w+): "([\w-]+)"', legend)}
-    assert len(shown) == 7
-    assert shown == dict(drawing._LEGEND)
+async def test_every_task_has_a_sample_and_a_way_to_show_its_result(browser: Browser) -> None:
+    _, state = await browser.get("/console/state")
+    assert TASKS.keys() <= state["samples"].keys()
+    source = (_STATIC / "tasks.js").read_text().partition("const SHOWN = {")[2]
+    fields = {getattr(TaskResult(), task).DESCRIPTOR.fields[0].name for task in TASKS}
+    assert {*re.findall(r"^  (\w+): ", source, re.MULTILINE)} == fields

@@ -15,6 +15,7 @@ from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.settings import ServerSettings
 
 _WAIT = Route("GET", "/wait", "waits")
+_TAKE = Route("POST", "/take", "takes a body", is_raw=True)
 _SERVICE = "a.Service"
 
 
@@ -28,7 +29,7 @@ async def _running(
     handlers: dict[str, HttpHandler], **limits: float
 ) -> AsyncIterator[tuple[HttpDoor, HealthBoard, int]]:
     """A door that is open, the health that it shows, and its port."""
-    door = HttpDoor("127.0.0.1:0", (*HEALTH_ROUTES, _WAIT), _SERVICE, _settings(**limits))
+    door = HttpDoor("127.0.0.1:0", (*HEALTH_ROUTES, _WAIT, _TAKE), _SERVICE, _settings(**limits))
     health = HealthBoard(door.services)
     await door.listen(health, InFlight("all", 1 << 20, 1 << 22))
     health.open()
@@ -51,7 +52,7 @@ async def _ask(port: int, request: bytes) -> bytes:
 
 @pytest.mark.parametrize("path", [b"/health", b"/ping", b"/v2/health/ready"])
 async def test_health_is_the_process_and_the_service(path: bytes) -> None:
-    request = b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n" % path
+    request = b"GET %s HTTP/1.1\r\nhost: localhost\r\n\r\n" % path
     async with _running({}) as (_, health, port):
         assert await _ask(port, request) == b"HTTP/1.1 200 OK\r\n"
         health.set(_SERVICE, False)
@@ -59,10 +60,10 @@ async def test_health_is_the_process_and_the_service(path: bytes) -> None:
         health.set(_SERVICE, True)
         health.drain()
         assert await _ask(port, request) == b"HTTP/1.1 503 Service Unavailable\r\n"
-        assert await _ask(port, b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
+        assert await _ask(port, b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
 
 
-@pytest.mark.parametrize("part", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: x\r\n"])
+@pytest.mark.parametrize("part", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: localhost\r\n"])
 async def test_a_head_that_does_not_arrive_ends_the_connection(part: bytes) -> None:
     async with _running({}, max_handshake_s=0.1) as (_, _, port):
         assert await _ask(port, part) == b"HTTP/1.1 400 Bad Request\r\n"
@@ -71,7 +72,7 @@ async def test_a_head_that_does_not_arrive_ends_the_connection(part: bytes) -> N
 async def test_a_second_head_that_does_not_arrive_ends_the_connection() -> None:
     async with _running({}, max_handshake_s=0.1) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"GET /hea")
         assert await reader.readline() == b"HTTP/1.1 400 Bad Request\r\n"
@@ -84,7 +85,7 @@ async def test_a_head_that_does_not_arrive_behind_a_request_is_not_told_so_in_it
         raise AssertionError
 
     async with _running({_WAIT.key: wait}, max_handshake_s=0.1) as (_, _, port):
-        assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\nGET /hea") == b""
+        assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\nGET /hea") == b""
 
 
 async def test_a_request_that_is_slow_to_answer_is_no_head_that_is_slow_to_come() -> None:
@@ -93,7 +94,7 @@ async def test_a_request_that_is_slow_to_answer_is_no_head_that_is_slow_to_come(
         return HttpResponse(b"{}")
 
     async with _running({_WAIT.key: wait}, max_handshake_s=0.1) as (_, _, port):
-        assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
+        assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
 
 
 async def test_what_outlasts_the_grace_is_told_that_the_server_stops() -> None:
@@ -105,7 +106,7 @@ async def test_what_outlasts_the_grace_is_told_that_the_server_stops() -> None:
         raise AssertionError
 
     async with _running({_WAIT.key: wait}) as (door, _, port):
-        asking = asyncio.create_task(_ask(port, b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n"))
+        asking = asyncio.create_task(_ask(port, b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n"))
         await began.wait()
         await door.stop(0)
         assert await asking == b"HTTP/1.1 503 Service Unavailable\r\n"
@@ -130,7 +131,69 @@ async def test_an_address_that_cannot_be_used_is_named(address: str) -> None:
 async def test_a_connection_of_a_certain_age_ends_with_its_answer(max_age_s: float, is_ended: bool) -> None:
     async with _running({}, max_connection_age_s=max_age_s) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         head = await reader.readuntil(b"\r\n\r\n")
         assert (b"connection: close" in head) == is_ended
+        writer.close()
+
+
+async def _refused(port: int, *parts: bytes) -> bytes:
+    """All that is answered to parts of a request that come one after the other."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+_LARGE = b"a: " + b"b" * 900 + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + _LARGE * 3, b"GET /health?" + b"a" * 3000 + b" HTTP/1.1\r\n"],
+    ids=["fields", "path"],
+)
+async def test_a_head_that_is_too_large_is_refused_also_if_it_comes_at_once(head: bytes) -> None:
+    async with _running({}, max_header_bytes=2000) as (_, _, port):
+        answer = await _refused(port, head + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"too large" in answer
+
+
+_CHUNKED = b"POST /take HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "trailers",
+    [[_LARGE * 3], [_LARGE] * 3, [b"a: " + b"b" * 900] + [b"b" * 900] * 3],
+    ids=["at once", "by and by", "one without an end"],
+)
+async def test_trailers_are_limited_as_heads_are(trailers: list[bytes]) -> None:
+    async with _running({}, max_header_bytes=2000) as (_, _, port):
+        answer = await _refused(port, _CHUNKED + b"2\r\n{}\r\n0\r\n", *trailers)
+    assert b"200 OK" not in answer
+
+
+async def test_trailers_within_the_limit_are_taken_and_mean_nothing() -> None:
+    async def take(request: HttpRequest) -> HttpResponse:
+        assert b"a" not in request.headers
+        return HttpResponse(b"{}")
+
+    # Much larger than the limit of a head, and cut right before its end.
+    body = b"%x\r\n%s\r\n" % (8000, b"[" + b" " * 7998 + b"]")
+    async with _running({_TAKE.key: take}, max_header_bytes=2000) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(_CHUNKED + body + b"0\r\n")
+            await asyncio.sleep(0.02)
+            writer.write(_LARGE + b"\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            await reader.readexactly(2)
         writer.close()

@@ -131,14 +131,14 @@ async def test_a_listener_gets_figures_until_it_leaves_and_nothing_is_read_witho
     meters = _CountedMeters()
     live = LiveFigures(meters, interval_s=0.001)
     events = live.listen("")
-    assert (live.listeners, meters.reads) == (0, 0)
+    assert (live.listeners.total, meters.reads) == (0, 0)
     for _ in range(3):
         event = await anext(events)
         assert event.endswith(b"\n\n")
         assert json.loads(event.removeprefix(b"data: "))["requests_per_s"] == 0
-    assert (live.listeners, meters.reads) == (1, 3)
+    assert (live.listeners.total, meters.reads) == (1, 3)
     await events.aclose()
-    assert live.listeners == 0
+    assert live.listeners.total == 0
 
 
 async def test_listeners_are_bounded() -> None:

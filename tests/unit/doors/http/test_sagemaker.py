@@ -107,3 +107,25 @@ async def test_of_too_many_inputs_only_one_too_many_is_read(body: bytes, media_t
     browser = Browser([model_spec()], _answer, max_batch_items=3)
     _, answer = await browser.post("/invocations", body, media_type)
     assert answer["error"] == "inputs: 4 inputs, must be from 1 to 3 (the gateway's max_batch_items)"
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"," * 100 + b"\n", "body: its heading has 101 columns, at most 64"),
+        (b"," * (1 << 20), "body: holds too many values"),
+        (b"inputs\n" + b"\n" * (1 << 19), "body: holds too many values"),
+    ],
+    ids=["columns", "more columns", "lines"],
+)
+async def test_columns_and_lines_of_csv_are_counted_before_they_are_read(
+    browser: Browser, body: bytes, problem: str
+) -> None:
+    status, answer = await browser.post("/invocations", body, "text/csv")
+    assert (status, answer["error"][: len(problem)]) == (400, problem)
+
+
+async def test_empty_lines_of_json_are_counted() -> None:
+    browser = Browser([model_spec()], _answer)
+    status, answer = await browser.post("/invocations", b"\n" * (1 << 19), "application/jsonlines")
+    assert (status, "too many values" in answer["error"]) == (400, True)

@@ -65,6 +65,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     ZeroShotImageClassificationResult,
 )
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, NeuronpipeError
+from neuronpipe.core.task_inputs import NEEDED
 from neuronpipe.doors.oip.task_model import TaskModel
 from neuronpipe.doors.oip.tensors import TensorSpec
 from neuronpipe.tasks import TASKS
@@ -314,8 +315,15 @@ def _classifier(**changes: Any) -> Server:
     return Server([model_spec(version=1), model_spec(version=2)], answer, **changes)
 
 
-def test_every_task_has_a_case() -> None:
-    assert set(_CASES) == set(TASKS)
+def test_every_shape_of_an_input_and_of_a_result_has_a_case() -> None:
+    shapes = [
+        {
+            *(getattr(TaskResult(), task).DESCRIPTOR.fields[0].name for task in tasks),
+            *(field for task in tasks for field in NEEDED[task]),
+        }
+        for tasks in (TASKS, _CASES)
+    ]
+    assert shapes[0] == shapes[1]
 
 
 @pytest.mark.parametrize("task", _CASES)

@@ -11,7 +11,7 @@ from neuronpipe.core.errors import SetupError, Unauthenticated
 from neuronpipe.core.metrics import Counter, Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.callers.authenticator import Authenticator
-from neuronpipe.gateway.callers.keys import create_key
+from neuronpipe.gateway.callers.keys import KeyRecord, create_key
 from neuronpipe.gateway.callers.settings import CallerSettings, check_exposure
 from neuronpipe.platform.process.door import Credentials
 from tests.unit.gateway.callers.jwks import AUDIENCE, ISSUER, Issuer
@@ -34,6 +34,10 @@ class _Guarded:
 
     def identify(self, authorization: str = "", *names: str) -> Caller:
         return self._authenticator.identify(Credentials(authorization, names))
+
+    def act_for(self, tenant: str) -> Caller:
+        self._authenticator._acts_for_others = lambda name: True
+        return self._authenticator.identify(Credentials(f"Bearer {self.key}", on_behalf=tenant))
 
     def count(self, outcome: str) -> float:
         counter = self.meters.counter(Metrics.AUTHENTICATIONS, outcome)
@@ -63,6 +67,27 @@ def test_a_certificate_names_its_tenant(guarded: _Guarded) -> None:
 
 def test_the_scheme_is_read_in_any_case(guarded: _Guarded) -> None:
     assert guarded.identify(f"bearer {guarded.key}").tenant == "search"
+
+
+def test_a_key_that_has_expired_is_refused(guarded: _Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KeyRecord, "has_expired", True)
+    with pytest.raises(Unauthenticated):
+        guarded.identify(f"Bearer {guarded.key}")
+    assert guarded.count("expired") == 1
+
+
+@pytest.mark.parametrize("tenant", [".", "..", "a\nb", "x" * 257])
+def test_a_tenant_comes_in_under_a_valid_name_only(guarded: _Guarded, tenant: str) -> None:
+    with pytest.raises(Unauthenticated):
+        guarded.identify(f"Bearer {guarded.issuer.sign(tenant=tenant)}")
+    assert guarded.count("tenant_name") == 1
+
+
+@pytest.mark.parametrize("tenant", ["..", "a\nb", "x" * 257])
+def test_a_worker_acts_for_tenants_with_valid_names_only(guarded: _Guarded, tenant: str) -> None:
+    with pytest.raises(Unauthenticated):
+        guarded.act_for(tenant)
+    assert guarded.act_for("mallory/eu").tenant == "mallory/eu"
 
 
 def test_callers_share_one_cache_where_the_setting_says_so(tmp_path: Path) -> None:

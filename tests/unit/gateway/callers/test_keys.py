@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -116,3 +117,21 @@ def test_a_name_must_not_be_empty(file: Path) -> None:
     with pytest.raises(SetupError, match="from 1 to 256 characters"):
         create_key(file, "", "x")
     assert not file.exists()
+
+
+def test_a_key_expires_after_its_days(file: Path) -> None:
+    key = create_key(file, "search", "ci", days=1 / 86_400)
+    other = create_key(file, "search", "ci")
+    (record, stays) = (find_key(parse_keys(file.read_bytes()), one) for one in (key, other))
+    assert record
+    assert stays
+    until_s = time.monotonic() + 3
+    while not record.has_expired and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert (record.has_expired, stays.has_expired) == (True, False)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a\nb", "a" * 257])
+def test_a_tenant_has_a_name_that_can_stand_in_paths_and_logs(file: Path, name: str) -> None:
+    with pytest.raises(SetupError, match="--tenant"):
+        create_key(file, name, "ci")

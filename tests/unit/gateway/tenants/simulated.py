@@ -94,7 +94,7 @@ class Simulation:
             self._gate.check_room(None, call.caller.tenant)
             task = asyncio.current_task()
             assert task
-            with self._gate.admit(call, 0, _TOKENS, shed=partial(_cancel, task)) as admission:
+            with self._gate.admit(call, 0, _TOKENS, model="m", shed=partial(_cancel, task)) as admission:
                 async with admission.turn(_MODEL) as own_call:
                     computed: asyncio.Future[None] = self._loop.create_future()
                     self._queues[own_call.is_beyond_share].append(computed)

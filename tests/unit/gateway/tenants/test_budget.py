@@ -48,10 +48,12 @@ def test_a_debt_is_paid_before_anything_else(clock: _Clock) -> None:
     assert bucket.wait_s(1) == pytest.approx(10.1)
 
 
-def test_a_debt_is_a_minutes_tokens_at_most(clock: _Clock) -> None:
+def test_a_debt_is_kept_whole(clock: _Clock) -> None:
     bucket = TokenBucket(600, clock)
-    bucket.take(1_000_000)
+    bucket.take(12_600)
+    clock.now_s += 19 * 60
     assert bucket.level == -600
+    assert bucket.wait_s(1) == pytest.approx(60.1)
 
 
 def test_a_request_larger_than_a_minutes_tokens_waits_for_a_full_bucket(clock: _Clock) -> None:

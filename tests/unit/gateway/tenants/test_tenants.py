@@ -37,11 +37,14 @@ class _Gate:
     def _clock(self) -> float:
         return self.now_s
 
-    def enter(self, name: str, tokens: int = 1, *, is_bulk: bool = False) -> Admission:
+    def enter(self, name: str, tokens: int = 1, new_tokens: int = 0, *, is_bulk: bool = False) -> Admission:
         """A request of the tenant that the first letter of its name stands for."""
         priority = Priority.PRIORITY_BULK if is_bulk else Priority.PRIORITY_INTERACTIVE
         call = Call(priority=priority, caller=Caller("x", name[0]))
-        return self._stack.enter_context(self.gate.admit(call, 0, tokens, shed=lambda: self.shed.append(name)))
+        admission = self.gate.admit(
+            call, 0, tokens, model="m", new_tokens=new_tokens, shed=lambda: self.shed.append(name)
+        )
+        return self._stack.enter_context(admission)
 
     def leave(self, admission: Admission) -> None:
         admission.__exit__(None, None, None)
@@ -49,6 +52,16 @@ class _Gate:
 
     def close(self) -> None:
         self._stack.close()
+
+    def level(self, tenant: str) -> float:
+        bucket = self.tenants._tenant(tenant).bucket
+        assert bucket
+        return bucket.level
+
+    def tokens(self, tenant: str) -> float:
+        counter = self.meters.counter(Metrics.TENANT_TOKENS, tenant)
+        assert isinstance(counter, Counter)
+        return counter.value
 
     def refusals(self, tenant: str, quota: str) -> float:
         counter = self.meters.counter(Metrics.TENANT_REFUSED, tenant, quota)
@@ -123,11 +136,100 @@ def test_a_request_that_never_ran_costs_nothing(gates: list[_Gate]) -> None:
 def test_real_tokens_replace_the_estimate_in_the_budget(gates: list[_Gate]) -> None:
     gate = _with(gates, a=Rights(tokens_per_minute=60))
     call = Call(caller=Caller("x", "a"))
-    with gate.gate.admit(call, 40, shed=lambda: None) as admission:  # ten tokens, a quarter of a token a byte
+    with gate.gate.admit(
+        call, 40, model="m", shed=lambda: None
+    ) as admission:  # ten tokens, a quarter of a token a byte
         admission.count(50)
         with pytest.raises(Overloaded):
             gate.enter("a2", 11)
         gate.enter("a3", 10)
+
+
+def test_tokens_that_would_be_generated_count_before_they_are(gates: list[_Gate]) -> None:
+    gate = _with(gates, a=Rights(tokens_per_minute=1000, max_tokens_in_flight=1000))
+    for _ in range(4):  # of 128 prompts of one token, and 200 new ones each
+        gate.enter("a", 1, 200)
+    with pytest.raises(Overloaded, match="tenant 'a'"):
+        gate.enter("a", 1, 200)
+
+
+def test_a_budget_pays_what_was_generated_not_what_was_asked_for(gates: list[_Gate]) -> None:
+    gate = _with(gates, a=Rights(tokens_per_minute=1000))
+    admission = gate.enter("a", 10, 900)
+
+    async def run() -> None:
+        async with admission.turn(_MODEL):
+            admission.count(10, 900)
+            admission.generated(70)
+
+    asyncio.run(run())
+    gate.leave(admission)
+    assert gate.level("a") == 920
+    assert gate.tokens("a") == 80
+
+
+def test_a_request_that_turns_out_larger_than_its_budget_is_refused(gates: list[_Gate]) -> None:
+    gate = _with(gates, a=Rights(tokens_per_minute=60, max_tokens_in_flight=1000))
+    call = Call(caller=Caller("x", "a"))
+    with gate.gate.admit(call, 40, model="m", shed=lambda: None) as admission:  # ten tokens
+        gate.enter("a2", 30)
+        with pytest.raises(Overloaded, match="tenant 'a': the limit is 60 tokens a minute"):
+            admission.count(31)
+        admission.count(30)
+        assert gate.level("a") == 0
+
+
+def test_a_request_that_turns_out_larger_than_what_its_tenant_may_have_in_flight_is_refused(
+    gates: list[_Gate],
+) -> None:
+    gate = _with(gates, a=Rights(max_tokens_in_flight=50))
+    call = Call(caller=Caller("x", "a"))
+    with gate.gate.admit(call, 40, model="m", shed=lambda: None) as admission:  # ten tokens
+        other = gate.enter("a2", 30)
+        with pytest.raises(Overloaded, match="tenant 'a': about 40 tokens in flight, the limit is 50"):
+            admission.count(20, 1)
+        gate.leave(other)
+        admission.count(20, 1000)  # alone
+
+
+def test_a_request_larger_than_a_minutes_budget_leaves_its_debt_whole(gates: list[_Gate]) -> None:
+    gate = _with(gates, a=Rights(tokens_per_minute=60))
+    admission = gate.enter("a", 10, 1000)
+    admission.count(10, 1000)
+
+    async def run() -> None:
+        async with admission.turn(_MODEL):
+            admission.generated(1000)
+
+    asyncio.run(run())
+    gate.leave(admission)
+    gate.now_s += 900  # of 950 tokens that are owed
+    with pytest.raises(Overloaded):
+        gate.enter("a", 1)
+    gate.now_s += 52
+    gate.enter("a", 1)
+
+
+def test_idle_tenants_are_forgotten_with_their_metrics(gates: list[_Gate]) -> None:
+    gate = _with(gates, max_requests=10_000)
+    gate.rights = {f"{n}": Rights(tokens_per_minute=10**6) for n in range(10)}
+    gate.enter("k")
+    for number in range(5000):
+        gate.tenants.check(f"tenant {number}")
+    assert len(gate.tenants._tenants) <= 1000
+    assert "k" in gate.tenants._tenants
+    in_flight = next(one for one in gate.meters.families() if one.instrument is Metrics.TENANT_IN_FLIGHT)
+    waits = next(one for one in gate.meters.families() if one.instrument is Metrics.TENANT_WAIT)
+    assert len(in_flight.series) == len(waits.series) == len(gate.tenants._tenants)
+
+
+def test_a_tenant_in_debt_is_not_forgotten(gates: list[_Gate]) -> None:
+    gate = _with(gates, a=Rights(tokens_per_minute=60))
+    _run(gate, gate.enter("a", 600))
+    for number in range(3000):
+        gate.tenants.check(f"tenant {number}")
+    with pytest.raises(Overloaded):
+        gate.enter("a")
 
 
 def test_rights_count_as_they_are_now(gates: list[_Gate]) -> None:

@@ -42,6 +42,9 @@ class _Model:
     def beyond_share(self) -> list[str]:
         return [name for name in self.running if self._taken[name].is_beyond_share]
 
+    def generate(self, name: str, tokens: int) -> None:
+        self.turns.charge(self._taken[name], tokens)
+
     async def leave(self, name: str) -> None:
         self._tasks[name].cancel()
         await _settle()
@@ -214,6 +217,22 @@ async def test_what_a_tenant_ran_is_forgotten_in_time(model: _Model, later_s: fl
         if model.running:
             break
     assert model.running[0].startswith({"flood": "more", "other": "other"}[first])
+
+
+async def test_a_tenant_whose_requests_generate_much_is_beyond_its_share(model: _Model) -> None:
+    await model.ask("a1", "a", 1)
+    await model.ask("b1", "b", 100)
+    model.generate("a1", 4096)
+    await model.ask("a2", "a", 1)
+    await model.ask("b2", "b", 100)
+    assert model.beyond_share() == ["a2"]
+
+
+async def test_long_texts_of_one_tenant_do_not_fill_the_window(model: _Model) -> None:
+    await _fill(model, count=1)
+    model.generate("flood0", 100_000)
+    await model.ask("quiet", "quiet", 20)
+    assert "quiet" in model.running
 
 
 async def test_bulk_waits_for_interactive_requests(model: _Model) -> None:

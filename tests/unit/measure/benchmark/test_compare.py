@@ -1,9 +1,9 @@
-"""results.py and advice.py: what is worse is named, and noise is not."""
+"""results.py and costs.py: what is worse is named, and noise is not."""
 
 import pytest
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.measure.benchmark.advice import Advice, Instance, advise
+from neuronpipe.measure.benchmark.costs import Advice, Goal, Instance, advise
 from neuronpipe.measure.benchmark.results import CellResult, compare_results, compared_rows, differences
 from tests.unit.measure.benchmark.runs import cell, result, run
 
@@ -40,13 +40,13 @@ def test_the_cheapest_of_those_that_are_quick_enough_is_advised() -> None:
     found = run([result(cell(1), 10.0), result(cell(8), 40.0), result(cell(32), 100.0)])
     small, large = (Instance(name, 2, {"on-demand": price}) for name, price in (("small", 0.1), ("large", 0.5)))
     # Batch 8: 200 a second, at 70 % 140, so four replicas; batch 1: 100 a second, so eight. Batch 32 is too slow.
-    advice = advise(found, 50.0, 500.0, [large, small])["bert-base-uncased"]
+    advice = advise(found, Goal(50.0, 500.0), [large, small])["bert-base-uncased"]
     assert isinstance(advice, Advice)
     assert (advice.result.cell.batch, advice.replicas, advice.instance) == (8, 4, "small")
     assert advice.per_hour == pytest.approx(0.4)
-    nothing = advise(found, 1.0, 500.0, [small])["bert-base-uncased"]
+    nothing = advise(found, Goal(1.0, 500.0), [small])["bert-base-uncased"]
     assert isinstance(nothing, str)
     assert "the lowest p95 is 10" in nothing
-    unpriced = advise(found, 50.0, 500.0, [Instance("new", 2, {})])["bert-base-uncased"]
+    unpriced = advise(found, Goal(50.0, 500.0), [Instance("new", 2, {})])["bert-base-uncased"]
     assert isinstance(unpriced, Advice)
     assert unpriced.per_hour is None

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from neuronpipe.measure.load.generator import OUTCOMES, PART, ROW, Rows
 from neuronpipe.measure.load.report import LoadResult, compute_result
 from neuronpipe.measure.load.request import LoadRequest
-from neuronpipe.measure.load.samples import OUTCOMES, PART, ROW, Rows
 
 
 def rows(*values: dict[str, Any]) -> Rows:

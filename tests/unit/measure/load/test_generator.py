@@ -20,8 +20,16 @@ from neuronpipe.api.v1.inference_pb2 import (
 )
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError, Overloaded, Unavailable
-from neuronpipe.measure.load.generator import Generator, Share, pace, poisson_arrivals_s
-from neuronpipe.measure.load.samples import NOT_SENT, OK, OUTCOMES, UNANSWERED
+from neuronpipe.measure.load.generator import (
+    NOT_SENT,
+    OK,
+    OUTCOMES,
+    UNANSWERED,
+    Generator,
+    Share,
+    pace,
+    poisson_arrivals_s,
+)
 
 
 def test_arrivals_are_a_poisson_process() -> None:

@@ -15,6 +15,7 @@ from neuronpipe.measure.load.inputs import (
     PromptMaker,
     Words,
     builtin_texts,
+    check_task,
     generation_requests,
     make_requests,
     read_texts,
@@ -175,7 +176,7 @@ def test_priority_is_passed_on(priority: str | None, expected: "Priority.ValueTy
 
 def test_an_unknown_task_is_named() -> None:
     with pytest.raises(SetupError, match="--model m: has the task speech; load is generated for text_classification, "):
-        make_requests(_REQUEST, "speech", ["a"])
+        check_task(_REQUEST, "speech")
 
 
 def _prompts(load: GenerationLoad, words: Words | None) -> list[InferRequest]:
@@ -210,4 +211,4 @@ def test_the_text_is_what_is_summarized_or_translated(task: str) -> None:
 
 def test_a_task_that_does_not_generate_is_named() -> None:
     with pytest.raises(SetupError, match="--generate: model m has the task rerank; it is for text_generation, "):
-        generation_requests(_REQUEST, GenerationLoad(), "rerank", ["a"], None, (0,))
+        check_task(LoadRequest(target="h:1", model="m", generation=GenerationLoad()), "rerank")

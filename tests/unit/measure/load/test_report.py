@@ -5,24 +5,12 @@ import json
 import math
 import pickle
 
-import numpy as np
 import pytest
 
-from neuronpipe.measure.load.report import distribution, progress_line, table
+from neuronpipe.measure.load.generator import Tick
+from neuronpipe.measure.load.report import progress_line, table
 from neuronpipe.measure.load.request import GenerationLoad, LoadRequest
-from neuronpipe.measure.load.samples import Tick
 from tests.unit.measure.load.results import result_of, rows
-
-
-def test_distribution_of_known_values() -> None:
-    found = distribution(np.arange(101, 0, -1, dtype=np.float32))
-    # Of 1 … 101 the p-th percentile lies at index p: 1 + p.
-    assert found is not None
-    assert dataclasses.astuple(found) == (51.0, 51.0, 91.0, 96.0, 100.0, 101.0)
-
-
-def test_there_is_no_distribution_of_nothing() -> None:
-    assert distribution(np.array([])) is None
 
 
 def test_requests_are_those_due_while_it_was_measured_and_each_is_counted_once() -> None:

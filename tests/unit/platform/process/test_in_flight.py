@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import itertools
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -237,3 +239,51 @@ async def test_a_process_is_unused_when_no_call_has_been_in_flight_for_so_long()
     ended_s = asyncio.get_running_loop().time()
     await asyncio.wait_for(waiting, _LIMIT_S)
     assert asyncio.get_running_loop().time() - ended_s > 0.25
+
+
+async def test_reads_of_the_doors_own_calls_do_not_wait_for_those_of_work() -> None:
+    in_flight = _in_flight()
+    work = [_Caller(in_flight) for _ in range(20)]
+    await _settled()
+    assert [one.is_read for one in work].count(True) < 20
+
+    async def read() -> bytes:
+        return b"health"
+
+    assert await in_flight.receive("another", read, lambda error: None, is_work=False) == b"health"
+    for one in work:
+        one.received.cancel()
+    await asyncio.gather(*(one.received for one in work), return_exceptions=True)
+
+
+async def test_a_message_that_arrives_in_pieces_claims_what_has_come() -> None:
+    in_flight = _in_flight()
+    refusals: list[NeuronpipeError] = []
+    with in_flight.arriving("a", refusals.append) as has_come:
+        has_come(_MESSAGE_BYTES)
+        with in_flight.arriving("b", refusals.append) as another_has_come:
+            another_has_come(_MESSAGE_BYTES)
+            assert not refusals
+            with in_flight.arriving("c", refusals.append) as third_has_come:
+                third_has_come(_MESSAGE_BYTES // 2)
+    assert [type(one) for one in refusals] == [Overloaded]
+    with in_flight.arriving("a", refusals.append) as has_come:
+        has_come(_MESSAGE_BYTES)
+    assert len(refusals) == 1
+
+
+async def test_large_messages_are_made_in_turn_and_within_the_budget() -> None:
+    in_flight = InFlight("gateway", 1 << 20, 3 << 20)
+    running: list[int] = []
+
+    def work() -> int:
+        running.append(threading.get_ident())
+        time.sleep(0.01)
+        return 7
+
+    assert await in_flight.make("a", 100, work) == 7
+    assert running == [threading.get_ident()]
+    made = await asyncio.gather(*(in_flight.make(str(n), 1 << 20, work) for n in range(5)), return_exceptions=True)
+    assert [type(one) for one in made] == [int, int, int, Overloaded, Overloaded]
+    assert len(set(running[1:])) == 1
+    assert await in_flight.make("a", 1 << 20, work) == 7

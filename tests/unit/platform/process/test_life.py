@@ -101,6 +101,18 @@ async def test_parts_learn_of_draining_after_not_serving_is_said_and_before_call
         pass
 
 
+async def test_callers_that_connect_again_while_calls_come_are_asked_to_leave_again(
+    life: Life, door: _Door, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neuronpipe.platform.process.life._ASK_AGAIN_S", 0.2)
+    draining = asyncio.create_task(life.drain(_LIMIT_S))
+    while events.count("door asks to leave") < 3 and not draining.done():
+        with door.in_flight:
+            await asyncio.sleep(0.01)
+    assert "door drains" not in events
+    await asyncio.wait_for(draining, _LIMIT_S / 4)
+
+
 async def test_new_calls_are_taken_until_every_part_is_done_with_the_news(life: Life, door: _Door) -> None:
     began, may_end = asyncio.Event(), asyncio.Event()
 

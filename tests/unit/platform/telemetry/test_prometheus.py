@@ -1,5 +1,6 @@
 """platform/telemetry/prometheus.py: a page that Prometheus reads, in both of its formats."""
 
+import contextlib
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics, instruments
 from neuronpipe.core.tracing import SpanContext
+from neuronpipe.platform.telemetry import prometheus
 from neuronpipe.platform.telemetry.prometheus import MetricsPort, series_names
 
 _CONTEXT = SpanContext.new(is_sampled=True)
@@ -91,3 +93,23 @@ def test_a_port_that_is_taken_is_a_fault_of_the_settings() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(SetupError, match=f"cannot listen on {address} for metrics"):
             MetricsPort(address, Meters())
+
+
+def test_connections_that_say_nothing_are_limited_in_number_and_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "_MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(prometheus, "_CONNECTION_LIMIT_S", 0.5)
+    port = MetricsPort("127.0.0.1:0", Meters())
+    host, _, number = port.address.rpartition(":")
+    try:
+        connections = [socket.create_connection((host, int(number)), timeout=20) for _ in range(4)]
+        for one in connections:
+            one.sendall(b"GET /metrics HTTP/1.1\r\n")
+        with socket.create_connection((host, int(number)), timeout=20) as one_more:
+            assert one_more.recv(1) == b""  # one too many
+        for one in connections:
+            with contextlib.suppress(ConnectionResetError):
+                assert one.recv(1) == b""  # its time is over
+            one.close()
+        assert "# EOF" in _page(port, "application/openmetrics-text")
+    finally:
+        port.close()

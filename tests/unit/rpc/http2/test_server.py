@@ -2,11 +2,16 @@
 
 import asyncio
 import base64
+import contextlib
+import gc
 import gzip
+import ssl
 import time
+import weakref
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -24,11 +29,15 @@ from ngh2.events import (
 )
 
 from neuronpipe.core.errors import Overloaded
+from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.platform.tls import ServerTls, TlsFiles
 from neuronpipe.rpc.call_end import end_of
 from neuronpipe.rpc.http2.server import Http2Server
 from neuronpipe.rpc.transport import CallEnd, ServerCall, ServerOptions
+from tests.certificates import Authority
+from tests.interop import frames
 from tests.unit.soon import soon
 
 _LIMIT_S = 10
@@ -50,7 +59,7 @@ class _Method:
     """What a door does with calls: counts them, and answers so."""
 
     def __init__(self, answer: Answer, *, takes_stream: bool = False) -> None:
-        self.takes_stream = takes_stream
+        self.takes_stream, self.is_own = takes_stream, False
         self.refuses: Exception | None = None
         self.accepted = self.ended = 0
         self._answer = answer
@@ -142,19 +151,25 @@ class _System:
         self.server, self.method, self.port = server, method, port
         self.callers: list[_Caller] = []
 
+    def ended(self, limit: str) -> float:
+        """How many connections were ended for a limit."""
+        return self.server.options.in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "grpc", limit).value
+
     async def connect(self) -> _Caller:
         self.callers.append(_Caller(*await asyncio.open_connection("127.0.0.1", self.port)))
         return self.callers[-1]
 
 
 @asynccontextmanager
-async def _serving(answer: Answer = _echo, *, takes_stream: bool = False, **changes: Any) -> AsyncIterator[_System]:
+async def _serving(
+    answer: Answer = _echo, *, takes_stream: bool = False, tls: ServerTls | None = None, **changes: Any
+) -> AsyncIterator[_System]:
     given: dict[str, Any] = {"repository": "/none", "listen": "127.0.0.1:0"} | changes
     settings = GatewaySettings(**given)
     method = _Method(answer, takes_stream=takes_stream)
     in_flight = InFlight("test", settings.max_message_bytes, settings.max_receiving_bytes)
     find = {"/a/Echo": method}.get
-    server = Http2Server(ServerOptions(settings, in_flight, find, None, shares_port=False))
+    server = Http2Server(ServerOptions(settings, in_flight, find, tls, shares_port=False))
     system = _System(server, method, await server.listen())
     try:
         yield system
@@ -392,6 +407,26 @@ async def test_a_call_that_is_reset_before_it_runs_is_not_counted_any_more() -> 
         await soon(lambda: system.method.accepted > 0 and system.method.accepted == system.method.ended)
 
 
+@pytest.mark.parametrize("leaves_responses_unread", [False, True])
+async def test_nothing_of_a_caller_who_leaves_waits_for_the_garbage_collector(leaves_responses_unread: bool) -> None:
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        while leaves_responses_unread:
+            await call.send(b"a" * (1 << 20))
+        await asyncio.sleep(3600)
+
+    async with _serving(answer) as system:
+        caller = await system.connect()
+        caller.call(b"a")
+        await soon(lambda: system.method.accepted == 1)
+        connection = weakref.ref(next(iter(system.server.connections)))
+        gc.disable()
+        try:
+            await caller.close()
+            await soon(lambda: connection() is None)
+        finally:
+            gc.enable()
+
+
 async def test_a_deadline_ends_a_stream_whose_method_goes_on() -> None:
     ended: list[str] = []
 
@@ -481,6 +516,59 @@ async def test_a_flood_of_frames_that_bring_nothing_ends_the_connection_which_is
         [end] = [event for event in caller.events if isinstance(event, GoAwayReceived)]
         assert end.error_code == _ENHANCE_YOUR_CALM
         await soon(lambda: not system.server.connections)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        frames.PREFACE + frames.settings() + frames.frame(frames.DATA, payload=b"of no stream"),
+        frames.PREFACE + frames.settings() + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff" * 8),
+        frames.PREFACE + frames.settings() + frames.frame(frames.SETTINGS) * 600,
+    ],
+    ids=["no HTTP/2", "a frame of no stream", "no HPACK", "a flood"],
+)
+async def test_a_connection_that_breaks_the_protocol_is_counted(data: bytes) -> None:
+    async with _serving() as system:
+        reader, writer = await asyncio.open_connection("127.0.0.1", system.port)
+        writer.write(data)
+        await asyncio.wait_for(reader.read(), _LIMIT_S)
+        assert system.ended("protocol") == 1
+        writer.close()
+
+
+async def test_a_connection_that_the_caller_ends_with_an_error_is_not_counted() -> None:
+    async with _serving() as system:
+        caller = await system.connect()
+        assert await caller.code(caller.call(b"a")) == "OK"
+        caller.engine.send_goaway(_ENHANCE_YOUR_CALM)
+        caller.flush()
+        await soon(lambda: not system.server.connections)
+        assert system.ended("protocol") == 0
+
+
+async def test_handshakes_count_as_connections_until_they_are_over(tmp_path: Path) -> None:
+    authority = Authority()
+    authority.issue("localhost").write(tmp_path)
+    tls = ServerTls(TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key"))
+    trusted = ssl.create_default_context(cadata=authority.certificate.decode())
+    trusted.set_alpn_protocols(["h2"])
+    async with _serving(tls=tls, max_connections=3, max_handshake_s=_LIMIT_S) as system:
+        silent = [await asyncio.open_connection("127.0.0.1", system.port) for _ in range(3)]
+        reader, one_more = await asyncio.open_connection("127.0.0.1", system.port)
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), _LIMIT_S) == b""
+        assert system.ended("max_connections") == 1
+        silent[0][1].write(b"no TLS")
+        await soon(lambda: len(system.server.listener.handshakes) == 2)
+        greeted, secure = await asyncio.open_connection(
+            "127.0.0.1", system.port, ssl=trusted, server_hostname="localhost"
+        )
+        assert await greeted.read(1)
+        assert (len(system.server.connections), len(system.server.listener.handshakes)) == (1, 2)
+        for writer in (one_more, secure, *(writer for _, writer in silent)):
+            writer.close()
+        await soon(lambda: not (system.server.connections or system.server.listener.handshakes))
 
 
 async def test_an_idle_connection_is_asked_to_leave() -> None:

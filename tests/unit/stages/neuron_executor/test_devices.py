@@ -15,7 +15,7 @@ from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.backends import BACKENDS
 from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.stages.neuron_executor.devices import running_devices
-from neuronpipe.stages.neuron_executor.settings import EngineSettings
+from neuronpipe.stages.settings import EngineSettings
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.scheduling import sequence

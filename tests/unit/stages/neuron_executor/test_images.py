@@ -16,8 +16,8 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.core.tensors import Array
-from neuronpipe.stages.neuron_executor.settings import EngineSettings
 from neuronpipe.stages.neuron_executor.stage import running_executor
+from neuronpipe.stages.settings import EngineSettings
 from tests.unit.bundles.written import manifest
 from tests.unit.model_specs import image_spec
 

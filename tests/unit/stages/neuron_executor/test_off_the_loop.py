@@ -13,7 +13,7 @@ from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, Finish, Prepare, ResultT
 from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.stages.neuron_executor.executor_model import cut, fault_of
-from neuronpipe.tasks.inputs.tokens import Tokens
+from neuronpipe.tasks.inputs.kind import Tokens
 from tests.unit.stages.neuron_executor.scheduling import LIMITS, SPEC, KnownTime, running_model, sequence
 
 

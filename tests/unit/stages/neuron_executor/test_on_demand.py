@@ -16,8 +16,8 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.stages.neuron_executor import on_demand
-from neuronpipe.stages.neuron_executor.settings import EngineSettings
 from neuronpipe.stages.neuron_executor.stage import NeuronExecutorStage, running_executor
+from neuronpipe.stages.settings import EngineSettings
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec
 from tests.unit.soon import soon

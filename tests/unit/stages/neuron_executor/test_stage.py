@@ -26,8 +26,8 @@ from neuronpipe.stages.neuron_executor.backends import BACKENDS
 from neuronpipe.stages.neuron_executor.backends.base import CoreLost
 from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.stages.neuron_executor.cores import CoresLost
-from neuronpipe.stages.neuron_executor.settings import EngineSettings
 from neuronpipe.stages.neuron_executor.stage import _gaps, running_executor
+from neuronpipe.stages.settings import EngineSettings
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec
 from tests.unit.soon import soon

@@ -30,8 +30,8 @@ from neuronpipe.core.model import ImageSpec
 from neuronpipe.core.packed import Packed, pack_input
 from neuronpipe.core.tensors import Array
 from neuronpipe.measure.load.inputs import make_image
+from neuronpipe.stages.settings import TokenCacheSettings
 from neuronpipe.stages.tokenizer.encoder import Encoder
-from neuronpipe.stages.tokenizer.settings import TokenCacheSettings
 from neuronpipe.stages.tokenizer.stage import TokenizerStage, running_tokenizer
 from neuronpipe.tasks.inputs import images
 from tests.unit.bundles.written import manifest

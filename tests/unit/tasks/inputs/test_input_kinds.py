@@ -1,4 +1,4 @@
-"""tasks/inputs/tokens.py and tasks/inputs/pixels.py: what may enter a batch, and how."""
+"""tasks/inputs/kind.py: what may enter a batch, and how."""
 
 from collections.abc import Sequence
 

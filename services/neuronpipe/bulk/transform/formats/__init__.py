@@ -1,21 +1,129 @@
-"""How rows are read and written: a file for each format, behind base.py."""
+"""Formats of rows: their contract, a file for each of them, and how they are found."""
 
+import base64
 import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any, BinaryIO, Protocol, TypeAlias
 
-from neuronpipe.bulk.transform.formats.base import Format
+import numpy as np
+
 from neuronpipe.core.errors import SetupError
+
+# A row that is no row: what is wrong with it.
+Row: TypeAlias = Mapping[str, Any] | str
+# A row of results, in the order of the columns.
+Record: TypeAlias = Mapping[str, Any]
+
+# "float64", ["float32"] for a list, {"label": "string"} for a struct.
+Kind: TypeAlias = Any
+
+# Longer rows become errors, so that a file without line breaks does not fill the memory.
+MAX_ROW_BYTES = 64 << 20
+_SKIPPED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where rows begin in a file: the number of the first, from 0 on, and its offset in what the file holds."""
+
+    row: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileScan:
+    """What a look at all of a file found. `starts`: the place of every N-th row. `columns`: those of the whole file, or
+    of its first rows; none of an empty file.
+    """
+
+    rows: int
+    starts: Sequence[Place]
+    columns: Sequence[str]
+
+
+class RowWriter(Protocol):
+    """Writes a file of results."""
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Adds rows."""
+
+    def close(self) -> None:
+        """Completes the file, which stays open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of results. `kind`: for formats with types: the name of a type in Arrow, a list of one, a struct, or a
+    type of Arrow itself.
+    """
+
+    name: str
+    kind: Kind = "string"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format. `scan` gets a file and N; `read` a file, a place and the file's columns, and reads the rows from there
+    on; `open_writer` gets an open file and columns. `kinds`: the kinds of a file's columns, by their names; none for a
+    format without types. `ending` of its files. `read` and `scan` raise SetupError for a file that cannot be read.
+    """
+
+    ending: str
+    scan: Callable[[BinaryIO, int], FileScan]
+    read: Callable[[BinaryIO, Place, Sequence[str]], Iterator[Row]]
+    open_writer: Callable[[BinaryIO, Sequence[Column]], RowWriter]
+    kinds: Callable[[BinaryIO], Mapping[str, Any]] = lambda file: {}
+
+
+def lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """The lines of a file with their ends, and their sizes; of a longer one only MAX_ROW_BYTES + 1 bytes."""
+    while line := file.readline(MAX_ROW_BYTES + 1):
+        size = len(line)
+        rest = line
+        while len(rest) > MAX_ROW_BYTES and not rest.endswith(b"\n"):
+            rest = file.readline(MAX_ROW_BYTES + 1)
+            size += len(rest)
+        yield line, size
+
+
+def move_to(file: BinaryIO, offset: int) -> None:
+    """Moves a file that was just opened to an offset; one that cannot seek is read up to there."""
+    if file.seekable():
+        file.seek(offset)
+    while not file.seekable() and offset > 0 and (skipped := file.read(min(offset, _SKIPPED_BYTES))):
+        offset -= len(skipped)
+
+
+def plain(value: Any) -> Any:
+    """JSON for what is none of its values: bytes as Base64, scalars of Arrow as Python's, dates as text."""
+    if hasattr(value, "as_py"):
+        # Python's own times have no nanoseconds; pyarrow gives those of pandas where that is installed.
+        return (value.cast("string") if "[ns" in str(value.type) else value).as_py()
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, np.ndarray):  # not contiguous, or of a type that orjson does not write
+        return value.tolist()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
 
 # Format → endings of its files.
 ENDINGS = {"jsonl": (".jsonl", ".ndjson"), "csv": (".csv",), "parquet": (".parquet", ".pq")}
 # Ending → the name of the compression.
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-_MODULES = {"jsonl": "json_lines", "openai": "json_lines", "csv": "comma_separated", "parquet": "parquet"}
+_FORMATS = {
+    "jsonl": ("text", "JSON_LINES"),
+    "openai": ("text", "JSON_LINES"),
+    "csv": ("text", "CSV"),
+    "parquet": ("parquet", "PARQUET"),
+}
 
 
 def find_format(name: str) -> Format:
     """A format by its name; its libraries are imported now. Raises ModuleNotFoundError."""
-    format: Format = importlib.import_module(f"neuronpipe.bulk.transform.formats.{_MODULES[name]}").FORMAT
+    module, constant = _FORMATS[name]
+    format: Format = getattr(importlib.import_module(f"{__name__}.{module}"), constant)
     return format
 
 

@@ -8,29 +8,12 @@ from typing import Any, BinaryIO
 import pyarrow
 from pyarrow import parquet
 
-from neuronpipe.bulk.transform.formats.base import Column, FileScan, Format, Kind, Place, Record, Row
+from neuronpipe.bulk.transform.formats import Column, FileScan, Format, Kind, Place, Record, Row
 from neuronpipe.core.errors import SetupError
 
 # Rows that are read at once, and rows of a row group that is written.
 _READ_ROWS = 1024
 _GROUP_ROWS = 65_536
-
-
-class _Reader:
-    def __init__(self, file: BinaryIO, place: Place, columns: Sequence[str]) -> None:
-        self._file = file
-        self._rows = itertools.islice(_rows(_open(file), place), place.row - place.offset, None)
-
-    def read(self, count: int) -> list[Row]:
-        """See RowReader."""
-        try:
-            return list(itertools.islice(self._rows, count))
-        except (pyarrow.ArrowException, OSError) as error:
-            raise SetupError(f"cannot be read: {error}") from error
-
-    def close(self) -> None:
-        """See RowReader."""
-        self._file.close()
 
 
 class _Writer:
@@ -80,15 +63,23 @@ def _scan(file: BinaryIO, step: int) -> FileScan:
     return FileScan(metadata.num_rows, places, metadata.schema.to_arrow_schema().names)
 
 
-def _rows(file: Any, place: Place) -> Iterator[Row]:
-    """The rows from the beginning of the place's row group on, as scalars of Arrow, which keep their type."""
+def _read(file: BinaryIO, place: Place, columns: Sequence[str]) -> Iterator[Row]:
+    """The rows from a place on, as scalars of Arrow, which keep their type."""
+    return itertools.islice(_rows(_open(file), place.offset), place.row - place.offset, None)
+
+
+def _rows(file: Any, first_row: int) -> Iterator[Row]:
+    """The rows of the row groups from that on which begins with a row."""
     first = 0
-    for group in range(file.metadata.num_row_groups):
-        if first >= place.offset:
-            for batch in file.iter_batches(_READ_ROWS, row_groups=[group]):
-                names = batch.schema.names
-                yield from (dict(zip(names, row, strict=True)) for row in zip(*batch.columns, strict=True))
-        first += file.metadata.row_group(group).num_rows
+    try:
+        for group in range(file.metadata.num_row_groups):
+            if first >= first_row:
+                for batch in file.iter_batches(_READ_ROWS, row_groups=[group]):
+                    names = batch.schema.names
+                    yield from (dict(zip(names, row, strict=True)) for row in zip(*batch.columns, strict=True))
+            first += file.metadata.row_group(group).num_rows
+    except (pyarrow.ArrowException, OSError) as error:
+        raise SetupError(f"cannot be read: {error}") from error
 
 
 def _kinds(file: BinaryIO) -> Mapping[str, Kind]:
@@ -119,4 +110,4 @@ def _text(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False)
 
 
-FORMAT = Format(".parquet", _scan, _Reader, _Writer, _kinds)
+PARQUET = Format(".parquet", _scan, _read, _Writer, _kinds)

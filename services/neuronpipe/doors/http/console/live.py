@@ -10,17 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from neuronpipe.core.callers import current_caller
 from neuronpipe.core.errors import Overloaded
 from neuronpipe.core.metrics import Histogram, Meters
 from neuronpipe.core.names import Attributes, Instrument, Metrics, Spans
 from neuronpipe.core.tracing import status_name
 from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.gateway.tenants.tenants import Shares
 
 _INTERVAL_S = 1.0
 # Percentiles, means and shares are of so many intervals, rates of the last one.
 _WINDOW = 10
 _MAX_LISTENERS = 16
 _RETRY_S = 5.0
+# A console asks again then.
+_LONGEST_S = 3600.0
 _PERCENTILES = (50, 95, 99)
 _STAGES = (Spans.PREPROCESS, Spans.PREDICT, Spans.QUEUE, Spans.COMPUTE, Spans.POSTPROCESS)
 _OK = status_name(None)
@@ -60,26 +64,30 @@ class LiveFigures:
     """Streams of server-sent events, one for each listener, of whom there is a limited number."""
 
     def __init__(self, meters: Meters, interval_s: float = _INTERVAL_S) -> None:
-        self.listeners = 0
+        self.listeners = Shares(_MAX_LISTENERS)
         self._meters = meters
         self._interval_s = interval_s
 
     def listen(self, model: str) -> AsyncGenerator[bytes, None]:
-        """The figures of one model, or of all, now and after every interval. Raises Overloaded."""
-        if self.listeners >= _MAX_LISTENERS:
-            raise Overloaded(f"{self.listeners} consoles show live figures, the limit", retry_after_s=_RETRY_S)
-        return self._events(model)
+        """The figures of one model, or of all, now and after every interval, for an hour. Raises Overloaded where the
+        caller's tenant has as many listeners as are left for others.
+        """
+        tenant = current_caller().tenant
+        if not self.listeners.has_room(tenant):
+            raise Overloaded(f"{self.listeners.total} consoles show live figures, the limit", retry_after_s=_RETRY_S)
+        return self._events(model, tenant)
 
-    async def _events(self, model: str) -> AsyncGenerator[bytes, None]:
-        self.listeners += 1
+    async def _events(self, model: str, tenant: str) -> AsyncGenerator[bytes, None]:
+        self.listeners.take(tenant)
+        ends_s = time.monotonic() + _LONGEST_S
         try:
             readings = deque([read(self._meters, model)] * 2, _WINDOW + 1)
-            while True:
+            while time.monotonic() < ends_s:
                 yield b"data: %b\n\n" % write_body(figures(readings))
                 await asyncio.sleep(self._interval_s)
                 readings.append(read(self._meters, model))
         finally:
-            self.listeners -= 1
+            self.listeners.give_back(tenant)
 
 
 def read(meters: Meters, model: str) -> Reading:

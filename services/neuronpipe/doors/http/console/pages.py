@@ -7,6 +7,7 @@ from google.protobuf.json_format import MessageToDict
 from neuronpipe import __version__
 from neuronpipe.api.v1.traces_pb2 import GetTraceRequest
 from neuronpipe.core.metrics import Meters
+from neuronpipe.core.task_inputs import SAMPLES
 from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.console.live import LiveFigures
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
@@ -77,6 +78,7 @@ def console_handlers(
             catalog.list_models(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
         told = {"version": __version__, "grpc_port": grpc_port, "keeps_traces": get_trace is not None, **models}
+        told["samples"] = SAMPLES
         return HttpResponse(write_body(told), headers=_HEADERS)
 
     async def trace(request: HttpRequest) -> HttpResponse:

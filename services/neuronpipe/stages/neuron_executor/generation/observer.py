@@ -82,7 +82,7 @@ class GenerationObserver:
     def unwatch(self) -> None:
         """Removes the gauges, when the model has left."""
         for instrument in (Metrics.STEP_SEQUENCES, Metrics.QUEUE_SEQUENCES, Metrics.BLOCKS_IN_USE):
-            self._meters.remove_gauge(instrument, *self._labels)
+            self._meters.remove(instrument, *self._labels)
 
     def step(self, record: StepRecord) -> None:
         """Records a step; its span, too, where it is the first one of a sampled text, or one of every _LINKED_STEPS."""

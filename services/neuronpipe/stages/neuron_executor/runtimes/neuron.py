@@ -1,16 +1,15 @@
 """AWS Neuron without its SDK: devices, releases, and the environment that its runtime reads once, at startup."""
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.stages.settings import MAX_CORES, parse_cores
 
 # The folder of the driver's devices. A device with NeuronCore-v2 (inf2, trn1) has two cores.
 DEVICE_FOLDER = Path("/dev")
 CORES_PER_DEVICE = 2
-MAX_CORES = 256
 # The suffix of a contract double's version, and the variable with which tests allow a double.
 DOUBLE_SUFFIX = "+double"
 DOUBLES_VARIABLE = "NEURONPIPE_TEST_DOUBLES"
@@ -26,7 +25,6 @@ _SDK_RELEASES = {
     "2.13": "2.29",
     "2.15": "2.31",
 }
-_CORES = re.compile(r"\d{1,3}(-\d{1,3})?(,\d{1,3}(-\d{1,3})?)*")
 # In seconds. The documentation names two defaults, 30 and 2.
 _EXECUTION_TIMEOUT_S = 30
 _TIMEOUT, _VISIBLE, _NUMBER = "NEURON_RT_EXEC_TIMEOUT", "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"
@@ -50,19 +48,6 @@ def sdk_words(text: str) -> str:
         line for line in lines if "Error" in line and "interpreter" not in line
     ]
     return (telling or lines or ["no text"])[-1]
-
-
-def parse_cores(text: str) -> tuple[int, ...]:
-    """The cores that a list such as "0-3" or "0,2-3" names, ascending. Raises SetupError."""
-    if not _CORES.fullmatch(text):
-        raise SetupError(f"cores {text!r}: must be a number of cores, or a list such as 0-3 or 0,2")
-    cores: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if int(last or first) < int(first) or int(last or first) >= MAX_CORES:
-            raise SetupError(f"cores {text!r}: {part} is not a range of cores from 0 to {MAX_CORES - 1}")
-        cores.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(cores))
 
 
 def runtime_environment(cores: int | str, environment: Mapping[str, str]) -> Mapping[str, str]:

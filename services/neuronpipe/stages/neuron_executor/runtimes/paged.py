@@ -4,7 +4,7 @@ A bundle holds the stateful graph, because OpenVINO 2026.4 cannot read a paged o
 becomes a paged one here, when it is loaded. A graph that gathers the blocks itself (decoders.py) runs as it is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,59 @@ _CACHE_LINE = 64
 _PLACES = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins", "max_context_len")
 
 
-class PagedModel:
+class _OpenVinoStep:
+    """The compiled graph of a step, with its scores, and that of the encoder beside it, if the model has one."""
+
+    def __init__(
+        self, model_file: Path, properties: Mapping[str, str], change: Callable[["openvino.Model"], None]
+    ) -> None:
+        """`change`: is applied to the graph before it is compiled. Raises SetupError for one that cannot be loaded."""
+        own = {**computable(properties), "NUM_STREAMS": "1"}
+        encoder_file = model_file.with_name(f"{ENCODER}.xml")
+        try:
+            graph = engine().read_model(model_file)
+            change(graph)
+            _add_scores(graph)
+            self._compiled = engine().compile_model(graph, "CPU", own)
+            self._encoder = _encoder_request(encoder_file, own) if encoder_file.exists() else None
+        except RuntimeError as error:
+            raise SetupError(
+                f"{model_file}: OpenVINO {openvino.__version__} cannot load it; compile the model again with this "
+                "version"
+            ) from error
+
+    def _hold(self, caches: Sequence[tuple[str, "openvino.Tensor"]]) -> None:
+        """Sets the memory of the caches, by the names of inputs."""
+        self._caches = caches
+        self._request = self._new_request()
+        # The request's inputs are in their memory.
+        self._given: Mapping[str, NDArray[Any]] = {}
+
+    def _run(self, inputs: Mapping[str, NDArray[Any]]) -> Scores:
+        self._given = inputs
+        try:
+            compute(self._request, inputs)
+        except RuntimeError:
+            self._request = self._new_request()  # as a stream, it may fail for good with other inputs
+            raise
+        return Scores._make(self._request.get_tensor(name).data for name in Scores._fields)
+
+    def _encode(self, token_ids: NDArray[np.int64]) -> NDArray[Any]:
+        """The cross keys and values of a source, [1, tokens]: [2 * layers, heads, tokens, width]."""
+        if self._encoder is None:
+            raise RuntimeError("the model has no encoder")
+        self._encoder.infer({0: token_ids})
+        computed: NDArray[Any] = self._encoder.get_output_tensor(0).data
+        return computed
+
+    def _new_request(self) -> "openvino.InferRequest":
+        request = self._compiled.create_infer_request()
+        for name, tensor in self._caches:
+            request.set_tensor(name, tensor)
+        return request
+
+
+class PagedModel(_OpenVinoStep):
     """See DecoderModel."""
 
     block_tokens = BLOCK_TOKENS
@@ -51,49 +103,33 @@ class PagedModel:
 
         Raises SetupError for a graph that cannot be loaded, and if not even two blocks fit.
         """
-        properties = computable(properties)
-        try:
-            graph = engine().read_model(model_file)
+        of_sources: list[str] = []
+
+        def make_paged(graph: "openvino.Model") -> None:
             paged_attention_transformation(graph)
             _use_windows(graph)
-            of_sources = _separate_sources(graph)
-            add_scores(graph)
-            compiled = engine().compile_model(graph, "CPU", {**properties, "NUM_STREAMS": "1"})
-            self._encoder = encoder_request(model_file.with_name(f"{ENCODER}.xml"), properties) if of_sources else None
-        except RuntimeError as error:
-            raise SetupError(
-                f"{model_file}: OpenVINO {openvino.__version__} cannot load it as a paged graph; compile the "
-                "model again with this version"
-            ) from error
-        caches = [port for port in compiled.inputs if "_cache." in port.any_name]
+            of_sources.extend(_separate_sources(graph))
+
+        super().__init__(model_file, properties, make_paged)
+        self._inputs = {port.any_name for port in self._compiled.inputs}
         held = [
             (port, [int(axis.get_length()) for axis in list(port.get_partial_shape())[1:]])
-            for port in caches
-            if port.any_name not in of_sources
+            for port in self._compiled.inputs
+            if "_cache." in port.any_name and port.any_name not in of_sources
         ]
-        self.block_bytes = sum(int(np.prod(shape)) * port.get_element_type().size for port, shape in held)
-        self.blocks = block_count(model_file, self.block_bytes, max_tokens, max_bytes)
-        self._compiled = compiled
-        self._inputs = {port.any_name for port in compiled.inputs}
-        arrays = [zeros((self.blocks, *shape), _stored_as(port.get_element_type())) for port, shape in held]
-        own = [(port.any_name, array) for (port, _), array in zip(held, arrays, strict=True)]
+        block_bytes = sum(int(np.prod(shape)) * port.get_element_type().size for port, shape in held)
+        self.blocks = block_count(model_file, block_bytes, max_tokens, max_bytes)
         kind = held[0][0].get_element_type()
+        self._arrays = [_zeros((self.blocks, *shape), _stored_as(port.get_element_type())) for port, shape in held]
+        tensors = [openvino.Tensor(array, array.shape, kind) for array in self._arrays]
+        names = [port.any_name for port, _ in held]
         # A block holds either a part of a text or a part of a source, so one memory serves both.
-        self._arrays = arrays
-        self._source_arrays = arrays if of_sources else []
-        shared = zip(of_sources, (array for _, array in own), strict=True) if of_sources else ()
-        self._caches = [(name, openvino.Tensor(array, array.shape, kind)) for name, array in [*own, *shared]]
-        self._request = self._new_request()
-        # The request's inputs are in their memory.
-        self._given: Mapping[str, NDArray[Any]] = {}
+        self._source_arrays = self._arrays if of_sources else []
+        self._hold([*zip(names, tensors, strict=True), *zip(of_sources, tensors, strict=bool(of_sources))])
 
     def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
         """See DecoderModel."""
-        if self._encoder is None:
-            raise RuntimeError("the model has no encoder")
-        self._encoder.infer({0: np.array([token_ids], np.int64)})
-        computed = self._encoder.get_output_tensor(0).data  # [2 * layers, heads, tokens, width]
-        for array, found in zip(self._source_arrays, computed, strict=True):
+        for array, found in zip(self._source_arrays, self._encode(np.array([token_ids], np.int64)), strict=True):
             for number, block in enumerate(blocks):
                 part = found[:, number * BLOCK_TOKENS : (number + 1) * BLOCK_TOKENS]
                 array[block, :, : part.shape[1]] = part
@@ -107,23 +143,32 @@ class PagedModel:
     def compute(self, runs: Sequence[Run]) -> Scores:
         """See DecoderModel."""
         inputs = _inputs(runs) | (_source_inputs(runs, self._source_arrays) if self._source_arrays else {})
-        self._given = {name: array for name, array in inputs.items() if name in self._inputs}
-        try:
-            compute(self._request, self._given)
-        except RuntimeError:
-            self._request = self._new_request()  # as a stream, it may fail for good with other inputs
-            raise
-        scored = sum(run.is_scored for run in runs)
-        return scores_of(self._request).at(slice(scored))
-
-    def _new_request(self) -> "openvino.InferRequest":
-        request = self._compiled.create_infer_request()
-        for name, tensor in self._caches:
-            request.set_tensor(name, tensor)
-        return request
+        scores = self._run({name: array for name, array in inputs.items() if name in self._inputs})
+        return scores.at(slice(sum(run.is_scored for run in runs)))
 
 
-def zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+class OpenVinoGraph(_OpenVinoStep):
+    """See GatheringGraph. The cache is NumPy's, and shared with OpenVINO."""
+
+    def __init__(self, model_file: Path, properties: Mapping[str, str], max_tokens: int, max_bytes: int) -> None:
+        """See PagedModel."""
+        super().__init__(model_file, properties, lambda graph: None)
+        parts, _, *others = list(self._compiled.input("cache").get_partial_shape())
+        shape = [int(axis.get_length()) for axis in (parts, *others)]
+        blocks = block_count(model_file, 4 * int(np.prod(shape)), max_tokens, max_bytes)
+        self.cache: Any = _zeros((shape[0], blocks, *shape[1:]), np.float32)
+        self._hold([("cache", openvino.Tensor(self.cache, shared_memory=True))])
+
+    def step(self, inputs: dict[str, NDArray[np.int64]]) -> tuple[Scores, Any]:
+        """See GatheringGraph."""
+        return self._run(inputs), self._request.get_tensor("new").data
+
+    def read(self, token_ids: NDArray[np.int64]) -> Any:
+        """See GatheringGraph."""
+        return self._encode(token_ids)
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """Zeros from the begin of a cache line on. NumPy's begin 16 bytes later, with which a step took 2 to 4 % longer.
 
     They are written here, and the memory is taken: else the steps that first use a block would wait for it.
@@ -141,12 +186,12 @@ def _stored_as(kind: "openvino.Type") -> Any:
     return np.uint16 if kind == openvino.Type.bf16 else kind.to_dtype()
 
 
-def encoder_request(file: Path, properties: Mapping[str, str]) -> "openvino.InferRequest":
+def _encoder_request(file: Path, properties: Mapping[str, str]) -> "openvino.InferRequest":
     """A request of an encoder's graph.
 
     In OpenVINO 2026.4, a request whose first source has a single token computes all longer ones wrongly.
     """
-    request = engine().compile_model(file, "CPU", {**properties, "NUM_STREAMS": "1"}).create_infer_request()
+    request = engine().compile_model(file, "CPU", properties).create_infer_request()
     request.infer({0: np.zeros((1, BLOCK_TOKENS), np.int64)})
     return request
 
@@ -249,7 +294,7 @@ def _is_of_source(attention: "openvino.Node") -> bool:
     return bool(node.get_type_name() == "Parameter" and "source_last" in node.output(0).names)
 
 
-def add_scores(graph: "openvino.Model") -> None:
+def _add_scores(graph: "openvino.Model") -> None:
     """Adds to the outputs what Scores has beside the logits."""
     logits = graph.output("logits").get_node().input_value(0)
     vocabulary = logits.get_partial_shape()[1].get_length()
@@ -271,57 +316,3 @@ def add_scores(graph: "openvino.Model") -> None:
         output.get_tensor().set_names({name})
         graph.add_results([result])
     graph.validate_nodes_and_infer_types()
-
-
-def scores_of(request: "openvino.InferRequest") -> Scores:
-    """What a graph with `add_scores` computed."""
-    return Scores._make(request.get_tensor(name).data for name in Scores._fields)
-
-
-class OpenVinoGraph:
-    """See GatheringGraph. The cache is NumPy's, and shared with OpenVINO."""
-
-    def __init__(self, model_file: Path, properties: Mapping[str, str], max_tokens: int, max_bytes: int) -> None:
-        """See PagedModel."""
-        properties = computable(properties)
-        try:
-            graph = engine().read_model(model_file)
-            add_scores(graph)
-            compiled = engine().compile_model(graph, "CPU", {**properties, "NUM_STREAMS": "1"})
-            encoder_file = model_file.with_name(f"{ENCODER}.xml")
-            self._encoder = encoder_request(encoder_file, properties) if encoder_file.exists() else None
-        except RuntimeError as error:
-            raise SetupError(
-                f"{model_file}: OpenVINO {openvino.__version__} cannot load it; compile the model again with this "
-                "version"
-            ) from error
-        parts, _, heads, size, width = list(compiled.input("cache").get_partial_shape())
-        fixed = [int(axis.get_length()) for axis in (parts, heads, size, width)]
-        blocks = block_count(model_file, 4 * int(np.prod(fixed)), max_tokens, max_bytes)
-        self.cache: Any = zeros((fixed[0], blocks, *fixed[1:]), np.float32)
-        self._compiled = compiled
-        self._request = self._new_request()
-        # The request's inputs are in their memory.
-        self._given: Mapping[str, NDArray[np.int64]] = {}
-
-    def step(self, inputs: dict[str, NDArray[np.int64]]) -> tuple[Scores, Any]:
-        """See GatheringGraph."""
-        self._given = inputs
-        try:
-            compute(self._request, inputs)
-        except RuntimeError:
-            self._request = self._new_request()  # as a stream, it may fail for good with other inputs
-            raise
-        return scores_of(self._request), self._request.get_tensor("new").data
-
-    def read(self, token_ids: NDArray[np.int64]) -> Any:
-        """See GatheringGraph."""
-        if self._encoder is None:
-            raise RuntimeError("the model has no encoder")
-        self._encoder.infer({0: token_ids})
-        return self._encoder.get_output_tensor(0).data
-
-    def _new_request(self) -> "openvino.InferRequest":
-        request = self._compiled.create_infer_request()
-        request.set_tensor("cache", openvino.Tensor(self.cache, shared_memory=True))
-        return request

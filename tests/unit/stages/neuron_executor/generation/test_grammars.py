@@ -55,7 +55,7 @@ _MANNERS: list[dict[str, Any]] = [
     {"num_beams": 3, "num_return_sequences": 3},
     {"num_beams": 2, "do_sample": True, "top_k": 0},
     {"min_new_tokens": 30, "no_repeat_ngram_size": 1},
-    {"top_logprobs": 2, "bad_words_ids": [TokenSequence(token_ids=[_TOKENIZER.token_to_id('"')])]},
+    {"top_logprobs": 2, "bad_words_ids": [TokenSequence(token_ids=[_TOKENIZER.token_to_id('"') or 0])]},
 ]
 
 

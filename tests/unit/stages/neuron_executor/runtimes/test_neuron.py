@@ -9,10 +9,10 @@ from neuronpipe.stages.neuron_executor.runtimes import neuron
 from neuronpipe.stages.neuron_executor.runtimes.neuron import (
     core_count,
     device_count,
-    parse_cores,
     runtime_environment,
     sdk_release,
 )
+from neuronpipe.stages.settings import parse_cores
 
 
 @pytest.mark.parametrize(

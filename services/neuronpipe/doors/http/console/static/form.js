@@ -42,7 +42,7 @@ function controlOf(schema, value, isLong, attributes) {
 function choice(values, value, attributes) {
   const prefix = values[0].slice(0, -"UNSPECIFIED".length);
   const option = (one, index) =>
-    make("option", { value: index ? one : "", selected: one === value }, index ? words(one.slice(prefix.length).toLowerCase()) : "default");
+    make("option", { value: index ? one : "", selected: one.slice(prefix.length).toLowerCase() === value }, index ? words(one.slice(prefix.length).toLowerCase()) : "default");
   return make("select", attributes, values.map(option));
 }
 

@@ -6,12 +6,13 @@ import { entriesOf, field, valueAt, valuesOf } from "./form.js";
 import { startLive } from "./live.js";
 import { LANGUAGES } from "./snippets.js";
 import { newTrace, readTrace, spansOfTimings } from "./spans.js";
-import { TASKS } from "./tasks.js";
+import { CHAT, shown } from "./tasks.js";
 import { batches, waterfall } from "./waterfall.js";
 
 // The fields of a request that the form has besides the input.
 const REQUEST_FIELDS = ["version", "priority", "cache_control"];
 const MAX_SHOWN_TEXT = 200;
+const SHOWN_LABELS = 5;
 const MODELS_EVERY_MS = 2000;
 
 const form = find("form");
@@ -22,7 +23,8 @@ const [state, openapi] = await Promise.all(["console/state", "openapi.json"].map
 const schemaOf = ({ $ref }) => openapi.components.schemas[$ref.split("/").at(-1)];
 const requestSchema = schemaOf(openapi.paths["/v1/infer"].post.requestBody.content["application/json"].schema);
 const optionEntries = REQUEST_FIELDS.map((name) => [name, requestSchema.properties[name]]);
-const inputEntries = (task) => entriesOf(schemaOf(schemaOf(requestSchema.properties.input).properties[task]), schemaOf);
+const inputSchema = (task) => schemaOf(schemaOf(requestSchema.properties.input).properties[task]);
+const inputEntries = (task) => entriesOf(inputSchema(task), schemaOf);
 const models = state.models.filter((model) => model.is_default);
 const places = { http: new URL("v1/infer", document.baseURI).href, grpc: `${location.hostname}:${state.grpc_port}` };
 
@@ -42,10 +44,10 @@ function showTasks() {
 
 /** A task's sample as it fits the model. */
 function sampleOf(task, { mask_token: mask, labels, has_chat_template: hasChats }) {
-  const { sample, chat } = TASKS[task];
-  if (chat && hasChats) return chat;
+  const sample = state.samples[task];
+  if (hasChats && "prompt" in sample) return CHAT;
   if (mask) return { ...sample, text: sample.text.replace("[MASK]", mask) };
-  return labels.length && "top_k" in sample ? { ...sample, top_k: Math.min(sample.top_k, labels.length) } : sample;
+  return labels.length && "top_k" in sample ? { ...sample, top_k: Math.min(SHOWN_LABELS, labels.length) } : sample;
 }
 
 /** The fields of the task: those that its sample has, and the others as options. */
@@ -87,7 +89,7 @@ async function sendOne(request, isShown) {
   const began = performance.now();
   const options = { json: request, headers: state.keeps_traces ? { traceparent } : {} };
   const [task] = Object.keys(request.input);
-  const answer = TASKS[task].isWritten ? generate(options, isShown) : ask("v1/infer", options).then((answered) => answered.json());
+  const answer = "options" in inputSchema(task).properties ? generate(options, isShown) : ask("v1/infer", options).then((answered) => answered.json());
   const told = await answer.then((response) => ({ response })).catch(problemOf);
   return { ...told, id, waitedMs: performance.now() - began };
 }
@@ -128,7 +130,7 @@ function showAnswer(request, response, copies, details) {
   const total = (Number(response.timings.total_ns) / 1e6).toFixed(1);
   find("summary").textContent = `${response.model} version ${response.version} answered in ${total} ms${copies > 1 ? `, the last of ${copies}` : ""}.`;
   find("answered").replaceChildren(
-    make("div", { class: "result" }, ...[TASKS[task].show(response.result[task], input)].flat(2).filter(Boolean)),
+    make("div", { class: "result" }, ...[shown(response.result[task], input)].flat(2).filter(Boolean)),
     ...details,
     make("h4", {}, "Batch and caches"),
     make("dl", { class: "facts" }, ...facts(response).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))),
@@ -211,8 +213,8 @@ function stateOf(model) {
 
 function showModels(shown) {
   find("models-rows").replaceChildren(...shown.map((model) => {
-    const takes = "image" in (TASKS[model.task]?.sample ?? {}) ? "a picture" : model.max_tokens ? `at most ${number(model.max_tokens)} tokens` : "–";
-    const fields = model.tasks.map((task) => inputEntries(task).map(([path]) => path).filter((path) => path in TASKS[task].sample && path !== "top_k" && path !== "aggregation").join(", "));
+    const takes = "image" in (state.samples[model.task] ?? {}) ? "a picture" : model.max_tokens ? `at most ${number(model.max_tokens)} tokens` : "–";
+    const fields = model.tasks.map((task) => inputEntries(task).map(([path]) => path).filter((path) => path in state.samples[task] && path !== "top_k" && path !== "aggregation").join(", "));
     const gives = [
       model.labels.length ? `labels: ${model.labels.slice(0, 6).join(", ")}${model.labels.length > 6 ? `, … (${model.labels.length})` : ""}` : "",
       model.embedding_dimensions ? `${number(model.embedding_dimensions)} dimensions` : "",

@@ -2,7 +2,7 @@
 
 const NANOSECONDS = 1e6;
 const ERROR = 2;
-// As in neuronpipe/measure/waterfall/drawing.py: by the span's name, or else its service.
+// By the span's name, or else its service.
 const KINDS = {
   preprocess: "preprocess", predict: "predict", postprocess: "postprocess",
   "predict.queue": "queue", "predict.compute": "compute",

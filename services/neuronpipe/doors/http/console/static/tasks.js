@@ -1,4 +1,4 @@
-// Each task: a sample of its input, and how its result is shown.
+// How results are shown, and a sample of a chat.
 
 import { bar, hyphened, make, number, percent } from "./dom.js";
 
@@ -16,8 +16,6 @@ function scores(entries) {
   const shown = entries.slice(0, SCORES).map(({ name, score }) => item(name, share(score), isShare ? percent(score) : number(score)));
   return make("ol", { class: "scores" }, shown, entries.length > SCORES ? make("li", {}, `and ${entries.length - SCORES} more`) : undefined);
 }
-
-const labels = ({ labels }) => scores(labels.map(({ label, score }) => ({ name: label, score })));
 
 /** A text with marked parts, whose offsets count code points. */
 function marked(text, parts) {
@@ -86,88 +84,33 @@ function features(result) {
   ];
 }
 
-const TEXTS = [
-  "A dog chased the ball through the park.",
-  "The cat slept on the mat all afternoon.",
-  "Trains to Berlin leave every hour.",
-  "A kitten was curled up on the rug.",
-];
-
-export const TASKS = {
-  text_classification: { sample: { text: "What a wonderful day this has been.", top_k: 5 }, show: labels },
-  sentence_embedding: {
-    sample: { text: "The cat slept on the mat." },
-    show: ({ embedding }) => [spectrum(embedding), vectorFacts(embedding)],
-  },
-  question_answering: {
-    sample: {
-      question: "Where did Ada Lovelace live?",
-      context: "Ada Lovelace lived in London. In 1843 she described how the Analytical Engine of Charles Babbage could compute Bernoulli numbers.",
-      top_k: 3,
-    },
-    show: ({ answers }, input) => [
-      marked(input.context, answers.slice(0, 1)),
-      scores(answers.map(({ text, score }) => ({ name: text || "no answer", score }))),
-    ],
-  },
-  token_classification: {
-    sample: { text: "Ada Lovelace lived in London and worked with Charles Babbage.", aggregation: "AGGREGATION_SIMPLE" },
-    show: ({ entities }, input) => [
-      marked(input.text, entities),
-      entities.length ? scores(entities.map(({ text, label, score }) => ({ name: `${label}: ${text}`, score }))) : make("p", {}, "Nothing found."),
-    ],
-  },
-  fill_mask: {
-    sample: { text: "Paris is the [MASK] of France.", top_k: 5 },
-    show: ({ masks }, input) => masks.map(({ tokens, ...place }) => [
-      marked(input.text, [{ ...place, label: tokens[0]?.token }]),
-      scores(tokens.map(({ token, score }) => ({ name: token, score }))),
-    ]),
-  },
-  feature_extraction: { sample: { text: "The cat slept on the mat." }, show: features },
-  sentence_similarity: {
-    sample: { source: "A cat lies on a carpet.", texts: TEXTS },
-    show: ({ scores: cosines }, input) => scores(cosines.map((score, index) => ({ name: input.texts[index], score }))),
-  },
-  rerank: {
-    sample: { query: "Where did the cat sleep?", texts: TEXTS },
-    show: ({ texts }, input) => scores(texts.map(({ index, score }) => ({ name: input.texts[index], score }))),
-  },
-  zero_shot_classification: {
-    sample: { text: "The match ended in a draw after extra time.", candidate_labels: ["sport", "politics", "cooking"] },
-    show: labels,
-  },
-  sparse_embedding: {
-    sample: { text: "The cat slept on the mat." },
-    show: ({ weights }) => scores(weights.map(({ token, weight }) => ({ name: token, score: weight }))),
-  },
-  multi_vector_embedding: { sample: { text: "Where did the cat sleep?", is_query: true }, show: features },
-  text_generation: {
-    sample: { prompt: "Once upon a time", options: { max_new_tokens: 40 } },
-    chat: {
-      messages: [{ role: "system", content: "Be brief." }, { role: "user", content: "What is a module?" }],
-      options: { max_new_tokens: 40 },
-    },
-    isWritten: true,
-    show: written,
-  },
-  summarization: {
-    sample: { text: "The Eiffel Tower is a tower in Paris. It was built for an exhibition, and is 330 metres high." },
-    isWritten: true,
-    show: written,
-  },
-  translation: {
-    sample: { text: "The tower was built for an exhibition." },
-    isWritten: true,
-    show: written,
-  },
-  image_embedding: {
-    sample: { image: undefined },
-    show: ({ embedding }) => [spectrum(embedding), vectorFacts(embedding)],
-  },
-  zero_shot_image_classification: {
-    sample: { image: undefined, candidate_labels: ["a cat", "a dog", "a bicycle"] },
-    show: labels,
-  },
-  image_classification: { sample: { image: undefined, top_k: 5 }, show: labels },
+export const CHAT = {
+  messages: [{ role: "system", content: "Be brief." }, { role: "user", content: "What is a module?" }],
+  options: { max_new_tokens: 40 },
 };
+
+// The first field of a result → how the result is shown. One of another shape is shown as JSON only.
+const SHOWN = {
+  labels: ({ labels }) => scores(labels.map(({ label, score }) => ({ name: label, score }))),
+  embedding: ({ embedding }) => [spectrum(embedding), vectorFacts(embedding)],
+  answers: ({ answers }, input) => [
+    marked(input.context, answers.slice(0, 1)),
+    scores(answers.map(({ text, score }) => ({ name: text || "no answer", score }))),
+  ],
+  entities: ({ entities }, input) => [
+    marked(input.text, entities),
+    entities.length ? scores(entities.map(({ text, label, score }) => ({ name: `${label}: ${text}`, score }))) : make("p", {}, "Nothing found."),
+  ],
+  masks: ({ masks }, input) => masks.map(({ tokens, ...place }) => [
+    marked(input.text, [{ ...place, label: tokens[0]?.token }]),
+    scores(tokens.map(({ token, score }) => ({ name: token, score }))),
+  ]),
+  data: features,
+  scores: ({ scores: cosines }, input) => scores(cosines.map((score, index) => ({ name: input.texts[index], score }))),
+  texts: ({ texts }, input) => scores(texts.map(({ index, score }) => ({ name: input.texts[index], score }))),
+  weights: ({ weights }) => scores(weights.map(({ token, weight }) => ({ name: token, score: weight }))),
+  sequences: written,
+};
+
+/** A result, for people. */
+export const shown = (result, input) => Object.entries(SHOWN).find(([field]) => field in result)?.[1](result, input);

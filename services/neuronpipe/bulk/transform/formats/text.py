@@ -1,0 +1,207 @@
+"""JSON Lines: an object a line, in UTF-8; empty lines are no rows. And CSV as RFC 4180 has it: a heading, quotes where
+they are needed, UTF-8; lists and vectors are JSON in a cell.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, NoReturn
+
+import orjson
+
+from neuronpipe.bulk.transform.formats import (
+    MAX_ROW_BYTES,
+    Column,
+    FileScan,
+    Format,
+    Place,
+    Record,
+    Row,
+    lines,
+    move_to,
+    plain,
+)
+from neuronpipe.core.errors import SetupError
+
+_UTF8_MARK = b"\xef\xbb\xbf"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+# Rows whose fields count as the file's columns.
+_SAMPLED = 100
+
+
+class _JsonWriter:
+    def __init__(self, file: BinaryIO, columns: Sequence[Column]) -> None:
+        self._file = file
+
+    def write(self, records: Sequence[Record]) -> None:
+        """See RowWriter."""
+        self._file.write(b"".join(map(_line, records)))
+
+    def close(self) -> None:
+        """See RowWriter."""
+        self._file.flush()
+
+
+def _scan_json(file: BinaryIO, step: int) -> FileScan:
+    """See Format. Raises SetupError for UTF-16, which no row could be read of."""
+    rows = offset = 0
+    starts: list[Place] = []
+    columns: dict[str, None] = {}
+    for line, size in lines(file):
+        if not offset and line.startswith(_UTF16_MARKS):
+            raise SetupError("is UTF-16; rows must be UTF-8")
+        if line.strip():
+            if rows % step == 0:
+                starts.append(Place(rows, offset))
+            if rows < _SAMPLED and isinstance(row := _json_row(line), Mapping):
+                columns |= dict.fromkeys(row)
+            rows += 1
+        offset += size
+    return FileScan(rows, starts, list(columns))
+
+
+def _read_json(file: BinaryIO, place: Place, columns: Sequence[str]) -> Iterator[Row]:
+    move_to(file, place.offset)
+    return (_json_row(line) for line, _ in lines(file) if line.strip())
+
+
+def _json_row(line: bytes) -> Row:
+    if len(line) > MAX_ROW_BYTES:
+        return f"is longer than {MAX_ROW_BYTES} bytes"
+    try:
+        row = json.loads(line.removeprefix(_UTF8_MARK).decode(), parse_constant=_refuse)
+    except UnicodeDecodeError as error:
+        return f"is not UTF-8: byte {error.start + 1}"
+    except json.JSONDecodeError as error:
+        return f"is no valid JSON: {error.msg} at column {error.colno}"
+    except (ValueError, RecursionError) as error:
+        return f"is no valid JSON: {error}"
+    return row if isinstance(row, dict) else "is no JSON object"
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _line(record: Record) -> bytes:
+    try:
+        return orjson.dumps(record, default=plain, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+    except TypeError:  # a kept value that orjson does not write: a whole number beyond 64 bits, half a surrogate pair
+        values: dict[str, Any] = {name: _written(value) for name, value in record.items()}
+        return json.dumps(values, separators=(",", ":")).encode() + b"\n"
+
+
+def _written(value: Any) -> Any:
+    """A value that json can write."""
+    try:
+        return orjson.loads(orjson.dumps(value, default=plain, option=orjson.OPT_SERIALIZE_NUMPY))
+    except TypeError:
+        return value
+
+
+JSON_LINES = Format(".jsonl", _scan_json, _read_json, _JsonWriter)
+
+
+# Bytes of text that is not UTF-8, as PEP 383 decodes them.
+_STRAY = re.compile("[\udc80-\udcff]")
+
+
+class _Records:
+    """The records of a file, and the offset behind the last one. csv.reader takes no line before it needs it."""
+
+    def __init__(self, file: BinaryIO, offset: int = 0) -> None:
+        csv.field_size_limit(MAX_ROW_BYTES)  # a limit of the module's, 128 KiB otherwise
+        self.offset = offset
+        self._reader = csv.reader(self._text(file), strict=True)
+
+    def next(self) -> list[str] | str | None:
+        """The next record, or what is wrong with it; None at the end. Raises SetupError for a quote without an end."""
+        try:
+            for record in self._reader:
+                if record:
+                    return record
+        except csv.Error as error:
+            if "unexpected end" in str(error) or "field limit" in str(error):
+                raise SetupError(f"a quote is not closed; it may be that before byte {self.offset}") from None
+            return f"is no valid CSV: {error}"
+        return None
+
+    def _text(self, file: BinaryIO) -> Iterator[str]:
+        for line, size in lines(file):
+            text = line if self.offset else line.removeprefix(_UTF8_MARK)
+            self.offset += size
+            yield text.decode(errors="surrogateescape")
+
+
+class _CsvWriter:
+    def __init__(self, file: BinaryIO, columns: Sequence[Column]) -> None:
+        self._names = [column.name for column in columns]
+        self._file = file
+        self.write([{name: name for name in self._names}])
+
+    def write(self, records: Sequence[Record]) -> None:
+        """See RowWriter."""
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(
+            [_cell(record[name]) for name in self._names] for record in records
+        )
+        self._file.write(text.getvalue().encode(errors="backslashreplace"))
+
+    def close(self) -> None:
+        """See RowWriter."""
+        self._file.flush()
+
+
+def _scan_csv(file: BinaryIO, step: int) -> FileScan:
+    """See Format. Raises SetupError for a heading that is none."""
+    records = _Records(file)
+    heading = records.next()
+    if heading is None:
+        return FileScan(0, (), ())
+    columns = _columns(heading)
+    rows, starts, offset = 0, list[Place](), records.offset
+    while records.next() is not None:
+        if rows % step == 0:
+            starts.append(Place(rows, offset))
+        rows += 1
+        offset = records.offset
+    return FileScan(rows, starts, columns)
+
+
+def _columns(heading: list[str] | str) -> list[str]:
+    if isinstance(heading, str):
+        raise SetupError(f"the heading {heading}")
+    if any(map(_STRAY.search, heading)):
+        raise SetupError("the heading is not UTF-8")
+    if len(set(heading)) < len(heading):
+        raise SetupError(f"the heading has a name twice: {', '.join(heading)}")
+    return heading
+
+
+def _read_csv(file: BinaryIO, place: Place, columns: Sequence[str]) -> Iterator[Row]:
+    move_to(file, place.offset)
+    records = _Records(file, place.offset)
+    while (record := records.next()) is not None:
+        yield record if isinstance(record, str) else _csv_row(record, columns)
+
+
+def _csv_row(record: list[str], columns: Sequence[str]) -> Row:
+    if any(not cell.isascii() and _STRAY.search(cell) for cell in record):
+        return "is not UTF-8"
+    if len(record) != len(columns):
+        return f"has {len(record)} cells, the heading has {len(columns)}"
+    return dict(zip(columns, record, strict=True))
+
+
+def _cell(value: Any) -> Any:
+    """A text or a number; what is neither as JSON."""
+    value = plain(value) if hasattr(value, "as_py") else value
+    if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
+        return value
+    text = orjson.dumps(value, default=plain, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    return text[1:-1] if text.startswith('"') else text
+
+
+CSV = Format(".csv", _scan_csv, _read_csv, _CsvWriter)

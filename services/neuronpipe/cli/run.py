@@ -1,0 +1,151 @@
+"""`neuronpipe run`: from a model to a server on this machine, in one command."""
+
+import argparse
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from neuronpipe.cli.repository import folder
+from neuronpipe.core.errors import SetupError
+
+HELP = "compile a model, unless it is compiled, and serve it on this machine over gRPC and HTTP"
+EXTRA = "compile"
+
+_CACHE = Path("~/.cache/neuronpipe/run")
+_NEURONPIPE = (sys.executable, "-m", "neuronpipe")
+# Lines of the service's log that say nothing new to who runs it.
+_UNTOLD = ("computed", "stopped")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("source", metavar="MODEL", help="local folder of a model, or its id on the Hugging Face Hub")
+    parser.add_argument("--task", default="", help="as in `neuronpipe compile` (default: found in its configuration)")
+    parser.add_argument("--dtype", default="", help="as in `neuronpipe compile`, such as bfloat16 or int8")
+    parser.add_argument("--backend", default="openvino", help="openvino (default) or torch")
+    parser.add_argument("--name", default="", help="the model's name in requests (default: the last part of MODEL)")
+    parser.add_argument(
+        "--repository",
+        type=folder,
+        metavar="DIR",
+        help=f"where the compiled model is kept (default: a folder for this model in {_CACHE})",
+    )
+    parser.add_argument(
+        "--listen", default="127.0.0.1:50050", metavar="HOST:PORT", help="of gRPC (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--http-listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="of HTTP (default: %(default)s)"
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Serves until Ctrl-C or SIGTERM. Raises SetupError."""
+    from neuronpipe.bundles.repository import default_name, newest_bundle
+
+    name = options.name or default_name(options.source)
+    repository: Path = options.repository or _own_repository(options)
+    compiling = ["compile", options.source, "--name", name, "--backend", options.backend, "--if-missing"]
+    compiling += ["--task", options.task, "--dtype", options.dtype, "--repository", str(repository)]
+    # In a process of its own: what compiling needs (PyTorch, transformers) stays out of the one that serves.
+    compiled = subprocess.run([*_NEURONPIPE, *compiling], stdout=subprocess.DEVNULL, check=False)  # noqa: S603
+    if compiled.returncode:
+        sys.exit(compiled.returncode)
+    bundle = newest_bundle(repository, name, options.backend)
+    if bundle is None:
+        raise SetupError(f"--repository {repository}: has no model {name!r} for {options.backend}")
+    serving = ["--repository", str(repository), "--listen", options.listen, "--http-listen", options.http_listen]
+    with _service(*serving) as service:
+        addresses: dict[str, str] = {}
+        for line in service.stderr or ():
+            entry = _read(line)
+            event = entry.get("event", "")
+            if event.startswith("listening"):
+                addresses[event] = entry["address"]
+            elif event == "ready":
+                _tell(name, bundle.spec.task, addresses["listening"], addresses["listening for HTTP"])
+            elif event == "draining":
+                _say("stopping: answers what is on its way; press Ctrl-C again to end at once")
+            elif event not in _UNTOLD:
+                _say(line.rstrip())
+    if service.returncode:
+        sys.exit(service.returncode)
+
+
+def _own_repository(options: argparse.Namespace) -> Path:
+    """A folder for this model and these options alone; another when the model's files change."""
+    source = Path(options.source)
+    files = sorted(file for file in source.rglob("*") if file.is_file()) if source.is_dir() else []
+    seen = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    known = (str(source.resolve()) if files else options.source, options.task, options.dtype, options.backend, seen)
+    return _CACHE.expanduser() / hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _service(*settings: str) -> Iterator[subprocess.Popen[str]]:
+    """`neuronpipe serve all`, which a signal to this process ends: at the first one it drains, at the second one at
+    once.
+    """
+    service = subprocess.Popen(  # noqa: S603 (our own command)
+        [*_NEURONPIPE, "serve", "all", *settings], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    signals = [signal.SIGTERM, signal.SIGKILL]
+
+    def end(*_: object) -> None:
+        service.send_signal(signals.pop(0) if len(signals) > 1 else signals[0])
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield service
+        service.wait()
+    finally:
+        service.kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _read(line: str) -> dict[str, str]:
+    """A line of the log; empty for another line, such as one of a library."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return {}
+    return entry if isinstance(entry, dict) else {}
+
+
+def _tell(name: str, task: str, grpc: str, http: str) -> None:
+    """Where the model is served, and a first request."""
+    _say(f"\n{name} ({task.replace('_', '-')}) is served; Ctrl-C ends it.\n")
+    _say(f"  gRPC     {grpc}\n  HTTP     http://{http}\n  console  http://{http}/\n")
+    _say(f"Try it:\n\n  {_first_request(name, task, http)}\n")
+
+
+def _first_request(name: str, task: str, http: str) -> str:
+    """A call by curl: with the task's sample, in the form of the protocol that has the task."""
+    from neuronpipe.core.task_inputs import SAMPLES
+    from neuronpipe.doors.http.huggingface_tasks import CONVERTERS
+
+    sample = SAMPLES[task]
+    if task == "text_generation":
+        path, body = "/v1/completions", {"model": name, "prompt": sample["prompt"], "max_tokens": 40}
+    else:
+        path, body = f"/models/{name}", {"inputs": None}
+        for ours, theirs in CONVERTERS[task].fields.items():
+            if ours in sample:
+                *outer, last = theirs.replace("…", "").split(".")
+                place: dict[str, object] = body
+                for key in outer:
+                    inner = place[key] = place.get(key) or {}
+                    assert isinstance(inner, dict)  # noqa: S101 (the fields of a body are no texts)
+                    place = inner
+                place[last] = sample[ours]
+    data = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
+    return f"curl http://{http}{path} -H 'content-type: application/json' -d '{data}'"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,257 @@
+"""Runs of a model that generates, over caches of keys and values as transformers has them.
+
+All of its graphs are made of these: decoder_graphs.py for caches in blocks, slots.py for caches in slots. Attention as
+T5 has it adds biases by distance, which the layers of a decoder share.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.functional import embedding
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from neuronpipe.compiler.modules import choosing
+
+# Heads, width of the keys and of the values of each cache.
+Shapes = Sequence[tuple[int, int, int]]
+# The methods of transformers 4 that make masks, and which of their arguments is the mask.
+_MAKING_MASKS = {"invert_attention_mask": 0, "_update_full_mask": 0, "_update_cross_attn_mask": 1}
+
+
+def cache_of(arrays: Sequence[torch.Tensor]) -> DynamicCache:
+    """The cache with these keys and values, in turns. It is filled without concatenating an empty tensor."""
+    cache = DynamicCache()
+    for keys, values in zip(arrays[::2], arrays[1::2], strict=True):
+        layer = DynamicLayer()
+        layer.keys, layer.values = keys, values
+        layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
+        cache.layers.append(layer)
+    return cache
+
+
+def caches_of(own: Sequence[torch.Tensor], cross: Sequence[torch.Tensor]) -> EncoderDecoderCache:
+    """The caches with the keys and values of a text and of its source, which are not computed again."""
+    caches = EncoderDecoderCache(cache_of(own), cache_of(cross))
+    caches.is_updated = dict.fromkeys(range(len(cross) // 2), True)
+    return caches
+
+
+def arrays_of(cache: Cache) -> Iterator[torch.Tensor]:
+    """The keys and values of a cache, in turns."""
+    for layer in cache.layers:
+        yield layer.keys
+        yield layer.values
+
+
+def cache_shapes(model: Any) -> tuple[Shapes, Shapes]:
+    """The shapes of a text's caches, and of those of its source, of which a decoder alone has none."""
+    tokens, cross = torch.tensor([[0, 0]]), None
+    with torch.inference_mode():
+        if model.config.is_encoder_decoder:
+            caches = read(model, tokens)
+            own, cross = caches.self_attention_cache, caches.cross_attention_cache
+        else:
+            own = DynamicCache()
+            model(input_ids=tokens, past_key_values=own, use_cache=True)
+    return _shapes_of(own), _shapes_of(cross) if cross is not None else []
+
+
+def _shapes_of(cache: Cache) -> Shapes:
+    return [(one.keys.shape[1], one.keys.shape[3], one.values.shape[3]) for one in cache.layers]
+
+
+def decoder_of(model: Any) -> Any:
+    """The part of a model that ends in the vectors from which its head makes logits."""
+    return model.get_decoder() if model.config.is_encoder_decoder else model.base_model
+
+
+def decode(
+    model: Any,
+    input_ids: torch.Tensor,
+    mask: Any,
+    positions: torch.Tensor,
+    cache: Cache,
+    choose: Callable[[torch.Tensor], torch.Tensor],
+    of_source: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The logits of a decoder after new tokens, which are added to the cache. Biases are in the mask.
+
+    `mask`, `of_source`: in four dimensions, of the text, or one for each kind of its layers, and of the source, if it
+    has one. `choose`: of the vectors before the head, those of which logits are computed.
+    """
+    decoder = decoder_of(model)
+    given = {"input_ids": input_ids, "attention_mask": mask, "position_ids": positions}
+    with ExitStack() as stack:
+        if of_source is not None:
+            unread = torch.zeros(1, 1, 1, dtype=of_source.dtype, device=of_source.device)
+            given = {
+                "encoder_outputs": BaseModelOutput(last_hidden_state=unread),
+                "attention_mask": of_source,
+                "decoder_input_ids": input_ids,
+                "decoder_attention_mask": mask,
+            }
+            for context in (placing(decoder, positions), _masks_as_given(model), _without_biases(model)):
+                stack.enter_context(context)
+        stack.enter_context(choosing(decoder, choose))
+        logits: torch.Tensor = model(**given, past_key_values=cache, use_cache=True, return_dict=True)["logits"]
+    return logits
+
+
+def read(model: Any, input_ids: torch.Tensor, source_mask: torch.Tensor | None = None) -> EncoderDecoderCache:
+    """The caches of a model that has read a source, after one token.
+
+    `source_mask`: [1, 1, 1, tokens], 0 for what is part of the source; None if all is.
+    """
+    seen = torch.zeros(1, 1, 1, 1, dtype=model.dtype)
+    # The encoder of T5 in transformers 4 takes no mask of four dimensions.
+    if _is_t5(model):
+        of_encoder = None if source_mask is None else (source_mask[:, 0, 0] == 0).long()
+    else:
+        of_encoder = seen if source_mask is None else source_mask
+    encoder = model.get_encoder()
+    cache = EncoderDecoderCache(*(Cache(layer_class_to_replicate=_Kept) for _ in range(2)))
+    with _masks_as_given(model):
+        with placing(encoder, torch.arange(input_ids.shape[1])[None]):
+            hidden = encoder(input_ids=input_ids, attention_mask=of_encoder, return_dict=True)["last_hidden_state"]
+        model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            attention_mask=seen if source_mask is None else source_mask,
+            decoder_input_ids=input_ids[:, :1],
+            decoder_attention_mask=seen,
+            past_key_values=cache,
+            use_cache=True,
+            return_dict=True,
+        )
+    return cache
+
+
+class _Kept(DynamicLayer):
+    """A cache of a single step. The original would concatenate an empty tensor, which cannot be converted."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **further: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.keys, self.values, self.is_initialized = key_states, value_states, True
+        return key_states, value_states
+
+
+class Encoder(torch.nn.Module):
+    """From a source's tokens, [1, tokens], to cross keys and values in turns: [2 * layers, heads, tokens, width]."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return torch.cat(list(arrays_of(read(self.model, input_ids).cross_attention_cache)))
+
+
+@contextmanager
+def placing(part: Any, positions: torch.Tensor) -> Iterator[None]:
+    """An encoder's or a decoder's positional embedding, if it has one, is of these: transformers' are the same for all
+    rows.
+    """
+    if (placed := getattr(part, "embed_positions", None)) is None:
+        yield
+        return
+    placed.forward = lambda *args, **further: embedding(positions + getattr(placed, "offset", 0), placed.weight)
+    try:
+        yield
+    finally:
+        del placed.forward
+
+
+def _is_t5(model: Any) -> bool:
+    """Whether its layers are built as T5's, in blocks that share position biases."""
+    return model.config.is_encoder_decoder and hasattr(model.get_decoder(), "block")
+
+
+@contextmanager
+def _masks_as_given(model: Any) -> Iterator[None]:
+    """Masks in four dimensions are taken as they are.
+
+    Models of transformers 4 would make them of others, of ones and zeros in two dimensions.
+    """
+    parts = (model.get_encoder(), model.get_decoder())
+    replaced = [(part, name, index) for part in parts for name, index in _MAKING_MASKS.items() if hasattr(part, name)]
+    for part, name, index in replaced:
+        setattr(part, name, lambda *given, index=index: given[index])
+    try:
+        yield
+    finally:
+        for part, name, _ in replaced:
+            delattr(part, name)
+
+
+def biases_by_distance(model: Any) -> torch.Tensor | None:
+    """What a decoder adds to the scores of a token so far before, [distances, heads]; None if it adds nothing.
+
+    All distances from the last one on have the same.
+    """
+    if (attention := _biased(model)) is None:
+        return None
+    most = attention.relative_attention_max_distance
+    buckets = attention._relative_position_bucket(
+        -torch.arange(most + 1),
+        bidirectional=False,
+        num_buckets=attention.relative_attention_num_buckets,
+        max_distance=most,
+    )
+    biases: torch.Tensor = attention.relative_attention_bias.weight.detach()[buckets]
+    return biases
+
+
+@contextmanager
+def _without_biases(model: Any) -> Iterator[None]:
+    """Its decoder adds none: the mask has them already."""
+    if (attention := _biased(model)) is None:
+        yield
+        return
+    attention.has_relative_attention_bias = False
+    try:
+        yield
+    finally:
+        attention.has_relative_attention_bias = True
+
+
+@contextmanager
+def attending_by(model: Any, attend: Callable[..., tuple[torch.Tensor, None]]) -> Iterator[None]:
+    """A function computes the attention of its decoder, without biases. `attend`: see transformers.AttentionInterface.
+
+    That of transformers 4 is not a function that can be replaced; of models that are not as T5, it stays what it is.
+    """
+    blocks = model.get_decoder().block if _is_t5(model) else ()
+    replaced = [one for block in blocks for one in (block.layer[0].SelfAttention, block.layer[1].EncDecAttention)]
+    for attention in replaced:
+        attention.forward = partial(_attended, attention, attend)
+    try:
+        yield
+    finally:
+        for attention in replaced:
+            del attention.forward
+
+
+def _biased(model: Any) -> Any:
+    return model.get_decoder().block[0].layer[0].SelfAttention if _is_t5(model) else None
+
+
+def _attended(
+    attention: Any,
+    attend: Callable[..., tuple[torch.Tensor, None]],
+    hidden_states: torch.Tensor,
+    key_value_states: torch.Tensor | None = None,
+    **unused: Any,
+) -> tuple[torch.Tensor, None, None]:
+    """See T5Attention.forward: what is computed, the biases and the weights."""
+
+    def heads(projected: torch.Tensor) -> torch.Tensor:
+        return projected.unflatten(-1, (-1, attention.key_value_proj_dim)).transpose(1, 2)
+
+    source = hidden_states if key_value_states is None else key_value_states
+    query, key, value = heads(attention.q(hidden_states)), heads(attention.k(source)), heads(attention.v(source))
+    found, _ = attend(attention, query, key, value, None, scaling=1.0)
+    return attention.o(found.flatten(2)), None, None

@@ -1,0 +1,255 @@
+"""The acceptance test of a back end: real models on the hardware of this machine, with a report in one folder.
+
+All models are compiled before any is measured, and each is measured in a process of its own (acceptance_process.py): a
+runtime may own its cores until its process ends, and a crash ends that process only. The report has the columns of the
+published figures, for this machine, and other findings.
+"""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neuronpipe.bundles.buckets import Bucket
+from neuronpipe.compiler import Compiled, CompileRequest, compile_with_reference
+from neuronpipe.compiler.accuracy import agreement, largest_difference
+from neuronpipe.core.errors import SetupError
+from neuronpipe.measure.acceptance_process import MeasureRequest, error_text, measure
+from neuronpipe.measure.figures import markdown_table
+from neuronpipe.measure.machine import describe_machine, package_versions
+from neuronpipe.measure.processes import ProcessEnded, Worker
+from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLE_SUFFIX, device_count, sdk_words
+
+_DOUBLE = "made on the contract double of the Neuron SDK: its times say nothing of Neuron"
+_COLUMNS = (
+    "Model",
+    "Back end",
+    "dtype",
+    "Shape",
+    "Cores",
+    "In flight",
+    "Throughput /s",
+    "p50 ms",
+    "p95 ms",
+    "p99 ms",
+    "Cost per 1M",
+)
+_DRIVER = Path("/sys/module/neuron/version")  # of the loaded one
+_MAX_TEXT = 600
+_LAST_LINES = 8
+
+
+def _describe_machine() -> dict[str, str]:
+    return describe_machine() | {
+        "Neuron devices": str(device_count()),
+        "Neuron driver": _DRIVER.read_text().strip() if _DRIVER.exists() else "none",
+        "Neuron SDK": package_versions("torch-neuronx", "neuronx-cc", "libneuronxla"),
+    }
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """The report as Markdown."""
+    return "\n".join(_lines(found)) + "\n"
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    yield "# Acceptance report"
+    yield ""
+    if any(model.get("is_double") for model in found["models"]):
+        yield f"**This report was {_DOUBLE}.**"
+        yield ""
+    yield (
+        f"Full batches for {found['seconds']:g} s a row on all cores, without a pipeline around the model; latency "
+        "is that of a batch. Of models that generate: new tokens a second of so many texts in flight, each of half the "
+        "shape's tokens after a prompt of the other half, on one core; latency is that of a step."
+    )
+    yield ""
+    rows = []
+    for model in found["models"]:
+        for one in model.get("figures", ()):
+            cost = f"${one['cost_per_million']}" if "cost_per_million" in one else "unknown"
+            backend = f"{model['backend']}, the double" if model["is_double"] else model["backend"]
+            cells = [model["name"], backend, model["dtype"], one["shape"], model["cores"], one["in_flight"]]
+            rows.append([*cells, one["throughput_per_s"], one["p50_ms"], one["p95_ms"], one["p99_ms"], cost])
+    yield from markdown_table(_COLUMNS, rows)
+    for model in found["models"]:
+        yield from _model(model)
+    yield ""
+    yield "## Machine"
+    yield ""
+    yield from (f"- {name}: {value}" for name, value in found["machine"].items())
+
+
+def _model(model: Mapping[str, Any]) -> Iterator[str]:
+    yield ""
+    yield f"## {model['name']}"
+    yield ""
+    yield f"- source: {model['source']}"
+    yield from (f"- **failed**, {name}: `{_one_line(text)}`" for name, text in model["errors"].items())
+    if parity := model.get("parity"):
+        agreement = "" if parity["agreement"] is None else f", agreement {parity['agreement']:.4f}"
+        yield (
+            f"- parity with PyTorch float32, {parity['texts']} texts on each core ({parity['cores']}): "
+            "largest difference "
+            f"{parity['largest_difference']:.2e} (largest output {parity['largest_output']:.3g}){agreement}; "
+            "between cores "
+            f"{parity['largest_difference_of_cores']:.2e}"
+        )
+    if emulator := (model.get("accuracy_of_compilation") or {}).get("emulator"):
+        yield f"- the difference in the bundle itself is of {emulator}"
+    yield from (
+        f"- {words}: {model[key]} s" for key, words in (("compile_s", "compile"), ("load_s", "load")) if key in model
+    )
+    for figures in model.get("figures", ()):
+        if "prompt_tokens_per_s" in figures:
+            rate = figures["prompt_tokens_per_s"]
+            yield f"- prompts at {figures['shape']}, {figures['in_flight']} in flight: {rate} tokens a second"
+    memory = {"host memory": model.get("host_memory_bytes"), "device memory": model.get("device_memory_bytes")}
+    yield from (f"- {name}: {value / 2**20:.0f} MiB" for name, value in memory.items() if value)
+    yield from (f"- compiled with {name} {version}" for name, version in model.get("versions", {}).items())
+    # The last line; tracebacks are in report.json.
+    yield from (
+        f"- refused, {name}: `{_one_line(sdk_words(text))}`" for name, text in model.get("refusals", {}).items()
+    )
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split()).replace("`", "'")
+    return line if len(line) <= _MAX_TEXT else f"{line[:_MAX_TEXT]} …"
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptRequest:
+    """The models, shapes and limits of an acceptance test.
+
+    Each of `models` is compiled, and measured at each of `shapes` on `cores` cores (0: all). `environment` is added to
+    that of the measuring processes. `price_per_hour` is that of the machine, 0 if unknown.
+    """
+
+    models: Sequence[CompileRequest]
+    shapes: Sequence[Bucket]
+    folder: Path
+    cores: int
+    environment: Mapping[str, str]
+    seconds: float
+    price_per_hour: float
+
+
+def accept(request: AcceptRequest, report: Callable[[str], None]) -> Path:
+    """Runs everything and writes report.md and report.json, failures included.
+
+    Raises SetupError for a folder that cannot be written.
+    """
+    found: dict[str, Any] = {"machine": _describe_machine(), "seconds": request.seconds, "models": []}
+    _write(found, request.folder)
+    compiled: list[tuple[Compiled, dict[str, Any]]] = []
+    for model in request.models:
+        report(f"{model.name}: compile")
+        one: dict[str, Any] = {
+            "name": model.name,
+            "source": model.source,
+            "backend": model.backend,
+            "dtype": model.dtype,
+            "errors": {},
+        }
+        found["models"].append(one)
+        if made := _compile(model, one, report):
+            compiled.append((made, one))
+        _write(found, request.folder)  # after each step, so that a later crash does not lose the findings
+    for made, one in compiled:
+        report(f"{one['name']}: measure")
+        try:
+            _measure(made, one, request, report)
+        except Exception as error:  # a failure is a line of the report, and the next model follows
+            one["errors"]["measure"] = error_text(error)
+        _write(found, request.folder)
+    for one in found["models"]:
+        for step, text in one["errors"].items():
+            report(f"{one['name']}: FAILED, {step}: {text}")
+    return request.folder / "report.md"
+
+
+def _write(found: Mapping[str, Any], folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.json").write_text(json.dumps(found, indent=2) + "\n")
+        (folder / "report.md").write_text(describe(found))
+    except OSError as error:
+        raise SetupError(f"{folder}: cannot be written: {os.strerror(error.errno or 0)}; see --out") from error
+
+
+def _compile(model: CompileRequest, one: dict[str, Any], report: Callable[[str], None]) -> Compiled | None:
+    began_s = time.monotonic()
+    try:
+        made = compile_with_reference(model, report)
+    except SetupError as error:
+        one["errors"]["compile"] = str(error)
+        return None
+    except Exception as error:  # a model or a compiler may raise anything
+        one["errors"]["compile"] = error_text(error)
+        return None
+    artifact = made.bundle.artifact(model.backend)
+    one["compile_s"] = round(time.monotonic() - began_s, 1)
+    one["versions"] = dict(artifact.versions)
+    one["is_double"] = any(version.endswith(DOUBLE_SUFFIX) for version in artifact.versions.values())
+    one["accuracy_of_compilation"] = artifact.accuracy.model_dump(mode="json") if artifact.accuracy else None
+    return made
+
+
+def _measure(made: Compiled, one: dict[str, Any], request: AcceptRequest, report: Callable[[str], None]) -> None:
+    outputs: list[list[dict[str, Any]]] = []
+    with tempfile.NamedTemporaryFile("r", prefix="neuronpipe-accept-", errors="replace") as log:
+        asked = MeasureRequest(
+            bundle=made.bundle.folder,
+            backend=one["backend"],
+            cores=request.cores,
+            shapes=request.shapes,
+            seconds=request.seconds,
+            batches=made.batches,
+            texts=made.texts,
+            environment=request.environment,
+            log=Path(log.name),
+        )
+        try:
+            with Worker.started(measure, asked, name="measuring") as worker:
+                while (message := worker.receive()) is not None:
+                    if isinstance(message, str):
+                        report(f"  {message}")
+                    elif isinstance(message, list):
+                        outputs.append(message)
+                    else:
+                        one |= message
+        except ProcessEnded as ended:
+            lines = [line.strip() for line in log if line.strip()]
+            one["errors"]["measure"] = f"{ended}: {' | '.join(lines[-_LAST_LINES:])}"
+    if made.batches and outputs:
+        one["parity"] = _parity(made, outputs)
+    if not np.isfinite(one.get("parity", {}).get("largest_difference", 0.0)):
+        one["errors"]["parity"] = "some outputs are not numbers"
+    for figures in one.get("figures", ()):
+        if request.price_per_hour and not one["is_double"]:
+            cost = 1e6 * request.price_per_hour / 3600 / figures["throughput_per_s"]
+            figures["cost_per_million"] = round(cost, 4)
+
+
+def _parity(made: Compiled, outputs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """The difference of the back end to PyTorch in float32 on the worst core, and the difference between cores."""
+    task, batches, reference = made.bundle.spec.task, made.batches, made.reference
+    per_token = {output.name for output in made.bundle.spec.outputs if "tokens" in output.axes}
+    agreements = [agreement(task, of_core, reference, batches) for of_core in outputs]
+    return {
+        "texts": sum(len(next(iter(batch.values()))) for batch in batches),
+        "cores": len(outputs),
+        "largest_output": max(float(np.abs(array).max()) for one in reference for array in one.values()),
+        "largest_difference": max(largest_difference(per_token, of_core, reference, batches) for of_core in outputs),
+        "agreement": None if None in agreements else min(value for value in agreements if value is not None),
+        "largest_difference_of_cores": max(
+            largest_difference(per_token, of_core, outputs[0], batches) for of_core in outputs
+        ),
+    }

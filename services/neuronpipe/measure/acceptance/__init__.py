@@ -1,1 +1,0 @@
-"""Acceptance of a machine: models compiled and measured on it, in one folder to send back."""

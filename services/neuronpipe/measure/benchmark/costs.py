@@ -1,0 +1,220 @@
+"""What inferences cost, and the cheapest way to meet a latency at a rate, by prices of instances from a dated file that
+users replace.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.measure.benchmark.results import CellResult, Results
+from neuronpipe.measure.figures import Table, number
+
+DEFAULT_PRICES = Path(__file__).with_name("prices.json")
+ON_DEMAND, SPOT = "on-demand", "spot"
+THIS_MACHINE = "this machine"
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A type of instance. Prices in USD an hour; None where the file has none."""
+
+    name: str
+    cpus: int
+    per_hour: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """The file. `per_second`: of a serverless endpoint, by its memory in MB."""
+
+    date: str
+    note: str
+    instances: Mapping[str, Instance]
+    serverless: str
+    per_second: Mapping[int, float]
+
+    def alike(self, cpus: int, chosen: str) -> list[Instance]:
+        """The chosen type; without one, those with as many CPUs, as others would have other figures. One without a
+        price where the file has none.
+        """
+        found = [one for one in self.instances.values() if (one.name == chosen if chosen else one.cpus == cpus)]
+        return found or [Instance(chosen or THIS_MACHINE, cpus, {})]
+
+
+def cost_per_million(per_hour: float | None, throughput_per_s: float) -> float | None:
+    """USD; None without a price."""
+    return None if per_hour is None else per_hour / 3600 / throughput_per_s * 1e6
+
+
+def dollars(price: float | None) -> str:
+    """For people: with cents, as the published tables have them, and of less than ten cents two digits."""
+    if price is None:
+        return "price missing"
+    return f"${price:,.2f}" if price >= 0.1 else f"${price:.2g}" if price >= 0.001 else f"${price:.1e}"
+
+
+def read_prices(path: Path = DEFAULT_PRICES) -> Prices:
+    """Raises SetupError, which names what is wrong in the file."""
+    try:
+        content = json.loads(path.read_text())
+        instances = {name: _instance(name, one) for name, one in content["instances"].items()}
+        serverless = content["serverless"]
+        return Prices(
+            date=str(content["date"]),
+            note=str(content.get("note", "")),
+            instances=instances,
+            serverless=str(serverless["name"]),
+            per_second={int(memory): float(price) for memory, price in serverless["per_second_by_memory_mb"].items()},
+        )
+    except OSError as error:
+        raise SetupError(f"--prices {path}: {error.strerror}") from error
+    except KeyError as error:
+        raise SetupError(f"--prices {path}: lacks {error}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise SetupError(f"--prices {path}: is no file of prices: {error}") from error
+
+
+def _instance(name: str, content: Any) -> Instance:
+    prices = {ON_DEMAND: content.get("on_demand_per_hour"), SPOT: content.get("spot_per_hour")}
+    for kind, price in prices.items():
+        if price is not None and not 0 < float(price) < float("inf"):
+            raise ValueError(f"{name}: the {kind} price is {price}")
+    return Instance(name, int(content["cpus"]), prices)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a report's costs are of: the types of instances that are like this machine, or the one that was named.
+
+    `machine`: what rows call the machine that was measured.
+    """
+
+    prices: Prices
+    instances: Sequence[Instance]
+    machine: str = THIS_MACHINE
+
+    @property
+    def price(self) -> float | None:
+        """Of an hour on demand, for tables with one column of cost."""
+        return self.instances[0].per_hour.get(ON_DEMAND)
+
+    @property
+    def source(self) -> str:
+        """Whose price that is, for their notes."""
+        return f"Costs are at the on-demand price of {self.instances[0].name}, of {self.prices.date}."
+
+
+def costs_table(results: Results, costs: Costs) -> Table:
+    """A row for each model: its best cell, and what a million inputs cost with it."""
+    rows = []
+    for model in results.models:
+        if found := [one for one in results.at_base_length if one.cell.variant.model == model]:
+            best = max(found, key=lambda one: one.throughput_per_s)
+            for instance in costs.instances:
+                of_kinds = (
+                    dollars(cost_per_million(instance.per_hour.get(kind), best.throughput_per_s))
+                    for kind in (ON_DEMAND, SPOT)
+                )
+                head = (model, str(best.cell.batch), best.cell.variant.dtype, number(best.throughput_per_s))
+                rows.append((*head, instance.name, *of_kinds))
+    return Table(
+        "Cost per million inferences",
+        f"The throughput of the best cell of {results.base_length} tokens, measured on this machine, at the price of "
+        "instances with as many CPUs. A price is that of its instance, the throughput that of this machine: name yours "
+        "with "
+        f"--instance. Prices of {costs.prices.date}: {costs.prices.note}",
+        ("Model", "Batch", "dtype", "Inputs/s", "Instance", "On-demand per 1M", "Spot per 1M"),
+        rows,
+    )
+
+
+# Of a replica's throughput. The figures are of callers who wait; those who come at random times queue beyond this.
+UTILIZATION = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What `--p95-ms` and `--rate` ask. Raises SetupError for a value that is out of range."""
+
+    p95_ms: float
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        for option, value in (("--p95-ms", self.p95_ms), ("--rate", self.rate_per_s)):
+            if not 0 < value < float("inf"):
+                raise SetupError(f"{option} {value:g}: must be more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A configuration that meets the goal. USD: of all replicas an hour, and of a million at the rate; None without a
+    price.
+    """
+
+    result: CellResult
+    instance: str
+    replicas: int
+    per_hour: float | None
+    per_million: float | None
+
+
+def advise(results: Results, goal: Goal, instances: Sequence[Instance]) -> dict[str, Advice | str]:
+    """For each model the cheapest configuration for inputs of the base length, or why there is none."""
+    found: dict[str, Advice | str] = {}
+    for model in results.models:
+        cells = [one for one in results.at_base_length if one.cell.variant.model == model]
+        fitting = [one for one in cells if one.percentile_ms(95) <= goal.p95_ms]
+        if fitting:
+            found[model] = min(_choices(fitting, goal.rate_per_s, instances), key=_order)
+        elif cells:
+            best = min(cells, key=lambda one: one.percentile_ms(95))
+            found[model] = f"the lowest p95 is {best.percentile_ms(95):.3g} ms, with {best.cell.name}"
+        else:
+            found[model] = "nothing of it was measured"
+    return found
+
+
+def _choices(cells: Sequence[CellResult], rate_per_s: float, instances: Sequence[Instance]) -> list[Advice]:
+    choices = []
+    for one in cells:
+        replicas = max(1, math.ceil(rate_per_s / (one.throughput_per_s * UTILIZATION)))
+        for instance in instances:
+            price = instance.per_hour.get(ON_DEMAND)
+            total = None if price is None else price * replicas
+            choices.append(Advice(one, instance.name, replicas, total, cost_per_million(total, rate_per_s)))
+    return choices
+
+
+def _order(advice: Advice) -> tuple[float, int, float]:
+    """The cheapest, then the fewest replicas, then the lowest latency; without a price last."""
+    price = float("inf") if advice.per_hour is None else advice.per_hour
+    return price, advice.replicas, advice.result.percentile_ms(95)
+
+
+def goal_table(results: Results, costs: Costs, goal: Goal) -> Table:
+    """What is advised for each model."""
+    rows = []
+    for model, advice in advise(results, goal, costs.instances).items():
+        if isinstance(advice, str):
+            rows.append((model, "none", *[""] * 8, advice))
+            continue
+        cell = advice.result.cell
+        shape = (str(cell.batch), str(cell.length or "image"), cell.variant.dtype, str(cell.variant.cores))
+        prices = (dollars(advice.per_hour), dollars(advice.per_million))
+        p95_ms = f"{advice.result.percentile_ms(95):.3g}"
+        rows.append((model, advice.instance, str(advice.replicas), *shape, p95_ms, *prices, ""))
+    return Table(
+        f"The cheapest way to {goal.rate_per_s:g} inputs of {results.base_length} tokens a second with p95 of at "
+        f"most {goal.p95_ms:g} ms",
+        f"Replicas at {UTILIZATION:.0%} of their measured throughput, so that those who come at random times seldom "
+        "queue. A batch above 1 needs callers who send as many at once.",
+        (
+            *("Model", "Instance", "Replicas", "Batch", "Length", "dtype", "Cores", "p95 ms"),
+            *("Per hour", "Per 1M at the rate", "Why none"),
+        ),
+        rows,
+    )

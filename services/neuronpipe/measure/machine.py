@@ -1,0 +1,133 @@
+"""The machine that a benchmark ran on, in words."""
+
+import contextlib
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from neuronpipe import __version__
+from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
+
+_INSTRUCTIONS = {
+    "AVX2": "avx2",
+    "AVX-512": "avx512f",
+    "VNNI": "avx512_vnni",
+    "AVX-VNNI": "avx_vnni",
+    "bfloat16": "avx512_bf16",
+}
+_AMX = ("amx_tile", "amx_int8", "amx_bf16")
+_LIBRARIES = ("grpcio", "protobuf", "uvloop", "numpy", "tokenizers", "openvino", "torch", "transformers")
+# A checkout; beside an installed package there is no repository.
+_ROOT = Path(__file__).parents[3]
+_INSTANCE = Path("/sys/devices/virtual/dmi/id/product_name")
+
+
+def describe_machine() -> dict[str, str]:
+    """What decides about its figures, by name."""
+    cpu = _cpu_info()
+    flags = set(cpu.get("flags", cpu.get("Features", "")).split())
+    instructions = [f"{name} {'yes' if flag in flags else 'no'}" for name, flag in _INSTRUCTIONS.items()]
+    instructions.append(f"AMX {'yes' if flags & set(_AMX) else 'no'}")
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "neuronpipe": __version__,
+        "commit": _commit(),
+        "instance": instance_type() or "not known",
+        "CPU": cpu.get("model name", platform.processor() or platform.machine()),
+        "CPU family, model, stepping": ", ".join(cpu.get(name, "?") for name in ("cpu family", "model", "stepping")),
+        "CPUs to use": str(available_cpus()),
+        "virtual": "yes" if "hypervisor" in flags else "not said",
+        "instructions": ", ".join(instructions),
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "load before": ", ".join(f"{load:.2f}" for load in os.getloadavg()) + " (1, 5, 15 minutes)",
+        "kernel": f"{platform.system()} {platform.release()}",
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "libraries": package_versions(*_LIBRARIES),
+    }
+
+
+def instance_type() -> str:
+    """The type of the cloud's instance, as its firmware tells it; empty where it does not."""
+    try:
+        return _INSTANCE.read_text().strip()
+    except OSError:
+        return ""
+
+
+class CpuWatch:
+    """Who has taken the CPUs' time since it was made, besides this process and those that it started."""
+
+    def __init__(self) -> None:
+        self._began = _cpu_seconds()
+
+    def shares(self) -> tuple[float, float]:
+        """Shares of all CPUs' time, 0 to 1: what the hypervisor gave to other machines, and other processes."""
+        total, busy, steal, own = (now - before for now, before in zip(_cpu_seconds(), self._began, strict=True))
+        if total <= 0:
+            return 0.0, 0.0
+        return max(0.0, steal / total), min(1.0, max(0.0, (busy - own) / total))
+
+
+def _cpu_seconds() -> tuple[float, float, float, float]:
+    """Of all CPUs since the machine started: all, busy, stolen; and of this process with its children."""
+    times = psutil.cpu_times()._asdict()
+    steal = times.get("steal", 0.0)
+    counted = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+    total = sum(times.get(name, 0.0) for name in counted)
+    busy = total - times["idle"] - times.get("iowait", 0.0) - steal
+    this = psutil.Process()
+    ended = this.cpu_times()
+    own = ended.children_user + ended.children_system
+    for process in (this, *this.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = process.cpu_times()
+            own += found.user + found.system
+    return total, busy, steal, own
+
+
+def cpu_kind() -> str:
+    """The name of the page for CPUs like this one: by the instructions that decide about int8 and bfloat16."""
+    flags = set(_cpu_info().get("flags", "").split())
+    kinds = (("vnni", "avx512_vnni"), ("bfloat16", "avx512_bf16"), ("amx", "amx_bf16"))
+    names = [name for name, flag in kinds if flag in flags]
+    return f"with-{'-'.join(names)}" if names else "without-vnni"
+
+
+def _cpu_info() -> dict[str, str]:
+    file = Path("/proc/cpuinfo")
+    if not file.exists():
+        return {}
+    first = file.read_text().split("\n\n")[0]
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+
+
+def package_versions(*packages: str) -> str:
+    """The versions of packages, in words."""
+    return ", ".join(f"{name} {_version(name)}" for name in packages)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        return subprocess.run(  # noqa: S603 (constants)
+            command, cwd=_ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + (
+            " and changes" if git("status", "--porcelain", "--untracked-files=no") else ""
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "not known"

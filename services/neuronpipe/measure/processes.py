@@ -1,0 +1,194 @@
+"""Processes of their own: those that work for this one, and services, for benchmarks, the demo and the tests."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+_STOP_LIMIT_S = 10.0
+
+
+class ProcessEnded(Exception):
+    """A process ended before it answered. The message says how."""
+
+
+class Worker:
+    """A process that works for this one, as this one sees it. A crash of it ends no other."""
+
+    def __init__(self, process: SpawnProcess, pipe: "Connection[Any, Any]") -> None:
+        self._process = process
+        self.pipe = pipe
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, work: Callable[..., None], *arguments: object, name: str) -> Iterator[Self]:
+        """Runs `work(pipe, *arguments)` in a spawned process, which ends with the block: by itself once its pipe is
+        closed, or at once where the block raises.
+        """
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(work, theirs, *arguments), name=name, daemon=True)
+        with _sigint_blocked():
+            process.start()
+        theirs.close()
+        try:
+            yield cls(process, ours)
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            ours.close()
+            process.join(_STOP_LIMIT_S)
+            process.kill()
+            process.join()
+
+    def send(self, message: object) -> None:
+        """Raises ProcessEnded."""
+        try:
+            self.pipe.send(message)
+        except OSError as error:
+            raise ProcessEnded(self._ending()) from error
+
+    def receive(self) -> Any:
+        """Blocks until it says something. Raises ProcessEnded."""
+        try:
+            return self.pipe.recv()
+        except (EOFError, ConnectionError):
+            raise ProcessEnded(self._ending()) from None
+
+    def _ending(self) -> str:
+        self._process.join(_STOP_LIMIT_S)
+        code = self._process.exitcode
+        if code is None or code >= 0:
+            return f"the process ended with code {code}"
+        name = signal.Signals(-code).name
+        hint = "; there may be too little memory" if name == "SIGKILL" else ""
+        return f"the process ended with signal {name}{hint}"
+
+
+def _work(work: Callable[..., None], *arguments: object) -> None:
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent has died, or needs no more
+        work(*arguments)
+
+
+@contextlib.contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Blocks SIGINT in processes that are started in the block: Ctrl-C reaches all processes of a terminal, and this
+    one tells the others when to end.
+    """
+    # Otherwise starting a process starts the tracker first, which unblocks SIGINT.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_START_LIMIT_S = 60
+_POLL_S = 0.01
+
+
+class ServiceProcess:
+    """Runs `neuronpipe serve SERVICE` on a free port of the loopback interface. Its log lines go to a file.
+
+    `command`: the module of another program that serves, and its first arguments.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        self.service = service
+        # Closed in stop().
+        self._log: IO[str] = tempfile.NamedTemporaryFile("w+", prefix=f"{service}-", suffix=".log")  # noqa: SIM115
+        listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
+        self.began_s = time.monotonic()
+        self._process = subprocess.Popen(  # noqa: S603 (our own command)
+            [sys.executable, "-m", *(command or ("neuronpipe", "serve", service)), *listen, *options],
+            stderr=self._log,
+            # Ctrl-C in the terminal is for whoever started us; that one ends the services.
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def target(self) -> str:
+        """HOST:PORT, as soon as it listens."""
+        return str(self.wait_for("listening")["address"])
+
+    def wait_until_ready(self, limit_s: float = _START_LIMIT_S) -> Self:
+        """Blocks until the service takes requests."""
+        self.wait_for("ready", limit_s=limit_s)
+        return self
+
+    def events(self) -> list[dict[str, object]]:
+        """The log lines so far."""
+        lines = Path(self._log.name).read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    def wait_for(self, event: str, times: int = 1, limit_s: float = _START_LIMIT_S) -> dict[str, object]:
+        """The first log line of an event, or the nth.
+
+        Raises RuntimeError with the log if the process ends without it, or has not logged it in time.
+        """
+        deadline_s = time.monotonic() + limit_s
+        while time.monotonic() < deadline_s:
+            is_running = self._process.poll() is None
+            lines = [line for line in self.events() if line["event"] == event]
+            if len(lines) >= times:
+                return lines[times - 1]
+            if not is_running:
+                break
+            time.sleep(_POLL_S)
+        raise RuntimeError(f"{self.service} did not log {event!r}:\n{Path(self._log.name).read_text()}")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal."""
+        self._process.send_signal(number)
+
+    def wait(self, timeout_s: float = 30) -> int:
+        """The exit code, once it ends."""
+        return self._process.wait(timeout_s)
+
+    def stop(self) -> None:
+        """Ends the process, by force if it must be, and deletes its log."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(15)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        code = self._process.poll()
+        if error and code is not None:
+            error.add_note(f"{self.service} had ended with {code}:\n{Path(self._log.name).read_text()}")
+        self.stop()

@@ -1,0 +1,363 @@
+"""`neuronpipe trace`: sends one sampled request, reads its spans from OTLP JSON, and draws them as rows of text."""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import grpc
+
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
+from neuronpipe.api.v1.traces_pb2 import GetTraceRequest
+from neuronpipe.api.v1.traces_pb2_grpc import TraceServiceStub
+from neuronpipe.core.errors import NeuronpipeError, SetupError
+from neuronpipe.core.names import TRACEPARENT, Attributes, Events, Spans
+from neuronpipe.core.tracing import SpanContext
+from neuronpipe.platform.tls import LoadedTls, TlsFiles, watched_tls
+from neuronpipe.rpc.api_key import key_metadata
+from neuronpipe.rpc.client import error_of, open_channel
+
+_TRACES_LIMIT_S = 10.0
+
+
+def sample(
+    request: InferRequest,
+    target: str,
+    *,
+    timeout_s: float,
+    warm_up: int,
+    otlp: Path | None,
+    tls: TlsFiles | None = None,
+) -> None:
+    """Prints the waterfall of one request, which is sent after `warm_up` others.
+
+    `otlp`: the file that also gets its spans. Raises SetupError, and the request's error once its trace is shown.
+    """
+    context = SpanContext(int(secrets.token_hex(16), 16), int(secrets.token_hex(8), 16), is_sampled=True)
+    loaded = watched_tls(tls, "client").value if tls else None
+    found, client_ns, failure = asyncio.run(_record(request, target, loaded, timeout_s, warm_up, context))
+    if otlp:
+        otlp.write_text(json.dumps(found, indent=1))
+    trace = read_trace(found, f"{context.trace_id:032x}")
+    if trace:
+        print("\n".join(draw(trace, client_ns)))
+    elif not failure:
+        raise SetupError(f"{target} has dropped this trace already: --kept-traces is too small for its load")
+    if failure:
+        raise failure
+
+
+async def _record(
+    request: InferRequest, target: str, tls: LoadedTls | None, timeout_s: float, warm_up: int, context: SpanContext
+) -> tuple[dict[str, Any], int, NeuronpipeError | None]:
+    """The request's spans as OTLP JSON, its duration as the caller measured it, and its error if it failed."""
+    key = key_metadata(target=target, is_encrypted=tls is not None)
+    async with open_channel(target, tls=tls) as channel:
+        for _ in range(warm_up):  # the first request of a connection also opens it
+            await _infer(channel, request, timeout_s, key)
+        began_ns = time.monotonic_ns()
+        failure = await _infer(channel, request, timeout_s, [*key, (TRACEPARENT, context.traceparent)])
+        client_ns = time.monotonic_ns() - began_ns
+        return await _find_trace(channel, context, key, failure), client_ns, failure
+
+
+async def _infer(
+    channel: grpc.aio.Channel, request: InferRequest, timeout_s: float, metadata: Sequence[tuple[str, str]]
+) -> NeuronpipeError | None:
+    """What the request failed with."""
+    try:
+        await InferenceServiceStub(channel).Infer(request, timeout=timeout_s, metadata=metadata)
+    except grpc.aio.AioRpcError as failure:
+        return error_of(failure)
+    return None
+
+
+async def _find_trace(
+    channel: grpc.aio.Channel, context: SpanContext, key: Sequence[tuple[str, str]], failure: NeuronpipeError | None
+) -> dict[str, Any]:
+    try:
+        response = await TraceServiceStub(channel).GetTrace(
+            GetTraceRequest(trace_id=f"{context.trace_id:032x}"), timeout=_TRACES_LIMIT_S, metadata=key
+        )
+    except grpc.aio.AioRpcError as error:
+        if failure:
+            raise failure from error
+        if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+            raise SetupError("the gateway keeps no traces; start it, and its stages, with --kept-traces 100") from error
+        raise error_of(error) from error
+    found: dict[str, Any] = json.loads(response.otlp_json)
+    return found
+
+
+Value: TypeAlias = str | int | float | bool
+
+_STATUS_ERROR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSpan:
+    """A span as it was sent; times since 1970. `links`: (trace id, span id) and attributes."""
+
+    service: str
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    started_ns: int
+    ended_ns: int
+    is_error: bool
+    attributes: Mapping[str, Value]
+    events: tuple[str, ...]
+    links: tuple[tuple[tuple[str, str], Mapping[str, Value]], ...]
+
+    @property
+    def duration_ns(self) -> int:
+        """The duration of the span."""
+        return self.ended_ns - self.started_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A span in a waterfall, with its depth."""
+
+    span: ShownSpan
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mate:
+    """A row of a batch; `trace_id` is empty where its request is not sampled."""
+
+    row: int
+    tokens: int
+    trace_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One request's spans as a tree, the root first, and the batches that it ran in."""
+
+    trace_id: str
+    rows: list[Row]
+    batches: list[ShownSpan]
+
+    @property
+    def root(self) -> ShownSpan:
+        """The request."""
+        return self.rows[0].span
+
+    def parts_ns(self) -> dict[str, int]:
+        """The time of each stage, of queue and of compute, in the order of the request; "unattributed" is in no stage.
+
+        Spans of one name may overlap, as those of several sequences do. Overlapping time counts once, and as compute if
+        one of the spans computes.
+        """
+        names = (Spans.PREPROCESS, Spans.QUEUE, Spans.COMPUTE, Spans.PREDICT, Spans.POSTPROCESS)
+        covered: dict[str, int] = {name: self._covered_ns(name) for name in names}
+        covered[Spans.QUEUE] = self._covered_ns(Spans.QUEUE, Spans.COMPUTE) - covered[Spans.COMPUTE]
+        stages_ns = self._covered_ns(Spans.PREPROCESS, Spans.PREDICT, Spans.POSTPROCESS)
+        return {**covered, "unattributed": self.root.duration_ns - stages_ns}
+
+    def _covered_ns(self, *names: str) -> int:
+        """The length of the union of all spans with these names."""
+        covered_ns = ended_ns = 0
+        for started_ns, span_ended_ns in sorted(
+            (row.span.started_ns, row.span.ended_ns) for row in self.rows if row.span.name in names
+        ):
+            covered_ns += max(0, span_ended_ns - max(started_ns, ended_ns))
+            ended_ns = max(ended_ns, span_ended_ns)
+        return covered_ns
+
+    def mates(self, batch: ShownSpan) -> list[Mate]:
+        """The rows of a batch in order."""
+        known = {
+            int(row[Attributes.ROW]): (int(row[Attributes.TOKENS]), trace_id) for (trace_id, _), row in batch.links
+        }
+        size = int(batch.attributes[Attributes.BATCH_SIZE])
+        return [Mate(row, *known.get(row, (0, ""))) for row in range(size)]
+
+
+def read_trace(otlp: Mapping[str, Any], trace_id: str) -> Trace | None:
+    """The trace in OTLP JSON; None if it has no span."""
+    spans = list(_spans(otlp))
+    own = sorted(
+        (span for span in spans if span.trace_id == trace_id), key=lambda span: (span.started_ns, -span.ended_ns)
+    )
+    known = {span.span_id for span in own}
+    children: dict[str, list[ShownSpan]] = {}
+    for span in own:
+        children.setdefault(span.parent_id if span.parent_id in known else "", []).append(span)
+    rows = list(_tree(children, "", 0))
+    batches = sorted((span for span in spans if span.trace_id != trace_id), key=lambda span: span.started_ns)
+    return Trace(trace_id, rows, batches) if rows else None
+
+
+def _tree(children: Mapping[str, Sequence[ShownSpan]], parent_id: str, depth: int) -> Iterator[Row]:
+    for span in children.get(parent_id, ()):
+        yield Row(span, depth)
+        yield from _tree(children, span.span_id, depth + 1)
+
+
+def _spans(otlp: Mapping[str, Any]) -> Iterator[ShownSpan]:
+    for resource in otlp["resourceSpans"]:
+        service = str(_attributes(resource["resource"]["attributes"])["service.name"])
+        for scope in resource["scopeSpans"]:
+            yield from (_span(service, span) for span in scope["spans"])
+
+
+def _span(service: str, span: Mapping[str, Any]) -> ShownSpan:
+    return ShownSpan(
+        service=service,
+        name=span["name"],
+        trace_id=span["traceId"],
+        span_id=span["spanId"],
+        parent_id=span.get("parentSpanId", ""),
+        started_ns=int(span["startTimeUnixNano"]),
+        ended_ns=int(span["endTimeUnixNano"]),
+        is_error=span["status"].get("code") == _STATUS_ERROR,
+        attributes=_attributes(span["attributes"]),
+        events=tuple(event["name"] for event in span["events"]),
+        links=tuple(((link["traceId"], link["spanId"]), _attributes(link["attributes"])) for link in span["links"]),
+    )
+
+
+def _attributes(attributes: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for one in attributes:
+        ((kind, value),) = one["value"].items()
+        found[one["key"]] = int(value) if kind == "intValue" else value
+    return found
+
+
+_BAR_WIDTH = 48
+_MAX_MATES = 16
+_LABELS = {Spans.PREPROCESS: "pre-process", Spans.PREDICT: "prediction", Spans.POSTPROCESS: "post-process"}
+
+
+def draw(trace: Trace, client_ns: int) -> Iterator[str]:
+    """The lines of a waterfall. `client_ns`: how long the caller waited."""
+    root = trace.root
+    yield f"trace {trace.trace_id}   {_heading(trace)}"
+    yield ""
+    # Of an rpc without its package.
+    labels = [("  " * row.depth + row.span.name.rpartition("/")[2], row) for row in trace.rows]
+    label_width = max(len(label) for label, _ in labels)
+    service_width = max(len(row.span.service) for _, row in labels)
+    for label, row in labels:
+        bar = _bar(row, root)
+        yield (
+            f"{label:{label_width}}  {row.span.service:{service_width}} |{bar}| {row.span.duration_ns / 1e6:9.3f} "
+            f"ms{_marks(row.span)}"
+        )
+    yield ""
+    yield split(trace)
+    yield from _first_token(trace)
+    outside_ms = (client_ns - root.duration_ns) / 1e6
+    yield (
+        f"the caller waited {client_ns / 1e6:.3f} ms: {outside_ms:.3f} ms of it outside of the gateway's span "
+        "(network, gRPC)"
+    )
+    for batch in trace.batches:
+        yield ""
+        yield _describe_batch(batch)
+        yield from _describe_mates(trace, batch)
+
+
+def _heading(trace: Trace) -> str:
+    """The request's model and task."""
+    attributes = trace.root.attributes
+    if Attributes.MODEL not in attributes:
+        return "a request for no model that is served"
+    words = [
+        f"{attributes[Attributes.MODEL]} version {attributes[Attributes.VERSION]}",
+        str(attributes[Attributes.TASK]).replace("_", "-"),
+    ]
+    if Attributes.TOKENS in attributes:
+        words.append(f"{attributes[Attributes.TOKENS]} tokens")
+    if attributes.get(Attributes.TRUNCATED_TOKENS):
+        words.append(f"{attributes[Attributes.TRUNCATED_TOKENS]} dropped")
+    return ", ".join(words)
+
+
+def split(trace: Trace) -> str:
+    """The share of each stage in the request's time."""
+    parts, total_ns = trace.parts_ns(), max(1, trace.root.duration_ns)
+
+    def share(name: str) -> str:
+        return f"{100 * parts[name] / total_ns:.1f} %"
+
+    hop_ns = parts[Spans.PREDICT] - parts[Spans.QUEUE] - parts[Spans.COMPUTE]
+    inside = f"queue {share(Spans.QUEUE)}, compute {share(Spans.COMPUTE)}, hop {100 * hop_ns / total_ns:.1f} %"
+    stages = (
+        f"{label} {share(name)}" + (f" ({inside})" if name == Spans.PREDICT else "") for name, label in _LABELS.items()
+    )
+    return f"{' + '.join(stages)} + unattributed {share('unattributed')} = {trace.root.duration_ns / 1e6:.3f} ms"
+
+
+def _first_token(trace: Trace) -> Iterator[str]:
+    """Of a generated text a line: the parts of the time to its first token, and the time between the others."""
+    found = trace.root.attributes
+    if Attributes.FIRST_TOKEN_NS not in found:
+        return
+    parts_ns, total_ns = trace.parts_ns(), int(found[Attributes.FIRST_TOKEN_NS])
+    split_ns = {
+        "pre-process": parts_ns[Spans.PREPROCESS],
+        "queue": parts_ns[Spans.QUEUE],
+        "prefill": int(found[Attributes.PREFILL_NS]),
+    }
+    split_ns["hops"] = total_ns - sum(split_ns.values())
+    split_text = " + ".join(f"{name} {part_ns / 1e6:.3f}" for name, part_ns in split_ns.items())
+    texts = [row.span.attributes for row in trace.rows if Attributes.GENERATED_TOKENS in row.span.attributes]
+    tokens = max((int(one[Attributes.GENERATED_TOKENS]) for one in texts), default=1)
+    token_ns = int(found[Attributes.DECODE_NS]) / max(1, tokens - 1)
+    yield (
+        f"first token after {total_ns / 1e6:.3f} ms = {split_text}; then {tokens - 1} tokens, {token_ns / 1e6:.3f} ms "
+        f"each, the longest gap {int(found[Attributes.LONGEST_GAP_NS]) / 1e6:.3f} ms"
+    )
+
+
+def _describe_batch(batch: ShownSpan) -> str:
+    """One line about a batch, or about a step of texts that are generated."""
+    attributes = batch.attributes
+    if Attributes.BUCKET_TOKENS not in attributes:
+        return (
+            f"step of {attributes[Attributes.BATCH_SIZE]} on {attributes[Attributes.BACKEND]}: "
+            f"{batch.duration_ns / 1e6:.3f} ms, {attributes[Attributes.TOKENS]} tokens"
+        )
+    padding = 100 * float(attributes[Attributes.PADDING_RATIO])
+    return (
+        f"batch of {attributes[Attributes.BATCH_SIZE]} on {attributes[Attributes.BACKEND]}, core "
+        f"{attributes[Attributes.CORE]}: "
+        f"{batch.duration_ns / 1e6:.3f} ms, padded to {attributes[Attributes.BUCKET_TOKENS]} tokens, "
+        f"{padding:.0f} % padding"
+    )
+
+
+def _describe_mates(trace: Trace, batch: ShownSpan) -> Iterator[str]:
+    """The rows of a batch, one line for each."""
+    mates = trace.mates(batch)
+    unknown = "a request that is not sampled" if Attributes.BUCKET_TOKENS in batch.attributes else "another text"
+    for mate in mates[:_MAX_MATES]:
+        whose = "this request" if mate.trace_id == trace.trace_id else f"trace {mate.trace_id}"
+        yield f"  row {mate.row:3}  {f'{mate.tokens:4} tokens  {whose}' if mate.trace_id else unknown}"
+    if len(mates) > _MAX_MATES:
+        yield f"  and {len(mates) - _MAX_MATES} more"
+
+
+def _marks(span: ShownSpan) -> str:
+    """The error of a span, and its events but for the first token, which is in the split."""
+    error = span.attributes.get(Attributes.ERROR_TYPE)
+    words = [*(one for one in span.events if one != Events.FIRST_TOKEN), *([str(error)] if error else [])]
+    return f"  ! {', '.join(words)}" if words else ""
+
+
+def _bar(row: Row, root: ShownSpan) -> str:
+    scale = _BAR_WIDTH / max(1, root.duration_ns)
+    begin = min(_BAR_WIDTH - 1, max(0, int((row.span.started_ns - root.started_ns) * scale)))
+    end = min(_BAR_WIDTH, max(begin + 1, round((row.span.ended_ns - root.started_ns) * scale)))
+    return " " * begin + "█" * (end - begin) + " " * (_BAR_WIDTH - end)

@@ -1,1 +1,0 @@
-"""`neuronpipe trace`: draws the trace of one request."""

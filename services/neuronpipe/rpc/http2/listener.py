@@ -1,0 +1,138 @@
+"""Where a server listens: the sockets of an address, and the connections that come, up to their TLS handshakes."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from neuronpipe.core.addresses import is_listened_on, unix_path
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.logs import log_warning
+from neuronpipe.rpc.http2.connection import TLS_CLOSE_S
+from neuronpipe.rpc.transport import ServerOptions
+
+_BACKLOG = 1024
+# Between two attempts to accept, where no file is free.
+_PAUSE_S = 1.0
+
+
+class Listener:
+    """Accepts connections at one address. By hand, as asyncio's servers begin any number of TLS handshakes.
+
+    `begin`: the protocol of a connection that has come, or None to refuse it. `ended`: called after a handshake.
+    `handshakes`: connections that were not made yet, with their tasks. A protocol takes itself out when it is made.
+    """
+
+    def __init__(
+        self, options: ServerOptions, begin: Callable[[], asyncio.Protocol | None], ended: Callable[[], None]
+    ) -> None:
+        self.handshakes: dict[asyncio.Protocol, asyncio.Task[None]] = {}
+        self._address = options.settings.listen
+        self._path = unix_path(self._address)
+        self._shares_port = options.shares_port
+        self._begin = begin
+        self._ended = ended
+        self._sockets: list[socket.socket] = []
+        # Of connect_accepted_socket.
+        self._tls: dict[str, Any] = {}
+        if options.tls and not self._path:
+            self._tls = {
+                "ssl": options.tls.h2_context,
+                "ssl_handshake_timeout": options.settings.max_handshake_s,
+                "ssl_shutdown_timeout": TLS_CLOSE_S,
+            }
+
+    def open(self) -> int:
+        """Accepts connections from now on. Returns the port, 0 for a unix socket. Raises SetupError."""
+        try:
+            self._sockets = [_bind_path(self._path)] if self._path else _bind_port(self._address, self._shares_port)
+        except OSError as error:
+            problem = error.strerror if error.errno and not isinstance(error, socket.gaierror) else "no such address"
+            raise SetupError(f"cannot listen on {self._address}: {problem}") from error
+        self._accept_from(self._sockets)
+        return 0 if self._path else int(self._sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        """Accepts those that wait, and no more. Handshakes go on."""
+        for listening in self._sockets:
+            self._accept(listening)
+            asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
+        if self._path and self._sockets:
+            Path(self._path).unlink(missing_ok=True)
+
+    def end_handshakes(self) -> None:
+        """Ends the connections that were not made yet."""
+        for task in self.handshakes.values():
+            task.cancel()
+
+    def _accept_from(self, sockets: Iterable[socket.socket]) -> None:
+        for listening in sockets:
+            if listening.fileno() >= 0:
+                asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(_BACKLOG):
+            try:
+                accepted, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log_warning("no connection can be accepted", problem=error.strerror)
+                loop.remove_reader(listening)
+                loop.call_later(_PAUSE_S, self._accept_from, [listening])
+                return
+            if protocol := self._begin():
+                self.handshakes[protocol] = loop.create_task(self._shake_hands(protocol, accepted))
+            else:
+                accepted.close()
+
+    async def _shake_hands(self, protocol: asyncio.Protocol, accepted: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, accepted, **self._tls)
+        except OSError:  # ssl.SSLError is one
+            return
+        finally:
+            self.handshakes.pop(protocol, None)
+            self._ended()
+
+
+def _bind_port(address: str, shares_port: bool) -> list[socket.socket]:
+    """Sockets of all addresses of a host's name, on one port. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, where in dict.fromkeys(found):
+            sockets.append(one := socket.socket(family, kind, protocol))
+            one.setblocking(False)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shares_port:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6 and len(found) == 1:  # [::] takes callers of both families
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            number = int(port) or (sockets[0].getsockname()[1] if len(sockets) > 1 else 0)
+            one.bind((where[0], number, *where[2:]))
+            one.listen(_BACKLOG)
+    except BaseException:
+        for one in sockets:
+            one.close()
+        raise
+    return sockets
+
+
+def _bind_path(path: str) -> socket.socket:
+    """A socket at a path, in place of one that a killed process has left behind. Raises OSError."""
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    one.setblocking(False)
+    try:
+        if Path(path).is_socket() and not is_listened_on(path):
+            Path(path).unlink()
+        one.bind(path)
+        one.listen(_BACKLOG)
+    except BaseException:
+        one.close()
+        raise
+    return one

@@ -1,0 +1,151 @@
+"""The settings of the stages."""
+
+import re
+from typing import ClassVar
+
+from pydantic import Field, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.settings import Settings
+from neuronpipe.platform.cache.economics import CachePolicy, RedisSettings
+from neuronpipe.platform.process.settings import StageSettings, listen_field
+
+MAX_CORES = 256
+_CORES = re.compile(r"\d{1,3}(-\d{1,3})?(,\d{1,3}(-\d{1,3})?)*")
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """The cores that a list such as "0-3" or "0,2-3" names, ascending. Raises SetupError."""
+    if not _CORES.fullmatch(text):
+        raise SetupError(f"cores {text!r}: must be a number of cores, or a list such as 0-3 or 0,2")
+    cores: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if int(last or first) < int(first) or int(last or first) >= MAX_CORES:
+            raise SetupError(f"cores {text!r}: {part} is not a range of cores from 0 to {MAX_CORES - 1}")
+        cores.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(cores))
+
+
+class CoreSettings(Settings):
+    """The cores on which models run."""
+
+    cores: int | str = Field(
+        0,
+        description="cores that all models share: a number, or NeuronCores such as 0-3; 0: all, with openvino one for "
+        "each CPU thread",
+    )
+
+    @field_validator("cores", mode="before")
+    @classmethod
+    def _check_cores(cls, cores: object) -> object:
+        if isinstance(cores, str) and not cores.isdigit():
+            try:
+                parse_cores(cores)
+            except SetupError as error:
+                raise ValueError(str(error)) from error
+            return cores
+        if not 0 <= int(str(cores)) <= MAX_CORES:
+            raise ValueError(f"at most {MAX_CORES}")
+        return int(str(cores))
+
+    @property
+    def core_count(self) -> int:
+        """The number of cores; 0 for all."""
+        return len(parse_cores(self.cores)) if isinstance(self.cores, str) else self.cores
+
+
+class EngineSettings(CoreSettings):
+    """How the executor runs models. `whole_items`: see ExecutorModel.keep_items_whole."""
+
+    whole_items: ClassVar[bool] = False
+
+    backend: str = Field("", description="back end to run on; default: the first that the bundle was compiled for")
+    cores_per_replica: int = Field(1, ge=1, le=MAX_CORES, description="cores for one replica of a model")
+    in_flight: int = Field(
+        1, ge=1, le=4, description="batches in flight on a core: 1 for the lowest latency, 2 keeps a NeuronCore busy"
+    )
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads shared by the cores; 0: one for each available CPU")
+    max_batch_size: int = Field(
+        32, ge=1, le=4096, description="maximum number of sequences in a batch; not for buckets"
+    )
+    max_batch_tokens: int = Field(
+        8192, ge=1, description="maximum number of padded tokens in a batch of several sequences; not for buckets"
+    )
+    max_queue_sequences: int = Field(
+        4096, ge=1, description="maximum number of sequences in the queue of a model; more are refused"
+    )
+    kv_cache_bytes: int = Field(
+        1 << 30, ge=1 << 16, description="most memory for the key-value cache of a model that generates, in bytes"
+    )
+    max_model_memory_bytes: int = Field(
+        0,
+        ge=0,
+        description="most memory for all models, in bytes: the files that the back end reads, and kv_cache_bytes of "
+        "each that generates; of the device, where the back end has one; 0: no limit",
+    )
+    models_on_demand: bool = Field(
+        False,
+        description="load a model when the first request for it comes, and unload those that were used longest ago "
+        "where max_model_memory_bytes is reached",
+    )
+    max_prompt_wait_s: float = Field(
+        0.0,
+        ge=0,
+        le=600,
+        description="seconds that a prompt may wait for its first step, by forecast; more prompts are refused, so that "
+        "those that are taken have their first token in time; 0: no limit",
+    )
+    step_tokens: int = Field(
+        256,
+        ge=1,
+        le=65536,
+        description="most tokens that a model that generates computes in a step; a longer prompt takes several, and "
+        "more where others wait for their next token",
+    )
+    batch_limit_s: float = Field(
+        60.0,
+        ge=1,
+        le=3600,
+        description="seconds after which a batch counts as hung, or ten times its forecast if that is longer; its "
+        "core is given up; the same for a step of a model that generates",
+    )
+
+
+class NeuronExecutorSettings(StageSettings, EngineSettings):
+    """Settings of the neuron-executor."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_NEURON_EXECUTOR_")
+
+    listen: str = listen_field("127.0.0.1:50052")
+
+
+class TokenCacheSettings(RedisSettings):
+    """The caches of encoded inputs: texts' tokens, and images' pixels."""
+
+    token_cache_bytes: int = Field(
+        64 << 20, ge=0, description="memory for token ids of texts in this process, in bytes; 0: no cache"
+    )
+    image_cache_bytes: int = Field(
+        64 << 20, ge=0, description="memory for pixels of images in this process, in bytes; 0: no cache"
+    )
+    token_cache_redis: CachePolicy = Field(
+        "auto", description="when to look in Redis: auto (where that is faster than encoding), always, never"
+    )
+
+
+class TokenizerSettings(StageSettings, TokenCacheSettings):
+    """Settings of the tokenizer."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_TOKENIZER_")
+
+    listen: str = listen_field("127.0.0.1:50051")
+
+
+class PostprocessorSettings(StageSettings):
+    """Settings of the postprocessor."""
+
+    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_POSTPROCESSOR_")
+
+    listen: str = listen_field("127.0.0.1:50053")

@@ -1,0 +1,76 @@
+"""Tasks of an image alone: scores of the model's labels, and its vector.
+
+Image classification equals transformers' ImageClassificationPipeline with `top_k` and `function_to_apply`, with its
+image processor on Pillow. Three cases differ; they are refused here. The pipeline takes the first image of an
+animation, treats a `top_k` beyond the number of labels as all, and reads files of any format and size.
+
+Image embedding equals the `pooler_output` of transformers' image-feature-extraction pipeline with `pool`, and of models
+of images and texts `get_image_features`; scaled to length 1 unless the caller says otherwise.
+"""
+
+from neuronpipe.api.v1.tasks_pb2 import (
+    ImageClassificationInput,
+    ImageClassificationResult,
+    ImageEmbeddingInput,
+    ImageEmbeddingResult,
+)
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.tensors import ArraySets
+from neuronpipe.tasks.base import Encoded, ImageReader, Task, check_image, encode_image, image_digest
+from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels
+from neuronpipe.tasks.vectors import VECTOR_OPTIONS, EmbeddingFacts, check_vector_options, vector_fields, vector_of
+
+# The pipeline's.
+_TOP_K = 5
+
+
+def check_classification(input: ImageClassificationInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
+    check_image(input.image)
+    check_labels(model, input.function, input.top_k)
+
+
+def check_embedding(input: ImageEmbeddingInput, model: ModelSpec) -> None:
+    """Raises InvalidInput."""
+    check_image(input.image)
+    check_vector_options(input, model)
+
+
+def traits(input: ImageClassificationInput | ImageEmbeddingInput) -> tuple[str | int, ...]:
+    """The values of an input on which its encoding depends."""
+    return (image_digest(input.image),)
+
+
+def encode(input: ImageClassificationInput | ImageEmbeddingInput, read_image: ImageReader, model: ModelSpec) -> Encoded:
+    """One sequence: the image's `pixels`, uint8 [3, height, width]."""
+    return encode_image(input.image, read_image)
+
+
+def decode_classification(
+    input: ImageClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
+) -> ImageClassificationResult:
+    """The best labels from `logits`, float32 [labels]."""
+    top_k = input.top_k or min(_TOP_K, len(model.labels))
+    return ImageClassificationResult(labels=best_labels(outputs[0]["logits"], model, input.function, top_k))
+
+
+def decode_embedding(
+    input: ImageEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
+) -> ImageEmbeddingResult:
+    """The vector from the graph's output."""
+    return ImageEmbeddingResult(**vector_fields(vector_of(outputs[0]), input, model))
+
+
+CLASSIFICATION = Task(
+    "image_classification",
+    check_classification,
+    traits,
+    encode,
+    decode_classification,
+    ("top_k", "function"),
+    ClassifierFacts,
+    reads="images",
+)
+EMBEDDING = Task(
+    "image_embedding", check_embedding, traits, encode, decode_embedding, VECTOR_OPTIONS, EmbeddingFacts, reads="images"
+)

@@ -1,0 +1,189 @@
+"""Requests of which more is made than their bytes: of a few kilobytes on the wire, gigabytes once."""
+
+import asyncio
+import zlib
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import grpc
+import httpx
+
+from tests.attack.frame import Attacked, attack
+from tests.fuzz.expanding import field_of
+from tests.integration.http_server import post
+
+_BODY_MIB, _MESSAGE_MIB = 8, 64
+_LIMIT_S = 60.0
+_API = "/neuronpipe.api.v1.InferenceService"
+
+
+@cache
+def _gzip(data: bytes) -> bytes:
+    packer = zlib.compressobj(9, wbits=16 + zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()
+
+
+@cache
+def _list_of(one: bytes, size_mib: int = _BODY_MIB) -> bytes:
+    return b"[" + b",".join([one] * ((size_mib << 20) // (len(one) + 1) - 64)) + b"]"
+
+
+async def _post(
+    server: Attacked, path: str, body: bytes, *, is_packed: bool = True, media_type: str = "application/json"
+) -> None:
+    """Sends a body, until its answer comes."""
+    headers = {"content-type": media_type, "authorization": f"Bearer {server.keys.get('mallory', '')}"}
+    if is_packed:
+        body, headers = _gzip(body), headers | {"content-encoding": "gzip"}
+    async with httpx.AsyncClient(base_url=f"http://{server.http}", timeout=_LIMIT_S) as client:
+        response = await client.post(path, content=body, headers=headers)
+    assert response.status_code in (200, 400, 413, 429), response.text[:500]
+
+
+async def _call(server: Attacked, path: str, data: bytes, *, is_packed: bool = True) -> None:
+    """Calls a method once."""
+    options: Sequence[tuple[str, int]] = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    compression = grpc.Compression.Gzip if is_packed else grpc.Compression.NoCompression
+    async with grpc.aio.insecure_channel(server.target, options=options, compression=compression) as channel:
+        method: Any = channel.unary_unary(path)
+        call = method(data, timeout=_LIMIT_S, metadata=server.metadata)
+        code, details = await call.code(), await call.details()
+    assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED), f"{code}: {details}"
+
+
+@attack("H1", "23 KB of gzip that are a JSON list of millions of empty lists", sends_mib=_BODY_MIB, is_quick=True)
+async def empty_lists(server: Attacked) -> None:
+    await _post(server, "/v1/embeddings", b'{"model":"minilm","input":' + _list_of(b"[]") + b"}")
+
+
+@attack("H1", "the same in 24 MB, beyond the limit of a body", sends_mib=_BODY_MIB)
+async def empty_lists_beyond_the_limit(server: Attacked) -> None:
+    await _post(server, "/v1/embeddings", b'{"model":"minilm","input":' + _list_of(b"[]", 3 * _BODY_MIB) + b"}")
+
+
+@attack("H1", "JSON lists of millions of empty objects, to four protocols in turn", sends_mib=_BODY_MIB)
+async def empty_objects(server: Attacked) -> None:
+    objects = _list_of(b"{}")
+    for path, head in (
+        ("/v1/chat/completions", b'{"model":"minilm","messages":'),
+        ("/rerank", b'{"query":"a","documents":'),
+        ("/models/classifier", b'{"inputs":'),
+        ("/v2/models/minilm/infer", b'{"inputs":'),
+    ):
+        await _post(server, path, head + objects + b"}")
+
+
+@attack("H1", "JSON with as many numbers as are allowed, again and again", sends_mib=_BODY_MIB, is_quick=True)
+async def as_many_numbers_as_are_allowed(server: Attacked) -> None:
+    numbers = b"[" + b",".join([b"1"] * 500_000) + b"]"
+    await _post(server, "/embed", b'{"inputs":' + numbers + b"}")
+
+
+@attack("H1", "JSON with as many objects as are allowed, again and again", sends_mib=_BODY_MIB)
+async def as_many_objects_as_are_allowed(server: Attacked) -> None:
+    objects = b"[" + b",".join([b'{"text":"a"}'] * 20_000) + b"]"
+    await _post(server, "/rerank", b'{"query":"a","documents":' + objects + b"}")
+
+
+@attack("H1", "a text of 8 MiB", sends_mib=_BODY_MIB)
+async def one_long_text(server: Attacked) -> None:
+    await _post(server, "/embed", b'{"inputs":"' + b"a" * ((_BODY_MIB << 20) - 64) + b'"}')
+
+
+@attack("H1", "a heading of CSV with millions of columns, and millions of empty lines", sends_mib=_BODY_MIB)
+async def csv_headings(server: Attacked) -> None:
+    path = "/models/classifier"
+    for body, media_type in (
+        (b"," * (_BODY_MIB << 20), "text/csv"),
+        (b"inputs\n" + b"\n" * (_BODY_MIB << 19), "text/csv"),
+        (b"\n" * (_BODY_MIB << 20), "application/jsonlines"),
+    ):
+        await _post(server, path.replace("/models/classifier", "/invocations"), body, media_type=media_type)
+
+
+@attack(
+    "H2", "64 KB of gzip that are an InferBatch of 33 million empty requests", sends_mib=_MESSAGE_MIB, is_quick=True
+)
+async def empty_requests(server: Attacked) -> None:
+    await _call(server, f"{_API}/InferBatch", _empty_requests())
+
+
+@cache
+def _empty_requests() -> bytes:
+    return field_of(1, b"") * (_MESSAGE_MIB << 19)
+
+
+@attack("H2", "messages with as many empty requests as are allowed, again and again", sends_mib=1)
+async def as_many_requests_as_are_allowed(server: Attacked) -> None:
+    await _call(server, f"{_API}/InferBatch", field_of(1, b"") * (1 << 18), is_packed=False)
+
+
+@attack("H2", "a tensor of 64 million packed numbers over the Open Inference Protocol", sends_mib=_MESSAGE_MIB)
+async def packed_numbers(server: Attacked) -> None:
+    await _call(server, "/inference.GRPCInferenceService/ModelInfer", _packed_numbers())
+
+
+@cache
+def _packed_numbers() -> bytes:
+    contents = field_of(3, bytes((_MESSAGE_MIB << 20) - 256))
+    tensor = field_of(1, b"input_ids") + field_of(2, b"INT64") + b"\x18\x01" + field_of(5, contents)
+    return field_of(1, b"minilm.raw") + field_of(5, tensor)
+
+
+@attack("H2", "inputs of which millions of empty chat messages are made", sends_mib=_MESSAGE_MIB)
+async def empty_chat_messages(server: Attacked) -> None:
+    input = field_of(15, field_of(2, b"") * (1 << 19))
+    await _call(server, f"{_API}/Infer", field_of(1, b"minilm") + field_of(5, input), is_packed=False)
+
+
+@attack("M8", "trailers without an end behind a body in chunks", sends_mib=1, is_quick=True)
+async def endless_trailers(server: Attacked) -> None:
+    host, _, port = server.http.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = post("/embed", b"", f"authorization: Bearer {server.keys['mallory']}", "transfer-encoding: chunked")
+    writer.write(head.replace(b"content-length: 0\r\n", b"") + b"2\r\n{}\r\n0\r\n")
+    try:
+        for _ in range(64):
+            writer.write(b"a:b\r\n" * (1 << 13))
+            await writer.drain()
+        await reader.read()
+    except ConnectionError:
+        return
+    finally:
+        writer.close()
+
+
+@attack("M1", "bodies and messages that never come, from many connections", is_quick=True)
+async def bodies_that_never_come(server: Attacked) -> None:
+    host, _, port = server.http.rpartition(":")
+    head = post("/embed", b"", f"authorization: Bearer {server.keys['mallory']}", "content-length: 1000")
+    writers = []
+    try:
+        for _ in range(200):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(head.replace(b"content-length: 0\r\n", b""))
+            writers.append(writer)
+            await asyncio.sleep(0.002)
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+
+
+@attack("M1", "300 health checks a second without a key whose message never comes")
+async def health_checks_without_a_message(server: Attacked) -> None:
+    from tests.integration.raw_http2 import RawHttp2
+
+    def attack_once() -> None:
+        with RawHttp2(server.target) as caller:
+            for _ in range(300):
+                caller.open_call("/grpc.health.v1.Health/Check")
+
+    await asyncio.gather(asyncio.to_thread(attack_once), asyncio.sleep(1))
+
+
+@attack("H1", "a text of a million tokens to /tokenize, and the same as a message to /v1/infer", sends_mib=1)
+async def answers_of_many_tokens(server: Attacked) -> None:
+    text = b"a " * ((1 << 19) - 64)
+    await _post(server, "/tokenize", b'{"model":"classifier","inputs":"' + text + b'"}')
+    await _post(server, "/v1/infer", b'{"model":"classifier","input":{"tokenization":{"text":"' + text + b'"}}}')

@@ -1,0 +1,97 @@
+"""bulk/jobs/store.py with a Redis: jobs that are put off, and what a tenant's jobs take."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from neuronpipe.bulk.jobs.job import NewJob, cancelled, end_of, new_id
+from neuronpipe.bulk.jobs.settings import JobSettings
+from neuronpipe.bulk.jobs.store import JobStore
+from neuronpipe.core.errors import Overloaded
+from tests.redis_server import RedisServer, redis_server
+
+_LEASE_S = 30.0
+_END = end_of(cancelled())
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with redis_server(is_durable=True) as redis:
+        yield redis
+
+
+@pytest_asyncio.fixture
+async def store(redis: RedisServer) -> AsyncIterator[JobStore]:
+    redis.ask("FLUSHALL")
+    store = JobStore(JobSettings(jobs_redis_url=redis.url))
+    yield store
+    await store.close()
+
+
+async def _submit(store: JobStore, tenant: str, max_bytes: int = 0) -> str:
+    fields: dict[str, str | int] = {"request_id": "", "notify": "", "limit": 900, "trace": "", "inputs": 1}
+    id = new_id()
+    new = NewJob(id, id, "digest", tenant, "normal", b"x" * 1000, ttl_s=100, retention_s=1, fields=fields)
+    return (await store.submit(new, 1000, 0, max_bytes))[0]
+
+
+async def _waiting(store: JobStore) -> int:
+    counts, _, _ = await store.count()
+    return counts["normal"].waiting
+
+
+async def test_jobs_of_a_refused_tenant_wait_behind_those_of_others(store: JobStore) -> None:
+    small = [await _submit(store, "small") for _ in range(20)]
+    victim = await _submit(store, "victim")
+    taken = await store.take("w", _LEASE_S, 8, {"small": 0.3})
+    assert [one.job.id for one in taken] == [victim]
+    assert await _waiting(store) == 20
+    await store.end(small[0], "cancelled", _END)
+    assert await _waiting(store) == 19
+    assert await store.take("w", _LEASE_S, 8, {}) == []
+    await asyncio.sleep(0.4)
+    taken = await store.take("w", _LEASE_S, 8, {})
+    assert len({one.job.id for one in taken} & set(small[1:])) == 8
+    assert {one.job.attempts for one in taken} == {1}
+    assert await _waiting(store) == 11
+
+
+async def test_what_a_tenants_jobs_take_is_known_until_redis_forgets_them(store: JobStore, redis: RedisServer) -> None:
+    def size() -> int:
+        return int(redis.ask("GET", "neuronpipe-jobs:bytes:a"))
+
+    ids = [await _submit(store, "a") for _ in range(4)]
+    one = size() // 4
+    assert 1500 < one < 2500
+    for id in ids[:3]:
+        await store.end(id, "succeeded", b"r" + b"y" * 5000)
+    assert size() == pytest.approx(3 * 5700 + one, abs=1000)
+    await store.delete(ids[0])
+    assert size() == pytest.approx(2 * 5700 + one, abs=700)
+    with pytest.raises(Overloaded, match="the jobs of tenant 'a' and their results have 10000 bytes, the limit"):
+        await _submit(store, "a", max_bytes=10_000)
+    await asyncio.sleep(1.1)
+    await _submit(store, "a", max_bytes=10_000)
+    assert size() == pytest.approx(2 * one, abs=10)
+    assert redis.ask("ZCARD", "neuronpipe-jobs:jobs:a") == 2
+
+
+async def test_what_is_kept_of_a_tenant_goes_with_its_last_job(store: JobStore, redis: RedisServer) -> None:
+    await store.end(await _submit(store, "a"), "cancelled", _END)
+    times = {name: int(redis.ask("TTL", f"neuronpipe-jobs:{name}:a")) for name in ("jobs", "bytes", "kept")}
+    assert len(set(times.values())) == 1
+    assert 3600 < times["kept"] <= 3701
+
+
+async def test_a_job_that_runs_again_counts_once(store: JobStore, redis: RedisServer) -> None:
+    id = await _submit(store, "a")
+    await store.take("w", _LEASE_S, 1, {})
+    await store.end(id, "dead", _END)
+    assert await store.retry(id)
+    assert redis.ask("ZCARD", "neuronpipe-jobs:kept:a") == 0
+    await store.take("w", _LEASE_S, 1, {})
+    await store.end(id, "succeeded", b"r")
+    await store.delete(id)
+    assert int(redis.ask("GET", "neuronpipe-jobs:bytes:a")) == 0

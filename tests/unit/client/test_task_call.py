@@ -1,0 +1,28 @@
+"""client/task_call.py: bytes to arrays."""
+
+import numpy as np
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionResult, FeatureType
+from neuronpipe.client.task_call import to_array
+
+
+@pytest.mark.parametrize(
+    ("number", "data", "scales"),
+    [
+        (FeatureType.FEATURE_TYPE_FLOAT32, np.array([1, -2, 0, 0.5], "<f4").tobytes(), []),
+        (FeatureType.FEATURE_TYPE_FLOAT16, np.array([1, -2, 0, 0.5], "<f2").tobytes(), []),
+        (FeatureType.FEATURE_TYPE_INT8, bytes([63, 256 - 126, 0, 127]), [1 / 63, 0.5 / 127]),
+    ],
+)
+def test_every_type_of_number_becomes_float32_of_the_results_shape(
+    number: "FeatureType.ValueType", data: bytes, scales: list[float]
+) -> None:
+    array = to_array(FeatureExtractionResult(data=data, shape=[2, 2], type=number, scales=scales))
+    assert array.dtype == np.float32
+    np.testing.assert_allclose(array, np.array([[1, -2], [0, 0.5]], np.float32), rtol=1e-6)
+
+
+def test_one_vector_has_one_axis() -> None:
+    result = FeatureExtractionResult(data=bytes([1, 2]), shape=[2], type=FeatureType.FEATURE_TYPE_INT8, scales=[0.5])
+    assert to_array(result).tolist() == [0.5, 1.0]
