@@ -88,7 +88,7 @@ DECODERS: Mapping[str, Callable[[int], Any]] = {
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% if tools %}{{ 'tools: ' + tools | tojson }}{% endif %}"
     "{% for message in messages %}{% if message['role'] == 'nobody' %}"
-    "{{ raise_exception('nobody speaks') }}{% endif %}{{ message['role'] + ': ' + message['content'] }}"
+    "{{ raise_exception('nobody speaks') }}{% endif %}{{ message['role'] + ': ' + (message['content'] or '') }}"
     "{% if message['tool_calls'] %}{{ message['tool_calls'] | tojson }}{% endif %}{{ eos_token }}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )

@@ -47,7 +47,7 @@ from neuronpipe.tasks.generated_text import WINDOW_TOKENS, Detokenizer, release
 # Without a value of the model's own; transformers' pipeline has the same.
 _MAX_NEW_TOKENS = 256
 _MAX_MESSAGES, _MAX_ROLE_LENGTH = 1024, 64
-_MAX_JSON = 65_536
+_MAX_JSON = 1 << 18
 _MAX_LOGPROBS = int(OPTIONS["top_logprobs"].most)
 _OWN = {
     name: (type(one.own) if one.own is not None else int | None, one.own)
@@ -172,8 +172,8 @@ def _check_messages(input: TextGenerationInput, model: ModelSpec) -> None:
         for name, text in ("role", message.role), ("content", message.content):
             if text:
                 check_text(f"{place}.{name}", text)
-        if message.fields and not isinstance(_read_json(f"{place}.fields", message.fields), dict):
-            raise InvalidInput(f"{place}.fields", "must be a JSON object")
+        if message.fields and not isinstance(_read_json(place, message.fields), dict):
+            raise InvalidInput(place, "further fields must be a JSON object")
 
 
 def _read_json(name: str, text: str) -> Any:
@@ -260,7 +260,7 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
     room = model.max_tokens - reserved
     if input.messages:
         messages = [
-            {**(json.loads(one.fields) if one.fields else {}), "role": one.role, "content": one.content}
+            {"role": one.role, "content": one.content, **(json.loads(one.fields) if one.fields else {})}
             for one in input.messages
         ]
         encoded = tokenizer.encode_chat(messages, json.loads(input.tools) if input.tools else None)

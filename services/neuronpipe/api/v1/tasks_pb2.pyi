@@ -1501,7 +1501,7 @@ class TextGenerationInput(_message.Message):
     tools: _builtins.str
     """With messages: functions that the model may call. A JSON list of objects, which the template gets as they are, as
     tools of transformers' apply_chat_template: {"type": "function", "function": {"name": …, "parameters": …}}. At most
-    65,536 characters. The model's template must know tools. Default: none.
+    262,144 characters. The model's template must know tools. Default: none.
     """
     truncation: Global___Truncation.ValueType
     """What happens to a prompt that leaves no room for max_new_tokens. Messages are never cut. Default:
@@ -1549,7 +1549,7 @@ class ChatMessage(_message.Message):
     """What is said."""
     fields: _builtins.str
     """What the template gets of the message besides, as a JSON object: an assistant's tool_calls, a tool's tool_call_id
-    and name. At most 65,536 characters. Default: nothing.
+    and name, and a content that is no text, such as null. At most 262,144 characters. Default: nothing.
     """
     def __init__(
         self,

@@ -52,12 +52,12 @@ def _refuse(value: Any) -> None:
 Unsupported = Annotated[Any, AfterValidator(_refuse), WithJsonSchema({"type": "null"})]
 
 
-def only(*values: Any) -> AfterValidator:
-    """For a field as `Unsupported`, of which clients send the values that change nothing."""
+def only(*values: Any, advice: str = "") -> AfterValidator:
+    """For a field as `Unsupported`, of which clients send the values that change nothing. `advice`: what to do."""
 
     def refuse(value: Any) -> None:
         if value is not None and value not in values:
-            raise ValueError("is not supported")
+            raise ValueError(f"is not supported; {advice}" if advice else "is not supported")
 
     return AfterValidator(refuse)
 

@@ -50,7 +50,7 @@ def http_handlers(
     return {
         **native.native_handlers(gateway.pipeline),
         **openai.openai_handlers(inference, catalog),
-        **openai_text.openai_text_handlers(inference),
+        **openai_text.openai_text_handlers(inference, catalog),
         **rerank.rerank_handlers(inference, models),
         **tei.tei_handlers(inference, models, catalog, pipeline),
         **tei.tei_token_handlers(inference, models),

@@ -3,13 +3,12 @@
 import contextlib
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from secrets import token_hex
 from typing import Any
 
 from neuronpipe.api.v1.tasks_pb2 import (
@@ -37,17 +36,19 @@ from neuronpipe.doors.http.openai_text_bodies import (
     SaidMessage,
 )
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.http.tool_calls import ToolUse
+from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
 from neuronpipe.doors.inference import Inference
 from neuronpipe.doors.text_stream import Event
+from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, Usage
-from neuronpipe.tasks.text_generation import form_of
+from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 # Of completions, as OpenAI has it.
 _MAX_TOKENS = 16
 _SEEDS = 1 << 64
 _FIELDS = {f"options.{name}": one.openai for name, one in OPTIONS.items() if one.openai}
 _REASONS = {FinishReason.FINISH_REASON_LENGTH: "length"}
+_NO_TOOLS = ToolUse(())
 
 
 CHAT = Route(
@@ -74,7 +75,7 @@ class _Form:
     """How one of the two writes its answers.
 
     `whole`: a text in a choice. `part`: a part of it in a choice of a chunk. `logprobs`: those of tokens in a choice,
-    before which there are so many characters. `begin`: the first choice of a stream. `tools`: those to call.
+    before which there are so many characters. `begin`: the first choice of a stream.
     """
 
     id: str
@@ -84,7 +85,6 @@ class _Form:
     part: Callable[[str], dict[str, Any]]
     logprobs: Callable[[Sequence[TokenLogprob], int], dict[str, Any]]
     begin: Mapping[str, Any] | None = None
-    tools: ToolUse | None = None
 
 
 def _chat_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
@@ -124,11 +124,16 @@ _COMPLETION = _Form(
 )
 
 
-def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
+def openai_text_handlers(inference: Inference, catalog: Catalog) -> dict[str, HttpHandler]:
     """The handlers, by route."""
 
     async def answer(
-        request: HttpRequest, form: _Form, given: Sequence[Any], make: Callable[[Any], TextGenerationInput], name: str
+        request: HttpRequest,
+        form: _Form,
+        given: Sequence[Any],
+        make: Callable[[Any], TextGenerationInput],
+        name: str,
+        tools: ToolUse = _NO_TOOLS,
     ) -> HttpResponse:
         body: CompletionOptions = request.body
         names = _fields(body)
@@ -142,10 +147,15 @@ def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
             lambda index: names | {name: f"{name}[{index}]"} if given[1:] else names,
         )
         begins = [one if _echoes(body) else "" for one in given]
+
+        def new_reader() -> CallReader:
+            template = GenerationFacts.of(catalog.spec(*asked[1])).chat_template if tools.tools else ""
+            return tools.reader(template)
+
         if body.stream:
-            return event_response(
-                _chunks(await inference.stream_each(*asked), form, head, body, begins), OPENAI_ERROR, "[DONE]"
-            )
+            events = await inference.stream_each(*asked)
+            chunks = _chunks(events, form, head, body, begins, new_reader)
+            return event_response(chunks, OPENAI_ERROR, "[DONE]")
         results = await inference.each(*asked)
         texts = [
             (begin, text)
@@ -154,11 +164,14 @@ def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
         ]
         choices = []
         for index, (begin, one) in enumerate(texts):
-            content, calls, reason = _read(one, form)
-            choice = form.whole(begin + content)
+            reader = new_reader()
+            said, calls = reader.whole(one.text)
+            choice = form.whole(begin + said)
             if calls:
-                choice["message"] |= {"content": content or None, "tool_calls": calls}
-            choices.append(_choice(index, choice, reason, one.logprobs and form.logprobs(one.logprobs, 0)))
+                choice["message"] |= {"content": said or None, "tool_calls": calls}
+            choices.append(
+                _choice(index, choice, _reason(one, reader), one.logprobs and form.logprobs(one.logprobs, 0))
+            )
         usage = _usage([one.usage for one in results])
         return HttpResponse(write_body(head | {"object": form.whole_object, "choices": choices, "usage": usage}))
 
@@ -169,17 +182,17 @@ def openai_text_handlers(inference: Inference) -> dict[str, HttpHandler]:
         top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         options = _options(body, body.max_completion_tokens or body.max_tokens, top_logprobs)
         tools = _tool_use(body)
-        if tools and (schema := tools.schema()):
+        if schema := tools.schema():
             if form_of(options):
                 raise InvalidInput("tool_choice", "that forces a call cannot be combined with a form of the text")
             options.json_schema = json.dumps(schema, ensure_ascii=False)
-        offered = json.dumps(tools.tools, ensure_ascii=False) if tools else ""
+        offered = json.dumps(tools.tools, ensure_ascii=False) if tools.tools else ""
 
         def make(said: Sequence[SaidMessage]) -> TextGenerationInput:
             messages = [ChatMessage(role=one.role, content=_content(one), fields=_further(one)) for one in said]
             return TextGenerationInput(messages=messages, tools=offered, options=options)
 
-        return await answer(request, replace(_CHAT, tools=tools), [body.messages], make, "messages")
+        return await answer(request, _CHAT, [body.messages], make, "messages", tools)
 
     async def completions(request: HttpRequest) -> HttpResponse:
         body: CompletionRequest = request.body
@@ -207,6 +220,7 @@ async def _chunks(
     head: dict[str, Any],
     body: CompletionOptions,
     begins: Sequence[str],
+    new_reader: Callable[[], CallReader],
 ) -> AsyncGenerator[dict[str, Any], None]:
     """The chunks of a stream; events with the place of their input. `begins`: what each input's texts begin with.
 
@@ -216,29 +230,29 @@ async def _chunks(
     head |= {"object": form.part_object} | ({"usage": None} if has_usage else {})
     offsets: Counter[int] = Counter()
     used: list[Usage] = []
+    readers = defaultdict[int, CallReader](new_reader)
     async with aclosing(events):
         for index in range(texts * len(begins)):
             if begin := form.begin or (form.part(begins[index // texts]) if begins[index // texts] else None):
                 yield head | {"choices": [_choice(index, begin, None)]}
         async for place, event in events:
-            text = event.text if isinstance(event, GeneratedPart) and not form.tools else ""
-            if isinstance(event, GeneratedPart) and (text or event.logprobs):
+            if isinstance(event, GeneratedPart):
                 index = place * texts + event.sequence
                 offset = offsets[index]
                 offsets[index] += sum(len(one.text) for one in event.logprobs)
                 logprobs = form.logprobs(event.logprobs, offset) if event.logprobs else None
-                yield head | {"choices": [_choice(index, form.part(text), None, logprobs)]}
+                parts = [*readers[index].read(event.text)] or ([""] if logprobs else [])
+                for number, part in enumerate(parts):
+                    yield head | {
+                        "choices": [_choice(index, _told(part, form), None, None if number else logprobs)]
+                    }
             elif isinstance(event, InferenceResult):
                 used.append(event.usage)
                 for number, whole in enumerate(event.result.message.text_generation.sequences):
                     index = place * texts + number
-                    content, calls, reason = _read(whole, form)
-                    if form.tools and content:
-                        yield head | {"choices": [_choice(index, form.part(content), None)]}
-                    if calls:
-                        delta = {"tool_calls": [{"index": place, **call} for place, call in enumerate(calls)]}
-                        yield head | {"choices": [_choice(index, {"delta": delta}, None)]}
-                    yield head | {"choices": [_choice(index, form.part(""), reason)]}
+                    for part in readers[index].read("", is_last=True):
+                        yield head | {"choices": [_choice(index, _told(part, form), None)]}
+                    yield head | {"choices": [_choice(index, form.part(""), _reason(whole, readers[index]))]}
         if has_usage:
             yield head | {"choices": [], "usage": _usage(used)}
 
@@ -247,27 +261,24 @@ def _choice(index: int, text: Mapping[str, Any], reason: str | None, logprobs: A
     return {"index": index, **text, "logprobs": logprobs or None, "finish_reason": reason}
 
 
-def _read(text: GeneratedText, form: _Form) -> tuple[str, list[dict[str, Any]], str]:
-    """What a text says, the tools that it calls, and why it ended."""
+def _told(part: str | dict[str, Any], form: _Form) -> dict[str, Any]:
+    """A part of a text, or of a call, in a choice of a chunk."""
+    return form.part(part) if isinstance(part, str) else {"delta": {"tool_calls": [part]}}
+
+
+def _reason(text: GeneratedText, reader: CallReader) -> str:
+    """Why a text that was read has ended."""
     reason = _REASONS.get(text.finish_reason, "stop")
-    content, found = form.tools.read(text.text) if form.tools else (text.text, [])
-    calls = [
-        {"id": f"call_{token_hex(12)}", "type": "function", "function": {"name": name, "arguments": arguments}}
-        for name, arguments in found
-    ]
-    is_chosen = form.tools is not None and form.tools.function  # then the reason is the text's own, as OpenAI has it
-    return content, calls, "tool_calls" if calls and reason == "stop" and not is_chosen else reason
+    return "tool_calls" if reason == "stop" and reader.ends_with_calls else reason
 
 
-def _tool_use(body: ChatRequest) -> ToolUse | None:
+def _tool_use(body: ChatRequest) -> ToolUse:
     """The tools that a text may call. Raises InvalidInput."""
     choice = body.tool_choice
-    if not body.tools:
-        if choice not in (None, "none", "auto"):
-            raise InvalidInput("tool_choice", "has an effect only with tools")
-        return None
-    if choice == "none":
-        return None
+    if not body.tools and choice not in (None, "none", "auto"):
+        raise InvalidInput("tool_choice", "has an effect only with tools")
+    if not body.tools or choice == "none":
+        return _NO_TOOLS
     tools = [one.model_dump(exclude_unset=True) for one in body.tools]
     function = choice.function.name if isinstance(choice, ChosenTool) else ""
     if function and function not in [one.function.name for one in body.tools]:
@@ -277,11 +288,15 @@ def _tool_use(body: ChatRequest) -> ToolUse | None:
 
 def _further(message: SaidMessage) -> str:
     """What a template gets of a message besides, as JSON; the arguments of calls as objects, where they are."""
-    fields = message.model_dump(exclude_none=True, include={"name", "tool_calls", "tool_call_id"})
-    for call in fields.get("tool_calls", ()):
+    fields = message.model_dump(exclude_none=True, exclude={"role", "content", "refusal", "audio", "annotations"})
+    calls = fields.pop("tool_calls", None)
+    for call in calls or ():
         if isinstance(arguments := call["function"]["arguments"], str):
             with contextlib.suppress(ValueError, RecursionError):
                 call["function"]["arguments"] = json.loads(arguments)
+    if calls:
+        # As transformers gives it: some templates tell calls by a content that is none.
+        fields |= {"tool_calls": calls} | ({"content": None} if message.content is None else {})
     return json.dumps(fields, ensure_ascii=False) if fields else ""
 
 
@@ -307,8 +322,11 @@ def _fields(body: CompletionOptions) -> dict[str, str]:
     if isinstance(body, ChatRequest):
         most = "max_completion_tokens" if body.max_completion_tokens else most
         best = "top_logprobs" if body.top_logprobs else best
-        if body.tool_choice not in (None, "none", "auto"):
-            names["options.json_schema"] = "tools"
+        if body.tools and body.tool_choice not in (None, "none", "auto"):
+            function = body.tool_choice.function.name if isinstance(body.tool_choice, ChosenTool) else ""
+            places = [place for place, one in enumerate(body.tools) if one.function.name == function or not function]
+            # Of several functions, whose is wrong is not known.
+            names["options.json_schema"] = f"tools[{places[0]}].function.parameters" if len(places) == 1 else "tools"
     return names | {"options.max_new_tokens": most, "options.top_logprobs": best}
 
 

@@ -49,12 +49,16 @@ class ChosenTool(Body):
     function: ChosenFunction
 
 
-class SaidMessage(Body):
+class SaidMessage(_Open):
+    """The template gets all fields of a message, such as `name`, `reasoning_content` and `prefix`."""
+
     role: str
     content: Annotated[str | Many[TextPart] | None, Field(description="a text, or parts of it")] = None
-    name: str | None = None
     tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: Annotated[Any, only(advice="use tool_calls")] = None
+    refusal: Annotated[Any, only("")] = None
+    audio: Unsupported = None
 
 
 class StreamOptions(Body):
@@ -125,8 +129,8 @@ class ChatRequest(CompletionOptions):
     tools: Annotated[Many[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="whether an answer may call several functions")
-    functions: Annotated[Any, only([])] = None
-    function_call: Annotated[Any, only("none", "auto")] = None
+    functions: Annotated[Any, only([], advice="use tools")] = None
+    function_call: Annotated[Any, only("none", "auto", advice="use tool_choice")] = None
     modalities: Annotated[Any, only(["text"])] = None
     audio: Unsupported = None
     web_search_options: Unsupported = None
