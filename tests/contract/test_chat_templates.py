@@ -121,6 +121,42 @@ def test_prompts_equal_those_of_transformers(kind: str, form: str) -> None:
         assert found.token_ids.dtype == np.int32
 
 
+@pytest.mark.parametrize("kind", _TOKENIZERS)
+@pytest.mark.parametrize("form", ["tags", "headers", "turns"])
+def test_a_message_that_is_continued_has_transformers_prompt(kind: str, form: str) -> None:
+    tokenizer, template = _TOKENIZERS[kind](), _TEMPLATES[form]
+    ours = _ours(tokenizer, template)
+    for number, chat in enumerate(_chats()[:30]):
+        begun = {"role": "assistant", "content": ("Sure,", " It is \n ", "é <|im_end|> so ", "{")[number % 4]}
+        expected = tokenizer.apply_chat_template(
+            [*chat, begun],
+            chat_template=template,
+            continue_final_message=True,
+            return_dict=False,
+            sanitize_control_tokens=any(token in str([*chat, begun]) for token in tokenizer.all_special_tokens),
+        )
+        assert ours.encode_chat([*chat, begun], continues=True).token_ids.tolist() == expected, begun
+
+
+def test_a_template_gets_the_callers_variables_as_transformers_gives_them() -> None:
+    tokenizer = _byte_level()
+    template = _TEMPLATES["tags"] + "{% if think is defined and not think %}{{ note + bos_token }}{% endif %}"
+    arguments = {"think": False, "note": "No <|im_end|> thoughts.", "add_generation_prompt": False}
+    expected = tokenizer.apply_chat_template(
+        [_said("hi")], chat_template=template, return_dict=False, sanitize_control_tokens=True, **arguments
+    )
+    assert _ours(tokenizer, template).encode_chat([_said("hi")], None, arguments).token_ids.tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])
+def test_the_reasoning_of_a_message_is_what_transformers_makes_of_it(name: str) -> None:
+    tokenizer = _byte_level()
+    template = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.content }}{% endfor %}"
+    chat: list[dict[str, Any]] = [{"role": "assistant", "content": "so", name: "since"}]
+    expected = tokenizer.apply_chat_template(chat, chat_template=template, return_dict=False)
+    assert _ours(tokenizer, template).encode_chat(chat).token_ids.tolist() == expected
+
+
 # Hermes' and Qwen's kind.
 _TOOL_TEMPLATE = """{%- if tools %}
     {{- '<|im_start|>system\n<tools>' }}

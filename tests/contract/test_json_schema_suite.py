@@ -21,10 +21,11 @@ from tests.unit.model_specs import model_spec
 _GROUPS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "json_schema_suite.json").read_text())["groups"]
 # Files of the suite, by keyword, of which no schema is followed: each holds keywords that are refused, or `true` and
 # `false` as whole schemas, or refers to other documents.
-_REFUSED = set(
-    "boolean_schema contains defs dependentRequired dependentSchemas dynamicRef if-then-else maxContains minContains not "
-    "propertyNames refRemote unevaluatedItems unevaluatedProperties uniqueItems vocabulary".split()
-)
+_REFUSED = {
+    *("boolean_schema", "contains", "defs", "dependentRequired", "dependentSchemas", "dynamicRef", "if-then-else"),
+    *("maxContains", "minContains", "not", "propertyNames", "refRemote", "unevaluatedItems", "unevaluatedProperties"),
+    *("uniqueItems", "vocabulary"),
+}
 
 
 async def _grammar(grammars: Grammars, schema: Any) -> TextGrammar | None:
@@ -56,7 +57,9 @@ async def test_what_a_schema_does_not_allow_cannot_be_written() -> None:
     for group in _GROUPS:
         grammar = await _grammar(grammars, group["schema"])
         counts["refused" if grammar is None else "followed"] += 1
-        for data, is_valid in group["tests"] if grammar else ():
+        if grammar is None:
+            continue
+        for data, is_valid in group["tests"]:
             followed.add(group["keyword"])
             can_write = _can_write(grammar, tokenizer, end, data)
             counts[f"{'valid' if is_valid else 'wrong'} and {'written' if can_write else 'not written'}"] += 1

@@ -238,7 +238,7 @@ async def test_a_forced_call_of_a_tool_has_valid_arguments(theirs: openai.AsyncO
     asked: dict[str, Any] = {"model": "writer", "messages": _ASKED, "tools": _TOOLS, **given}
     (choice,) = (await theirs.chat.completions.create(**asked)).choices
     assert choice.message.content is None
-    calls = [(one.function.name, one.function.arguments) for one in choice.message.tool_calls or ()]  # type: ignore[union-attr]
+    calls = [(one.function.name, one.function.arguments) for one in choice.message.tool_calls or ()]
     _check_calls(calls)
     assert len(calls) == 1 or not options
     assert choice.finish_reason == ("stop" if "tool_choice" in options else "tool_calls")
@@ -248,13 +248,39 @@ async def test_a_forced_call_of_a_tool_has_valid_arguments(theirs: openai.AsyncO
     assert (again, streamed.finish_reason) == (calls, choice.finish_reason)
 
 
+async def test_calls_of_a_free_choice_are_streamed_as_openais_client_assembles_them(theirs: openai.AsyncOpenAI) -> None:
+    calls = [("look", '{"name": "tower", "size": 41}'), ("wait", '{"s": 1}')]
+    # The text is given, so that the model writes what one with tools would.
+    said = "[" + ", ".join(f'{{"name": "{name}", "arguments": {one}}}' for name, one in calls) + "]"
+    asked: dict[str, Any] = {"model": "writer", "messages": _ASKED, "tools": _TOOLS, "max_tokens": 120}
+    asked["extra_body"] = {"guided_choice": [said]}
+    deltas = []
+    async with theirs.chat.completions.stream(**asked) as stream:
+        async for event in stream:
+            if event.type == "chunk" and event.chunk.choices:
+                deltas += event.chunk.choices[0].delta.tool_calls or ()
+        (choice,) = (await stream.get_final_completion()).choices
+    assert [(one.function.name, one.function.arguments) for one in choice.message.tool_calls or ()] == calls
+    assert (choice.finish_reason, choice.message.content or None) == ("tool_calls", None)
+    begins = [one for one in deltas if one.id]
+    assert [(one.index, one.function and one.function.name) for one in begins] == [(0, "look"), (1, "wait")]
+    assert len(deltas) > 4, "arguments came as a whole"
+    (whole,) = (await theirs.chat.completions.create(**asked)).choices
+    assert [(one.function.name, one.function.arguments) for one in whole.message.tool_calls or ()] == calls
+    assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
+    asked["extra_body"] = {"guided_choice": ["No tool is called."]}
+    async with theirs.chat.completions.stream(**asked) as stream:
+        (choice,) = (await stream.get_final_completion()).choices
+    assert (choice.message.content, choice.finish_reason) == ("No tool is called.", "stop")
+
+
 async def test_tools_of_a_free_choice_and_of_the_history_are_in_the_prompt(theirs: openai.AsyncOpenAI) -> None:
     async def used(messages: list[Any], **options: Any) -> int:
         answer = await theirs.chat.completions.create(model="writer", messages=messages, max_tokens=4, **options)
         assert answer.choices[0].message.content
         assert not answer.choices[0].message.tool_calls
         assert answer.usage
-        return answer.usage.prompt_tokens
+        return int(answer.usage.prompt_tokens)
 
     call = {"id": "call_1", "type": "function", "function": {"name": "wait", "arguments": '{"s": 1}'}}
     history = [
@@ -281,6 +307,13 @@ async def test_tools_of_a_free_choice_and_of_the_history_are_in_the_prompt(their
         (
             {
                 "tools": [{"type": "function", "function": {"name": "x", "parameters": {"not": {}}}}],
+                "tool_choice": "required",
+            },
+            "tools[0].function.parameters",
+        ),
+        (
+            {
+                "tools": [*_TOOLS, {"type": "function", "function": {"name": "x", "parameters": {"not": {}}}}],
                 "tool_choice": "required",
             },
             "tools",

@@ -112,9 +112,17 @@ class TextTokenizer(Protocol):
     def encode(self, text: str, text_pair: str | None = None) -> EncodedText:
         """The whole text or pair as one sequence, however long."""
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> EncodedText:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        continues: bool = False,
+    ) -> EncodedText:
         """The prompt that the model's chat template makes of messages, each with a role, a content and what else it
-        takes, and of the tools that the model may call. No text of them holds NUL.
+        takes, of the tools that the model may call, and of the template's further arguments. No text of them holds NUL.
+        `continues`: what follows continues the last message, whose content is a text.
 
         Only special tokens that the template writes are special. Raises InvalidInput where it takes no such messages.
         """

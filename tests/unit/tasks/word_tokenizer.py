@@ -1,7 +1,7 @@
 """A TextTokenizer small enough to follow by hand: a word is a token."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,9 +52,16 @@ class WordTokenizer:
         """See TextTokenizer."""
         return self._encoded(text.split(), None if text_pair is None else text_pair.split())
 
-    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> EncodedText:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        continues: bool = False,
+    ) -> EncodedText:
         """See TextTokenizer. The template has "role: content" for each message."""
-        return self.encode(" ".join(f"{role}: {content}" for role, content in messages))
+        return self.encode(" ".join(f"{one['role']}: {one['content']}" for one in messages))
 
     def encode_truncated(
         self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False

@@ -79,6 +79,7 @@ _FORMS: Mapping[Kind, Any] = {
     "texts": str | Many[str],
     "tokens": Many[Whole],
     "sequences": Many[TokenIds],
+    "biases": Annotated[dict[str, float], Field(max_length=1 << 16)],
 }
 
 

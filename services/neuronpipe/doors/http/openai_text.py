@@ -3,12 +3,12 @@
 import contextlib
 import json
 import time
+from codecs import getincrementaldecoder
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 from neuronpipe.api.v1.tasks_pb2 import (
@@ -34,13 +34,14 @@ from neuronpipe.doors.http.openai_text_bodies import (
     CompletionOptions,
     CompletionRequest,
     SaidMessage,
+    StreamOptions,
 )
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
 from neuronpipe.doors.inference import Inference
 from neuronpipe.doors.text_stream import Event
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, Usage
+from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, Usage
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 # Of completions, as OpenAI has it.
@@ -75,7 +76,7 @@ class _Form:
     """How one of the two writes its answers.
 
     `whole`: a text in a choice. `part`: a part of it in a choice of a chunk. `logprobs`: those of tokens in a choice,
-    before which there are so many characters. `begin`: the first choice of a stream.
+    whose bytes before them went to the decoder. `begin`: the first choice of a stream.
     """
 
     id: str
@@ -83,25 +84,52 @@ class _Form:
     part_object: str
     whole: Callable[[str], dict[str, Any]]
     part: Callable[[str], dict[str, Any]]
-    logprobs: Callable[[Sequence[TokenLogprob], int], dict[str, Any]]
+    logprobs: Callable[[Sequence[TokenLogprob], "_Offsets"], dict[str, Any]]
     begin: Mapping[str, Any] | None = None
 
 
-def _chat_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+class _Offsets:
+    """Where the tokens of a text begin in it, in characters. One that begins within a character begins with that."""
+
+    def __init__(self) -> None:
+        self._decoder = getincrementaldecoder("utf-8")(errors="replace")
+        self._offset = 0
+
+    def of(self, logprobs: Sequence[TokenLogprob]) -> list[int]:
+        """Those of the next tokens."""
+        offsets = []
+        for one in logprobs:
+            offsets.append(self._offset)
+            self._offset += len(self._decoder.decode(one.text_bytes))
+        return offsets
+
+
+def _token(one: TokenLogprob | TopLogprob) -> str:
+    """A token as OpenAI writes it: its text, or its bytes if these are no text."""
+    is_text = one.text.encode() == one.text_bytes
+    return one.text if is_text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in one.text_bytes)
+
+
+def _chat_logprobs(logprobs: Sequence[TokenLogprob], offsets: _Offsets) -> dict[str, Any]:
     def written(one: TokenLogprob | TopLogprob) -> dict[str, Any]:
-        return {"token": one.text, "logprob": one.logprob, "bytes": list(one.text.encode())}
+        return {"token": _token(one), "logprob": one.logprob, "bytes": list(one.text_bytes)}
 
     content = [written(one) | {"top_logprobs": [written(top) for top in one.top]} for one in logprobs]
     return {"content": content, "refusal": None}
 
 
-def _completion_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    ends = [*accumulate((len(one.text) for one in logprobs), initial=offset)]
+def _completion_logprobs(logprobs: Sequence[TokenLogprob], offsets: _Offsets) -> dict[str, Any]:
+    def best(one: TokenLogprob) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for top in one.top:  # two tokens may have one text: special ones have none
+            found[f"token_id:{top.token_id}" if _token(top) in found else _token(top)] = top.logprob
+        return found
+
     return {
-        "tokens": [one.text for one in logprobs],
+        "tokens": [_token(one) for one in logprobs],
         "token_logprobs": [one.logprob for one in logprobs],
-        "top_logprobs": [{top.text: top.logprob for top in one.top} for one in logprobs],
-        "text_offset": ends[:-1],
+        "top_logprobs": [best(one) for one in logprobs],
+        "text_offset": offsets.of(logprobs),
     }
 
 
@@ -146,7 +174,7 @@ def openai_text_handlers(inference: Inference, catalog: Catalog) -> dict[str, Ht
             name,
             lambda index: names | {name: f"{name}[{index}]"} if given[1:] else names,
         )
-        begins = [one if _echoes(body) else "" for one in given]
+        begins = [one if _echoes(body) and isinstance(one, str) else "" for one in given]
 
         def new_reader() -> CallReader:
             template = GenerationFacts.of(catalog.spec(*asked[1])).chat_template if tools.tools else ""
@@ -166,12 +194,15 @@ def openai_text_handlers(inference: Inference, catalog: Catalog) -> dict[str, Ht
         for index, (begin, one) in enumerate(texts):
             reader = new_reader()
             said, calls = reader.whole(one.text)
-            choice = form.whole(begin + said)
+            said = (begin or _text_of(one.prompt_logprobs)) + said
+            choice = form.whole(said)
             if calls:
                 choice["message"] |= {"content": said or None, "tool_calls": calls}
-            choices.append(
-                _choice(index, choice, _reason(one, reader), one.logprobs and form.logprobs(one.logprobs, 0))
-            )
+            told = [*one.prompt_logprobs, *one.logprobs]
+            logprobs = form.logprobs(told, _Offsets()) if told else None
+            if logprobs and one.prompt_logprobs:  # nothing is before the first token
+                logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
+            choices.append(_choice(index, choice, _reason(one, reader), logprobs))
         usage = _usage([one.usage for one in results])
         return HttpResponse(write_body(head | {"object": form.whole_object, "choices": choices, "usage": usage}))
 
@@ -186,11 +217,20 @@ def openai_text_handlers(inference: Inference, catalog: Catalog) -> dict[str, Ht
             if form_of(options):
                 raise InvalidInput("tool_choice", "that forces a call cannot be combined with a form of the text")
             options.json_schema = json.dumps(schema, ensure_ascii=False)
-        offered = json.dumps(tools.tools, ensure_ascii=False) if tools.tools else ""
+        given = body.chat_template_kwargs or {}
+        if body.add_generation_prompt is not None:
+            given = {"add_generation_prompt": body.add_generation_prompt, **given}
+        chat = partial(
+            TextGenerationInput,
+            tools=json.dumps(tools.tools, ensure_ascii=False) if tools.tools else "",
+            template_arguments=json.dumps(given, ensure_ascii=False) if given else "",
+            continue_final_message=bool(body.continue_final_message),
+            options=options,
+        )
 
         def make(said: Sequence[SaidMessage]) -> TextGenerationInput:
             messages = [ChatMessage(role=one.role, content=_content(one), fields=_further(one)) for one in said]
-            return TextGenerationInput(messages=messages, tools=offered, options=options)
+            return chat(messages=messages)
 
         return await answer(request, _CHAT, [body.messages], make, "messages", tools)
 
@@ -200,12 +240,22 @@ def openai_text_handlers(inference: Inference, catalog: Catalog) -> dict[str, Ht
             raise InvalidInput(
                 "best_of", f"{body.best_of}, must be n, {body.n or 1}: no more texts are made than asked"
             )
-        if body.echo and body.logprobs is not None:
-            raise InvalidInput("echo", "cannot be combined with logprobs: those of the prompt are not computed")
+        is_one = isinstance(body.prompt, str) or isinstance(next(iter(body.prompt), None), int)
+        prompts: Sequence[Any] = [body.prompt] if is_one else body.prompt
         options = _options(body, body.max_tokens or _MAX_TOKENS, body.logprobs)
-        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        make = partial(TextGenerationInput, options=options)
-        return await answer(request, _COMPLETION, prompts, lambda prompt: make(prompt=prompt), "prompt")
+        if body.echo and body.logprobs is not None:
+            if body.stream:
+                raise InvalidInput("echo", "with logprobs cannot be combined with stream")
+            options.prompt_logprobs = True
+        elif body.echo and not all(isinstance(one, str) for one in prompts):
+            raise InvalidInput("echo", "of token ids needs logprobs")
+
+        def make(prompt: str | Sequence[int]) -> TextGenerationInput:
+            if isinstance(prompt, str):
+                return TextGenerationInput(prompt=prompt, options=options)
+            return TextGenerationInput(prompt_token_ids=prompt, options=options)
+
+        return await answer(request, _COMPLETION, prompts, make, "prompt")
 
     return {CHAT.key: chat, COMPLETIONS.key: completions}
 
@@ -226,35 +276,46 @@ async def _chunks(
 
     As in vLLM, the first text of the input in a place is the choice of index place * n.
     """
-    has_usage, texts = body.stream_options is not None and body.stream_options.include_usage, body.n or 1
-    head |= {"object": form.part_object} | ({"usage": None} if has_usage else {})
-    offsets: Counter[int] = Counter()
-    used: list[Usage] = []
+    asked, texts = body.stream_options or StreamOptions(), body.n or 1
+    head |= {"object": form.part_object} | ({"usage": None} if asked.include_usage else {})
     readers = defaultdict[int, CallReader](new_reader)
+    offsets = defaultdict[int, _Offsets](_Offsets)
+    # Of each input the tokens of its prompt, and of each choice those of its text so far.
+    read, written = Counter[int](), Counter[int]()
+    used: list[Usage] = []
+
+    def chunk(index: int, text: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> dict[str, Any]:
+        so_far = Usage(tokens=read[index // texts], generated_tokens=written[index])
+        usage = {"usage": _usage([so_far])} if asked.include_usage and asked.continuous_usage_stats else {}
+        return head | {"choices": [_choice(index, text, reason, logprobs)]} | usage
+
     async with aclosing(events):
         for index in range(texts * len(begins)):
             if begin := form.begin or (form.part(begins[index // texts]) if begins[index // texts] else None):
-                yield head | {"choices": [_choice(index, begin, None)]}
+                yield chunk(index, begin)
         async for place, event in events:
-            if isinstance(event, GeneratedPart):
+            if isinstance(event, GenerationStart):
+                read[place] = event.prompt_tokens
+            elif isinstance(event, GeneratedPart):
                 index = place * texts + event.sequence
-                offset = offsets[index]
-                offsets[index] += sum(len(one.text) for one in event.logprobs)
-                logprobs = form.logprobs(event.logprobs, offset) if event.logprobs else None
-                parts = [*readers[index].read(event.text)] or ([""] if logprobs else [])
-                for number, part in enumerate(parts):
-                    yield head | {
-                        "choices": [_choice(index, _told(part, form), None, None if number else logprobs)]
-                    }
-            elif isinstance(event, InferenceResult):
+                written[index] += len(event.token_ids)
+                logprobs = form.logprobs(event.logprobs, offsets[index]) if event.logprobs else None
+                for part in [*readers[index].read(event.text)] or ([""] if logprobs else []):
+                    yield chunk(index, _told(part, form), None, logprobs)
+                    logprobs = None
+            else:
                 used.append(event.usage)
                 for number, whole in enumerate(event.result.message.text_generation.sequences):
                     index = place * texts + number
                     for part in readers[index].read("", is_last=True):
-                        yield head | {"choices": [_choice(index, _told(part, form), None)]}
-                    yield head | {"choices": [_choice(index, form.part(""), _reason(whole, readers[index]))]}
-        if has_usage:
+                        yield chunk(index, _told(part, form))
+                    yield chunk(index, form.part(""), _reason(whole, readers[index]))
+        if asked.include_usage:
             yield head | {"choices": [], "usage": _usage(used)}
+
+
+def _text_of(logprobs: Sequence[TokenLogprob]) -> str:
+    return b"".join(one.text_bytes for one in logprobs).decode(errors="replace")
 
 
 def _choice(index: int, text: Mapping[str, Any], reason: str | None, logprobs: Any = None) -> dict[str, Any]:
@@ -327,7 +388,8 @@ def _fields(body: CompletionOptions) -> dict[str, str]:
             places = [place for place, one in enumerate(body.tools) if one.function.name == function or not function]
             # Of several functions, whose is wrong is not known.
             names["options.json_schema"] = f"tools[{places[0]}].function.parameters" if len(places) == 1 else "tools"
-    return names | {"options.max_new_tokens": most, "options.top_logprobs": best}
+    names |= {"template_arguments": "chat_template_kwargs", "prompt_token_ids": "prompt"}
+    return names | {"options.max_new_tokens": most, "options.top_logprobs": best, "options.prompt_logprobs": "echo"}
 
 
 def _forms(body: CompletionOptions) -> Iterator[tuple[str, str, Any]]:
@@ -357,6 +419,9 @@ def _options(body: CompletionOptions, max_tokens: int | None, top_logprobs: int 
     """
     named = {name: getattr(body, one.openai) for name, one in OPTIONS.items() if one.openai}
     given = {name: value for name, value in named.items() if value is not None}
+    stops = given.get("stop_strings", ())  # OpenAI ignores empty ones
+    if "" in ([stops] if isinstance(stops, str) else stops):
+        given["stop_strings"] = [one for one in stops if one]
     for name, place, value in _forms(body):
         if name in given:
             raise InvalidInput(place, "is given twice")

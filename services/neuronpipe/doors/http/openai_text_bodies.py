@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.model import with_fields
-from neuronpipe.doors.http.bodies import Body, Count, Many, StrictBody, Unsupported, Whole, only, option_field
+from neuronpipe.doors.http.bodies import Body, Count, Many, StrictBody, TokenIds, Unsupported, Whole, only, option_field
 
 
 class TextPart(Body):
@@ -62,7 +62,8 @@ class SaidMessage(_Open):
 
 
 class StreamOptions(Body):
-    include_usage: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(None, description="vLLM's: `usage` so far in each chunk")
 
 
 class NamedSchema(Body):
@@ -99,9 +100,6 @@ class CompletionOptions(Body):
     max_tokens: Count | None = None
     seed: int | None = None
     n: Annotated[Count | None, Field(description="so many texts, drawn at random")] = None
-    frequency_penalty: Annotated[Any, only(0)] = None
-    presence_penalty: Annotated[Any, only(0)] = None
-    logit_bias: Annotated[Any, only({})] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 32, description="0 and -1: all")] | None = None
@@ -138,25 +136,18 @@ class ChatRequest(CompletionOptions):
     verbosity: Annotated[Any, only("medium")] = None
     # vLLM's.
     echo: Annotated[Any, only(False)] = None
-    add_generation_prompt: Annotated[Any, only(True)] = None
-    continue_final_message: Annotated[Any, only(False)] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(None, description="whether the text continues the last message")
     add_special_tokens: Annotated[Any, only(False)] = None
     documents: Annotated[Any, only([])] = None
     chat_template: Unsupported = None
-    chat_template_kwargs: Annotated[Any, only({})] = None
-
-
-def _refuse_ids(prompt: Any) -> Any:
-    if isinstance(prompt, list) and any(isinstance(one, int | list) for one in prompt):
-        raise ValueError("is token ids, which are not supported; send a text or texts")
-    return prompt
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the model's template")
 
 
 class CompletionRequest(CompletionOptions):
     prompt: Annotated[
-        str | Many[str],
-        BeforeValidator(_refuse_ids),
-        Field(description="a text; or several, of which each gets a choice"),
+        str | Many[str] | TokenIds | Many[TokenIds],
+        Field(description="a text or its token ids; or several, of which each gets a choice"),
     ]
     logprobs: Whole | None = None
     echo: Annotated[bool | None, Field(description="the prompt before the text")] = None

@@ -1,7 +1,7 @@
 """Chat messages as text, by the model's own template. The only file that imports jinja2.
 
-Equal to transformers' `apply_chat_template` with `add_generation_prompt=True`: the same environment, functions and
-variables (transformers/utils/chat_template_utils.py). Special tokens that a message spells are kept apart from those
+Equal to transformers' `apply_chat_template`: the same environment, functions and variables
+(transformers/utils/chat_template_utils.py). Special tokens that a message spells are kept apart from those
 that the template writes, as `sanitize_control_tokens=True` does it.
 """
 
@@ -25,6 +25,9 @@ from neuronpipe.core.errors import InvalidInput
 _MARK = "\0"
 # As JSON has it: behind a backslash that is not itself behind one.
 _MARK_IN_JSON = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+# Behind the message that a text continues. A template that trims messages takes the space.
+_CONTINUED = f"{_MARK}{_MARK} "
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 # Of what a template says to its caller.
 _MAX_REASON = 200
 
@@ -43,19 +46,27 @@ class ChatTemplate:
         marked = "|".join(re.escape(_marked(token)) for token in longest_first)
         self._marks = re.compile(f"({marked or '(?!)'})|{_MARK}")
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> list[str]:
-        """The prompt for the message after these, in parts. `tools`: those that the model may call.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        continues: bool = False,
+    ) -> list[str]:
+        """The prompt for the message after these, in parts. `tools`: those that the model may call. `arguments`: more
+        variables of the template. `continues`: the text continues the last message.
 
         Every second part is a special token that a message spells, which is text. Raises InvalidInput where the
         template does not take the messages, or cannot be run.
         """
+        said = [_with_reasoning(self._mark(one)) for one in messages]
+        if continues:
+            said[-1]["content"] += _CONTINUED
+        variables = {"documents": None, "add_generation_prompt": not continues, **self._variables}
         try:
             text = self._template.render(
-                messages=self._mark(messages),
-                tools=self._mark(tools),
-                documents=None,
-                add_generation_prompt=True,
-                **self._variables,
+                **variables | self._mark(arguments or {}) | {"messages": said, "tools": self._mark(tools)}
             )
         except _Refused as error:
             raise InvalidInput("messages", f"the model's template refuses them: {str(error)[:_MAX_REASON]}") from error
@@ -64,6 +75,11 @@ class ChatTemplate:
         except Exception as error:  # what templates do with values raises anything
             problem = f"the model's template cannot be run on them ({type(error).__name__})"
             raise InvalidInput("messages", problem) from error
+        if continues:
+            text, found, rest = text.rpartition(_CONTINUED.rstrip())
+            if not found:
+                raise InvalidInput("messages", "the model's template leaves out the last one, which is to be continued")
+            text = text if rest.startswith(" ") else text.rstrip()
         return [(part or "").replace(_MARK, "") for part in self._marks.split(text)]
 
     @cached_property
@@ -83,6 +99,12 @@ class ChatTemplate:
 
 def _marked(token: str) -> str:
     return token[0] + _MARK + token[1:]
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its reasoning by the names that templates read."""
+    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 class _Refused(TemplateError):

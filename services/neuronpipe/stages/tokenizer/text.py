@@ -112,9 +112,14 @@ class JsonTokenizer:
         return EncodedText(_array(encoding.ids), _array(encoding.type_ids))
 
     def encode_chat(
-        self, messages: abc.Sequence[Mapping[str, Any]], tools: abc.Sequence[Any] | None = None
+        self,
+        messages: abc.Sequence[Mapping[str, Any]],
+        tools: abc.Sequence[Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        continues: bool = False,
     ) -> EncodedText:
-        parts, ids = self._chat.render(messages, tools), list[int]()
+        parts, ids = self._chat.render(messages, tools, arguments, continues=continues), list[int]()
         with self._lock:
             try:
                 for index, part in enumerate(parts):

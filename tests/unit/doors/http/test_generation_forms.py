@@ -19,6 +19,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.doors.http.huggingface_bodies import WritingOptions
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import model_spec
@@ -76,8 +77,7 @@ def _asked(browser: Browser) -> Any:
 
 
 def test_every_option_has_its_name() -> None:
-    # `details` of text generation, whose `grammar` has other forms.
-    ours = set(GenerationOptions.DESCRIPTOR.fields_by_name) - {"top_logprobs", "grammar"}
+    ours = {name for name, one in OPTIONS.items() if one.huggingface}
     assert ours <= set(WritingOptions.model_fields)
     assert ours == set(_OPTIONS)
 
@@ -324,8 +324,9 @@ async def test_tools_and_calls_reach_the_template_and_calls_are_answered() -> No
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": 0}'}}
     messages = [
         {"role": "user", "content": "Look."},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": "dark"},
+        {"role": "assistant", "content": None, "reasoning_content": "so", "tool_calls": [call], "refusal": None},
+        {"role": "tool", "tool_call_id": "1", "content": "dark", "name": "look"},
+        {"role": "assistant", "content": "It is", "prefix": True, "tool_calls": []},
     ]
     status, answered = await browser.post(
         "/v1/chat/completions", {"model": "m", "messages": messages, "tools": [_LOOK]}
@@ -334,7 +335,12 @@ async def test_tools_and_calls_reach_the_template_and_calls_are_answered() -> No
     asked = browser.inputs[0].text_generation
     assert json.loads(asked.tools) == [_LOOK]
     call["function"] = {"name": "look", "arguments": {"at": 0}}
-    expected: list[Any] = [{}, {"tool_calls": [call]}, {"tool_call_id": "1"}]
+    expected: list[Any] = [
+        {},
+        {"tool_calls": [call], "content": None, "reasoning_content": "so"},
+        {"tool_call_id": "1", "name": "look"},
+        {"prefix": True},
+    ]
     assert [json.loads(one.fields or "{}") for one in asked.messages] == expected
     (choice,) = answered["choices"]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
