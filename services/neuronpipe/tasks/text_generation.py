@@ -399,7 +399,7 @@ def decode(
         text.logprobs.extend(_logprobs(outputs[0], token_ids, window, detokenizer)[: released.tokens])
     if "prompt_ids" in outputs[0]:
         first, *others = outputs[0]["prompt_ids"].tolist()
-        of_prompt = {name.removeprefix("prompt_"): array for name, array in outputs[0].items()}
+        of_prompt = {name.removeprefix("prompt_"): one for name, one in outputs[0].items() if name[:7] == "prompt_"}
         text.prompt_logprobs.append(_with_text(TokenLogprob(token_id=first), detokenizer, []))
         text.prompt_logprobs.extend(_logprobs(of_prompt, others, [first], detokenizer))
     return TextGenerationResult(sequences=[text])

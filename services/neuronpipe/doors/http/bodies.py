@@ -79,7 +79,7 @@ _FORMS: Mapping[Kind, Any] = {
     "texts": str | Many[str],
     "tokens": Many[Whole],
     "sequences": Many[TokenIds],
-    "biases": Annotated[dict[str, float], Field(max_length=1 << 16)],
+    "biases": Annotated[dict[Annotated[str, Field(pattern="^[0-9]{1,10}$")], float], Field(max_length=1 << 16)],
 }
 
 

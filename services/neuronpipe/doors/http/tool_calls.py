@@ -258,7 +258,7 @@ def _whole_call(text: str, names: set[str]) -> tuple[str, str, int] | None:
         return None
     call, end = found
     call = call.get("function", call) if isinstance(call.get("function"), dict) else call
-    arguments = call.get("arguments", call.get("parameters", {}))
-    if call.get("name") not in names or not isinstance(arguments, dict):
+    name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
+    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
         return None
-    return call["name"], json.dumps(arguments, ensure_ascii=False), end
+    return name, json.dumps(arguments, ensure_ascii=False), end

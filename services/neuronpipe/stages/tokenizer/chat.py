@@ -61,10 +61,10 @@ class ChatTemplate:
         template does not take the messages, or cannot be run.
         """
         said = [_with_reasoning(self._mark(one)) for one in messages]
-        if continues:
-            said[-1]["content"] += _CONTINUED
         variables = {"documents": None, "add_generation_prompt": not continues, **self._variables}
         try:
+            if continues:
+                said[-1]["content"] += _CONTINUED
             text = self._template.render(
                 **variables | self._mark(arguments or {}) | {"messages": said, "tools": self._mark(tools)}
             )

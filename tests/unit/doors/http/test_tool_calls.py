@@ -84,6 +84,7 @@ _TEXTS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("json", '{"name": "sing", "arguments": {}}', '{"name": "sing", "arguments": {}}', []),
     ("json", '{"name": "wait", "arguments": 3}', '{"name": "wait", "arguments": 3}', []),
     ("json", '{"answer": {"name": "wait"}}', '{"answer": {"name": "wait"}}', []),
+    ("json", '{"name": ["wait"]}', '{"name": ["wait"]}', []),
     ("json", '{"name": "wa', '{"name": "wa', []),
     ("json", "[1, 2]\n", "[1, 2]\n", []),
     ("json", "{}", "{}", []),
