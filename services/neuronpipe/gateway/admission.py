@@ -287,4 +287,4 @@ class Gate:
         if not self._load.requests:
             self.last_s = time.monotonic()
         if self.tenants:
-            self.tenants.leave(admission)
+            self.tenants.leave(admission, is_drained=is_drained)

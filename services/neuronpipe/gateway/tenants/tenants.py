@@ -301,11 +301,14 @@ class Tenants:
         if one.bucket:
             one.bucket.take(more_tokens)
 
-    def leave(self, admission: Admitted) -> None:
-        """The end of a request. Its budget pays what it has cost, which may be less than what it took, or more."""
+    def leave(self, admission: Admitted, *, is_drained: bool) -> None:
+        """The end of a request. Its budget pays what it has cost, which may be less than what it took, or more.
+
+        `is_drained`: it was answered, which says how fast others will be.
+        """
         one, cost = self._tenant(admission.call.caller.tenant), admission.cost
         del one.inside[admission]
-        one.load.leave(admission.tokens, is_drained=bool(cost))
+        one.load.leave(admission.tokens, is_drained=is_drained)
         if cost:
             self._meters.counter(Metrics.TENANT_TOKENS, one.name).add(cost)
         if one.bucket:

@@ -15,6 +15,7 @@ from neuronpipe.core.packed import TensorSets
 from neuronpipe.platform.cache.cache import Cache, Kind, TimedValue
 from neuronpipe.stages.settings import TokenCacheSettings
 from neuronpipe.stages.tokenizer.encoder import PACKING, Encoder
+from neuronpipe.stages.tokenizer.text import LONG_TEXT
 
 # Parsing, checking and hashing this much takes 0.05 ms for an image and 0.13 ms for a text (measured 2026-11-22, 2
 # virtual cores), about as long as switching to a lane's thread and back.
@@ -22,28 +23,38 @@ _READ_INLINE_BYTES = 64 << 10
 
 
 class EncodingModel:
-    """One model of the stage. Reading and encoding have separate lanes, so a cache hit does not wait for encodings."""
+    """One model of the stage. Reading, encoding, and encoding long texts have separate lanes, so that a cache hit does
+    not wait for encodings, nor a text for a long one.
+    """
 
-    def __init__(self, encoder: Encoder, cache: Cache[EncodedInput] | None, reading: Lane, encoding: Lane) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        cache: Cache[EncodedInput] | None,
+        reading: Lane,
+        encoding: Lane,
+        encoding_long_texts: Lane,
+    ) -> None:
         self._encoder = encoder
         self._cache = cache
         self._reading = reading
         self._encoding = encoding
+        self._encoding_long_texts = encoding_long_texts
 
     async def tokenize(self, item: TokenizeItem) -> EncodedInput:
         """Encodes one input, or takes it from the cache. Raises InvalidInput."""
         size_bytes = item.size_bytes
         work_bytes = self._encoder.work_bytes(size_bytes)
+        is_long = self._encoder.kind == "tokens" and size_bytes > LONG_TEXT
+        encoding = self._encoding_long_texts if is_long else self._encoding
         if not self._cache:
-            return await self._encoding.run(work_bytes, self._check_and_encode, item)
+            return await encoding.run(work_bytes, self._check_and_encode, item)
         key = (
             self._key(item)
             if size_bytes <= _READ_INLINE_BYTES
             else await self._reading.run(size_bytes, self._key, item)
         )
-        found, outcome = await self._cache.get(
-            key, size_bytes, partial(self._encoding.run, work_bytes, self._encode, item)
-        )
+        found, outcome = await self._cache.get(key, size_bytes, partial(encoding.run, work_bytes, self._encode, item))
         # A copy: the cached sets would otherwise also keep their serialized form.
         sequences, annotations = TensorSets(arrays=found.sequences.arrays), TensorSets(arrays=found.annotations.arrays)
         return EncodedInput(sequences, annotations, found.tokens, found.truncated_tokens, outcome)
@@ -95,16 +106,17 @@ async def running_tokenizer(
             if telemetry:
                 cache.report(telemetry.meters)
         lanes = stack.enter_context(closing(Lanes("tokenize")))
+        long_lanes = stack.enter_context(closing(Lanes("tokenize-long", threads=1)))
 
         @asynccontextmanager
         async def open_model(bundle: Bundle) -> AsyncIterator[EncodingModel]:
             encoder = await asyncio.to_thread(Encoder, bundle)
-            reading, encoding = (lanes.lane(bundle.spec.name) for _ in range(2))
+            of_model = [one.lane(bundle.spec.name) for one in (lanes, lanes, long_lanes)]
             try:
-                yield EncodingModel(encoder, caches[encoder.kind], reading, encoding)
+                yield EncodingModel(encoder, caches[encoder.kind], *of_model)
             finally:
-                await reading.close()
-                await encoding.close()
+                for lane in of_model:
+                    await lane.close()
 
         yield TokenizerStage(await stack.enter_async_context(running_models(ServedModels(open_model), bundles)))
 

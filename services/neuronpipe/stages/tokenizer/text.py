@@ -4,8 +4,9 @@ import json
 import threading
 import unicodedata
 from collections import abc
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,46 +56,40 @@ class WordRule:
 
 # The version of the library: encodings may change with it.
 LIBRARY_VERSION: str = tokenizers.__version__
+# A text of more characters takes long enough to tokenize that no other should wait for it.
+LONG_TEXT = 64 << 10
 
 
 class JsonTokenizer:
-    """The TextTokenizer (see tasks/base.py) of a tokenizer.json.
+    """The TextTokenizer (see tasks/base.py) of a tokenizer.json, for several threads at once.
 
-    Truncation is a state of the library's object, so one lock guards every call. For more throughput run more
-    processes: several threads in one process gain nothing.
+    Several threads have no more throughput than one, but a short text does not wait for a long one.
     """
 
     def __init__(
         self, written: bytes, chat_template: str = "", template_variables: Mapping[str, str] | None = None
     ) -> None:
         """`written`: the file's content. `template_variables`: special tokens by their names in the template."""
-        self._tokenizer = Tokenizer.from_buffer(written)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        # Special tokens that a text spells are plain text. An allowed mask is not a special token in the file
-        # (compiler/tokenizers.py).
-        self._tokenizer.encode_special_tokens = True
-        if self._tokenizer.post_processor is None:  # encode_batch_fast would then give both texts of a pair one type
-            self._tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B:1")
         content = json.loads(written)
-        if "precompiled_charsmap" in json.dumps(content["normalizer"]):
-            self._tokenizer.normalizer = _counting_what_it_deletes(self._tokenizer.normalizer)
+        load = partial(_load, written, counts_deleted="precompiled_charsmap" in json.dumps(content["normalizer"]))
+        # What calls share is never changed. An allowed mask is not a special token in the file
+        # (compiler/tokenizers.py).
+        self._tokenizer = load()
+        self._template_tokenizer = load(reads_special_tokens=True) if chat_template else self._tokenizer
+        self._short_windows, self._long_windows = _Windows(load), _Windows(load)
         self._words = WordRule.of_model(content["model"])
         special = [token["content"] for token in content["added_tokens"] if token["special"]]
         self._chat = ChatTemplate(chat_template, template_variables or {}, special)
-        self._lock = threading.Lock()
 
     def token_id(self, token: str) -> int | None:
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
     def count(self, text: str) -> int:
-        with self._lock:
-            return len(self._encode(text, add_special_tokens=False))
+        return len(self._encode(text, add_special_tokens=False))
 
     def tokens(self, text: str, *, special_tokens: bool) -> TextTokens:
-        with self._lock:
-            encoding = self._encode(text, add_special_tokens=special_tokens, with_offsets=True)
+        encoding = self._encode(text, add_special_tokens=special_tokens, with_offsets=True)
         is_special = np.array(encoding.special_tokens_mask, bool)
         starts, ends = np.where(is_special, np.int32(-1), np.array(encoding.offsets, np.int32).reshape(-1, 2).T)
         return TextTokens(_array(encoding.ids), encoding.tokens, starts, ends)
@@ -107,8 +102,7 @@ class JsonTokenizer:
         return self._tokenizer.num_special_tokens_to_add(pair)
 
     def encode(self, text: str, text_pair: str | None = None) -> EncodedText:
-        with self._lock:
-            encoding = self._encode(text, text_pair)
+        encoding = self._encode(text, text_pair)
         return EncodedText(_array(encoding.ids), _array(encoding.type_ids))
 
     def encode_chat(
@@ -120,20 +114,15 @@ class JsonTokenizer:
         continues: bool = False,
     ) -> EncodedText:
         parts, ids = self._chat.render(messages, tools, arguments, continues=continues), list[int]()
-        with self._lock:
-            try:
-                for index, part in enumerate(parts):
-                    self._tokenizer.encode_special_tokens = index % 2 == 1
-                    ids += self._encode_part(part, is_first=index == 0) if part else []
-            finally:
-                self._tokenizer.encode_special_tokens = True
+        for index, part in enumerate(parts):
+            tokenizer = self._tokenizer if index % 2 else self._template_tokenizer
+            ids += _encode_part(tokenizer, part, is_first=index == 0) if part else []
         return EncodedText(_array(ids), np.zeros(len(ids), np.int32))
 
     def encode_truncated(
         self, text: str, text_pair: str | None, *, max_tokens: int, side: Side, only_first: bool = False
     ) -> EncodedText:
-        with self._lock:
-            encoding = self._encode(text, text_pair)
+        encoding = self._encode(text, text_pair)
         token_ids, token_type_ids = _array(encoding.ids), _array(encoding.type_ids)
         if len(token_ids) <= max_tokens:
             return EncodedText(token_ids, token_type_ids)
@@ -145,8 +134,7 @@ class JsonTokenizer:
         return [_window(part) for part in (encoding, *encoding.overflowing)]
 
     def locate(self, text: str) -> LocatedText:
-        with self._lock:
-            encoding = self._encode(text, with_offsets=True)
+        encoding = self._encode(text, with_offsets=True)
         return self._located(encoding, text)
 
     def locate_windows(self, text: str, *, max_tokens: int, overlap_tokens: int) -> list[LocatedText]:
@@ -170,32 +158,72 @@ class JsonTokenizer:
     def _encode(
         self, text: str, text_pair: str | None = None, *, add_special_tokens: bool = True, with_offsets: bool = False
     ) -> Encoding:
-        # A batch of one: the library's `encode` holds the interpreter's lock, so a text of 1 MB would block every
-        # thread for a second.
-        inputs = [text] if text_pair is None else [(text, text_pair)]
-        # Without offsets it takes a sixth less time.
-        encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
-        (encoding,) = encode(inputs, add_special_tokens=add_special_tokens)
-        return encoding
-
-    def _encode_part(self, text: str, *, is_first: bool) -> list[int]:
-        """The tokens of a part of a text: behind a line break, so that it gets no space as the first one does."""
-        line_break: list[int] = [] if is_first else self._encode("\n", add_special_tokens=False).ids
-        ids: list[int] = self._encode(text if is_first else f"\n{text}", add_special_tokens=False).ids
-        if ids[: len(line_break)] == line_break:
-            return ids[len(line_break) :]
-        found: list[int] = self._encode(text, add_special_tokens=False).ids
-        return found
+        return _encode(
+            self._tokenizer, text, text_pair, add_special_tokens=add_special_tokens, with_offsets=with_offsets
+        )
 
     def _encode_in_limit(
         self, first: str, second: str | None, max_tokens: int, *, strategy: str, stride: int
     ) -> Encoding:
+        windows = self._long_windows if len(first) + len(second or "") > LONG_TEXT else self._short_windows
+        return windows.encode(first, second, max_tokens, strategy=strategy, stride=stride)
+
+
+class _Windows:
+    """Cuts texts into windows, one at a time: truncation is a state of the library's object, so this has a copy of the
+    tokenizer, loaded when it is first needed.
+    """
+
+    def __init__(self, load: Callable[[], Tokenizer]) -> None:
+        self._load = load
+        self._tokenizer: Tokenizer | None = None
+        self._lock = threading.Lock()
+
+    def encode(self, first: str, second: str | None, max_tokens: int, *, strategy: str, stride: int) -> Encoding:
         with self._lock:
-            self._tokenizer.enable_truncation(max_tokens, stride=stride, strategy=strategy)
-            try:
-                return self._encode(first, second, with_offsets=True)
-            finally:
-                self._tokenizer.no_truncation()
+            tokenizer = self._tokenizer = self._tokenizer or self._load()
+            tokenizer.enable_truncation(max_tokens, stride=stride, strategy=strategy)
+            return _encode(tokenizer, first, second, with_offsets=True)
+
+
+def _load(written: bytes, *, counts_deleted: bool, reads_special_tokens: bool = False) -> Tokenizer:
+    """The library's tokenizer. `reads_special_tokens`: those that a text spells are no plain text."""
+    tokenizer = Tokenizer.from_buffer(written)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = not reads_special_tokens
+    if tokenizer.post_processor is None:  # encode_batch_fast would then give both texts of a pair one type
+        tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B:1")
+    if counts_deleted:
+        tokenizer.normalizer = _counting_what_it_deletes(tokenizer.normalizer)
+    return tokenizer
+
+
+def _encode(
+    tokenizer: Tokenizer,
+    text: str,
+    text_pair: str | None = None,
+    *,
+    add_special_tokens: bool = True,
+    with_offsets: bool = False,
+) -> Encoding:
+    # A batch of one: the library's `encode` holds the interpreter's lock, so a text of 1 MB would block every thread
+    # for a second.
+    inputs = [text] if text_pair is None else [(text, text_pair)]
+    # Without offsets it takes a sixth less time.
+    encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
+    (encoding,) = encode(inputs, add_special_tokens=add_special_tokens)
+    return encoding
+
+
+def _encode_part(tokenizer: Tokenizer, text: str, *, is_first: bool) -> list[int]:
+    """The tokens of a part of a text: behind a line break, so that it gets no space as the first one does."""
+    line_break: list[int] = [] if is_first else _encode(tokenizer, "\n", add_special_tokens=False).ids
+    ids: list[int] = _encode(tokenizer, text if is_first else f"\n{text}", add_special_tokens=False).ids
+    if ids[: len(line_break)] == line_break:
+        return ids[len(line_break) :]
+    found: list[int] = _encode(tokenizer, text, add_special_tokens=False).ids
+    return found
 
 
 def _counting_what_it_deletes(normalizer: Normalizer) -> Normalizer:

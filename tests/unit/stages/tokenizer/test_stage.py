@@ -301,6 +301,15 @@ async def test_images_of_one_model_do_not_delay_texts_of_another(
     assert (short.tokens, long.tokens) == (4, 16)
 
 
+async def test_a_short_text_does_not_wait_for_a_long_one_of_its_model(stage: TokenizerStage) -> None:
+    long = asyncio.create_task(stage.tokenize(_item("word " * 400_000, Truncation.TRUNCATION_RIGHT)))
+    await asyncio.sleep(0.05)  # its thread has begun
+    for number in range(10):
+        await stage.tokenize(_item(f"short {number}"))
+    assert not long.done()
+    await long
+
+
 async def test_an_image_that_is_known_does_not_wait_for_images_that_are_not(
     image_repository: Path, reading: _Reading
 ) -> None:

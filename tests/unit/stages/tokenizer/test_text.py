@@ -6,6 +6,8 @@ Ids are line numbers, from 0 on, of BERT's published vocab.txt.
 import concurrent.futures
 import json
 import random
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +224,16 @@ def test_truncation_does_not_last_beyond_a_call_that_fails(tokenizer: JsonTokeni
     with pytest.raises(Exception, match=r"."):
         tokenizer.encode_windows("one two three four five", "one", max_tokens=5, overlap_tokens=0)
     assert len(_whole(tokenizer)) == 7
+
+
+def test_short_windows_do_not_wait_for_long_ones(tokenizer: JsonTokenizer) -> None:
+    cut = partial(tokenizer.encode_windows, max_tokens=64, overlap_tokens=8)
+    assert cut("Who?", "A short text.")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        long = pool.submit(cut, "Who?", "word " * 400_000)
+        time.sleep(0.05)  # it has begun
+        assert cut("Who?", "A short text.")
+        assert not long.done()
 
 
 def test_calls_from_several_threads_do_not_change_each_others_truncation(tokenizer: JsonTokenizer) -> None:
