@@ -21,6 +21,7 @@ from neuronpipe.measure.load.request import GenerationLoad, Lengths, LoadRequest
 from neuronpipe.measure.load.run import run_load
 from tests.bench.generation_alone import (
     BART,
+    ENDING,
     LLAMA,
     WARM_UP_S,
     Alone,
@@ -100,7 +101,7 @@ def measure_generation(rounds: int, seconds: float, unavailable: dict[str, str])
 
 def _find_models() -> Path:
     folder = CACHE / "generation"
-    if not (folder / EXPECTED_FILE).is_file():
+    if not ((folder / EXPECTED_FILE).is_file() and (folder / "sources" / ENDING).is_dir()):
         # A process of its own: torch stays out of the one that measures.
         command = [sys.executable, "-m", "tests.bench.generation_models", str(folder)]
         subprocess.run(command, check=True, stdout=sys.stderr, cwd=ROOT)
@@ -110,8 +111,9 @@ def _find_models() -> Path:
 def _llama(target: str, others: Others, round: int, seconds: float) -> Iterator[Measurement]:
     load = GenerationLoad(prompt_tokens=Lengths.fixed(_PROMPT), output_tokens=Lengths.fixed(_TEXT))
     for callers in LLAMA_CALLERS:
-        for name, one in ((FOUR, load), (WITH_SCHEMA, replace(load, json_schema=_SCHEMA))):
-            result = _run(target, LLAMA, one, round, seconds, concurrency=callers)
+        with_schema = replace(load, json_schema=_SCHEMA)
+        for name, model, one in ((FOUR, LLAMA, load), (WITH_SCHEMA, ENDING, with_schema)):
+            result = _run(target, model, one, round, seconds, concurrency=callers)
             found, system = _texts(result), of_model(LLAMA, name)
             yield _measurement(
                 system, callers, round, found.output_tokens_per_s, result, found.first_token_ms, _itl(found)
