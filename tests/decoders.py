@@ -86,8 +86,10 @@ DECODERS: Mapping[str, Callable[[int], Any]] = {
 
 
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'nobody' %}"
-    "{{ raise_exception('nobody speaks') }}{% endif %}{{ message['role'] + ': ' + message['content'] + eos_token }}"
+    "{{ bos_token }}{% for tool in tools or () %}{{ 'tool: ' + tool.function.name }}{% endfor %}"
+    "{% for message in messages %}{% if message['role'] == 'nobody' %}"
+    "{{ raise_exception('nobody speaks') }}{% endif %}{{ message['role'] + ': ' + (message['content'] or '') }}"
+    "{% if message['tool_calls'] %}{{ message['tool_calls'] | tojson }}{% endif %}{{ eos_token }}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
 

@@ -2,11 +2,13 @@
 others, and overload.
 """
 
+import json
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,6 +21,7 @@ from neuronpipe.measure.load.request import GenerationLoad, Lengths, LoadRequest
 from neuronpipe.measure.load.run import run_load
 from tests.bench.generation_alone import (
     BART,
+    ENDING,
     LLAMA,
     WARM_UP_S,
     Alone,
@@ -36,10 +39,23 @@ SECTION = "generation"
 TRANSFORMERS, ENGINE = "transformers", "engine alone"
 LLAMA_CALLERS, BART_CALLERS = (1, 8, 32), (1, 8)
 PREFIX, NO_PREFIX = "shared prefix", "no shared prefix"
+WITH_SCHEMA = f"{FOUR}, with a schema"
 LONG_PROMPTS, OVERLOAD = "beside long prompts", "overload"
 GAP_CALLERS = 8
 FIRST_TOKEN_LIMIT_MS, TOKEN_LIMIT_MS, FACTOR = 1000.0, 100.0, 2.0
 _PROMPT, _TEXT = 64, 48
+# No text is complete before its last token.
+_ITEM = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "size": {"type": "integer"},
+        "is_new": {"type": "boolean"},
+    },
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+_SCHEMA = json.dumps({"type": "array", "items": _ITEM, "minItems": _TEXT})
 _SOURCE = 256
 _SHARED, _OWN = 128, 32
 _LONG = 2000
@@ -85,7 +101,7 @@ def measure_generation(rounds: int, seconds: float, unavailable: dict[str, str])
 
 def _find_models() -> Path:
     folder = CACHE / "generation"
-    if not (folder / EXPECTED_FILE).is_file():
+    if not ((folder / EXPECTED_FILE).is_file() and (folder / "sources" / ENDING).is_dir()):
         # A process of its own: torch stays out of the one that measures.
         command = [sys.executable, "-m", "tests.bench.generation_models", str(folder)]
         subprocess.run(command, check=True, stdout=sys.stderr, cwd=ROOT)
@@ -95,11 +111,13 @@ def _find_models() -> Path:
 def _llama(target: str, others: Others, round: int, seconds: float) -> Iterator[Measurement]:
     load = GenerationLoad(prompt_tokens=Lengths.fixed(_PROMPT), output_tokens=Lengths.fixed(_TEXT))
     for callers in LLAMA_CALLERS:
-        result = _run(target, LLAMA, load, round, seconds, concurrency=callers)
-        found = _texts(result)
-        yield _measurement(
-            of_model(LLAMA, FOUR), callers, round, found.output_tokens_per_s, result, found.first_token_ms, _itl(found)
-        )
+        with_schema = replace(load, json_schema=_SCHEMA)
+        for name, model, one in ((FOUR, LLAMA, load), (WITH_SCHEMA, ENDING, with_schema)):
+            result = _run(target, model, one, round, seconds, concurrency=callers)
+            found, system = _texts(result), of_model(LLAMA, name)
+            yield _measurement(
+                system, callers, round, found.output_tokens_per_s, result, found.first_token_ms, _itl(found)
+            )
         yield from _beside(others, LLAMA, _PROMPT, callers, round, seconds)
 
 

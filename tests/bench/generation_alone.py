@@ -26,6 +26,8 @@ from neuronpipe.tasks.text_generation import complete_options
 from tests.bench.peers.generating import BEAMS
 
 LLAMA, BART = "llama", "bart"
+# The same with a token that ends its texts, as forms of texts need it.
+ENDING = "llama-ending"
 VOCABULARY = 1200
 # Tokens before these are special.
 FIRST_WORD = 3

@@ -15,7 +15,7 @@ import transformers
 
 from demo.writer import train_tokenizer
 from neuronpipe.compiler import CompileRequest, compile_bundle
-from tests.bench.generation_alone import BART, LLAMA, VOCABULARY
+from tests.bench.generation_alone import BART, ENDING, LLAMA, VOCABULARY
 from tests.bench.generation_peers import EXPECTED_FILE
 from tests.bench.peers.generating import BEAMS
 
@@ -25,13 +25,15 @@ _PROMPT, _NEW = list(range(5, 45)), 16
 
 
 def make_models(folder: Path) -> None:
-    """Saves both in `sources`, as transformers reads them, compiles them into `repository`, and writes what
+    """Saves them in `sources`, as transformers reads them, compiles them into `repository`, and writes what
     transformers generates for a prompt into EXPECTED_FILE.
     """
     expected = {}
-    for name, config, tokens in ((LLAMA, _llama(), _LLAMA_TOKENS), (BART, _bart(), _BART_TOKENS)):
+    configs = {LLAMA: _llama(None), ENDING: _llama(2), BART: _bart()}
+    for name, config in configs.items():
+        tokens = _BART_TOKENS if name == BART else _LLAMA_TOKENS
         torch.manual_seed(0)
-        kind: Any = transformers.LlamaForCausalLM if name == LLAMA else transformers.BartForConditionalGeneration
+        kind: Any = transformers.BartForConditionalGeneration if name == BART else transformers.LlamaForCausalLM
         source = folder / "sources" / name
         model = kind(config).eval()
         model.save_pretrained(source)
@@ -63,7 +65,7 @@ def _generated(model: Any) -> list[int]:
     return token_ids
 
 
-def _llama() -> transformers.LlamaConfig:
+def _llama(end: int | None) -> transformers.LlamaConfig:
     return transformers.LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=_WIDTH,
@@ -72,7 +74,7 @@ def _llama() -> transformers.LlamaConfig:
         intermediate_size=_INNER,
         max_position_embeddings=_LLAMA_TOKENS,
         bos_token_id=0,
-        eos_token_id=None,
+        eos_token_id=end,
     )
 
 

@@ -330,8 +330,8 @@ def _generation(found: Measurements) -> Iterator[str]:
         "in a process of its own, with batches of as many prompts as callers; *engine alone*: the executor's engine "
         "in a process of its own; *openvino-genai*, *vllm*, *llama-cpp* (its server) and *ctranslate2* in environments "
         "of their own, with such batches, stopped while it is not their turn. Four processes are called by "
-        "`neuronpipe load --generate`, which reads every part. Rates are new tokens a second; p50 to p99 are times to "
-        "the first token, of bart to the whole text."
+        "`neuronpipe load --generate`, which reads every part; *with a schema*: texts that are JSON. Rates are "
+        "new tokens a second; p50 to p99 are times to the first token, of bart to the whole text."
     )
     yield ""
     rows = []

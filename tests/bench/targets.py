@@ -179,6 +179,9 @@ def _generation(found: Measurements) -> Iterator[Target]:
         for callers in every:
             name = f"{model}, {FOUR}, {callers} callers: new tokens/s to {peer}'s in process"
             yield Target(name, limit, True, ratio(model, FOUR, peer, callers))
+    for callers in generation.LLAMA_CALLERS:
+        name = f"{LLAMA}, {FOUR}, {callers} callers: new tokens/s with a schema to those without"
+        yield Target(name, 0.9, True, ratio(LLAMA, generation.WITH_SCHEMA, FOUR, callers))
     callers = generation.LLAMA_CALLERS[-1]
     cost = ratio(LLAMA, generation.ENGINE, FOUR, callers)
     extra = _percent(Spread(cost.median - 1, cost.low - 1, cost.high - 1, cost.rounds)) if cost else None

@@ -39,7 +39,7 @@ def test_every_option_of_generation_is_declared_with_the_type_of_its_field() -> 
         FieldDescriptor.TYPE_UINT64: {"int"},
         FieldDescriptor.TYPE_ENUM: {"words"},
         FieldDescriptor.TYPE_STRING: {"text", "json", "texts"},
-        FieldDescriptor.TYPE_MESSAGE: {"sequences"},
+        FieldDescriptor.TYPE_MESSAGE: {"sequences", "biases"},
     }
     fields = GenerationOptions.DESCRIPTOR.fields_by_name
     assert set(OPTIONS) == set(fields)
@@ -47,7 +47,7 @@ def test_every_option_of_generation_is_declared_with_the_type_of_its_field() -> 
         name
         for name, one in OPTIONS.items()
         if one.kind not in types[fields[name].type]
-        or fields[name].is_repeated != (one.kind in ("texts", "tokens", "sequences"))
+        or fields[name].is_repeated != (one.kind in ("texts", "tokens", "sequences", "biases"))
         or (fields[name].is_repeated and not one.max_items)
         or (one.kind in ("text", "json") and not one.max_size)
     ]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ import openai
 import pytest
 import pytest_asyncio
 import requests
+import torch
+import transformers
 
-from neuronpipe.api.v1.tasks_pb2 import FinishReason
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.tasks_pb2 import ChatMessage, FinishReason
 from neuronpipe.client import Client
 from tests.integration.http_server import HttpServer, running_http_server
 
@@ -30,6 +34,12 @@ _CHAT: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user",
 def server(writer_folder: Path) -> Iterator[HttpServer]:
     with running_http_server(writer_folder / "repository", "--metrics-listen", "127.0.0.1:0") as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = shared_folder(tmp_path_factory, "writer", make_writer)
+    return folder / "source"
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +174,8 @@ async def test_several_prompts_in_one_stream_are_choices_in_their_order(
 ) -> None:
     prompts, options = [_PROMPT, "A class", "The tower"], {"max_tokens": 12, "seed": 3, "temperature": 1.2, "n": n}
     own: dict[str, Any] = {"max_new_tokens": 12, "do_sample": True, "temperature": 1.2}
-    expected = [ours.generate_text("writer", one, seed=3 + k, **own).text for one in prompts for k in range(n)]
+    responses = [[*ours.generate("writer", one, seed=3, num_return_sequences=n, **own)][-1].response for one in prompts]
+    expected = [text.text for one in responses for text in one.result.text_generation.sequences]
     stream = await theirs.completions.create(
         model="writer", prompt=prompts, stream=True, stream_options={"include_usage": True}, **options
     )
@@ -216,11 +227,13 @@ async def test_of_several_prompts_a_wrong_one_is_named(theirs: openai.AsyncOpenA
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        ({"prompt": [1, 2]}, "prompt"),
-        ({"prompt": [[1, 2], [3]]}, "prompt"),
+        ({"prompt": [1, 100_000]}, "prompt"),
+        ({"prompt": [[1, 2], [-3]]}, "prompt[1][0]"),
         ({"prompt": []}, "prompt"),
         ({"logprobs": 21}, "logprobs"),
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": [1, 2], "echo": True}, "echo"),
+        ({"echo": True, "logprobs": 1, "stop": "a"}, "echo"),
+        ({"echo": True, "logprobs": 1, "n": 2}, "echo"),
         ({"best_of": 2}, "best_of"),
         ({"suffix": "end"}, "suffix"),
         ({"extra_body": {"ignore_eos": True}}, "ignore_eos"),
@@ -248,9 +261,11 @@ async def test_log_probabilities_have_openais_forms(theirs: openai.AsyncOpenAI, 
     answer = await theirs.chat.completions.create(top_logprobs=2, **options)
     assert answer.choices[0].logprobs
     found = answer.choices[0].logprobs.content or []
-    assert [(one.token, one.logprob) for one in found] == [(one.text, pytest.approx(one.logprob)) for one in tokens]
-    assert [[top.token for top in one.top_logprobs] for one in found] == [
-        [top.text for top in one.top] for one in tokens
+    assert [(one.bytes, one.logprob) for one in found] == [
+        ([*one.text_bytes], pytest.approx(one.logprob)) for one in tokens
+    ]
+    assert [[top.bytes for top in one.top_logprobs] for one in found] == [
+        [[*top.text_bytes] for top in one.top] for one in tokens
     ]
     stream = await theirs.chat.completions.create(top_logprobs=2, stream=True, **options)
     parts = [chunk.choices[0].logprobs async for chunk in stream]
@@ -260,6 +275,134 @@ async def test_log_probabilities_have_openais_forms(theirs: openai.AsyncOpenAI, 
     assert lists
     assert len(lists.tokens or ()) == len(lists.token_logprobs or ()) == len(lists.top_logprobs or ()) == 6
     assert (lists.text_offset or [None])[0] == 0
+
+
+async def test_bytes_and_offsets_of_tokens_are_those_of_the_running_text(theirs: openai.AsyncOpenAI) -> None:
+    asked: dict[str, Any] = {"model": "writer", "prompt": _PROMPT, "max_tokens": 60, "temperature": 2.0, "top_p": 1}
+    has_parts_of_characters = False
+    for seed in range(6):
+        choice = (await theirs.completions.create(logprobs=20, seed=seed, **asked)).choices[0]
+        lists = choice.logprobs
+        assert lists
+        assert lists.tokens
+        assert lists.text_offset
+        assert all(len(one) == 20 for one in lists.top_logprobs or ()), "two tokens have one entry"
+        spelled = b"".join(map(_bytes_of, lists.tokens))
+        assert spelled.decode(errors="replace") == choice.text
+        for place, offset in enumerate(lists.text_offset):
+            before = getincrementaldecoder("utf-8")(errors="replace").decode(
+                b"".join(map(_bytes_of, lists.tokens[:place]))
+            )
+            assert offset == len(before)
+        has_parts_of_characters |= any(one.startswith("bytes:") for one in lists.tokens)
+        stream = await theirs.completions.create(logprobs=20, seed=seed, stream=True, **asked)
+        parts = [chunk.choices[0].logprobs async for chunk in stream]
+        assert [one for part in parts if part for one in part.text_offset or ()] == lists.text_offset
+    assert has_parts_of_characters
+    chat = await theirs.chat.completions.create(
+        model="writer", messages=_CHAT, max_tokens=60, temperature=2.0, seed=3, logprobs=True, top_logprobs=20
+    )
+    assert chat.choices[0].logprobs
+    tokens = chat.choices[0].logprobs.content or []
+    said = b"".join(bytes(one.bytes or ()) for one in tokens)
+    assert said.decode(errors="replace") == chat.choices[0].message.content
+    assert all(bytes(one.bytes or ()) == _bytes_of(one.token) for one in tokens)
+
+
+def _bytes_of(token: str) -> bytes:
+    return bytes.fromhex(token[6:].replace("\\x", "")) if token.startswith("bytes:") else token.encode()
+
+
+async def test_token_ids_are_prompts_and_an_echo_has_the_log_probabilities_of_the_prompt(
+    theirs: openai.AsyncOpenAI, source: Path
+) -> None:
+    """As lm-evaluation-harness asks for them: its loglikelihood is the sum of those behind the context."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    model = transformers.AutoModelForCausalLM.from_pretrained(source).float().eval()
+    prompts = [tokenizer(text)["input_ids"] for text in (_PROMPT, "A class has 😀 methods " * 4)]
+    asked: dict[str, Any] = {"model": "writer", "max_tokens": 1, "temperature": 0, "logprobs": 3, "echo": True}
+    answer = await theirs.completions.create(prompt=prompts, **asked)
+    for prompt, choice in zip(prompts, answer.choices, strict=True):
+        lists = choice.logprobs
+        assert lists
+        assert lists.token_logprobs
+        assert lists.top_logprobs
+        assert (lists.token_logprobs[0], lists.top_logprobs[0]) == (None, None)
+        with torch.inference_mode():
+            expected = model(torch.tensor([prompt])).logits[0].log_softmax(dim=-1)
+        wanted = [float(row[token]) for row, token in zip(expected, prompt[1:], strict=False)]
+        assert lists.token_logprobs[1:-1] == pytest.approx(wanted, abs=1e-3)
+        assert lists.token_logprobs[-1] == pytest.approx(float(expected[-1].max()), abs=1e-3)
+        for row, top in zip(expected, lists.top_logprobs[1:], strict=True):
+            assert sorted(top.values(), reverse=True) == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
+        assert choice.text.startswith(tokenizer.decode(prompt, skip_special_tokens=True))
+    plain = await theirs.completions.create(model="writer", prompt=prompts, max_tokens=9)
+    texts = await theirs.completions.create(model="writer", prompt=[_PROMPT], max_tokens=9)
+    assert plain.choices[0].text == texts.choices[0].text
+    assert plain.usage
+    assert plain.usage.prompt_tokens == sum(map(len, prompts))
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.001}, {"temperature": 1e-8}, {"top_p": 0}, {"stop": ""}, {"stop": ["", ""]}], ids=str
+)
+async def test_options_at_their_ends_give_the_most_probable_text(
+    theirs: openai.AsyncOpenAI, ours: Client, options: dict[str, Any]
+) -> None:
+    answer = await theirs.completions.create(model="writer", prompt=_PROMPT, max_tokens=12, **options)
+    assert answer.choices[0].text == ours.generate_text("writer", _PROMPT, max_new_tokens=12).text
+
+
+async def test_biases_and_penalties_change_the_text(theirs: openai.AsyncOpenAI, source: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    (token,) = tokenizer("e", add_special_tokens=False)["input_ids"]
+    asked: dict[str, Any] = {"model": "writer", "prompt": _PROMPT, "max_tokens": 12}
+    forced = await theirs.completions.create(logit_bias={str(token): 100}, **asked)
+    assert forced.choices[0].text == "e" * 12
+    penalized = await theirs.completions.create(
+        logit_bias={str(token): 100}, frequency_penalty=2, presence_penalty=2, logprobs=0, **asked
+    )
+    assert penalized.choices[0].text == "e" * 12, "100 is more than 12 * 2 + 2"
+    free = await theirs.completions.create(frequency_penalty=2, presence_penalty=2, logprobs=0, **asked)
+    assert free.choices[0].logprobs
+    assert len(set(free.choices[0].logprobs.tokens or ())) == 12
+
+
+async def test_a_message_is_continued_and_the_template_gets_variables(theirs: openai.AsyncOpenAI, ours: Client) -> None:
+    begun = [*_CHAT, {"role": "assistant", "content": "A module"}]
+
+    async def text(messages: list[Any], **further: Any) -> str:
+        options: dict[str, Any] = {"model": "writer", "messages": messages, "max_tokens": 8, "extra_body": further}
+        return (await theirs.chat.completions.create(**options)).choices[0].message.content or ""
+
+    # By the template of tests/decoders.py.
+    request = InferRequest(model="writer")
+    request.input.text_generation.options.max_new_tokens = 8
+    request.input.text_generation.messages.extend(ChatMessage(**one) for one in begun)
+    request.input.text_generation.continue_final_message = True
+    expected = ours.infer(request).result.text_generation.sequences[0].text
+    assert await text(begun, continue_final_message=True, add_generation_prompt=False) == expected
+    assert await text(begun, continue_final_message=True) == expected
+    assert await text(begun) != expected
+    without = await text(_CHAT, add_generation_prompt=False)
+    assert without == await text(_CHAT, chat_template_kwargs={"add_generation_prompt": False}) != await text(_CHAT)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_chunks_tell_the_tokens_so_far(theirs: openai.AsyncOpenAI, n: int) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    stream = await theirs.chat.completions.create(
+        model="writer", messages=_CHAT, max_tokens=8, n=n, seed=1, stream=True, stream_options=options
+    )
+    chunks = [chunk async for chunk in stream]
+    for index in range(n):
+        used = [one.usage for one in chunks if one.choices and one.choices[0].index == index]
+        counts = [one.completion_tokens for one in used if one]
+        assert (counts[0], counts[-1], counts) == (0, 8, sorted(counts))
+        assert len(set(counts)) > 4
+        assert {one.prompt_tokens for one in used[1:] if one} == {chunks[-1].usage and chunks[-1].usage.prompt_tokens}
+    assert chunks[-1].usage
+    assert chunks[-1].usage.completion_tokens == 8 * n
 
 
 async def test_a_stop_string_ends_both_forms(theirs: openai.AsyncOpenAI, ours: Client) -> None:
@@ -281,16 +424,25 @@ async def test_a_stop_string_ends_both_forms(theirs: openai.AsyncOpenAI, ours: C
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"n": 2, "temperature": 0}, "n"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
-        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, "chat_template_kwargs"),
+        ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
+        (
+            {"extra_body": {"continue_final_message": True, "add_generation_prompt": True}},
+            "continue_final_message",
+        ),
+        ({"functions": [{"name": "look"}]}, "functions"),
+        ({"function_call": {"name": "look"}}, "function_call"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "x"}}]}, "messages[0].function_call"),
         ({"temperature": 200}, "temperature"),
         ({"top_p": 2}, "top_p"),
-        ({"stop": [""]}, "stop"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "nobody", "content": "hi"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"five": 1}}, "logit_bias.five"),
+        ({"logit_bias": {"100000": 1}}, "logit_bias"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"presence_penalty": -2.5}, "presence_penalty"),
     ],
     ids=str,
 )

@@ -213,6 +213,118 @@ async def test_our_own_api_names_its_fields(ours: AsyncClient) -> None:
         await ours.generate_text("writer", _PROMPT, json_schema={"uniqueItems": True})
 
 
+_TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": _SCHEMA}},
+    {
+        "type": "function",
+        "function": {"name": "wait", "parameters": {"$ref": "#/$defs/Time", "$defs": {"Time": {"const": {"s": 1}}}}},
+    },
+]
+_CHOSEN: Any = {"type": "function", "function": {"name": "look"}}
+_ASKED: list[Any] = [{"role": "user", "content": "Look."}]
+
+
+def _check_calls(calls: list[tuple[str, str]]) -> None:
+    assert calls
+    for name, arguments in calls:
+        _check(arguments, {"look": _SCHEMA, "wait": {"const": {"s": 1}}}[name])
+
+
+@pytest.mark.parametrize("options", [{}, {"parallel_tool_calls": False}, {"tool_choice": _CHOSEN}], ids=str)
+async def test_a_forced_call_of_a_tool_has_valid_arguments(theirs: openai.AsyncOpenAI, options: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"tool_choice": "required", "max_tokens": 120, "seed": 6, **options}
+    asked: dict[str, Any] = {"model": "writer", "messages": _ASKED, "tools": _TOOLS, **given}
+    (choice,) = (await theirs.chat.completions.create(**asked)).choices
+    assert choice.message.content is None
+    calls = [(one.function.name, one.function.arguments) for one in choice.message.tool_calls or ()]
+    _check_calls(calls)
+    assert len(calls) == 1 or not options
+    assert choice.finish_reason == ("stop" if "tool_choice" in options else "tool_calls")
+    async with theirs.chat.completions.stream(**asked) as stream:
+        (streamed,) = (await stream.get_final_completion()).choices
+    again = [(one.function.name, one.function.arguments) for one in streamed.message.tool_calls or ()]
+    assert (again, streamed.finish_reason) == (calls, choice.finish_reason)
+
+
+async def test_calls_of_a_free_choice_are_streamed_as_openais_client_assembles_them(theirs: openai.AsyncOpenAI) -> None:
+    calls = [("look", '{"name": "tower", "size": 41}'), ("wait", '{"s": 1}')]
+    # The text is given, so that the model writes what one with tools would.
+    said = "[" + ", ".join(f'{{"name": "{name}", "arguments": {one}}}' for name, one in calls) + "]"
+    asked: dict[str, Any] = {"model": "writer", "messages": _ASKED, "tools": _TOOLS, "max_tokens": 120}
+    asked["extra_body"] = {"guided_choice": [said]}
+    deltas = []
+    async with theirs.chat.completions.stream(**asked) as stream:
+        async for event in stream:
+            if event.type == "chunk" and event.chunk.choices:
+                deltas += event.chunk.choices[0].delta.tool_calls or ()
+        (choice,) = (await stream.get_final_completion()).choices
+    assert [(one.function.name, one.function.arguments) for one in choice.message.tool_calls or ()] == calls
+    assert (choice.finish_reason, choice.message.content or None) == ("tool_calls", None)
+    begins = [one for one in deltas if one.id]
+    assert [(one.index, one.function and one.function.name) for one in begins] == [(0, "look"), (1, "wait")]
+    assert len(deltas) > 4, "arguments came as a whole"
+    (whole,) = (await theirs.chat.completions.create(**asked)).choices
+    assert [(one.function.name, one.function.arguments) for one in whole.message.tool_calls or ()] == calls
+    assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
+    asked["extra_body"] = {"guided_choice": ["No tool is called."]}
+    async with theirs.chat.completions.stream(**asked) as stream:
+        (choice,) = (await stream.get_final_completion()).choices
+    assert (choice.message.content, choice.finish_reason) == ("No tool is called.", "stop")
+
+
+async def test_tools_of_a_free_choice_and_of_the_history_are_in_the_prompt(theirs: openai.AsyncOpenAI) -> None:
+    async def used(messages: list[Any], **options: Any) -> int:
+        answer = await theirs.chat.completions.create(model="writer", messages=messages, max_tokens=4, **options)
+        assert answer.choices[0].message.content
+        assert not answer.choices[0].message.tool_calls
+        assert answer.usage
+        return int(answer.usage.prompt_tokens)
+
+    call = {"id": "call_1", "type": "function", "function": {"name": "wait", "arguments": '{"s": 1}'}}
+    history = [
+        *_ASKED,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "done"},
+    ]
+    bare = await used(_ASKED)
+    assert await used(_ASKED, tools=_TOOLS[1:]) > bare
+    assert await used(_ASKED, tools=_TOOLS[1:], tool_choice="none") == bare
+    assert await used(history) > await used([history[0], history[1] | {"content": "", "tool_calls": []}, history[2]])
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {"tools": _TOOLS[:1], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice.function.name",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": _TOOLS, "tool_choice": "required", "extra_body": {"guided_regex": "a"}}, "tool_choice"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "x", "parameters": {"not": {}}}}],
+                "tool_choice": "required",
+            },
+            "tools[0].function.parameters",
+        ),
+        (
+            {
+                "tools": [*_TOOLS, {"type": "function", "function": {"name": "x", "parameters": {"not": {}}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
+    ],
+    ids=str,
+)
+async def test_wrong_tools_are_refused_by_name(theirs: openai.AsyncOpenAI, asked: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await theirs.chat.completions.create(model="writer", messages=_ASKED, **asked)
+    assert refused.value.param == param
+
+
 async def test_texts_by_random_schemas_are_valid(processes: dict[str, ServiceProcess]) -> None:
     """Through four processes. A schema that is refused, or a text that ends and is not valid, is an error."""
     seed = random.randrange(1 << 32)

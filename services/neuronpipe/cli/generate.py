@@ -34,6 +34,7 @@ _VALUES: Mapping[Kind, Mapping[str, Any]] = {
     "texts": {"action": "extend", "nargs": "+", "metavar": "TEXT"},
     "tokens": {**_IDS, "action": "extend"},
     "sequences": {**_IDS, "action": "append"},
+    "biases": {"type": json.loads, "metavar": "JSON"},
 }
 # Options whose text may be that of a file.
 _OF_FILES = tuple(name for name, one in OPTIONS.items() if one.kind in ("text", "json"))

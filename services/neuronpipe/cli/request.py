@@ -278,7 +278,7 @@ def _kind_of(task: str) -> Any:
 def _usage(task: str) -> str:
     needed = NEEDED[task]
     fields: Mapping[str, Any] = _kind_of(task).fields_by_name
-    options = [f"[{flag(name)}]" for name, field in fields.items() if name not in needed and not field.message_type]
+    options = [f"[{flag(name)}]" for name in fields if name in FIELDS and name not in needed]
     return f"{task.replace('_', '-')} takes {' '.join([*map(flag, needed), *options])}"
 
 

@@ -16,9 +16,9 @@ from neuronpipe.core.errors import InvalidInput
 if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import EarlyStopping
 
-# A number, whether, one of three words, a token's id, a text, a value as JSON, texts, tokens' ids, or several lists of
-# these.
-Kind = Literal["int", "float", "bool", "words", "token", "text", "json", "texts", "tokens", "sequences"]
+# A number, whether, one of three words, a token's id, a text, a value as JSON, texts, tokens' ids, several lists of
+# these, or numbers by tokens' ids.
+Kind = Literal["int", "float", "bool", "words", "token", "text", "json", "texts", "tokens", "sequences", "biases"]
 _NONE: Any = object()
 _MAX_UINT32, _MAX_UINT64 = (1 << 32) - 1, (1 << 64) - 1
 _POSITIVE = math.ulp(0.0)
@@ -70,17 +70,16 @@ class Options(TypedDict, total=False):
     max_new_tokens: Annotated[int, Option("the most tokens to generate (default: the model's own, or 256)", least=1)]
     min_new_tokens: Annotated[int, Option("tokens before one may end the text", own=0, openai="min_tokens")]
     do_sample: Annotated[bool, Option("draw tokens at random; without it, the most probable token is taken", "bool")]
-    # Far from where float32 ends. vLLM has the same least temperature.
     temperature: Annotated[
-        float, Option("divide logits by it", "float", 0.01, 100, draws=True, own=1.0, openai="temperature")
+        float, Option("divide logits by it", "float", _POSITIVE, 100, draws=True, own=1.0, openai="temperature")
     ]
     top_k: Annotated[int, Option("draw from the best N tokens; 0: from all", draws=True, own=50, openai="top_k")]
     top_p: Annotated[
         float,
         Option(
-            "draw from the best tokens that reach it together",
+            "draw from the best tokens that reach it together; 0: only the best one",
             "float",
-            _POSITIVE,
+            0,
             1,
             draws=True,
             own=1.0,
@@ -156,6 +155,43 @@ class Options(TypedDict, total=False):
         int,
         Option("log probabilities of each token, and of the N best in its place", "int", 0, 20, huggingface=False),
     ]
+    logit_bias: Annotated[
+        Mapping[int, float],
+        Option(
+            "add to the logits of tokens",
+            "biases",
+            -100,
+            100,
+            max_items=1024,
+            openai="logit_bias",
+            huggingface=False,
+        ),
+    ]
+    presence_penalty: Annotated[
+        float,
+        Option(
+            "take from the logits of tokens that the text has",
+            "float",
+            -2,
+            2,
+            openai="presence_penalty",
+            huggingface=False,
+        ),
+    ]
+    frequency_penalty: Annotated[
+        float,
+        Option(
+            "take from the logits of tokens as often as the text has them",
+            "float",
+            -2,
+            2,
+            openai="frequency_penalty",
+            huggingface=False,
+        ),
+    ]
+    prompt_logprobs: Annotated[
+        bool, Option("with `top_logprobs`: also those of the prompt's tokens", "bool", huggingface=False)
+    ]
     json_schema: Annotated[
         str | Mapping[str, Any],
         Option("write JSON that is valid by this JSON Schema", "json", max_size=65_536, openai="guided_json"),
@@ -199,9 +235,19 @@ def message_fields(given: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidInput("options.json_schema", "is nested too deeply") from error
 
 
+def _biases(given: Mapping[Any, float]) -> list[dict[str, Any]]:
+    """Numbers by tokens' ids, which JSON has as strings. Raises InvalidInput."""
+    try:
+        return [{"token_id": int(token_id), "bias": number} for token_id, number in given.items()]
+    except ValueError as error:
+        raise InvalidInput("options.logit_bias", "must have ids of tokens for names") from error
+
+
 def _field(option: Option, value: Any) -> Any:
     if option.kind == "sequences":
         return [{"token_ids": word} for word in value]
+    if option.kind == "biases":
+        return _biases(value)
     if option.kind == "texts" and isinstance(value, str):
         return [value]
     if option.kind == "json" and not isinstance(value, str):

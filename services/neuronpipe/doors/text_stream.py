@@ -47,7 +47,7 @@ async def begun(events: AsyncGenerator[EventT, None]) -> AsyncGenerator[EventT, 
     """The same events, once there is a part, or the result. Raises what comes before it. The caller closes it."""
     first: list[EventT] = []
     try:
-        while not first or isinstance(first[-1], GenerationStart):
+        while not first or isinstance(first[-1][1] if isinstance(first[-1], tuple) else first[-1], GenerationStart):
             first.append(await anext(events))
     except BaseException:
         await events.aclose()
@@ -64,7 +64,7 @@ async def _continued(first: Iterable[EventT], events: AsyncGenerator[EventT, Non
 
 
 async def side_by_side(streams: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerator[tuple[int, Event], None]:
-    """The parts and results of several texts as they come, each with the place of its stream.
+    """The events of several texts as they come, each with the place of its stream.
 
     The first error ends all of them, and is raised. No stream is more than one event ahead of the caller, so one who
     reads slowly gets joined parts here, too.
@@ -81,8 +81,7 @@ async def side_by_side(streams: Sequence[AsyncGenerator[Event, None]]) -> AsyncG
                 place, event = reading.pop(future), future.result()
                 if event is not None:
                     reading[next_of(place)] = place
-                    if not isinstance(event, GenerationStart):
-                        yield place, event
+                    yield place, event
     finally:
         for future in reading:
             future.cancel()

@@ -146,8 +146,8 @@ class _TextRun:
         # On time.monotonic_ns(); 0 until it is there.
         self.first_token_ns = 0
         self._token_ids: list[int] = []
-        # Of a text of a search, as decoding takes it.
-        self._score: Arrays = {}
+        # What the executor says of the whole text, as decoding takes it.
+        self._of_whole: Arrays = {}
         self._logprobs: list[TokenLogprobs] = []
         self._told_logprobs: list[TokenLogprob] = []
         self._figures = GenerationFigures()
@@ -204,7 +204,9 @@ class _TextRun:
             self._count(len(token_ids) - len(self._token_ids))
         self._token_ids = token_ids
         self._ended_by = int(arrays["finish_reason"])
-        self._score = {"score": arrays["score"]} if "score" in arrays else {}
+        self._of_whole = {
+            name: array for name, array in arrays.items() if name == "score" or name.startswith("prompt_")
+        }
         if "logprobs" in arrays:
             self._logprobs = read_logprobs(arrays)
 
@@ -215,6 +217,7 @@ class _TextRun:
             text = await self._decode(call, self._ended_by)
         whole = GeneratedText(text=self._text, finish_reason=text.finish_reason, logprobs=self._told_logprobs)
         whole.token_ids.extend(self._token_ids[: self._released])
+        whole.prompt_logprobs.extend(text.prompt_logprobs)
         if text.HasField("score"):
             whole.score = text.score
         return whole
@@ -254,7 +257,7 @@ class _TextRun:
         """The text of the tokens that are none yet, as far as it cannot change any more."""
         before = self._encoded.annotations.arrays[0]["window"].tolist() + self._token_ids[: self._released]
         (outputs,) = part_arrays(self._token_ids[self._released :], finish_reason)
-        outputs = {**outputs, **self._score}
+        outputs = {**outputs, **self._of_whole}
         if self.options.HasField("top_logprobs"):
             outputs = {**outputs, **logprob_arrays(self._logprobs[self._released :])}
         item = PostprocessItem(

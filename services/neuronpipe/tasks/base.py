@@ -116,8 +116,17 @@ class TextTokenizer(Protocol):
     def encode(self, text: str, text_pair: str | None = None, *, prompt: str = "") -> EncodedText:
         """The whole text or pair behind the prompt as one sequence, however long."""
 
-    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> EncodedText:
-        """The prompt that the model's chat template makes of messages, each a role and a content without NUL.
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        continues: bool = False,
+    ) -> EncodedText:
+        """The prompt that the model's chat template makes of messages, each with a role, a content and what else it
+        takes, of the tools that the model may call, and of the template's further arguments. No text of them holds NUL.
+        `continues`: what follows continues the last message, whose content is a text.
 
         Only special tokens that the template writes are special. Raises InvalidInput where it takes no such messages.
         """

@@ -20,12 +20,23 @@ class Detokenizer:
 
     `text_of`: the text of tokens, without special tokens. `is_skipped`: whether a token has no text in any place, as a
     special one. `byte_ids`: tokens of single bytes, as `ByteFallback` of the library `tokenizers` decodes them: a whole
-    run of them is text, or each is U+FFFD if the run is not valid UTF-8. Skipped tokens do not end a run.
+    run of them is text, or each is U+FFFD if the run is not valid UTF-8. Skipped tokens do not end a run. `own_bytes`:
+    of a token whose text is bytes, whatever stands before it, these; else None.
     """
 
     text_of: Callable[[Sequence[int]], str]
     is_skipped: Callable[[int], bool] = field(default=lambda _: False)
     byte_ids: frozenset[int] = frozenset()
+    own_bytes: Callable[[int], bytes | None] = field(default=lambda _: None)
+
+    def bytes_of(self, token_id: int, before: Sequence[int]) -> bytes:
+        """The text of a token behind others, in UTF-8; empty for one that is skipped."""
+        if self.is_skipped(token_id):
+            return b""
+        if (own := self.own_bytes(token_id)) is not None:
+            return own
+        known = self.text_of(before) if before else ""
+        return self.text_of([*before, token_id])[len(known) :].encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,12 @@ Equal to transformers' `generate` with the same options, whose names they have. 
 (stages/neuron_executor/generation/); here prompts are encoded, options completed, and tokens turned into text.
 """
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from datetime import date
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -34,6 +35,7 @@ from neuronpipe.core.model import ModelSpec, TaskFacts, with_fields
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import (
     Encoded,
+    EncodedText,
     Task,
     TextTokenizer,
     check_text,
@@ -46,6 +48,8 @@ from neuronpipe.tasks.generated_text import WINDOW_TOKENS, Detokenizer, release
 # Without a value of the model's own; transformers' pipeline has the same.
 _MAX_NEW_TOKENS = 256
 _MAX_MESSAGES, _MAX_ROLE_LENGTH = 1024, 64
+_MAX_JSON = 1 << 18
+_OF_MESSAGES = ("tools", "template_arguments", "continue_final_message")
 _MAX_LOGPROBS = int(OPTIONS["top_logprobs"].most)
 _OWN = {
     name: (type(one.own) if one.own is not None else int | None, one.own)
@@ -99,8 +103,14 @@ def check(input: TextGenerationInput, model: ModelSpec) -> None:
     check_truncation(input.truncation)
     if input.messages:
         _check_messages(input, model)
-    else:
+    elif of_messages := [name for name in _OF_MESSAGES if getattr(input, name)]:
+        raise InvalidInput(of_messages[0], "is for messages")
+    elif not input.prompt_token_ids:
         check_text("prompt", input.prompt)
+    elif input.prompt:
+        raise InvalidInput("prompt_token_ids", "cannot be combined with a prompt")
+    elif (largest := max(input.prompt_token_ids)) >= model.vocabulary_size:
+        raise InvalidInput("prompt_token_ids", f"the id {largest}, the vocabulary has {model.vocabulary_size}")
     check_all_options(input.options, model)
 
 
@@ -118,6 +128,11 @@ def check_all_options(options: GenerationOptions, model: ModelSpec) -> None:
                 raise InvalidInput(f"options.{name}", f"cannot be combined with {form}")
         if not facts.end_token_ids:
             raise InvalidInput(f"options.{form}", f"model {model.name!r} has no token that ends a text")
+    if options.prompt_logprobs:
+        if not options.HasField("top_logprobs"):
+            raise InvalidInput("options.prompt_logprobs", "has an effect only with top_logprobs")
+        if texts > 1 or beams > 1 or options.stop_strings or facts.decoder_start_token_ids:
+            raise InvalidInput("options.prompt_logprobs", "is for one text of a prompt, without beams and stop_strings")
     if texts > 1 and beams == 1 and not samples:
         raise InvalidInput("options.num_return_sequences", "more than 1 text need do_sample or num_beams; set one")
     if texts > beams > 1:
@@ -147,12 +162,25 @@ def _num_beams(options: GenerationOptions, facts: GenerationFacts) -> int:
 def _check_messages(input: TextGenerationInput, model: ModelSpec) -> None:
     if not GenerationFacts.of(model).has_chat_template:
         raise InvalidInput("messages", f"model {model.name!r} has no chat template; send a prompt")
-    if input.prompt:
+    if input.prompt or input.prompt_token_ids:
         raise InvalidInput("messages", "cannot be combined with a prompt")
     if or_default(input.truncation) != Truncation.TRUNCATION_ERROR:
         raise InvalidInput("truncation", "is for prompts; messages are never cut")
     if len(input.messages) > _MAX_MESSAGES:
         raise InvalidInput("messages", f"{len(input.messages)} messages, the limit is {_MAX_MESSAGES}")
+    arguments = _read_json("template_arguments", input.template_arguments) if input.template_arguments else {}
+    if not isinstance(arguments, dict) or {"messages", "tools"} & {*arguments}:
+        raise InvalidInput("template_arguments", "must be a JSON object, without messages and tools")
+    if input.continue_final_message and (not input.messages[-1].content or arguments.get("add_generation_prompt")):
+        problem = "needs a last message with a text, and no add_generation_prompt"
+        raise InvalidInput("continue_final_message", problem)
+    if input.tools:
+        if "tools" not in GenerationFacts.of(model).chat_template:
+            raise InvalidInput("tools", f"the chat template of model {model.name!r} knows none")
+        if not isinstance(tools := _read_json("tools", input.tools), list) or not all(
+            isinstance(x, dict) for x in tools
+        ):
+            raise InvalidInput("tools", "must be a JSON list of objects")
     for index, message in enumerate(input.messages):
         place = f"messages[{index}]"
         if not 1 <= len(message.role) <= _MAX_ROLE_LENGTH:
@@ -161,6 +189,22 @@ def _check_messages(input: TextGenerationInput, model: ModelSpec) -> None:
         for name, text in ("role", message.role), ("content", message.content):
             if text:
                 check_text(f"{place}.{name}", text)
+        if message.fields and not isinstance(_read_json(place, message.fields), dict):
+            raise InvalidInput(place, "further fields must be a JSON object")
+
+
+def _read_json(name: str, text: str) -> Any:
+    """Raises InvalidInput."""
+    if len(text) > _MAX_JSON:
+        raise InvalidInput(name, f"{len(text)} characters, the limit is {_MAX_JSON}")
+    if "\\u0000" in text:
+        raise InvalidInput(name, "has the character NUL")
+    try:
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()  # half a pair of surrogates is no text
+        return value
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(name, "is no valid JSON") from error
 
 
 def check_options(options: GenerationOptions, model: ModelSpec) -> None:
@@ -206,7 +250,11 @@ def _check_value(place: str, option: Option, value: Any, model: ModelSpec) -> No
         if not 1 <= len(one) <= option.max_size:
             unit = "characters" if option.kind == "texts" else "tokens"
             raise InvalidInput(place, f"one has {len(one)} {unit}, must have 1 to {option.max_size}")
-    ids = {"token": [value], "tokens": value, "sequences": chain(*words)}.get(option.kind, ())
+    biases = value if option.kind == "biases" else ()
+    if wrong := [one.bias for one in biases if not option.least <= one.bias <= option.most]:
+        raise InvalidInput(place, f"{wrong[0]:g}, must be {option.least} to {option.most}")
+    biased = (one.token_id for one in biases)
+    ids = {"token": [value], "tokens": value, "sequences": chain(*words), "biases": biased}.get(option.kind, ())
     if (largest := max(ids, default=-1)) >= model.vocabulary_size:
         raise InvalidInput(place, f"the id {largest}, the vocabulary has {model.vocabulary_size}")
 
@@ -219,9 +267,10 @@ def _given(options: GenerationOptions) -> set[str]:
 def traits(input: TextGenerationInput) -> tuple[str | int, ...]:
     """What of an input its encoding depends on."""
     # Templates may write the date.
-    said = [part for message in input.messages for part in (message.role, message.content)]
-    chat = (date.today().isoformat(), *said) if said else ()
-    return input.prompt, or_default(input.truncation), _reserved(input.options), *chat
+    said = [part for message in input.messages for part in (message.role, message.content, message.fields)]
+    chat = [str(getattr(input, name)) for name in _OF_MESSAGES]
+    given = (date.today().isoformat(), *said, *chat) if said else (*input.prompt_token_ids,)
+    return input.prompt, or_default(input.truncation), _reserved(input.options), *given
 
 
 def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -232,7 +281,18 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
     reserved = _reserved(input.options)
     room = model.max_tokens - reserved
     if input.messages:
-        encoded = tokenizer.encode_chat([(message.role, message.content) for message in input.messages])
+        messages = [
+            {"role": one.role, "content": one.content, **(json.loads(one.fields) if one.fields else {})}
+            for one in input.messages
+        ]
+        tools = json.loads(input.tools) if input.tools else None
+        arguments = json.loads(input.template_arguments) if input.template_arguments else {}
+        encoded = tokenizer.encode_chat(messages, tools, arguments, continues=input.continue_final_message)
+    elif input.prompt_token_ids:
+        ids = np.array(input.prompt_token_ids, np.int32)
+        cut = 0 if or_default(input.truncation) == Truncation.TRUNCATION_ERROR else max(0, len(ids) - room)
+        kept = ids[cut:] if side_of(input.truncation) == "left" else ids[: len(ids) - cut]
+        encoded = EncodedText(kept, np.zeros(len(kept), np.int32), cut)
     elif or_default(input.truncation) == Truncation.TRUNCATION_ERROR:
         encoded = tokenizer.encode(input.prompt)
     else:
@@ -336,7 +396,12 @@ def decode(
             raise InvalidInput("outputs[0].score", "must be float32 []")
         text.score = float(score)
     if input.options.HasField("top_logprobs"):
-        text.logprobs.extend(_logprobs(outputs[0], token_ids, detokenizer)[: released.tokens])
+        text.logprobs.extend(_logprobs(outputs[0], token_ids, window, detokenizer)[: released.tokens])
+    if "prompt_ids" in outputs[0]:
+        first, *others = outputs[0]["prompt_ids"].tolist()
+        of_prompt = {name.removeprefix("prompt_"): one for name, one in outputs[0].items() if name[:7] == "prompt_"}
+        text.prompt_logprobs.append(_with_text(TokenLogprob(token_id=first), detokenizer, []))
+        text.prompt_logprobs.extend(_logprobs(of_prompt, others, [first], detokenizer))
     return TextGenerationResult(sequences=[text])
 
 
@@ -353,8 +418,11 @@ def _read_part(arrays: Arrays, model: ModelSpec) -> tuple[list[int], int]:
     return ids.tolist(), int(reason)
 
 
-def _logprobs(arrays: Arrays, token_ids: list[int], detokenizer: Detokenizer) -> list[TokenLogprob]:
-    """The log probabilities of tokens, with their texts. Raises InvalidInput for what no stage makes."""
+def _logprobs(arrays: Arrays, token_ids: list[int], window: list[int], detokenizer: Detokenizer) -> list[TokenLogprob]:
+    """The log probabilities of tokens, with their texts behind those of the window.
+
+    Raises InvalidInput for what no stage makes.
+    """
     logprobs, ids, tops = (arrays.get(name) for name in ("logprobs", "top_ids", "top_logprobs"))
     tokens = len(token_ids)
     if logprobs is None or logprobs.dtype != np.float32 or logprobs.shape != (tokens,):
@@ -365,18 +433,30 @@ def _logprobs(arrays: Arrays, token_ids: list[int], detokenizer: Detokenizer) ->
         raise InvalidInput("outputs[0].top_logprobs", f"must be float32 [tokens, n], n of at most {_MAX_LOGPROBS}")
     if ids.size and ids.min() < 0:
         raise InvalidInput("outputs[0].top_ids", "has ids below 0")
-    return [
-        TokenLogprob(
-            token_id=token_id,
-            text=detokenizer.text_of([token_id]),
-            logprob=logprob,
-            top=[
-                TopLogprob(token_id=top, text=detokenizer.text_of([top]), logprob=value)
-                for top, value in zip(ids[row].tolist(), tops[row].tolist(), strict=True)
-            ],
-        )
-        for row, (token_id, logprob) in enumerate(zip(token_ids, logprobs.tolist(), strict=True))
-    ]
+    found = []
+    before = [one for one in window if not detokenizer.is_skipped(one)][-1:]
+    for row, (token_id, logprob) in enumerate(zip(token_ids, logprobs.tolist(), strict=True)):
+        best = zip(ids[row].tolist(), tops[row].tolist(), strict=True)
+        top = [_with_text(TopLogprob(token_id=one, logprob=value), detokenizer, before) for one, value in best]
+        found.append(_with_text(TokenLogprob(token_id=token_id, logprob=logprob, top=top), detokenizer, before))
+        before = before if detokenizer.is_skipped(token_id) else [token_id]
+    return found
+
+
+_LogprobT = TypeVar("_LogprobT", TokenLogprob, TopLogprob)
+
+
+def _with_text(logprob: _LogprobT, detokenizer: Detokenizer, before: list[int]) -> _LogprobT:
+    """The same with the text that the token has behind others."""
+    logprob.text_bytes = detokenizer.bytes_of(logprob.token_id, before)
+    logprob.text = logprob.text_bytes.decode(errors="replace")
+    return logprob
+
+
+def prompt_arrays(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Array]:
+    """The tokens of a prompt, and the log probabilities of all but the first one."""
+    arrays = {f"prompt_{name}": array for name, array in logprob_arrays(logprobs).items()}
+    return {"prompt_ids": np.array(token_ids, np.int32), **arrays}
 
 
 def logprob_arrays(logprobs: Sequence[TokenLogprobs]) -> dict[str, Array]:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,9 +56,16 @@ class WordTokenizer:
         """See TextTokenizer."""
         return self._encoded((prompt + text).split(), None if text_pair is None else text_pair.split())
 
-    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> EncodedText:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        continues: bool = False,
+    ) -> EncodedText:
         """See TextTokenizer. The template has "role: content" for each message."""
-        return self.encode(" ".join(f"{role}: {content}" for role, content in messages))
+        return self.encode(" ".join(f"{one['role']}: {one['content']}" for one in messages))
 
     def encode_truncated(
         self,

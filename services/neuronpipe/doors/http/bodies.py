@@ -78,12 +78,12 @@ def _refuse(value: Any) -> None:
 Unsupported = Annotated[Any, AfterValidator(_refuse), WithJsonSchema({"type": "null"})]
 
 
-def only(*values: Any) -> AfterValidator:
-    """For a field as `Unsupported`, of which clients send the values that change nothing."""
+def only(*values: Any, advice: str = "") -> AfterValidator:
+    """For a field as `Unsupported`, of which clients send the values that change nothing. `advice`: what to do."""
 
     def refuse(value: Any) -> None:
         if value is not None and value not in values:
-            raise ValueError("is not supported")
+            raise ValueError(f"is not supported; {advice}" if advice else "is not supported")
 
     return AfterValidator(refuse)
 
@@ -109,6 +109,7 @@ _FORMS: Mapping[Kind, Any] = {
     "texts": str | Many[str],
     "tokens": Many[Whole],
     "sequences": Many[TokenIds],
+    "biases": Annotated[dict[Annotated[str, Field(pattern="^[0-9]{1,10}$")], float], Field(max_length=1 << 16)],
 }
 
 

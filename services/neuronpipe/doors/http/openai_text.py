@@ -1,12 +1,14 @@
 """OpenAI's chat completions and completions, whole and as events."""
 
+import contextlib
+import json
 import time
-from collections import Counter
+from codecs import getincrementaldecoder
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 from neuronpipe.api.v1.tasks_pb2 import (
@@ -27,21 +29,27 @@ from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpRespons
 from neuronpipe.doors.http.openai_text_bodies import (
     ChatCompletion,
     ChatRequest,
+    ChosenTool,
     Completion,
     CompletionOptions,
     CompletionRequest,
     SaidMessage,
+    StreamOptions,
 )
 from neuronpipe.doors.http.problems import OPENAI_ERROR
+from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
 from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.doors.text_stream import Event
-from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, Usage
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, Usage
+from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 # Of completions, as OpenAI has it.
 _MAX_TOKENS = 16
 _SEEDS = 1 << 64
 _FIELDS = {f"options.{name}": one.openai for name, one in OPTIONS.items() if one.openai}
 _REASONS = {FinishReason.FINISH_REASON_LENGTH: "length"}
+_NO_TOOLS = ToolUse(())
 
 
 CHAT = Route(
@@ -68,7 +76,7 @@ class _Form:
     """How one of the two writes its answers.
 
     `whole`: a text in a choice. `part`: a part of it in a choice of a chunk. `logprobs`: those of tokens in a choice,
-    before which there are so many characters. `begin`: the first choice of a stream.
+    whose bytes before them went to the decoder. `begin`: the first choice of a stream.
     """
 
     id: str
@@ -76,25 +84,52 @@ class _Form:
     part_object: str
     whole: Callable[[str], dict[str, Any]]
     part: Callable[[str], dict[str, Any]]
-    logprobs: Callable[[Sequence[TokenLogprob], int], dict[str, Any]]
+    logprobs: Callable[[Sequence[TokenLogprob], "_Offsets"], dict[str, Any]]
     begin: Mapping[str, Any] | None = None
 
 
-def _chat_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+class _Offsets:
+    """Where the tokens of a text begin in it, in characters. One that begins within a character begins with that."""
+
+    def __init__(self) -> None:
+        self._decoder = getincrementaldecoder("utf-8")(errors="replace")
+        self._offset = 0
+
+    def of(self, logprobs: Sequence[TokenLogprob]) -> list[int]:
+        """Those of the next tokens."""
+        offsets = []
+        for one in logprobs:
+            offsets.append(self._offset)
+            self._offset += len(self._decoder.decode(one.text_bytes))
+        return offsets
+
+
+def _token(one: TokenLogprob | TopLogprob) -> str:
+    """A token as OpenAI writes it: its text, or its bytes if these are no text."""
+    is_text = one.text.encode() == one.text_bytes
+    return one.text if is_text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in one.text_bytes)
+
+
+def _chat_logprobs(logprobs: Sequence[TokenLogprob], offsets: _Offsets) -> dict[str, Any]:
     def written(one: TokenLogprob | TopLogprob) -> dict[str, Any]:
-        return {"token": one.text, "logprob": one.logprob, "bytes": list(one.text.encode())}
+        return {"token": _token(one), "logprob": one.logprob, "bytes": list(one.text_bytes)}
 
     content = [written(one) | {"top_logprobs": [written(top) for top in one.top]} for one in logprobs]
     return {"content": content, "refusal": None}
 
 
-def _completion_logprobs(logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    ends = [*accumulate((len(one.text) for one in logprobs), initial=offset)]
+def _completion_logprobs(logprobs: Sequence[TokenLogprob], offsets: _Offsets) -> dict[str, Any]:
+    def best(one: TokenLogprob) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for top in one.top:  # two tokens may have one text: special ones have none
+            found[f"token_id:{top.token_id}" if _token(top) in found else _token(top)] = top.logprob
+        return found
+
     return {
-        "tokens": [one.text for one in logprobs],
+        "tokens": [_token(one) for one in logprobs],
         "token_logprobs": [one.logprob for one in logprobs],
-        "top_logprobs": [{top.text: top.logprob for top in one.top} for one in logprobs],
-        "text_offset": ends[:-1],
+        "top_logprobs": [best(one) for one in logprobs],
+        "text_offset": offsets.of(logprobs),
     }
 
 
@@ -117,11 +152,16 @@ _COMPLETION = _Form(
 )
 
 
-def openai_text_handlers(inference: Inference, models: ModelChoice) -> dict[str, HttpHandler]:
+def openai_text_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> dict[str, HttpHandler]:
     """The handlers, by route."""
 
     async def answer(
-        request: HttpRequest, form: _Form, given: Sequence[Any], make: Callable[[Any], TextGenerationInput], name: str
+        request: HttpRequest,
+        form: _Form,
+        given: Sequence[Any],
+        make: Callable[[Any], TextGenerationInput],
+        name: str,
+        tools: ToolUse = _NO_TOOLS,
     ) -> HttpResponse:
         body: CompletionOptions = request.body
         names, model = _fields(body), models.choose(request.model(body.model), "text_generation")
@@ -134,21 +174,35 @@ def openai_text_handlers(inference: Inference, models: ModelChoice) -> dict[str,
             name,
             lambda index: names | {name: f"{name}[{index}]"} if given[1:] else names,
         )
-        begins = [one if _echoes(body) else "" for one in given]
+        begins = [one if _echoes(body) and isinstance(one, str) else "" for one in given]
+
+        def new_reader() -> CallReader:
+            template = GenerationFacts.of(catalog.spec(*asked[1])).chat_template if tools.tools else ""
+            return tools.reader(template)
+
         if body.stream:
-            return event_response(
-                _chunks(await inference.stream_each(*asked), form, head, body, begins), OPENAI_ERROR, "[DONE]"
-            )
+            events = await inference.stream_each(*asked)
+            chunks = _chunks(events, form, head, body, begins, new_reader)
+            return event_response(chunks, OPENAI_ERROR, "[DONE]")
         results = await inference.each(*asked)
         texts = [
             (begin, text)
             for begin, one in zip(begins, results, strict=True)
             for text in one.result.message.text_generation.sequences
         ]
-        choices = [
-            _choice(index, form.whole(begin + one.text), _reason(one), one.logprobs and form.logprobs(one.logprobs, 0))
-            for index, (begin, one) in enumerate(texts)
-        ]
+        choices = []
+        for index, (begin, one) in enumerate(texts):
+            reader = new_reader()
+            said, calls = reader.whole(one.text)
+            said = (begin or _text_of(one.prompt_logprobs)) + said
+            choice = form.whole(said)
+            if calls:
+                choice["message"] |= {"content": said or None, "tool_calls": calls}
+            told = [*one.prompt_logprobs, *one.logprobs]
+            logprobs = form.logprobs(told, _Offsets()) if told else None
+            if logprobs and one.prompt_logprobs:  # nothing is before the first token
+                logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
+            choices.append(_choice(index, choice, _reason(one, reader), logprobs))
         usage = _usage([one.usage for one in results])
         return HttpResponse(write_body(head | {"object": form.whole_object, "choices": choices, "usage": usage}))
 
@@ -158,12 +212,27 @@ def openai_text_handlers(inference: Inference, models: ModelChoice) -> dict[str,
             raise InvalidInput("top_logprobs", "has an effect only with logprobs")
         top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         options = _options(body, body.max_completion_tokens or body.max_tokens, top_logprobs)
+        tools = _tool_use(body)
+        if schema := tools.schema():
+            if form_of(options):
+                raise InvalidInput("tool_choice", "that forces a call cannot be combined with a form of the text")
+            options.json_schema = json.dumps(schema, ensure_ascii=False)
+        given = body.chat_template_kwargs or {}
+        if body.add_generation_prompt is not None:
+            given = {"add_generation_prompt": body.add_generation_prompt, **given}
+        chat = partial(
+            TextGenerationInput,
+            tools=json.dumps(tools.tools, ensure_ascii=False) if tools.tools else "",
+            template_arguments=json.dumps(given, ensure_ascii=False) if given else "",
+            continue_final_message=bool(body.continue_final_message),
+            options=options,
+        )
 
         def make(said: Sequence[SaidMessage]) -> TextGenerationInput:
-            messages = [ChatMessage(role=one.role, content=_content(one)) for one in said]
-            return TextGenerationInput(messages=messages, options=options)
+            messages = [ChatMessage(role=one.role, content=_content(one), fields=_further(one)) for one in said]
+            return chat(messages=messages)
 
-        return await answer(request, _CHAT, [body.messages], make, "messages")
+        return await answer(request, _CHAT, [body.messages], make, "messages", tools)
 
     async def completions(request: HttpRequest) -> HttpResponse:
         body: CompletionRequest = request.body
@@ -171,12 +240,22 @@ def openai_text_handlers(inference: Inference, models: ModelChoice) -> dict[str,
             raise InvalidInput(
                 "best_of", f"{body.best_of}, must be n, {body.n or 1}: no more texts are made than asked"
             )
-        if body.echo and body.logprobs is not None:
-            raise InvalidInput("echo", "cannot be combined with logprobs: those of the prompt are not computed")
+        is_one = isinstance(body.prompt, str) or isinstance(next(iter(body.prompt), None), int)
+        prompts: Sequence[Any] = [body.prompt] if is_one else body.prompt
         options = _options(body, body.max_tokens or _MAX_TOKENS, body.logprobs)
-        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        make = partial(TextGenerationInput, options=options)
-        return await answer(request, _COMPLETION, prompts, lambda prompt: make(prompt=prompt), "prompt")
+        if body.echo and body.logprobs is not None:
+            if body.stream:
+                raise InvalidInput("echo", "with logprobs cannot be combined with stream")
+            options.prompt_logprobs = True
+        elif body.echo and not all(isinstance(one, str) for one in prompts):
+            raise InvalidInput("echo", "of token ids needs logprobs")
+
+        def make(prompt: str | Sequence[int]) -> TextGenerationInput:
+            if isinstance(prompt, str):
+                return TextGenerationInput(prompt=prompt, options=options)
+            return TextGenerationInput(prompt_token_ids=prompt, options=options)
+
+        return await answer(request, _COMPLETION, prompts, make, "prompt")
 
     return {CHAT.key: chat, COMPLETIONS.key: completions}
 
@@ -191,40 +270,95 @@ async def _chunks(
     head: dict[str, Any],
     body: CompletionOptions,
     begins: Sequence[str],
+    new_reader: Callable[[], CallReader],
 ) -> AsyncGenerator[dict[str, Any], None]:
     """The chunks of a stream; events with the place of their input. `begins`: what each input's texts begin with.
 
     As in vLLM, the first text of the input in a place is the choice of index place * n.
     """
-    has_usage, texts = body.stream_options is not None and body.stream_options.include_usage, body.n or 1
-    head |= {"object": form.part_object} | ({"usage": None} if has_usage else {})
-    offsets: Counter[int] = Counter()
+    asked, texts = body.stream_options or StreamOptions(), body.n or 1
+    head |= {"object": form.part_object} | ({"usage": None} if asked.include_usage else {})
+    readers = defaultdict[int, CallReader](new_reader)
+    offsets = defaultdict[int, _Offsets](_Offsets)
+    # Of each input the tokens of its prompt, and of each choice those of its text so far.
+    read, written = Counter[int](), Counter[int]()
     used: list[Usage] = []
+
+    def chunk(index: int, text: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> dict[str, Any]:
+        so_far = Usage(tokens=read[index // texts], generated_tokens=written[index])
+        usage = {"usage": _usage([so_far])} if asked.include_usage and asked.continuous_usage_stats else {}
+        return head | {"choices": [_choice(index, text, reason, logprobs)]} | usage
+
     async with aclosing(events):
         for index in range(texts * len(begins)):
             if begin := form.begin or (form.part(begins[index // texts]) if begins[index // texts] else None):
-                yield head | {"choices": [_choice(index, begin, None)]}
+                yield chunk(index, begin)
         async for place, event in events:
-            if isinstance(event, GeneratedPart) and (event.text or event.logprobs):
+            if isinstance(event, GenerationStart):
+                read[place] = event.prompt_tokens
+            elif isinstance(event, GeneratedPart):
                 index = place * texts + event.sequence
-                offset = offsets[index]
-                offsets[index] += sum(len(one.text) for one in event.logprobs)
-                logprobs = form.logprobs(event.logprobs, offset) if event.logprobs else None
-                yield head | {"choices": [_choice(index, form.part(event.text), None, logprobs)]}
-            elif isinstance(event, InferenceResult):
+                written[index] += len(event.token_ids)
+                logprobs = form.logprobs(event.logprobs, offsets[index]) if event.logprobs else None
+                for part in [*readers[index].read(event.text)] or ([""] if logprobs else []):
+                    yield chunk(index, _told(part, form), None, logprobs)
+                    logprobs = None
+            else:
                 used.append(event.usage)
-                for number, text in enumerate(event.result.message.text_generation.sequences):
-                    yield head | {"choices": [_choice(place * texts + number, form.part(""), _reason(text))]}
-        if has_usage:
+                for number, whole in enumerate(event.result.message.text_generation.sequences):
+                    index = place * texts + number
+                    for part in readers[index].read("", is_last=True):
+                        yield chunk(index, _told(part, form))
+                    yield chunk(index, form.part(""), _reason(whole, readers[index]))
+        if asked.include_usage:
             yield head | {"choices": [], "usage": _usage(used)}
+
+
+def _text_of(logprobs: Sequence[TokenLogprob]) -> str:
+    return b"".join(one.text_bytes for one in logprobs).decode(errors="replace")
 
 
 def _choice(index: int, text: Mapping[str, Any], reason: str | None, logprobs: Any = None) -> dict[str, Any]:
     return {"index": index, **text, "logprobs": logprobs or None, "finish_reason": reason}
 
 
-def _reason(text: GeneratedText) -> str:
-    return _REASONS.get(text.finish_reason, "stop")
+def _told(part: str | dict[str, Any], form: _Form) -> dict[str, Any]:
+    """A part of a text, or of a call, in a choice of a chunk."""
+    return form.part(part) if isinstance(part, str) else {"delta": {"tool_calls": [part]}}
+
+
+def _reason(text: GeneratedText, reader: CallReader) -> str:
+    """Why a text that was read has ended."""
+    reason = _REASONS.get(text.finish_reason, "stop")
+    return "tool_calls" if reason == "stop" and reader.ends_with_calls else reason
+
+
+def _tool_use(body: ChatRequest) -> ToolUse:
+    """The tools that a text may call. Raises InvalidInput."""
+    choice = body.tool_choice
+    if not body.tools and choice not in (None, "none", "auto"):
+        raise InvalidInput("tool_choice", "has an effect only with tools")
+    if not body.tools or choice == "none":
+        return _NO_TOOLS
+    tools = [one.model_dump(exclude_unset=True) for one in body.tools]
+    function = choice.function.name if isinstance(choice, ChosenTool) else ""
+    if function and function not in [one.function.name for one in body.tools]:
+        raise InvalidInput("tool_choice.function.name", f"{function[:64]!r} is not among the tools")
+    return ToolUse(tools, choice == "required", function, body.parallel_tool_calls is not False)
+
+
+def _further(message: SaidMessage) -> str:
+    """What a template gets of a message besides, as JSON; the arguments of calls as objects, where they are."""
+    fields = message.model_dump(exclude_none=True, exclude={"role", "content", "refusal", "audio", "annotations"})
+    calls = fields.pop("tool_calls", None)
+    for call in calls or ():
+        if isinstance(arguments := call["function"]["arguments"], str):
+            with contextlib.suppress(ValueError, RecursionError):
+                call["function"]["arguments"] = json.loads(arguments)
+    if calls:
+        # As transformers gives it: some templates tell calls by a content that is none.
+        fields |= {"tool_calls": calls} | ({"content": None} if message.content is None else {})
+    return json.dumps(fields, ensure_ascii=False) if fields else ""
 
 
 def _usage(used: list[Usage]) -> dict[str, Any]:
@@ -249,7 +383,13 @@ def _fields(body: CompletionOptions) -> dict[str, str]:
     if isinstance(body, ChatRequest):
         most = "max_completion_tokens" if body.max_completion_tokens else most
         best = "top_logprobs" if body.top_logprobs else best
-    return names | {"options.max_new_tokens": most, "options.top_logprobs": best}
+        if body.tools and body.tool_choice not in (None, "none", "auto"):
+            function = body.tool_choice.function.name if isinstance(body.tool_choice, ChosenTool) else ""
+            places = [place for place, one in enumerate(body.tools) if one.function.name == function or not function]
+            # Of several functions, whose is wrong is not known.
+            names["options.json_schema"] = f"tools[{places[0]}].function.parameters" if len(places) == 1 else "tools"
+    names |= {"template_arguments": "chat_template_kwargs", "prompt_token_ids": "prompt"}
+    return names | {"options.max_new_tokens": most, "options.top_logprobs": best, "options.prompt_logprobs": "echo"}
 
 
 def _forms(body: CompletionOptions) -> Iterator[tuple[str, str, Any]]:
@@ -279,6 +419,9 @@ def _options(body: CompletionOptions, max_tokens: int | None, top_logprobs: int 
     """
     named = {name: getattr(body, one.openai) for name, one in OPTIONS.items() if one.openai}
     given = {name: value for name, value in named.items() if value is not None}
+    stops = given.get("stop_strings", ())  # OpenAI ignores empty ones
+    if "" in ([stops] if isinstance(stops, str) else stops):
+        given["stop_strings"] = [one for one in stops if one]
     for name, place, value in _forms(body):
         if name in given:
             raise InvalidInput(place, "is given twice")

@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import ConfigDict, Field
 
 from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.model import with_fields
-from neuronpipe.doors.http.bodies import Body, Count, Many, StrictBody, Unsupported, Whole, only, option_field
+from neuronpipe.doors.http.bodies import Body, Count, Many, StrictBody, TokenIds, Unsupported, Whole, only, option_field
 
 
 class TextPart(Body):
@@ -14,14 +14,56 @@ class TextPart(Body):
     text: str
 
 
-class SaidMessage(Body):
+class _Open(Body):
+    """What a template gets as it is, with fields that we do not know."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class CalledFunction(_Open):
+    name: str
+    arguments: Annotated[str | dict[str, Any], Field(description="JSON, which the template gets as an object")]
+
+
+class ToolCall(_Open):
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Function(_Open):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    parameters: Annotated[dict[str, Any] | None, Field(description="the JSON Schema of its arguments")] = None
+
+
+class Tool(_Open):
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(Body):
+    name: str
+
+
+class ChosenTool(Body):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class SaidMessage(_Open):
+    """The template gets all fields of a message, such as `name`, `reasoning_content` and `prefix`."""
+
     role: str
     content: Annotated[str | Many[TextPart] | None, Field(description="a text, or parts of it")] = None
-    tool_calls: Annotated[Any, only([])] = None
+    tool_calls: Many[ToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: Annotated[Any, only(advice="use tool_calls")] = None
+    refusal: Annotated[Any, only("")] = None
+    audio: Unsupported = None
 
 
 class StreamOptions(Body):
-    include_usage: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(None, description="vLLM's: `usage` so far in each chunk")
 
 
 class NamedSchema(Body):
@@ -58,9 +100,6 @@ class CompletionOptions(Body):
     max_tokens: Count | None = None
     seed: int | None = None
     n: Annotated[Count | None, Field(description="so many texts, drawn at random")] = None
-    frequency_penalty: Annotated[Any, only(0)] = None
-    presence_penalty: Annotated[Any, only(0)] = None
-    logit_bias: Annotated[Any, only({})] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 32, description="0 and -1: all")] | None = None
@@ -85,10 +124,11 @@ class ChatRequest(CompletionOptions):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Whole | None = None
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
-    functions: Annotated[Any, only([])] = None
-    function_call: Annotated[Any, only("none", "auto")] = None
+    tools: Annotated[Many[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = Field(None, description="whether an answer may call several functions")
+    functions: Annotated[Any, only([], advice="use tools")] = None
+    function_call: Annotated[Any, only("none", "auto", advice="use tool_choice")] = None
     modalities: Annotated[Any, only(["text"])] = None
     audio: Unsupported = None
     web_search_options: Unsupported = None
@@ -96,25 +136,18 @@ class ChatRequest(CompletionOptions):
     verbosity: Annotated[Any, only("medium")] = None
     # vLLM's.
     echo: Annotated[Any, only(False)] = None
-    add_generation_prompt: Annotated[Any, only(True)] = None
-    continue_final_message: Annotated[Any, only(False)] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(None, description="whether the text continues the last message")
     add_special_tokens: Annotated[Any, only(False)] = None
     documents: Annotated[Any, only([])] = None
     chat_template: Unsupported = None
-    chat_template_kwargs: Annotated[Any, only({})] = None
-
-
-def _refuse_ids(prompt: Any) -> Any:
-    if isinstance(prompt, list) and any(isinstance(one, int | list) for one in prompt):
-        raise ValueError("is token ids, which are not supported; send a text or texts")
-    return prompt
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the model's template")
 
 
 class CompletionRequest(CompletionOptions):
     prompt: Annotated[
-        str | Many[str],
-        BeforeValidator(_refuse_ids),
-        Field(description="a text; or several, of which each gets a choice"),
+        str | Many[str] | TokenIds | Many[TokenIds],
+        Field(description="a text or its token ids; or several, of which each gets a choice"),
     ]
     logprobs: Whole | None = None
     echo: Annotated[bool | None, Field(description="the prompt before the text")] = None
@@ -125,15 +158,16 @@ class CompletionRequest(CompletionOptions):
 
 class Answered(Body):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[dict[str, Any]] | None = None
 
 
 class ChatChoice(Body):
     index: int
     message: Answered
     logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class CompletionChoice(Body):

@@ -26,6 +26,10 @@ _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 _PARAMETERS = frozenset(name for name, one in FIELDS.items() if one.kind == "text" and one.is_option)
 # Outputs have one datatype, and token ids are the input of MODEL/raw; the others are messages.
 _LEFT_OUT = frozenset({"type", "precision", "token_ids", "options", "messages", "chunks"})
+# Of chats and of prompts as token ids, which are not taken.
+_UNKNOWN = frozenset(
+    {"tools", "template_arguments", "continue_final_message", "prompt_token_ids", "prompt_logprobs", "text_bytes"}
+)
 # Outputs of log probabilities, whose messages have fields of the same names as others, and the way to each.
 _LOGPROBS = "logprobs"
 _OF_LOGPROBS = {"logprobs": ("logprob",), "top_token_ids": ("top", "token_id"), "top_logprobs": ("top", "logprob")}
@@ -141,7 +145,8 @@ class TaskModel:
 
 
 def _fields(field: FieldDescriptor) -> list[FieldDescriptor]:
-    return list(field.message_type.fields) if field.message_type else []
+    fields = field.message_type.fields if field.message_type else ()
+    return [one for one in fields if one.name not in _UNKNOWN]
 
 
 def _leaves(field: FieldDescriptor, path: _Path) -> Iterator[tuple[str, FieldDescriptor, _Path]]:

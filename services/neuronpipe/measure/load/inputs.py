@@ -219,7 +219,9 @@ def generation_requests(
     while True:
         text = maker.make(load.prompt_tokens.draw(random)) if maker and load.prompt_tokens else next(given)
         tokens = load.output_tokens.draw(random)
-        options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "num_beams": load.num_beams}
+        options: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens, "num_beams": load.num_beams}
+        if load.json_schema:
+            options["json_schema"] = load.json_schema
         prompt = f"{shared} {text}" if shared else text
         fields: Any = {NEEDED[task][0]: prompt, "truncation": _CUT, "options": options}
         yield _request(request, TaskInput(**{task: fields}))

@@ -83,6 +83,8 @@ class GenerationLoad:
     # So many tokens before each prompt are the same in all.
     shared_prefix_tokens: int = 0
     num_beams: int = 1
+    # The form of the texts; empty: any.
+    json_schema: str = ""
     first_token_limit_ms: float | None = None
     token_limit_ms: float | None = None
 

@@ -21,6 +21,10 @@ from neuronpipe.tasks.generated_text import Detokenizer
 
 # As the decoder ByteFallback finds them (tokenizers 0.23, decoders/byte_fallback.rs).
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
+# The characters of byte-level tokens (GPT-2's bytes_to_unicode): bytes that are no visible character have others.
+_VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+_HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
+_BYTE_OF = {chr(byte): byte for byte in _VISIBLE} | {chr(256 + place): byte for place, byte in enumerate(_HIDDEN)}
 
 
 def load_detokenizer(written: bytes) -> Detokenizer:
@@ -39,12 +43,23 @@ def load_detokenizer(written: bytes) -> Detokenizer:
     # Of a Unigram model, special tokens are pieces that no text contains (compiler/tokenizers.py).
     hidden = {number for piece, number in tokenizer.get_vocab().items() if piece.startswith("\0")}
     special = hidden | {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    is_by_bytes = "ByteFallback" in json.dumps(json.loads(written)["decoder"])
-    pieces = tokenizer.get_vocab().items() if is_by_bytes else ()
+    decoder = json.dumps(json.loads(written)["decoder"])
+    pieces = tokenizer.get_vocab().items() if "ByteFallback" in decoder else ()
+    added = tokenizer.get_added_tokens_decoder()
+
+    def own_bytes(token_id: int) -> bytes | None:
+        piece = str(tokenizer.id_to_token(token_id))
+        if token_id in added:
+            return str(added[token_id].content).encode()
+        if "ByteLevel" in decoder:
+            return bytes(_BYTE_OF[character] for character in piece if character in _BYTE_OF)
+        return bytes([int(piece[1:-1], 16)]) if "ByteFallback" in decoder and _BYTE.fullmatch(piece) else None
+
     return Detokenizer(
         lambda token_ids: str(tokenizer.decode([one for one in token_ids if one not in hidden])),
         lambda token_id: token_id in special or tokenizer.id_to_token(token_id) is None,
         frozenset(number for piece, number in pieces if _BYTE.fullmatch(piece)) - special,
+        own_bytes,
     )
 
 

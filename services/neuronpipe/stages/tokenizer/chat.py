@@ -1,7 +1,7 @@
 """Chat messages as text, by the model's own template. The only file that imports jinja2.
 
-Equal to transformers' `apply_chat_template` with `add_generation_prompt=True`: the same environment, functions and
-variables (transformers/utils/chat_template_utils.py). Special tokens that a message spells are kept apart from those
+Equal to transformers' `apply_chat_template`: the same environment, functions and variables
+(transformers/utils/chat_template_utils.py). Special tokens that a message spells are kept apart from those
 that the template writes, as `sanitize_control_tokens=True` does it.
 """
 
@@ -23,6 +23,11 @@ from neuronpipe.core.errors import InvalidInput
 
 # No message holds it (tasks/text_generation.py).
 _MARK = "\0"
+# As JSON has it: behind a backslash that is not itself behind one.
+_MARK_IN_JSON = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+# Behind the message that a text continues. A template that trims messages takes the space.
+_CONTINUED = f"{_MARK}{_MARK} "
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 # Of what a template says to its caller.
 _MAX_REASON = 200
 
@@ -41,16 +46,27 @@ class ChatTemplate:
         marked = "|".join(re.escape(_marked(token)) for token in longest_first)
         self._marks = re.compile(f"({marked or '(?!)'})|{_MARK}")
 
-    def render(self, messages: Sequence[tuple[str, str]]) -> list[str]:
-        """The prompt for the message after these, each a role and a content, in parts.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        continues: bool = False,
+    ) -> list[str]:
+        """The prompt for the message after these, in parts. `tools`: those that the model may call. `arguments`: more
+        variables of the template. `continues`: the text continues the last message.
 
         Every second part is a special token that a message spells, which is text. Raises InvalidInput where the
         template does not take the messages, or cannot be run.
         """
-        marked = [{"role": self._mark(role), "content": self._mark(content)} for role, content in messages]
+        said = [_with_reasoning(self._mark(one)) for one in messages]
+        variables = {"documents": None, "add_generation_prompt": not continues, **self._variables}
         try:
+            if continues:
+                said[-1]["content"] += _CONTINUED
             text = self._template.render(
-                messages=marked, tools=None, documents=None, add_generation_prompt=True, **self._variables
+                **variables | self._mark(arguments or {}) | {"messages": said, "tools": self._mark(tools)}
             )
         except _Refused as error:
             raise InvalidInput("messages", f"the model's template refuses them: {str(error)[:_MAX_REASON]}") from error
@@ -59,19 +75,36 @@ class ChatTemplate:
         except Exception as error:  # what templates do with values raises anything
             problem = f"the model's template cannot be run on them ({type(error).__name__})"
             raise InvalidInput("messages", problem) from error
+        if continues:
+            text, found, rest = text.rpartition(_CONTINUED.rstrip())
+            if not found:
+                raise InvalidInput("messages", "the model's template leaves out the last one, which is to be continued")
+            text = text if rest.startswith(" ") else text.rstrip()
         return [(part or "").replace(_MARK, "") for part in self._marks.split(text)]
 
     @cached_property
     def _template(self) -> Any:
         return _environment().from_string(self._source)
 
-    def _mark(self, text: str) -> str:
-        """The text with a mark inside each special token, so that nothing that a template does with it makes one."""
-        return self._special.sub(lambda found: _marked(found[0]), text)
+    def _mark(self, value: Any) -> Any:
+        """The value with a mark inside each special token of its texts, so that nothing that a template does with them
+        makes one.
+        """
+        if isinstance(value, str):
+            return self._special.sub(lambda found: _marked(found[0]), value)
+        if isinstance(value, Mapping):
+            return {self._mark(name): self._mark(one) for name, one in value.items()}
+        return [self._mark(one) for one in value] if isinstance(value, Sequence) else value
 
 
 def _marked(token: str) -> str:
     return token[0] + _MARK + token[1:]
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its reasoning by the names that templates read."""
+    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 class _Refused(TemplateError):
@@ -132,4 +165,5 @@ def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _MARK_IN_JSON.sub(rf"\g<1>{_MARK}", text)

@@ -116,8 +116,15 @@ class JsonTokenizer:
         encoding = self._encode_behind(prompt, text, text_pair)
         return EncodedText(_array(encoding.ids), _array(encoding.type_ids))
 
-    def encode_chat(self, messages: abc.Sequence[tuple[str, str]]) -> EncodedText:
-        parts, ids = self._chat.render(messages), list[int]()
+    def encode_chat(
+        self,
+        messages: abc.Sequence[Mapping[str, Any]],
+        tools: abc.Sequence[Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        continues: bool = False,
+    ) -> EncodedText:
+        parts, ids = self._chat.render(messages, tools, arguments, continues=continues), list[int]()
         for index, part in enumerate(parts):
             tokenizer = self._tokenizer if index % 2 else self._trusting_tokenizer
             ids += _encode_part(tokenizer, part, is_first=index == 0) if part else []

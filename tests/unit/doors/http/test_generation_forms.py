@@ -1,5 +1,6 @@
 """Hugging Face's forms of generation: every option of `generate` by its name, and none that is ignored."""
 
+import json
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.doors.http.huggingface_bodies import WritingOptions
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import model_spec
@@ -75,8 +77,7 @@ def _asked(browser: Browser) -> Any:
 
 
 def test_every_option_has_its_name() -> None:
-    # `details` of text generation, whose `grammar` has other forms.
-    ours = set(GenerationOptions.DESCRIPTOR.fields_by_name) - {"top_logprobs", "grammar"}
+    ours = {name for name, one in OPTIONS.items() if one.huggingface}
     assert ours <= set(WritingOptions.model_fields)
     assert ours == set(_OPTIONS)
 
@@ -307,3 +308,46 @@ async def test_forms_that_are_wrong_are_named(browser: Browser, path: str, asked
     status, answer = await browser.post(path, body)
     assert status in (400, 422)
     assert problem in str(answer)
+
+
+_LOOK = {"type": "function", "function": {"name": "look", "parameters": _SCHEMA, "strict": True}}
+
+
+async def test_tools_and_calls_reach_the_template_and_calls_are_answered() -> None:
+    said = '{"name": "look", "arguments": {"at": 1}}'
+
+    def answer(input: TaskInput) -> TaskResult:
+        text = GeneratedText(text=said, finish_reason=FinishReason.FINISH_REASON_END)
+        return TaskResult(text_generation=TextGenerationResult(sequences=[text]))
+
+    browser = Browser([model_spec("text_generation", name="m", chat_template="{{ messages }}{{ tools }}")], answer)
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": 0}'}}
+    messages = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": None, "reasoning_content": "so", "tool_calls": [call], "refusal": None},
+        {"role": "tool", "tool_call_id": "1", "content": "dark", "name": "look"},
+        {"role": "assistant", "content": "It is", "prefix": True, "tool_calls": []},
+    ]
+    status, answered = await browser.post(
+        "/v1/chat/completions", {"model": "m", "messages": messages, "tools": [_LOOK]}
+    )
+    assert status == 200, answered
+    asked = browser.inputs[0].text_generation
+    assert json.loads(asked.tools) == [_LOOK]
+    call["function"] = {"name": "look", "arguments": {"at": 0}}
+    expected: list[Any] = [
+        {},
+        {"tool_calls": [call], "content": None, "reasoning_content": "so"},
+        {"tool_call_id": "1", "name": "look"},
+        {"prefix": True},
+    ]
+    assert [json.loads(one.fields or "{}") for one in asked.messages] == expected
+    (choice,) = answered["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at": 1}'}
+
+    forced = {"model": "m", "messages": messages[:1], "tools": [_LOOK], "tool_choice": "required"}
+    await browser.post("/v1/chat/completions", forced)
+    assert json.loads(browser.inputs[1].text_generation.options.json_schema)["minItems"] == 1
+    await browser.post("/v1/chat/completions", forced | {"tool_choice": "none"})
+    assert not browser.inputs[2].text_generation.tools

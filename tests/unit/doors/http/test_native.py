@@ -127,6 +127,6 @@ def test_every_field_of_the_schema_says_what_its_proto_says(browser: Browser) ->
     rerank = schema["$defs"]["RerankInput"]["properties"]
     assert rerank["query"]["description"] == "The query. Required."
     bodies = [schema, *schema["$defs"].values()]
-    # Within an input: GenerationOptions, TokenSequence, ChatMessage, TextSpan.
-    assert len(bodies) == 1 + len(TaskInput.DESCRIPTOR.fields) + 4
+    # Within an input: GenerationOptions, TokenSequence, TokenBias, ChatMessage, TextSpan.
+    assert len(bodies) == 1 + len(TaskInput.DESCRIPTOR.fields) + 5
     assert [name for body in bodies for name, one in body["properties"].items() if not one.get("description")] == []

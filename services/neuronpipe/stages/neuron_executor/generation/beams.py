@@ -17,6 +17,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generated import TokenLogprobs
 from neuronpipe.stages.neuron_executor.generation.grammars import TextGrammar
 from neuronpipe.stages.neuron_executor.generation.sampling import (
+    LEAST_TEMPERATURE,
     NO_FACTS,
     LogitRules,
     NotFinite,
@@ -157,7 +158,7 @@ class BeamSearch:
         if not self._options.do_sample:
             return ids, log_probabilities
         order = np.lexsort((ids, -log_probabilities))
-        best = float(log_probabilities[order[0]]) / self._options.temperature
+        best = float(log_probabilities[order[0]]) / max(self._options.temperature, LEAST_TEMPERATURE)
         ids, scaled = warped(self._options, ids[order], log_probabilities[order], self._least)
         return ids, (best + scaled).astype(np.float32)
 

@@ -38,7 +38,13 @@ from neuronpipe.stages.neuron_executor.generation.steps import Progress, StepLoo
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, DecoderModel
 from neuronpipe.stages.neuron_executor.runtimes.host import ComputeThread
 from neuronpipe.tasks.inputs.kind import input_kind
-from neuronpipe.tasks.text_generation import GenerationFacts, check_options, logprob_arrays, part_arrays
+from neuronpipe.tasks.text_generation import (
+    GenerationFacts,
+    check_options,
+    logprob_arrays,
+    part_arrays,
+    prompt_arrays,
+)
 
 # The shortest retry delay of a refused caller.
 _MIN_RETRY_AFTER_S = 0.05
@@ -256,7 +262,10 @@ def _outputs(sequence: Sequence, finish_reason: int) -> ArraySets:
     """The text of a sequence that has ended, or those that its search has found, best first."""
     start, chooser = sequence.prompt_tokens, sequence.chooser
     if not isinstance(chooser, BeamSearch):
-        return part_arrays(sequence.token_ids[start:], finish_reason)
+        (whole,) = part_arrays(sequence.token_ids[start:], finish_reason)
+        if sequence.scores_prompt:
+            whole = {**whole, **prompt_arrays(sequence.token_ids[:start], sequence.prompt_logprobs)}
+        return [whole]
     outputs: list[Arrays] = []
     for text in chooser.best:
         (arrays,) = part_arrays(text.token_ids[start:], text.finish_reason)

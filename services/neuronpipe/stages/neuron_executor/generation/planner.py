@@ -44,8 +44,9 @@ class Sequence:
     blocks that are full or will be; `published`: how many blocks of these others can share. `future`: ends with the
     finish reason. `deadline_s`: on time.monotonic()'s clock. `rank`: those with a lower one go first: interactive
     ones before bulk, then the older one. `scope`: see block_digests; of another source it is another one. `source_ids`:
-    the text that the model reads first, if it has an encoder; `source_blocks` hold it, once it `is_read`. `trace`: of
-    its span, if its request is sampled; `links`: from there to some of its steps.
+    the text that the model reads first, if it has an encoder; `source_blocks` hold it, once it `is_read`.
+    `prompt_logprobs`: of the prompt's tokens but the first one, if it `scores_prompt`. `trace`: of its span, if its
+    request is sampled; `links`: from there to some of its steps.
     """
 
     rank: tuple[bool, bool, int]
@@ -66,6 +67,8 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)
     published: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    scores_prompt: bool = False
     steps: int = 0
     cached_tokens: int = 0
     preempted_ns: list[int] = field(default_factory=list)
@@ -78,6 +81,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.token_ids)
+        self.scores_prompt = self.options.prompt_logprobs
 
     @property
     def token_ids(self) -> list[int]:
@@ -111,8 +115,10 @@ class Sequence:
 
     @property
     def left(self) -> int:
-        """The tokens that are to be computed before the next one can be chosen."""
-        return len(self.token_ids) - self.computed
+        """The tokens that are to be computed before the next one can be chosen, or scored: a graph has the scores after
+        the last token of a run only.
+        """
+        return 1 if self.scores_prompt else len(self.token_ids) - self.computed
 
     @property
     def figures(self) -> GenerationFigures:
@@ -265,7 +271,7 @@ class Planner:
         always computed anew.
         """
         self._share_source(sequence)
-        if len(sequence.rows) > 1:
+        if len(sequence.rows) > 1 or sequence.scores_prompt:
             return
         row, tokens = sequence.rows[0], len(sequence.token_ids) - 1
         self._extend_digests(sequence, tokens)
@@ -379,7 +385,7 @@ class Planner:
                 row.token_ids[sequence.computed : end],
                 sequence.computed,
                 row.blocks,
-                end == len(row.token_ids),
+                sequence.scores_prompt or end == len(row.token_ids),
                 len(sequence.source_ids),
                 sequence.source_blocks,
             )

@@ -3,7 +3,9 @@
 Sources, in this order: the processors SequenceBias, RepetitionPenalty, NoRepeatNGram, EncoderNoRepeatNGram, NoBadWords,
 MinNewTokensLength, ForcedBOSToken, ForcedEOSToken, ExponentialDecayLengthPenalty, SuppressTokens,
 SuppressTokensAtBegin and LogitNormalization, and the warpers of temperature, top_k, top_p and min_p in
-transformers/generation/logits_process.py.
+transformers/generation/logits_process.py. `logit_bias` is a SequenceBias of single tokens. The penalties of presence
+and frequency follow the one of repetition, and count the tokens of the text, as in vLLM
+(vllm/model_executor/layers/utils.py, apply_penalties).
 """
 
 import contextlib
@@ -25,6 +27,8 @@ _Ids = NDArray[np.int32]
 # Whether each token of the vocabulary is allowed.
 _Allowed = NDArray[np.bool_]
 
+# With it, a token whose logit is less by what float32 can tell has a weight of 0.
+LEAST_TEMPERATURE = 1e-8
 # Those of a model whose generation_config says nothing.
 NO_FACTS = GenerationFacts()
 
@@ -60,9 +64,14 @@ class LogitRules:
         self._read_size = facts.encoder_no_repeat_ngram_size
         self._read_ngrams = _ngrams(read_ids, self._read_size)
         self._biases = {word: np.float32(bias) for word, bias in facts.sequence_bias}
+        self._bias_ids = np.array([one.token_id for one in options.logit_bias], np.int64)
+        self._bias_values = np.array([one.bias for one in options.logit_bias], np.float32)
+        self._presence, self._frequency = options.presence_penalty, options.frequency_penalty
         self._decay = facts.exponential_decay_length_penalty
         # Whether scores are changed for other reasons than that tokens are banned.
-        self.rescores = self.penalty != 1 or bool(self._biases) or self._decay is not None
+        self._is_penalized = bool(self._presence or self._frequency)
+        changes = self.penalty != 1, self._is_penalized, self._biases, options.logit_bias, self._decay is not None
+        self.rescores = any(changes)
         # Whether scores become probabilities again after tokens are banned, which matters to sums of them only.
         self.renormalizes = facts.renormalize_logits
 
@@ -107,10 +116,14 @@ class LogitRules:
                 if _ends_with(token_ids, word[:-1]):
                     added[word[-1]] += bias
             scores += added
+        np.add.at(scores, self._bias_ids, self._bias_values)
         if penalty != 1:
             seen = np.unique(np.asarray(token_ids))
             of_seen = scores[seen]
             scores[seen] = np.where(of_seen < 0, of_seen * penalty, of_seen / penalty)
+        if self._is_penalized:
+            written, counts = np.unique(np.asarray(token_ids[self._prompt_tokens :], np.int64), return_counts=True)
+            scores[written] -= (self._frequency * counts + self._presence).astype(np.float32)
         scores[np.array(banned, np.int64)] = -np.inf
         if self._decay and (beyond := len(token_ids) - self._prompt_tokens - self._decay[0]) > 0:
             of_ends = scores[self._end_token_ids]
@@ -223,7 +236,7 @@ def warped(options: GenerationOptions, ids: _Ids, logits: _Floats, least: int = 
         place = min(max(options.top_k, least), len(logits)) - 1
         logits = logits[: int(np.count_nonzero(logits >= logits[place]))]  # with equal ones
     # Differences are divided, so that a small temperature leaves the best token with a weight of 1.
-    scaled = (logits.astype(np.float64) - float(logits[0])) / options.temperature
+    scaled = (logits.astype(np.float64) - float(logits[0])) / max(options.temperature, LEAST_TEMPERATURE)
     weights = np.exp(scaled)
     if options.top_p < 1:
         shares = weights / weights.sum()

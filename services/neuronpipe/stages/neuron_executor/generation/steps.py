@@ -152,7 +152,8 @@ class StepLoop:
             if not runs[0].is_scored:
                 continue
             try:
-                chosen[sequence] = _choose(sequence, scores, row)
+                if (next_ := _choose(sequence, scores, row)) is not None:
+                    chosen[sequence] = next_
             except NotFinite:
                 chosen[sequence] = InternalError("the model's outputs for this input are not finite")
             except InvalidInput as error:
@@ -215,8 +216,16 @@ class StepLoop:
         return Progress(sequence, error)
 
 
-def _choose(sequence: Sequence, scores: Scores, row: int) -> int | list[Step]:
-    """The next token of a sequence, or of its texts, whose scores begin with a row. Raises NotFinite."""
+def _choose(sequence: Sequence, scores: Scores, row: int) -> int | list[Step] | None:
+    """The next token of a sequence, or of its texts, whose scores begin with a row; None where it is there already, and
+    is scored. Raises NotFinite.
+    """
+    known = sequence.computed + 1
+    if sequence.scores_prompt and known < len(sequence.token_ids):
+        if len(sequence.prompt_logprobs) < known < sequence.prompt_tokens:  # or it was scored before a preemption
+            most = sequence.options.top_logprobs
+            sequence.prompt_logprobs.append(token_logprobs(sequence.token_ids[known], scores, row, most))
+        return None
     if isinstance(sequence.chooser, BeamSearch):
         rows = slice(row, row + len(sequence.rows))
         return sequence.chooser.advance([one.token_ids for one in sequence.rows], scores.at(rows))

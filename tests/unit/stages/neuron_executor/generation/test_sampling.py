@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.generation import logits_process
 
-from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TokenBias
 from neuronpipe.stages.neuron_executor.generation.sampling import NotFinite, TokenChooser
 from neuronpipe.tasks.text_generation import complete_options
 from tests.unit.model_specs import model_spec
@@ -46,6 +46,29 @@ def test_greedy_with_a_penalty_is_transformers(seed: int, penalty: float) -> Non
     assert _choose(logits, seen, repetition_penalty=penalty) == expected
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_biases_are_transformers_sequence_bias_of_single_tokens(seed: int) -> None:
+    logits, chance = _logits(seed), np.random.default_rng(seed)
+    biases = {int(token): float(chance.uniform(-6, 6)) for token in chance.choice(_VOCABULARY, 8, replace=False)}
+    processor = logits_process.SequenceBiasLogitsProcessor({(token,): bias for token, bias in biases.items()})
+    expected = int(processor(torch.tensor([[1, 2]]), torch.from_numpy(logits[None].copy())).argmax())
+    given = [TokenBias(token_id=token, bias=bias) for token, bias in biases.items()]
+    assert _choose(logits, [1, 2], logit_bias=given) == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("presence", "frequency"), [(1.5, 0), (0, 1.2), (-2, 0.7), (2, 2)])
+def test_penalties_count_the_tokens_of_the_text(seed: int, presence: float, frequency: float) -> None:
+    """By OpenAI's formula: mu[j] -> mu[j] - c[j] * frequency - float(c[j] > 0) * presence."""
+    logits = _logits(seed)
+    best = [int(one) for one in np.argsort(-logits)[:4]]
+    prompt, text = [best[3], best[3], best[0]], [best[0], best[1], best[0], best[2]]
+    counts = np.bincount(text, minlength=_VOCABULARY)
+    expected = int((logits - counts * frequency - (counts > 0) * presence).argmax())
+    given: Any = {"presence_penalty": presence, "frequency_penalty": frequency}
+    assert _choose(logits, [*prompt, *text], prompt_tokens=len(prompt), **given) == expected
+
+
 def test_no_end_before_min_new_tokens() -> None:
     logits = _logits()
     logits[_END] = 100
@@ -58,6 +81,9 @@ def test_no_end_before_min_new_tokens() -> None:
     [
         {"temperature": 5e-324},
         {"temperature": 1e-300},
+        {"temperature": 0.001},
+        {"temperature": 1e-8},
+        {"top_p": 0.0},
         {"top_p": 5e-324},
         {"min_p": 1.0},
         {"temperature": 100.0, "top_p": 1e-12, "min_p": 1.0},

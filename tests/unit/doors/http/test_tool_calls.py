@@ -1,0 +1,178 @@
+"""Calls of tools are found in the forms in which models write them, and nothing else is taken for one."""
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
+
+_PLACE = {
+    "type": "object",
+    "properties": {"place": {"$ref": "#/$defs/Place"}},
+    "required": ["place"],
+    "$defs": {"Place": {"enum": ["here", "there"]}},
+}
+_TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "look", "parameters": _PLACE}},
+    {"type": "function", "function": {"name": "wait"}},
+]
+_LOOK, _WAIT = ("look", '{"place": "here"}'), ("wait", "{}")
+_TEMPLATES = {
+    "hermes": "{{ '<tool_call>' }}",
+    "llama": "{{ '<|python_tag|>' }}",
+    "mistral": "{{ '[TOOL_CALLS]' }}",
+    "json": "",
+}
+_HARD = '{"a": "}]\\"{\\\\", "b": [{"c": {}}]}'
+
+
+def _reader(template: str, **use: Any) -> CallReader:
+    return ToolUse(_TOOLS, **use).reader(_TEMPLATES.get(template, ""))
+
+
+def _calls(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(one["function"]["name"], one["function"]["arguments"]) for one in found]
+
+
+# A format, a text in it, what it says, and its calls.
+_TEXTS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
+    ("hermes", '<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_call>', "", [_LOOK]),
+    (
+        "hermes",
+        'So.\n<tool_call>{"name": "look", "arguments": {"place": "here"}}</tool_call>\n'
+        '<tool_call>{"name": "wait", "arguments": {}}</tool_call>\nDone.',
+        "So.Done.",
+        [_LOOK, _WAIT],
+    ),
+    ("hermes", '<tool_call>{"name": "wait", "arguments": {}}', "", [_WAIT]),
+    ("hermes", '<tool_call>{"arguments": {"place": "here"}, "name": "look"}</tool_call>', "", [_LOOK]),
+    # Where its tags are special tokens, which no text has.
+    ("hermes", '\n{"name": "wait", "arguments": {}}\n', "", [_WAIT]),
+    ("hermes", '<tool_call>{"name": "wait", "arguments": ' + _HARD + "}</tool_call>", "", [("wait", _HARD)]),
+    ("hermes", "a\n<tool_call>nothing</tool_call> b", "a\n<tool_call>nothing</tool_call> b", []),
+    ("hermes", "<tool_call><tool_call>x", "<tool_call><tool_call>x", []),
+    ("hermes", "A < b <tool> c\n", "A < b <tool> c\n", []),
+    ("llama", ' {"name": "look", "parameters": {"place": "here"}}', "", [_LOOK]),
+    (
+        "llama",
+        '<|python_tag|>{"type": "function", "name": "wait", "parameters": {}}; {"name": "look", "parameters": '
+        '{"place": "here"}}',
+        "",
+        [_WAIT, _LOOK],
+    ),
+    ("llama", '{"name": "wait", "parameters": {"s": ["cut", "sh', "", [("wait", '{"s": ["cut", "sh')]),
+    ("llama", '{"name": "wait", "parameters": {"s": "cut\\', "", [("wait", '{"s": "cut\\')]),
+    ("mistral", '[TOOL_CALLS][{"name": "wait", "arguments": {}, "id": "123456789"}]', "", [_WAIT]),
+    (
+        "mistral",
+        '[{"name": "look", "arguments": {"place": "here"}}, {"name": "wait", "arguments": {}}]',
+        "",
+        [_LOOK, _WAIT],
+    ),
+    ("mistral", 'look{"place": "here"}wait123456abc{}', "", [_LOOK, _WAIT]),
+    ("mistral", "look{", "", [("look", "{")]),
+    ("mistral", "wait, look here", "wait, look here", []),
+    ("mistral", "loo", "loo", []),
+    ("json", 'look{"place": "here"}', 'look{"place": "here"}', []),
+    ("json", '[{"name": "look", "arguments": {"place": "here"}}, {"name": "wait"}]', "", [_LOOK, _WAIT]),
+    ("json", '{"type": "function", "function": {"name": "wait", "arguments": {}}}', "", [_WAIT]),
+    ("json", '{"name": "wait"} and more', "and more", [_WAIT]),
+    ("json", "Hello.", "Hello.", []),
+    ("json", '{"name": "sing", "arguments": {}}', '{"name": "sing", "arguments": {}}', []),
+    ("json", '{"name": "wait", "arguments": 3}', '{"name": "wait", "arguments": 3}', []),
+    ("json", '{"answer": {"name": "wait"}}', '{"answer": {"name": "wait"}}', []),
+    ("json", '{"name": ["wait"]}', '{"name": ["wait"]}', []),
+    ("json", '{"name": "wa', '{"name": "wa', []),
+    ("json", "[1, 2]\n", "[1, 2]\n", []),
+    ("json", "{}", "{}", []),
+    ("json", "[" * 5000, "[" * 5000, []),
+    ("json", '{"name": ' * 5000, '{"name": ' * 5000, []),
+    ("json", " \n", " \n", []),
+    ("json", "", "", []),
+]
+
+
+@pytest.mark.parametrize(("template", "text", "said", "calls"), _TEXTS, ids=lambda value: str(value)[:40])
+def test_calls_are_read_in_the_forms_of_models(
+    template: str, text: str, said: str, calls: list[tuple[str, str]]
+) -> None:
+    found_text, found = _reader(template).whole(text)
+    assert (found_text, _calls(found)) == (said, calls)
+
+
+@pytest.mark.parametrize(("template", "text", "said", "calls"), _TEXTS, ids=lambda value: str(value)[:40])
+def test_calls_are_told_as_they_come_however_the_text_is_cut(
+    template: str, text: str, said: str, calls: list[tuple[str, str]]
+) -> None:
+    chance = random.Random(text)
+    for most in (1, 3, 20):
+        reader, parts, rest = _reader(template), list[Any](), text[:400]
+        while rest:
+            size = chance.randint(1, most)
+            parts += reader.read(rest[:size])
+            rest = rest[size:]
+        parts += reader.read(text[400:], is_last=True)
+        assert "" not in parts
+        assert "".join(part for part in parts if isinstance(part, str)) == said
+        found = list[list[str]]()
+        for part in parts:
+            if isinstance(part, dict) and "id" in part:
+                assert part == {
+                    "index": len(found),
+                    "id": part["id"],
+                    "type": "function",
+                    "function": {"name": part["function"]["name"], "arguments": ""},
+                }
+                found.append([part["function"]["name"], ""])
+            elif isinstance(part, dict):
+                assert [*part] == ["index", "function"]
+                assert part["index"] == len(found) - 1
+                found[-1][1] += part["function"]["arguments"]
+        assert [tuple(one) for one in found] == calls
+
+
+def test_texts_and_arguments_do_not_wait_for_their_end() -> None:
+    reader = _reader("hermes")
+    assert [*reader.read("Let me see. <tool")] == ["Let me see."]
+    assert [*reader.read('_call>{"name": "look", "arguments"')] == []
+    begin, arguments = reader.read(': {"place": "he')
+    assert begin["function"] == {"name": "look", "arguments": ""}  # type: ignore[index]
+    assert arguments == {"index": 0, "function": {"arguments": '{"place": "he'}}
+    assert [*reader.read('re"}}\n</tool_call>')] == [{"index": 0, "function": {"arguments": 're"}'}}]
+    plain = _reader("json")
+    assert [*plain.read('{"answer": 4')] == ['{"answer": 4']
+
+
+def test_ids_are_those_that_the_template_takes() -> None:
+    for template, length in (("mistral", 9), ("hermes", 29)):
+        _, found = _reader(template).whole('[{"name": "wait", "arguments": {}}, {"name": "wait", "arguments": {}}]')
+        assert len({one["id"] for one in found}) == 2
+        assert {len(one["id"]) for one in found} == {length}
+    assert found[0]["id"].startswith("call_")
+
+
+def test_a_text_that_must_call_is_a_list_of_calls() -> None:
+    schema = ToolUse(_TOOLS, must_call=True).schema()
+    look = {"name": "look", "arguments": {"place": "there"}}
+    jsonschema.validate([look, {"name": "wait", "arguments": {}}], schema)
+    for wrong in ([], [{"name": "look", "arguments": {"place": "up"}}], [{"name": "sing", "arguments": {}}]):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
+    one = ToolUse(_TOOLS, must_call=True, has_several=False)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate([look, look], one.schema())
+    said, found = one.reader("").whole(json.dumps([look, look]))
+    assert (said, _calls(found)) == ("", [("look", '{"place": "there"}')])
+
+
+def test_the_text_of_a_chosen_function_is_its_arguments() -> None:
+    use = ToolUse(_TOOLS, function="look")
+    assert use.schema() == _PLACE
+    for text in ('{"place": "here"}', '{"place": "he'):
+        said, found = use.reader("").whole(text)
+        assert (said, _calls(found)) == ("", [("look", text)])
+    assert ToolUse(_TOOLS, function="wait").schema() == {"type": "object"}
+    assert ToolUse(_TOOLS).schema() is None
