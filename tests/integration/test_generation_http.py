@@ -37,9 +37,8 @@ def server(writer_folder: Path) -> Iterator[HttpServer]:
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = shared_folder(tmp_path_factory, "writer", make_writer)
-    return folder / "source"
+def source(writer_folder: Path) -> Path:
+    return writer_folder / "source"
 
 
 @pytest.fixture(scope="module")
