@@ -22,6 +22,9 @@ from neuronpipe.rpc.transport import CallEnd, ServerOptions
 _DRAIN_PING = b"drain\0\0\0"
 # A peer that does not acknowledge the notice gets no longer; streams that it opened are answered all the same.
 _NOTICE_LIMIT_S = 5.0
+# After the round trip of the notice. The library of a caller may acknowledge it before its calls know: Node.js opens
+# streams for some milliseconds more, and gRPC's client there repeats a refused call only once.
+_DRAIN_S = 0.2
 # A new connection is asked to leave after its first call, or this time: gRPC fails the calls for which it was made, if
 # it is asked before they begin.
 _FIRST_CALL_S = 0.25
@@ -50,7 +53,7 @@ class _ServerConnection(Connection[Call]):
     """A caller's connection.
 
     A stop has three steps: the notice, a GOAWAY that leaves the caller its streams of this moment and those on their
-    way; when a ping has come back, a GOAWAY that takes no more; and the end, once all streams are over.
+    way; a moment after a ping has come back, a GOAWAY that takes no more; and the end, once all streams are over.
     """
 
     role = Role.SERVER
@@ -291,8 +294,9 @@ class _ServerConnection(Connection[Call]):
             self.ping(_DRAIN_PING)
 
     def ping_acknowledged(self, data: bytes) -> None:
-        if data == _DRAIN_PING:
-            self._take_no_more()
+        if data == _DRAIN_PING and not self.takes_no_more:
+            self._leaves_at_s = self.loop.time() + _DRAIN_S
+            self.look_at_time_soon()
 
     def _take_no_more(self) -> None:
         """Ends the connection with its last stream."""

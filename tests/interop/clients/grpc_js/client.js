@@ -34,7 +34,8 @@ function clientOf(testCase) {
   return new grpc.Client(testCase.target, credentialsOf(testCase.tls), {
     "grpc.max_receive_message_length": -1,
     "grpc.max_send_message_length": -1,
-    "grpc.enable_retries": 0,
+    // No retry policy. Without enable_retries 0, which would end the calls that Node.js has taken and not sent when a
+    // GOAWAY comes, whatever a server does: gRPC's clients repeat those by themselves.
     "grpc.use_local_subchannel_pool": 1,
     ...(testCase.keepalive_ms && { "grpc.keepalive_time_ms": testCase.keepalive_ms }),
     ...(testCase.gzip && { "grpc.default_compression_algorithm": 2 }),
