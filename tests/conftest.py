@@ -35,14 +35,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("numprocesses", None):  # the process that shares tests out needs no torch, which is slow
         # Raised inside PyTorch and transformers while a module is traced; nothing that we call.
         config.addinivalue_line("filterwarnings", "ignore::torch.jit.TracerWarning")
+        # Nothing that is imported or collected becomes garbage: looking for it takes a third of a second each time.
+        gc.disable()
     if _IS_WORKER:
         import torch
 
         # Threads of one worker, and of what it starts, would wait for those of another.
         torch.set_num_threads(1)
         os.environ["OMP_NUM_THREADS"] = "1"
-    # Nothing that is imported or collected becomes garbage: looking for it takes a third of a second each time.
-    gc.disable()
 
 
 def pytest_collection_finish() -> None:

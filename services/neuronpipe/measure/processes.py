@@ -97,7 +97,7 @@ def _sigint_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_START_LIMIT_S = 60
+_START_LIMIT_S = 120
 _POLL_S = 0.01
 
 
