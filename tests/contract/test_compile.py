@@ -450,7 +450,10 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "spe
         pytest.param(_with("model.safetensors", b"\1\2"), "text_classification", "cannot load it", id="broken weights"),
         pytest.param(_without(*_TOKENIZER_FILES), "text_classification", "its tokenizer", id="no tokenizer"),
         pytest.param(
-            _with("tokenizer.json", b"{"), "text_classification", "cannot load its tokenizer", id="broken tokenizer"
+            _with("tokenizer.json", b"{"),
+            "text_classification",
+            "tokenizer.json: cannot be read",
+            id="broken tokenizer",
         ),
         pytest.param(
             _without(), "question_answering", "weights lack qa_outputs.bias, qa_outputs.weight", id="other head"

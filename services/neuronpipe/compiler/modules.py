@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.bundles.buckets import BucketPlan
 from neuronpipe.compiler.architectures import MASKED_DECODERS, decoder_inputs, positions, prepare
+from neuronpipe.compiler.onnx import GRAPHS, OnnxModel, graph_file, has_weights
 from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import SetupError, first_line
@@ -195,11 +196,6 @@ def choosing(part: torch.nn.Module, choose: Callable[[torch.Tensor], torch.Tenso
         handle.remove()
 
 
-def has_weights(folder: Path) -> bool:
-    """Whether a folder has weights of PyTorch."""
-    return any(path for kind in _WEIGHT_FILES for path in folder.glob(kind))
-
-
 def pretrained_model(module: torch.nn.Module) -> Any:
     """The model of transformers within a module."""
     return next(part for part in module.modules() if isinstance(part, transformers.PreTrainedModel))
@@ -225,11 +221,15 @@ def source_module(
     `per_token`: its outputs have an axis of tokens. `further_inputs`: those of the module that are not the model's.
     `saved_limit`: what sentence-transformers saved (max_seq_length), which it takes in place of the tokenizer's limit.
     """
-    accepted = inspect.signature(model.forward).parameters
+    accepted = {*inspect.signature(model.forward).parameters}
+    remarks = remarks or {}
+    if isinstance(model, OnnxModel):
+        accepted &= {*model.inputs}
+        remarks = {**remarks, "graph": f"{model.path.name}, as it is; compared with ONNX Runtime"}
     return SourceModule(
         module=module.eval(),
         task=task,
-        architecture=type(model).__name__,
+        architecture=model.architecture if isinstance(model, OnnxModel) else type(model).__name__,
         inputs=(*(name for name in _INPUTS if name in accepted and name in tokenizer.input_names), *further_inputs),
         outputs=outputs,
         max_tokens=_least(max_tokens, saved_limit or tokenizer.max_tokens, positions(model.config)),
@@ -238,7 +238,7 @@ def source_module(
         per_token_outputs=frozenset(outputs if per_token else ()),
         labels=labels,
         facts=facts or {},
-        remarks=remarks or {},
+        remarks=remarks,
     )
 
 
@@ -262,10 +262,8 @@ def check_tokens(folder: Path, module: SourceModule) -> None:
 
 
 _SHOWN = 4
-_WEIGHT_FILES = ("*.safetensors", "*.bin")
 # Of ONNX, OpenVINO, TensorFlow, Flax and llama.cpp.
-ONNX_GRAPHS = ("onnx/*.onnx", "*.onnx")
-_OTHER_WEIGHTS = (*ONNX_GRAPHS, "openvino/*.xml", "*.h5", "*.msgpack", "*.gguf")
+_OTHER_WEIGHTS = (*GRAPHS, "openvino/*.xml", "*.h5", "*.msgpack", "*.gguf")
 # Heads whose parameters have the same names in some architectures (ModernBERT, a BERT of sequences for tokens), so that
 # none is missing.
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
@@ -277,8 +275,6 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
     Parameters that its files lack are 0. Only these require gradients. Raises SetupError for a model that cannot be
     loaded, and for weights of another shape or with NaN or infinity.
     """
-    from neuronpipe.compiler.onnx import OnnxModel, graph_file  # which needs what is here
-
     if (graph := graph_file(folder)) is not None:
         return OnnxModel(folder, graph)
     folder = transformer_folder(folder)

@@ -5,7 +5,6 @@ are what the artefact is compared with. Sources: optimum's names of inputs and o
 backend/load.py. The only file that knows onnxruntime.
 """
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,25 @@ import torch
 import transformers
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS
-from neuronpipe.compiler.modules import ONNX_GRAPHS, Named, Pooled, SourceModule, has_weights
 from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.core.errors import SetupError, first_line
-from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, openvino
 
 # Those that need no change within the model.
 TASKS = (
     *("sentence_embedding", "sentence_similarity", "feature_extraction", "text_classification", "rerank"),
     *("zero_shot_classification", "token_classification", "question_answering"),
 )
-_TOKENS, _HIDDEN = "token_embeddings", "last_hidden_state"
+HIDDEN = "last_hidden_state"
+GRAPHS = ("onnx/*.onnx", "*.onnx")
+_WEIGHTS = ("*.safetensors", "*.bin")
+_TOKENS = "token_embeddings"
 _FLOAT = "tensor(float)"
 _INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weights of PyTorch."""
+    return any(path for kind in _WEIGHTS for path in folder.glob(kind))
 
 
 def graph_file(folder: Path) -> Path | None:
@@ -37,7 +42,7 @@ def graph_file(folder: Path) -> Path | None:
     folder = transformer_folder(folder)
     if has_weights(folder):
         return None
-    found = [path for pattern in ONNX_GRAPHS for path in sorted(folder.glob(pattern))]
+    found = [path for pattern in GRAPHS for path in sorted(folder.glob(pattern))]
     named = [path for path in found if path.name == "model.onnx"]
     if len(found) > 1 and not named:
         names = ", ".join(str(path.relative_to(folder)) for path in found)
@@ -76,9 +81,14 @@ class OnnxModel(torch.nn.Module):
         if others := [one.name for one in self._session.get_outputs() if one.type != _FLOAT]:
             raise SetupError(f"{path}: its outputs {', '.join(others)} are no float32 numbers; export it in float32")
 
+    @property
+    def architecture(self) -> str:
+        """The name of the model that was exported."""
+        return str((self.config.architectures or [type(self.config).__name__])[0])
+
     def output(self, name: str) -> str:
         """The graph's name of an output. Raises SetupError if it has none."""
-        names = (name, _TOKENS) if name == _HIDDEN else (name,)
+        names = (name, _TOKENS) if name == HIDDEN else (name,)
         found = next((one for one in names if one in self.outputs), None)
         if found is None:
             raise SetupError(
@@ -122,47 +132,6 @@ def check_task(folder: Path, task: str) -> None:
         )
 
 
-def with_inputs_of(model: OnnxModel, module: SourceModule) -> SourceModule:
-    """The module of a graph that may take fewer inputs than its tokenizer gives."""
-    return dataclasses.replace(
-        module,
-        architecture=(model.config.architectures or [type(model.config).__name__])[0],
-        inputs=tuple(name for name in module.inputs if name in model.inputs or name not in _INPUTS),
-        remarks={**module.remarks, "graph": f"{model.path.name}, as it is; compared with ONNX Runtime"},
-    )
-
-
 def onnx_model(module: torch.nn.Module) -> OnnxModel | None:
     """The graph within a module, if it has one."""
     return next((part for part in module.modules() if isinstance(part, OnnxModel)), None)
-
-
-def converted(module: SourceModule) -> "openvino.Model":
-    """The graph with what follows it, as a model of OpenVINO. Raises SetupError."""
-    whole = module.module
-    model = onnx_model(whole)
-    assert model is not None  # noqa: S101 (the caller asked for it)
-    try:
-        graph = engine().read_model(model.path)
-    except Exception as error:  # its errors have no common class
-        raise SetupError(f"OpenVINO {openvino.__version__} cannot read {model.path}: {first_line(error)}") from error
-    by_name = {name: port for port in graph.outputs for name in port.get_names()}
-    parameters = {port.any_name: port.get_node() for port in graph.inputs}
-    if isinstance(whole, Named):
-        results = [by_name[model.output(name)].get_node().input_value(0) for name in whole.outputs]
-        return openvino.Model(results, [parameters[name] for name in module.inputs])
-    assert isinstance(whole, Pooled)  # noqa: S101 (the tasks have no others)
-    hidden = by_name[model.output(_HIDDEN)].get_node().input_value(0)
-    width = hidden.get_partial_shape()[2].get_length()
-    further = [name for name in module.inputs if name not in model.inputs]
-    example = (torch.rand(2, 5, width), *(torch.ones(2, 5, dtype=torch.int64) for _ in range(1 + len(further))))
-    shapes = [openvino.PartialShape([-1, -1, *tensor.shape[2:]]) for tensor in example]
-    types = [openvino.Type(tensor.numpy().dtype) for tensor in example]
-    head = openvino.convert_model(whole.head, example_input=example, input=list(zip(shapes, types, strict=True)))
-    vectors, mask, *others = head.inputs
-    for port, source in ((vectors, hidden), (mask, parameters["attention_mask"].output(0))):
-        for target in port.get_target_inputs():
-            target.replace_source_output(source)
-    parameters |= dict(zip(further, (port.get_node() for port in others), strict=True))
-    results = [head.outputs[0].get_node().input_value(0)]
-    return openvino.Model(results, [parameters[name] for name in module.inputs])

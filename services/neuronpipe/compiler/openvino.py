@@ -11,8 +11,8 @@ import transformers
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.compiler.architectures import needs_eager_attention
 from neuronpipe.compiler.conversion import Conversion, Ran
-from neuronpipe.compiler.modules import Batch, Outputs, Positional, SourceModule, pretrained_model
-from neuronpipe.compiler.onnx import OnnxModel, converted, onnx_model
+from neuronpipe.compiler.modules import Batch, Named, Outputs, Pooled, Positional, SourceModule, pretrained_model
+from neuronpipe.compiler.onnx import HIDDEN, OnnxModel, onnx_model
 from neuronpipe.compiler.own_graphs import taking_rows
 from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino
@@ -58,7 +58,7 @@ def convert(conversion: Conversion) -> Artifact:
 
 
 def _convert(module: SourceModule, example: Mapping[str, torch.Tensor], path: Path) -> None:
-    model = converted(module) if onnx_model(module.module) else _traced(module, example)
+    model = _taken(module) if onnx_model(module.module) else _traced(module, example)
     if len(model.inputs) != len(module.inputs):
         found = [port.any_name for port in model.inputs]
         raise SetupError(
@@ -89,6 +89,37 @@ def _traced(module: SourceModule, example: Mapping[str, torch.Tensor]) -> openvi
                 f"OpenVINO {openvino.__version__} cannot convert {module.architecture}: "
                 f"{first_line(error.__cause__ or error)}"
             ) from error
+
+
+def _taken(module: SourceModule) -> openvino.Model:
+    """An ONNX graph with what follows it. Raises SetupError."""
+    whole = module.module
+    model = onnx_model(whole)
+    assert model is not None  # noqa: S101 (the caller asked for it)
+    try:
+        graph = engine().read_model(model.path)
+    except Exception as error:  # its errors have no common class
+        raise SetupError(f"OpenVINO {openvino.__version__} cannot read {model.path}: {first_line(error)}") from error
+    by_name = {name: port for port in graph.outputs for name in port.get_names()}
+    parameters = {port.any_name: port.get_node() for port in graph.inputs}
+    if isinstance(whole, Named):
+        results = [by_name[model.output(name)].get_node().input_value(0) for name in whole.outputs]
+        return openvino.Model(results, [parameters[name] for name in module.inputs])
+    assert isinstance(whole, Pooled)  # noqa: S101 (the tasks have no others)
+    hidden = by_name[model.output(HIDDEN)].get_node().input_value(0)
+    width = hidden.get_partial_shape()[2].get_length()
+    further = [name for name in module.inputs if name not in model.inputs]
+    example = (torch.rand(2, 5, width), *(torch.ones(2, 5, dtype=torch.int64) for _ in range(1 + len(further))))
+    shapes = [openvino.PartialShape([-1, -1, *tensor.shape[2:]]) for tensor in example]
+    types = [openvino.Type(tensor.numpy().dtype) for tensor in example]
+    head = openvino.convert_model(whole.head, example_input=example, input=list(zip(shapes, types, strict=True)))
+    vectors, mask, *others = head.inputs
+    for port, source in ((vectors, hidden), (mask, parameters["attention_mask"].output(0))):
+        for target in port.get_target_inputs():
+            target.replace_source_output(source)
+    parameters |= dict(zip(further, (port.get_node() for port in others), strict=True))
+    results = [head.outputs[0].get_node().input_value(0)]
+    return openvino.Model(results, [parameters[name] for name in module.inputs])
 
 
 def _free(shape: Sequence[int], axes: Sequence[int]) -> openvino.PartialShape:

@@ -146,7 +146,7 @@ _TYPES: Mapping[str, type] = {
     "sentence_transformers": dict,
     "task_specific_params": dict,
 }
-_WORDS = {str: "text", list: "list", dict: "object of names and values"}
+_WORDS: Mapping[type, str] = {str: "text", list: "list", dict: "object of names and values"}
 # Files beside weights that only their own programs read → what they are.
 _FOREIGN = {
     "quantize_config.json": "weights that GPTQ quantized",

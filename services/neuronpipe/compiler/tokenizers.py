@@ -7,13 +7,12 @@ import base64
 import json
 import tempfile
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import transformers
-from tokenizers import normalizers
 
 from neuronpipe.compiler.sentence_transformers import read_limits, read_object, transformer_folder
 from neuronpipe.core.errors import SetupError, first_line
@@ -192,10 +191,8 @@ def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer
     learned = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     if not any(character.isalnum() for token in learned for character in token):
         raise SetupError(f"{folder}: its tokenizer has no vocabulary: the files of the tokenizer are missing")
-    backend = tokenizer.backend_tokenizer
-    if read_limits(folder).get("do_lower_case") and not _lower_cases(backend.normalizer):
-        before = [backend.normalizer] if backend.normalizer else []
-        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *before])
+    if read_limits(folder).get("do_lower_case"):
+        _lower_case(tokenizer)
     if not of_prompts:
         _add_ends(folder, tokenizer)
     backend = tokenizer.backend_tokenizer
@@ -222,9 +219,14 @@ def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer
     )
 
 
-def _lower_cases(normalizer: Any) -> bool:
-    parts: Iterable[Any] = normalizer if isinstance(normalizer, normalizers.Sequence) else [normalizer]
-    return any(isinstance(one, normalizers.Lowercase) for one in parts)
+def _lower_case(tokenizer: Any) -> None:
+    """As sentence-transformers does it: before all that the tokenizer changes of a text, unless it does that itself."""
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    own = content["normalizer"] or {}
+    parts = own.get("normalizers", [own] if own else [])
+    if all(one["type"] != "Lowercase" for one in parts):
+        content["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *parts]}
+        tokenizer._tokenizer = type(tokenizer.backend_tokenizer).from_str(json.dumps(content))
 
 
 def _add_ends(folder: Path, tokenizer: Any) -> None:

@@ -25,8 +25,8 @@ def load_module(folder: Path, task: str, tokenizer: SourceTokenizer, attention: 
     onnx.check_task(folder, task)
     module = SOURCE_TASKS[task].load(folder, tokenizer)
     check_tokens(folder, module)
-    if (graph := onnx.onnx_model(module.module)) is not None:
-        return onnx.with_inputs_of(graph, module)
+    if onnx.onnx_model(module.module):
+        return module
     check_missing(folder, module, SOURCE_TASKS[task].encode(module, ["one text"]))
     if attention:
         pretrained_model(module.module).set_attn_implementation(attention)
