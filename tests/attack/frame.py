@@ -7,6 +7,7 @@ cases is imported by tests/attack/cases.py.
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -73,8 +74,8 @@ Run = Callable[[Attacked], Awaitable[None]]
 @dataclass(frozen=True)
 class Case:
     """An attack. `finding`: its number in the review. `system`: the server that it attacks, see `SYSTEMS`. `sends_mib`:
-    what one request becomes once it is decompressed; memory may grow by four times as much, and a constant. `is_quick`:
-    in the sample of `make test`.
+    what one request becomes once it is decompressed; memory may grow by four times as much, and `constant_mib`.
+    `is_quick`: in the sample of `make test`.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Case:
     run: Run
     system: str = "guarded"
     sends_mib: float = 0.0
+    constant_mib: float = _MEMORY_MIB
     is_quick: bool = False
 
 
@@ -118,11 +120,11 @@ class Figures:
     def is_late(self) -> bool:
         return self.p99_ms > max(_MAX_RATIO * self.p99_before_ms, self.p99_before_ms + _MAX_MORE_MS)
 
-    def problems(self, case: Case) -> list[str]:
+    def problems(self, case: Case, *, with_latency: bool) -> list[str]:
         """What does not hold."""
-        limit_mib = 4 * case.sends_mib + _MEMORY_MIB
+        limit_mib = 4 * case.sends_mib + case.constant_mib
         found = [f"the victim lost calls: {dict(self.failures)}"] if self.failures else []
-        if self.is_late:
+        if self.is_late and with_latency:
             found.append(f"the victim's p99 was {self.p99_before_ms:.0f} ms, and is {self.p99_ms:.0f} ms")
         if self.grown_mib > limit_mib:
             found.append(f"the server's memory grew by {self.grown_mib:.0f} MiB, the limit is {limit_mib:.0f} MiB")
@@ -193,9 +195,22 @@ async def suffer(case: Case, server: Attacked, victim: Victim, seconds: float) -
 
 async def _attack(case: Case, server: Attacked) -> None:
     """Attacks again and again. Errors of the attacker are what a server under attack may give it."""
-    while True:
-        await case.run(server)
-        await asyncio.sleep(0)
+    with _behind_the_victim():
+        while True:
+            await case.run(server)
+            await asyncio.sleep(0)
+
+
+@contextmanager
+def _behind_the_victim() -> Iterator[None]:
+    """An attacker has CPUs of its own. Here it takes what the victim leaves, where this process may go back."""
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    if os.geteuid() == 0:
+        os.setpriority(os.PRIO_PROCESS, 0, niceness + 10)
+    try:
+        yield
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
 
 
 @contextmanager

@@ -62,8 +62,8 @@ def _shared(repository: Path, folder: Path) -> Iterator[Attacked]:
         where = (*jobs, "--target", server.process.target)
         worker = ServiceProcess("worker", *where, environment={VARIABLE: given["workers"]})
         stack.enter_context(worker).wait_until_ready()
-        attacked = Attacked(server.process, server.address, given, limit_s=1.0)
-        requests = InferBatchRequest(requests=[classify(f"{number}") for number in range(60)])
+        attacked = Attacked(server.process, server.address, given, limit_s=3.0)
+        requests = InferBatchRequest(requests=[classify(f"{number}") for number in range(8)])
         with grpc.insecure_channel(server.process.target) as channel:
             infer_batch: Any = channel.unary_unary(f"{_API}.InferenceService/InferBatch")
             infer_batch(requests.SerializeToString(), metadata=attacked.metadata, timeout=120)

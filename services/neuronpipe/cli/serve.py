@@ -36,6 +36,9 @@ SERVICES = {
 _BACKEND_EXTRAS = {"torch": "executor-torch", "torch_neuronx": "executor-neuronx"}
 # The same of a stage that a gateway has in its process.
 _STAGE_EXTRAS = {"openvino": "executor-openvino", "PIL": "tokenizer", "tokenizers": "tokenizer"}
+# For so long a thread keeps the interpreter while others want it. Python's 5 ms, several times a request, would be what
+# an answer takes while a thread reads a large body or writes metrics.
+_SWITCH_S = 0.0005
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +98,7 @@ def run_service(
 
     # The thread pool of the library `tokenizers` costs a tenth of the throughput (docs/decisions/0002).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.setswitchinterval(_SWITCH_S)
     try:
         with (
             running_server_tls(settings.tls_files) as tls,

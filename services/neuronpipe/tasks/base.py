@@ -1,5 +1,6 @@
 """The contract of a task, and the checks that tasks share."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -100,8 +101,8 @@ class TextTokenizer(Protocol):
     def count(self, text: str) -> int:
         """The number of tokens of a text, without special tokens."""
 
-    def tokens(self, text: str, *, special_tokens: bool) -> TextTokens:
-        """The whole text's tokens, however many, with or without the special tokens around it."""
+    def tokens(self, text: str, *, special_tokens: bool, max_tokens: float = math.inf) -> TextTokens:
+        """The whole text's tokens, with or without the special tokens around it. Raises InvalidInput for too many."""
 
     def text_of(self, token_ids: Iterable[int], *, special_tokens: bool) -> str:
         """The text of tokens of the vocabulary, with or without the special tokens among them."""

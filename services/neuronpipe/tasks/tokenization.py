@@ -36,9 +36,8 @@ def tokenization_traits(input: TokenizationInput) -> tuple[str | int, ...]:
 
 def encode_tokenization(input: TokenizationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """The tokens of the text, each with its part of it. Raises InvalidInput for too many."""
-    text, found = input.text, tokenizer.tokens(input.text, special_tokens=not input.skip_special_tokens)
-    if len(found.names) > _MAX_TOKENS:
-        raise InvalidInput("text", f"{len(found.names)} tokens, the limit of tokenization is {_MAX_TOKENS}")
+    text = input.text
+    found = tokenizer.tokens(text, special_tokens=not input.skip_special_tokens, max_tokens=_MAX_TOKENS)
     places = zip(found.token_ids.tolist(), found.names, found.char_start.tolist(), found.char_end.tolist(), strict=True)
     tokens = [
         Token(token_id=token_id, text=name, is_special=True)

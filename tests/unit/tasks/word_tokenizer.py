@@ -1,11 +1,13 @@
 """A TextTokenizer small enough to follow by hand: a word is a token."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.tasks.base import Encoded, EncodedText, LocatedText, Side, Task, TextTokenizer, TextTokens, Window
 
@@ -32,10 +34,12 @@ class WordTokenizer:
         """See TextTokenizer."""
         return len(text.split())
 
-    def tokens(self, text: str, *, special_tokens: bool) -> TextTokens:
+    def tokens(self, text: str, *, special_tokens: bool, max_tokens: float = math.inf) -> TextTokens:
         """See TextTokenizer."""
         located, names = self.locate(text), ["[CLS]", *text.split(), "[SEP]"]
         kept = slice(None) if special_tokens else slice(1, -1)
+        if len(names[kept]) > max_tokens:
+            raise InvalidInput("text", f"{len(names[kept])} tokens, the limit of tokenization is {max_tokens}")
         return TextTokens(located.token_ids[kept], names[kept], located.char_start[kept], located.char_end[kept])
 
     def text_of(self, token_ids: Iterable[int], *, special_tokens: bool) -> str:

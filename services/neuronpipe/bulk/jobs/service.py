@@ -178,13 +178,14 @@ class Jobs:
         """
         id, tenant = id_of(name), call.caller.tenant
         limits = [limit for limit in (timeout_s, call.remaining_s) if limit is not None]
-        job = await self._find(id, tenant)
-        if job.end:
-            return job.operation()
+        # First of all: else those that are refused would all wait for Redis.
         if not self._waits.has_room(tenant):
             raise Overloaded(f"{self._waits.total} calls wait for jobs, the limit", _PAUSE_S)
         self._waits.take(tenant)
         try:
+            job = await self._find(id, tenant)
+            if job.end:
+                return job.operation()
             with self._set_aside():
                 return await self._wait(job, min([*limits, _MAX_WAIT_S]))
         finally:

@@ -17,7 +17,7 @@ from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError
 from neuronpipe.platform.process.caller_waits import CallerWaits
 from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
 from neuronpipe.rpc.call_end import end_of
-from neuronpipe.rpc.http2.stream import INTERNAL, Carrier, Stream
+from neuronpipe.rpc.http2.stream import INTERNAL, RESOURCE_EXHAUSTED, Carrier, Stream
 from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions
 
 REFUSED_STREAM = 0x7  # RFC 9113, 7
@@ -53,6 +53,9 @@ class CallCarrier(Carrier, Protocol):
 
     def has_ended(self, call: "Call") -> None:
         """A call has queued all that it sends."""
+
+    def rest(self) -> None:
+        """A call is refused for load."""
 
     def flush_if_alone(self) -> None:
         """Sends at once where there is nothing that could travel along."""
@@ -247,6 +250,8 @@ class Call(Stream):
         """Ends it with a status."""
         if self.is_closed or self.has_sent_end:
             return
+        if end.code == RESOURCE_EXHAUSTED:
+            self.connection.rest()
         self._end_sending()
         trailers = [(b"grpc-status", b"%d" % end.code)]
         if end.message:

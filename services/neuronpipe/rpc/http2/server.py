@@ -16,7 +16,7 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.rpc.http2.call import Call, NotGrpc
 from neuronpipe.rpc.http2.connection import NO_ERROR, Connection
 from neuronpipe.rpc.http2.listener import Listener
-from neuronpipe.rpc.http2.stream import ENCODINGS, RESOURCE_EXHAUSTED, UNIMPLEMENTED, Stream
+from neuronpipe.rpc.http2.stream import ENCODINGS, UNIMPLEMENTED, Stream
 from neuronpipe.rpc.transport import CallEnd, ServerOptions
 
 _DRAIN_PING = b"drain\0\0\0"
@@ -29,6 +29,12 @@ _KEEPALIVE_S = 30.0
 # A connection with a call that was refused for load is not read for this time, so that refusals of many calls share
 # their turns of the event loop: at sixteen times the load that can be borne, turns would cost more than the refusals.
 _REST_S = 0.002
+# New calls in a turn of the event loop: of all connections, and of one while others wait. The rest of what has come
+# waits for the next turn, as a caller with thousands of calls would otherwise hold up all others. An answer takes half
+# a dozen turns, so these must be short.
+_CALLS_A_TURN, _CALLS_OF_ONE = 32, 8
+# What comes is looked at in pieces of this size, or larger ones while no call begins.
+_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 64 << 10
 # What connections are ended for: settings, and what is no HTTP/2.
 _LIMITS = (
     "max_connections",
@@ -62,7 +68,9 @@ class _ServerConnection(Connection[Call]):
         # What the caller has not read: of each stream the number of the wait, and the bytes that it must read until the
         # wait is over. None is the connection itself, while the operating system takes nothing.
         self._unread: dict[Stream | None, tuple[int, int]] = {}
-        self._has_served = False
+        self._has_served = self._is_resting = False
+        # Of all time; and what has come, and waits for a turn.
+        self._calls, self._held = 0, b""
         self._is_asked_at_s = self._leaves_at_s = self._ends_at_s = math.inf
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -91,8 +99,47 @@ class _ServerConnection(Connection[Call]):
 
     # --- what comes ---
 
+    def data_received(self, data: bytes) -> None:
+        turns, calls, begin, size = self._server.turns, 0, 0, _PIECE_BYTES
+        while begin < len(data) and not self._is_resting and turns.has_room_after(calls):
+            before = self._calls
+            super().data_received(data[begin : begin + size])
+            begin, new = begin + size, self._calls - before
+            if new:
+                turns.take(new)
+                calls, size = calls + new, _PIECE_BYTES
+            else:
+                size = min(2 * size, _MAX_PIECE_BYTES)
+        if begin < len(data) and not (self.is_lost or self.is_closing):
+            self._held = data[begin:]
+            self.transport.pause_reading()
+            if not self._is_resting:
+                turns.wait(self)
+
+    def go_on(self) -> None:
+        """Takes what has waited, and reads again."""
+        if self._is_resting or self.is_lost or self.is_closing:
+            return
+        held, self._held = self._held, b""
+        self.data_received(held)
+        if not self._held and not self._is_resting and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def rest(self) -> None:
+        """A call is refused for load."""
+        if not (self._is_resting or self.is_lost or self.is_closing):
+            self._is_resting = True
+            self.transport.pause_reading()
+            self._server.rest(self)
+
+    def end_rest(self) -> None:
+        """Reads again."""
+        self._is_resting = False
+        self.go_on()
+
     def take(self, event: object) -> None:
         if isinstance(event, RequestReceived):
+            self._calls += 1
             call = Call(self, event.stream_id, self.options.settings.max_message_bytes)
             call.is_ended = event.end_stream
             self.streams[event.stream_id] = call
@@ -101,19 +148,11 @@ class _ServerConnection(Connection[Call]):
                 self.touched.append(call)
             except CallEnd as end:
                 call.refuse(end)
-                if end.code == RESOURCE_EXHAUSTED:
-                    self.transport.pause_reading()
-                    self._server.rest(self)
             except NotGrpc:
                 call.answer_http()
         elif isinstance(event, SettingsAcknowledged):
             self._is_greeted = True
         # Trailers of the caller mean nothing in gRPC.
-
-    def go_on(self) -> None:
-        """Reads again after a rest."""
-        if not self.transport.is_closing():
-            self.transport.resume_reading()
 
     def _accept(self, call: Call, path: str) -> None:
         """Lets a call arrive, or refuses it by its head. Raises CallEnd."""
@@ -273,6 +312,45 @@ class _ServerConnection(Connection[Call]):
         self._server.count_ended("protocol")
 
 
+class _Turns:
+    """Shares the new calls of each turn of the event loop among connections."""
+
+    def __init__(self) -> None:
+        self._left = _CALLS_A_TURN
+        self._waiting: dict[_ServerConnection, None] = {}
+        self._is_due = False
+
+    def has_room_after(self, calls: int) -> bool:
+        """Whether a connection with so many new calls in this turn may have one more."""
+        return self._left > 0 and (calls < _CALLS_OF_ONE or not self._waiting)
+
+    def take(self, calls: int) -> None:
+        """So many calls are new."""
+        self._left -= calls
+        self._prepare()
+
+    def wait(self, connection: _ServerConnection) -> None:
+        """A connection goes on in another turn."""
+        self._waiting[connection] = None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """A new turn. Those that have waited leave some of it to those for which something comes now."""
+        self._is_due, self._left = False, _CALLS_A_TURN
+        for connection in list(self._waiting):
+            if self._left <= _CALLS_A_TURN // 2:
+                break
+            del self._waiting[connection]
+            connection.go_on()
+        if self._waiting:
+            self._prepare()
+
+
 class Http2Server:
     """Listens at one address; a Server of rpc/transport.py."""
 
@@ -291,6 +369,7 @@ class Http2Server:
         self.all_know: asyncio.Event | None = None
         self._is_empty: asyncio.Event | None = None
         self._resting: set[_ServerConnection] = set()
+        self.turns = _Turns()
 
     def rest(self, connection: _ServerConnection) -> None:
         """Reads a connection again after a moment."""
@@ -301,7 +380,7 @@ class Http2Server:
     def _go_on(self) -> None:
         resting, self._resting = self._resting, set()
         for connection in resting:
-            connection.go_on()
+            connection.end_rest()
 
     async def listen(self) -> int:
         port = self.listener.open()

@@ -268,9 +268,10 @@ class _Sums:
         self.xy += weight * x * y
 
 
-# After this time without a batch, the batch time is measured again. Otherwise a machine that was slow for a while would
-# refuse every deadline for ever.
-_ESTIMATE_LIFE_S = 1.0
+# After this time without a batch, or so many times a batch, the batch time is measured again. Otherwise a machine that
+# was slow for a while would refuse every deadline for ever. Who is always late takes no more of a core than one in so
+# many.
+_ESTIMATE_LIFE_S, _ESTIMATE_LIFE_BATCHES = 1.0, 20.0
 
 
 class Forecast:
@@ -285,7 +286,7 @@ class Forecast:
         self._batch_time = times.beside
         self._lone_batch_time = times.alone
         self._on_device = on_device
-        self._last_batch_s = time.monotonic()
+        self._outdated_s = time.monotonic() + _ESTIMATE_LIFE_S
 
     @property
     def overhead_tokens(self) -> float:
@@ -294,7 +295,7 @@ class Forecast:
 
     def observe(self, computed_tokens: int, seconds: float, *, is_alone: bool) -> None:
         """Adds the time of a batch that has run."""
-        self._last_batch_s = time.monotonic()
+        self._outdated_s = time.monotonic() + max(_ESTIMATE_LIFE_S, _ESTIMATE_LIFE_BATCHES * seconds)
         (self._lone_batch_time if is_alone else self._batch_time).observe(computed_tokens, seconds)
 
     def batch_s(self, computed_tokens: int) -> float:
@@ -330,4 +331,4 @@ class Forecast:
         return others_s + waiting_s / max(1, self._cores.left)
 
     def _is_outdated(self) -> bool:
-        return time.monotonic() >= self._last_batch_s + _ESTIMATE_LIFE_S
+        return time.monotonic() >= self._outdated_s

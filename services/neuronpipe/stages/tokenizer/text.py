@@ -1,6 +1,7 @@
 """The tokenizer of a tokenizer.json. The only file of the stage that imports the library `tokenizers`."""
 
 import json
+import math
 import threading
 import unicodedata
 from collections import abc
@@ -16,6 +17,7 @@ from tokenizers import Encoding, Regex, Tokenizer
 from tokenizers.normalizers import Normalizer, Replace, Sequence
 from tokenizers.processors import TemplateProcessing
 
+from neuronpipe.core.errors import InvalidInput
 from neuronpipe.stages.tokenizer.chat import ChatTemplate
 from neuronpipe.tasks.base import EncodedText, LocatedText, Side, TextTokens, TokenIds, Window
 
@@ -88,8 +90,10 @@ class JsonTokenizer:
     def count(self, text: str) -> int:
         return len(self._encode(text, add_special_tokens=False))
 
-    def tokens(self, text: str, *, special_tokens: bool) -> TextTokens:
+    def tokens(self, text: str, *, special_tokens: bool, max_tokens: float = math.inf) -> TextTokens:
         encoding = self._encode(text, add_special_tokens=special_tokens, with_offsets=True)
+        if len(encoding) > max_tokens:  # before anything is made of each
+            raise InvalidInput("text", f"{len(encoding)} tokens, the limit of tokenization is {max_tokens}")
         is_special = np.array(encoding.special_tokens_mask, bool)
         starts, ends = np.where(is_special, np.int32(-1), np.array(encoding.offsets, np.int32).reshape(-1, 2).T)
         return TextTokens(_array(encoding.ids), encoding.tokens, starts, ends)

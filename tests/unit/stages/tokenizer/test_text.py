@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from demo.model import find_minilm
+from neuronpipe.core.errors import InvalidInput
 from neuronpipe.stages.tokenizer.text import JsonTokenizer, WordRule
 from neuronpipe.tasks.base import Side, Window
 from tests.trained_tokenizers import unigram_charsmap
@@ -224,6 +225,12 @@ def test_truncation_does_not_last_beyond_a_call_that_fails(tokenizer: JsonTokeni
     with pytest.raises(Exception, match=r"."):
         tokenizer.encode_windows("one two three four five", "one", max_tokens=5, overlap_tokens=0)
     assert len(_whole(tokenizer)) == 7
+
+
+def test_a_text_of_more_tokens_than_are_asked_for_is_refused(tokenizer: JsonTokenizer) -> None:
+    assert len(tokenizer.tokens("a b c", special_tokens=True, max_tokens=5).names) == 5
+    with pytest.raises(InvalidInput, match="text: 6 tokens, the limit of tokenization is 5"):
+        tokenizer.tokens("a b c d", special_tokens=True, max_tokens=5)
 
 
 def test_short_windows_do_not_wait_for_long_ones(tokenizer: JsonTokenizer) -> None:
