@@ -671,7 +671,7 @@ async def test_a_response_is_read_by_openais_client(theirs: openai.AsyncOpenAI, 
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (expected.usage.tokens, 12)
     async with theirs.responses.stream(model="writer", **asked) as stream:
         events = [event async for event in stream]
-        whole = await stream.get_final_response() if events[-1].type == "response.completed" else events[-1].response  # type: ignore[union-attr]
+        whole = await stream.get_final_response() if events[-1].type == "response.completed" else events[-1].response
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
     assert [event.sequence_number for event in events] == sorted(event.sequence_number for event in events)
     assert (whole.output_text, whole.usage) == (text, answer.usage)

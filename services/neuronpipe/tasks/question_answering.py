@@ -72,8 +72,8 @@ def encode(input: QuestionAnsweringInput, tokenizer: TextTokenizer, model: Model
     windows = tokenizer.encode_windows(
         input.question, input.context, max_tokens=window_tokens, overlap_tokens=overlap_tokens
     )
-    if not any((window.char_start >= 0).any() for window in windows):
-        return Encoded([])  # a blank context answers nothing
+    if not any(len(window.token_ids) for window in windows):
+        raise InvalidInput("context", "has no tokens")
     return Encoded([sequence(window, model) for window in windows], [_annotations(window, model) for window in windows])
 
 
@@ -85,6 +85,8 @@ def decode(
     answers: dict[str, Answer] = {}
     no_answer_score = 1.0
     for annotation, output in zip(annotations, outputs, strict=True):
+        if not (annotation["char_end"] > 0).any():  # a blank context answers nothing
+            continue
         start, end = _probabilities(annotation, output)
         no_answer_score = min(no_answer_score, float(start[0] * end[0]))
         start[0] = end[0] = 0

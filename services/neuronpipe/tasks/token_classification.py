@@ -73,8 +73,8 @@ def encode(input: TokenClassificationInput, tokenizer: TextTokenizer, model: Mod
     else:
         whole = tokenizer.locate(input.text)
         parts = [cut_located(whole, model, input.truncation, ", or window_stride_tokens to read all of it")]
-    if not any((part.char_start >= 0).any() for part in parts):
-        return Encoded([])  # a blank text has no entities
+    if not any(len(part.token_ids) for part in parts):  # a blank one has its special tokens, and no entities
+        raise InvalidInput("text", "has no tokens")
     return Encoded(
         [sequence(part, model) for part in parts], [_annotations(part) for part in parts], parts[0].truncated_tokens
     )
@@ -146,6 +146,8 @@ def _entities(
     logits: Array,
 ) -> Iterator[_Found]:
     is_text = annotation["char_start"] >= 0
+    if not is_text.any():
+        return iter(())
     scores = softmax(logits[is_text])
     start, end = annotation["char_start"][is_text], annotation["char_end"][is_text]
     if aggregation in _OF_TOKENS or aggregation == Aggregation.AGGREGATION_SIMPLE:

@@ -211,11 +211,12 @@ def test_bad_input_is_refused(changes: dict[str, Any], problem: str) -> None:
 
 
 @pytest.mark.parametrize("stride", [0, 1])
-def test_a_blank_text_has_no_entities(stride: int) -> None:
-    input = TokenClassificationInput(text=" \n", window_stride_tokens=stride)
+@pytest.mark.parametrize("aggregation", Aggregation.values())
+def test_a_blank_text_has_no_entities(stride: int, aggregation: "Aggregation.ValueType") -> None:
+    input = TokenClassificationInput(text=" \n", window_stride_tokens=stride, aggregation=aggregation)
     encoded = encode_checked(TASK, input, WordTokenizer(), _MODEL)
-    assert (list(encoded.sequences), list(encoded.annotations)) == ([], [])
-    assert list(decode(input, _MODEL, encoded.annotations, []).entities) == []
+    outputs = [{"logits": np.ones((len(one["input_ids"]), 5), np.float32)} for one in encoded.sequences]
+    assert list(decode(input, _MODEL, encoded.annotations, outputs).entities) == []
 
 
 def test_the_encoding_depends_on_the_text_the_stride_and_the_truncation_only() -> None:

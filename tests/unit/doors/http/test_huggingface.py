@@ -439,8 +439,7 @@ async def test_an_error_of_the_pipeline_names_the_bodys_field(
 
 
 def test_what_can_be_cut_has_a_field_for_it() -> None:
-    fields = TaskInput.DESCRIPTOR.fields_by_name
-    can_cut = {name for name in CONVERTERS if "truncation" in fields[name].message_type.fields_by_name}
+    can_cut = {name for name in CONVERTERS if hasattr(getattr(TaskInput(), name), "truncation")}
     assert can_cut == {name for name, converter in CONVERTERS.items() if "truncation" in converter.fields}
 
 
