@@ -30,8 +30,8 @@ _KEEPALIVE_S = 30.0
 # their turns of the event loop: at sixteen times the load that can be borne, turns would cost more than the refusals.
 _REST_S = 0.002
 # New calls in a turn of the event loop: of all connections, and of one while others wait. The rest of what has come
-# waits for the next turn, as a caller with thousands of calls would otherwise hold up all others. An answer takes half a
-# dozen turns, so these must be short.
+# waits for the next turn, as a caller with thousands of calls would otherwise hold up all others. An answer takes half
+# a dozen turns, so these must be short.
 _CALLS_A_TURN, _CALLS_OF_ONE = 32, 8
 # What comes is looked at in pieces of this size, or larger ones while no call begins.
 _PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 64 << 10

@@ -336,6 +336,27 @@ async def test_calls_behind_a_refused_one_are_read_together_and_answered() -> No
         assert await caller.code(caller.call(b"a")) == "OK"
 
 
+async def test_a_call_does_not_wait_for_all_calls_of_another_connection() -> None:
+    begun: list[str] = []
+
+    async def note(call: ServerCall, request: bytes | None) -> None:
+        begun.append(call.peer)
+        await call.send(b"")
+
+    async with _serving(note, max_connection_calls=1000) as system:
+        many, one = await system.connect(), await system.connect()
+        for caller in many, one:
+            assert await caller.code(caller.call(b"a")) == "OK"
+        of_one = begun.pop()
+        begun.clear()
+        numbers = [many.call(b"a") for _ in range(500)]
+        assert await one.code(one.call(b"a")) == "OK"
+        assert begun.index(of_one) < 100
+        for number in numbers:
+            assert await many.code(number) == "OK"
+        assert len(begun) == 501
+
+
 async def test_a_streams_window_is_held_while_its_messages_wait_unread() -> None:
     may_read = asyncio.Event()
 
