@@ -252,7 +252,7 @@ async def test_calls_of_a_free_choice_are_streamed_as_openais_client_assembles_t
     said = "[" + ", ".join(f'{{"name": "{name}", "arguments": {one}}}' for name, one in calls) + "]"
     asked: dict[str, Any] = {"model": "writer", "messages": _ASKED, "tools": _TOOLS, "max_tokens": 120}
     asked["extra_body"] = {"guided_choice": [said]}
-    deltas = []
+    deltas: list[Any] = []
     async with theirs.chat.completions.stream(**asked) as stream:
         async for event in stream:
             if event.type == "chunk" and event.chunk.choices:

@@ -363,6 +363,10 @@ def test_every_field_of_an_input_is_a_tensor_or_a_parameter(task: str) -> None:
         "token_ids",
         "options",
         "messages",
+        "tools",
+        "template_arguments",
+        "continue_final_message",
+        "prompt_token_ids",
         "chunks",
     }  # see task_model.py
 

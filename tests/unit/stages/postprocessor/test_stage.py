@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult, TextClassificationInput
 from neuronpipe.api.v1.tensors_pb2 import DataType, Tensor, TensorSet
@@ -17,8 +18,9 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound
 from neuronpipe.core.items import ModelKey, PostprocessItem
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_input
-from neuronpipe.stages.postprocessor.stage import PostprocessorStage, running_postprocessor
+from neuronpipe.stages.postprocessor.stage import PostprocessorStage, load_detokenizer, running_postprocessor
 from neuronpipe.tasks import ANSWERED_TASKS
+from tests.trained_tokenizers import byte_level_bpe, unigram, word_piece
 from tests.unit.bundles.written import write_bundle
 
 
@@ -117,3 +119,31 @@ async def test_models_are_opened_and_closed_one_by_one(tmp_path: Path) -> None:
         assert stage.models.keys == {("m", 1)}
         with pytest.raises(ModelNotFound):
             await stage.postprocess(_item(model="other"))
+
+
+def _with_byte_fallback() -> Tokenizer:
+    """Llama 2's kind: a text begins without the space of its first word."""
+    pieces = ["<unk>", "▁a", "b", "<0xC3>", "<0xA9>", "<0xF0>"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "unigram", "word-piece", "byte fallback"])
+def test_the_bytes_of_tokens_are_those_of_the_running_text(kind: str) -> None:
+    trained = {"byte-level": byte_level_bpe, "unigram": unigram, "word-piece": word_piece}
+    tokenizer = trained[kind](max_tokens=64).backend_tokenizer if kind in trained else _with_byte_fallback()
+    detokenizer = load_detokenizer(tokenizer.to_str().encode())
+    if kind == "byte fallback":
+        token_ids = [1, 2, 3, 4, 1, 1]
+        assert detokenizer.text_of(token_ids) == "abé a a"
+        assert detokenizer.bytes_of(5, [1]) == b"\xf0"
+    else:
+        token_ids = tokenizer.encode("The keys, and a garden. 😀é tower", add_special_tokens=False).ids
+    found, before = b"", list[int]()
+    for token_id in token_ids:
+        found += detokenizer.bytes_of(token_id, before)
+        before = before if detokenizer.is_skipped(token_id) else [token_id]
+    assert found.decode() == detokenizer.text_of(token_ids)
