@@ -185,7 +185,7 @@ def test_info(ask: Ask) -> None:
             {"inputs": "word " * 600},
             {},
             "INVALID_ARGUMENT",
-            "inputs: 602 tokens, the model takes 256; set truncation to cut",
+            "inputs: 602 tokens, the model takes 256; set truncate to cut",
         ),
         (
             {"inputs": "a", "prompt_name": "query"},
