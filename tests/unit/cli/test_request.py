@@ -22,6 +22,8 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.task_inputs import FIELDS, NEEDED
 
 _TASKS: dict[str, Any] = {field.name: field.message_type for field in TaskInput.DESCRIPTOR.fields}
+# Of chats, and of prompts that are no text: as JSON.
+_OF_CHATS = {"tools", "template_arguments", "continue_final_message", "prompt_token_ids"}
 _EMBEDDER = ("sentence_embedding", "sentence_similarity")
 
 
@@ -46,8 +48,8 @@ def test_every_field_of_every_task_has_a_flag_and_no_flag_is_left_over() -> None
 
 
 def _flagged(kind: Descriptor) -> list[FieldDescriptor]:
-    """The fields that have flags: options in a message of their own have none."""
-    return [field for field in kind.fields if not field.message_type]
+    """The fields that have flags: options in a message of their own have none, nor what goes with messages."""
+    return [field for field in kind.fields if not field.message_type and field.name not in _OF_CHATS]
 
 
 def test_it_is_known_of_every_task_what_it_needs() -> None:
