@@ -87,7 +87,6 @@ GENERATION_CONFIG: Rules = {
     "num_beam_groups": (1,),
     "diversity_penalty": (0.0,),
     "encoder_repetition_penalty": (1.0,),
-    "encoder_no_repeat_ngram_size": (0,),
     "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
     "eta_cutoff": (0.0,),
