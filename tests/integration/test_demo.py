@@ -53,7 +53,7 @@ def test_demo_compiles_where_an_interrupted_compilation_left_its_files(tmp_path:
 
 @pytest.mark.long
 def test_demo_shows_similar_pairs_and_the_latency_split(demo: "subprocess.Popen[str]") -> None:
-    output, _ = demo.communicate(timeout=120)
+    output, _ = demo.communicate(timeout=240)
 
     assert demo.returncode == 0, output
     assert "How do I reset my password?  |  I forgot my login and cannot get into my account." in output
@@ -72,7 +72,7 @@ def test_demo_shows_similar_pairs_and_the_latency_split(demo: "subprocess.Popen[
 
 
 def test_demo_streams_a_text_and_shows_the_parts_of_its_time_to_first_token(demo: "subprocess.Popen[str]") -> None:
-    output, _ = demo.communicate(timeout=120)
+    output, _ = demo.communicate(timeout=240)
 
     assert demo.returncode == 0, output
     text, tokens, total, *parts = re.findall(
