@@ -153,7 +153,9 @@ def _readers(bundle: Bundle) -> tuple[Mapping[Reads, TextTokenizer | ImageReader
     if spec.takes_texts:
         facts = spec.facts.get("text_generation")
         chat = (facts.chat_template, facts.template_variables) if isinstance(facts, GenerationFacts) else ()
-        readers["texts"] = tokenizer = JsonTokenizer(bundle.tokenizer_json(), *chat)
+        readers["texts"] = tokenizer = JsonTokenizer(
+            bundle.tokenizer_json(), *chat, cuts_windows=spec.answers("question_answering")
+        )
         traits += (LIBRARY_VERSION, bundle.manifest.files[bundle.manifest.tokenizer_file])
     if spec.image and spec.takes_texts:
         readers["both"] = Readers(tokenizer, read_image)

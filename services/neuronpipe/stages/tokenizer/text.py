@@ -70,16 +70,29 @@ class JsonTokenizer:
     """
 
     def __init__(
-        self, written: bytes, chat_template: str = "", template_variables: Mapping[str, str] | None = None
+        self,
+        written: bytes,
+        chat_template: str = "",
+        template_variables: Mapping[str, str] | None = None,
+        *,
+        cuts_windows: bool = False,
     ) -> None:
-        """`written`: the file's content. `template_variables`: special tokens by their names in the template."""
+        """`written`: the file's content. `template_variables`: special tokens by their names in the template.
+        `cuts_windows`: most texts will be cut into windows, so what does that is loaded now.
+        """
         content = json.loads(written)
         load = partial(_load, written, counts_deleted="precompiled_charsmap" in json.dumps(content["normalizer"]))
         # What calls share is never changed. An allowed mask is not a special token in the file
         # (compiler/tokenizers.py).
         self._tokenizer = load()
+        self._encode = partial(_encode, self._tokenizer)
         self._load_trusting = partial(load, reads_special_tokens=True)
         self._short_windows, self._long_windows = _Windows(load), _Windows(load)
+        # To load takes up to a second, for which the first request would hold up all others.
+        if cuts_windows:
+            self._short_windows.load()
+        if chat_template:
+            self._trusting_tokenizer  # noqa: B018 (a cached property)
         self._words = WordRule.of_model(content["model"])
         special = [token["content"] for token in content["added_tokens"] if token["special"]]
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
@@ -173,13 +186,6 @@ class JsonTokenizer:
             continues_word=np.where(is_special, 0, continues_word).astype(np.int32),
         )
 
-    def _encode(
-        self, text: str, text_pair: str | None = None, *, add_special_tokens: bool = True, with_offsets: bool = False
-    ) -> Encoding:
-        return _encode(
-            self._tokenizer, text, text_pair, add_special_tokens=add_special_tokens, with_offsets=with_offsets
-        )
-
     def _encode_behind(self, prompt: str, text: str, text_pair: str | None) -> Encoding:
         """A text or a pair behind a prompt, whose special tokens are special."""
         found = [match.end() for match in self._special.finditer(prompt)]
@@ -211,9 +217,14 @@ class _Windows:
         self._tokenizer: Tokenizer | None = None
         self._lock = threading.Lock()
 
+    def load(self) -> Tokenizer:
+        """The copy, from now on."""
+        self._tokenizer = self._tokenizer or self._load()
+        return self._tokenizer
+
     def encode(self, first: str, second: str | None, max_tokens: int, *, strategy: str, stride: int) -> Encoding:
         with self._lock:
-            tokenizer = self._tokenizer = self._tokenizer or self._load()
+            tokenizer = self.load()
             tokenizer.enable_truncation(max_tokens, stride=stride, strategy=strategy)
             return _encode(tokenizer, first, second, with_offsets=True)
 

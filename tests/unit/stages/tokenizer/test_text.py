@@ -6,7 +6,6 @@ Ids are line numbers, from 0 on, of BERT's published vocab.txt.
 import concurrent.futures
 import json
 import random
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from demo.model import find_minilm
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.stages.tokenizer.text import JsonTokenizer, WordRule
 from neuronpipe.tasks.base import Side, Window
+from tests.integration.guarded import until
 from tests.trained_tokenizers import unigram_charsmap
 
 CLS, SEP, UNK = 101, 102, 100
@@ -238,7 +238,7 @@ def test_short_windows_do_not_wait_for_long_ones(tokenizer: JsonTokenizer) -> No
     assert cut("Who?", "A short text.")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         long = pool.submit(cut, "Who?", "word " * 400_000)
-        time.sleep(0.05)  # it has begun
+        until(tokenizer._long_windows._lock.locked)  # it has begun
         assert cut("Who?", "A short text.")
         assert not long.done()
 
