@@ -86,7 +86,7 @@ class ServedModels(Generic[ResourceT]):
         open_model: Callable[[Bundle], AbstractAsyncContextManager[ResourceT]],
         other_names: Callable[[Iterable[Bundle]], Mapping[str, str]] = lambda bundles: {},
     ) -> None:
-        """`other_names`: what requests may call these models besides."""
+        """`other_names`: what requests may also call these models."""
         self._open_model = open_model
         self._other_names = other_names
         self.table: ModelTable[ServedModel[ResourceT]] = ModelTable({})

@@ -80,7 +80,7 @@ class PipelineSettings(Settings):
     model_aliases: str = Field(
         "",
         description="other names of models, as gpt-4o=llama,BAAI/bge-m3=bge; the name of a served model goes first; a "
-        "model that was compiled from the Hub has its name there besides",
+        "model that was compiled from the Hub also has its name there",
     )
     max_request_tokens: int = Field(1 << 19, ge=1, description="maximum number of tokens in all sequences of one input")
     max_request_s: float = Field(

@@ -181,6 +181,11 @@ def _longest_list(data: bytes) -> str:
     return name
 
 
+def texts_of(given: str | list[str]) -> list[str]:
+    """A text, or several, as a list."""
+    return [given] if isinstance(given, str) else given
+
+
 def read_json(data: bytes) -> Any:
     """A value in JSON, behind a byte order mark or without. Raises InvalidInput."""
     check_values(data)

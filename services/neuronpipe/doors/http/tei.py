@@ -23,7 +23,17 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TokenizationInput,
 )
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, TokenIds, Unsupported, write_body, write_list
+from neuronpipe.doors.http.bodies import (
+    Body,
+    Count,
+    Direction,
+    Many,
+    TokenIds,
+    Unsupported,
+    texts_of,
+    write_body,
+    write_list,
+)
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import TEI_ERROR
 from neuronpipe.doors.inference import Inference, ModelChoice, of_results, truncation_of
@@ -164,7 +174,7 @@ def tei_handlers(
         def make(text: str) -> TaskInput:
             return TaskInput(feature_extraction=FeatureExtractionInput(text=text, truncation=truncation))
 
-        results = await each(request, "feature_extraction", _listed(body.inputs), make)
+        results = await each(request, "feature_extraction", texts_of(body.inputs), make)
         return await _answer(results, lambda: [token_vectors(one.result.message.feature_extraction) for one in results])
 
     async def predict(request: HttpRequest) -> HttpResponse:
@@ -172,7 +182,7 @@ def tei_handlers(
         model = models.choose(request.model(body.model), "text_classification")
         # A list of texts is one pair.
         is_list = isinstance(body.inputs, list) and not all(isinstance(one, str) for one in body.inputs)
-        several: list[Any] = body.inputs if is_list else [_listed(body.inputs)]  # type: ignore[assignment, arg-type]
+        several: list[Any] = body.inputs if is_list else [texts_of(body.inputs)]  # type: ignore[assignment, arg-type]
         function = ScoreFunction.SCORE_FUNCTION_NONE if body.raw_scores else ScoreFunction.SCORE_FUNCTION_UNSPECIFIED
 
         def make(index: int) -> TaskInput:
@@ -250,7 +260,7 @@ def tei_handlers(
             input = SparseEmbeddingInput(text=text, prompt_name=body.prompt_name or "", truncation=truncation)
             return TaskInput(sparse_embedding=input)
 
-        results = await each(request, "sparse_embedding", _listed(body.inputs), make)
+        results = await each(request, "sparse_embedding", texts_of(body.inputs), make)
 
         def vectors() -> Any:
             answers = [one.result.message.sparse_embedding.weights for one in results]
@@ -266,10 +276,6 @@ def tei_handlers(
         SIMILARITY.key: similarity,
         INFO.key: info,
     }
-
-
-def _listed(inputs: str | list[str]) -> list[str]:
-    return [inputs] if isinstance(inputs, str) else inputs
 
 
 def _pair(texts: list[str], path: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.doors.http.bodies import Body, Count, Many, write_body
+from neuronpipe.doors.http.bodies import Body, Count, Many, texts_of, write_body
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Fields, Inference, ModelChoice, ModelName, of_results, truncation_of
@@ -149,7 +149,7 @@ def vllm_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -
         def fields(index: int) -> Fields:
             return {"text": f"input[{index}]" if isinstance(given, list) else "input"} | _CUTS
 
-        return await inference.each(request.call, model, _listed(given), make, "input", fields)
+        return await inference.each(request.call, model, texts_of(given), make, "input", fields)
 
     async def score(request: HttpRequest) -> HttpResponse:
         body: Score = request.body
@@ -195,13 +195,9 @@ def vllm_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -
     return {SCORE.key: score, V1_SCORE.key: score, CLASSIFY.key: classify, POOLING.key: pooling}
 
 
-def _listed(given: str | list[str]) -> list[str]:
-    return [given] if isinstance(given, str) else given
-
-
 def _pairs(body: Score) -> list[tuple[str, str]]:
     """Raises InvalidInput."""
-    first, second = _listed(body.text_1), _listed(body.text_2)
+    first, second = texts_of(body.text_1), texts_of(body.text_2)
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second):
