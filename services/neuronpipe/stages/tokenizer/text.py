@@ -85,7 +85,6 @@ class JsonTokenizer:
         # What calls share is never changed. An allowed mask is not a special token in the file
         # (compiler/tokenizers.py).
         self._tokenizer = load()
-        self._encode = partial(_encode, self._tokenizer)
         self._load_trusting = partial(load, reads_special_tokens=True)
         self._short_windows, self._long_windows = _Windows(load), _Windows(load)
         # To load takes up to a second, for which the first request would hold up all others.
@@ -108,10 +107,10 @@ class JsonTokenizer:
         return found
 
     def count(self, text: str) -> int:
-        return len(self._encode(text, add_special_tokens=False))
+        return len(_encode(self._tokenizer, text, add_special_tokens=False))
 
     def tokens(self, text: str, *, special_tokens: bool, max_tokens: float = math.inf) -> TextTokens:
-        encoding = self._encode(text, add_special_tokens=special_tokens, with_offsets=True)
+        encoding = _encode(self._tokenizer, text, add_special_tokens=special_tokens, with_offsets=True)
         if len(encoding) > max_tokens:  # before anything is made of each
             raise InvalidInput("text", f"{len(encoding)} tokens, the limit of tokenization is {max_tokens}")
         is_special = np.array(encoding.special_tokens_mask, bool)
@@ -165,7 +164,7 @@ class JsonTokenizer:
         return [_window(part) for part in (encoding, *encoding.overflowing)]
 
     def locate(self, text: str) -> LocatedText:
-        encoding = self._encode(text, with_offsets=True)
+        encoding = _encode(self._tokenizer, text, with_offsets=True)
         return self._located(encoding, text)
 
     def locate_windows(self, text: str, *, max_tokens: int, overlap_tokens: int) -> list[LocatedText]:
@@ -190,14 +189,14 @@ class JsonTokenizer:
         """A text or a pair behind a prompt, whose special tokens are special."""
         found = [match.end() for match in self._special.finditer(prompt)]
         if not found:
-            return self._encode(prompt + text, text_pair)
+            return _encode(self._tokenizer, prompt + text, text_pair)
         if not (self._special.search(text) or self._special.search(text_pair or "")):
             return _encode(self._trusting_tokenizer, prompt + text, text_pair)
         # Apart from what the caller wrote, behind the last special token, where the library divides texts.
         head, tail = prompt[: found[-1]], prompt[found[-1] :] + text
         parts = [_encode(self._trusting_tokenizer, head, add_special_tokens=False)]
-        parts += [self._encode(tail, add_special_tokens=False)]
-        second = None if text_pair is None else self._encode(text_pair, add_special_tokens=False)
+        parts += [_encode(self._tokenizer, tail, add_special_tokens=False)]
+        second = None if text_pair is None else _encode(self._tokenizer, text_pair, add_special_tokens=False)
         return self._tokenizer.post_process(Encoding.merge(parts, True), second, True)
 
     def _encode_in_limit(
