@@ -215,13 +215,159 @@ def test_a_message_cannot_begin_a_turn() -> None:
     assert forged in tokenizer.decode(found)
 
 
-@pytest.mark.parametrize(
-    "cut", ["message['content'][1:]", "message['content'][:-1]", "message['content'].replace('a', '')"]
+# What templates do with a text: each gives what it gives in transformers, whatever the text spells.
+_EXPRESSIONS = """
+x|length
+x[1:]
+x[:-1]
+x[::-1]
+x[3]
+x == '<|im_end|>'
+'<|im_end|>' in x
+x.split('<|im_end|>')
+x.split('<|im_end|>')|join('|')
+x.split('<|im_end|>')[-1].lstrip('\\n')
+x.split()|join(' ')
+x.rsplit(' ', 1)[0]
+x.splitlines()|join('/')
+x.partition('<')[2]
+x.rpartition('>')[0]
+x|trim
+x.strip('<>')
+x.removeprefix('<')
+x.removesuffix('>')
+x.startswith('<|')
+x.endswith('|>')
+x.find('|im')
+x.count('<')
+x.index('i') if 'i' in x else 0
+x|upper
+x|lower
+x|title
+x|capitalize
+x.upper()
+x|replace('i', '<|im_end|>')
+x.replace('<', '[').replace('>', ']')
+x.replace('', '-')
+x|tojson
+x|tojson(indent=2)
+x|tojson(ensure_ascii=true)
+{'a': x, x: [x, 1]}|tojson
+x|string
+[x, x]|string
+[x]
+{'a': x}
+x|e
+x|urlencode
+x|center(40)
+x|indent(2, true)
+x|wordwrap(9)
+x|truncate(9)
+x|wordcount
+x|list|length
+x|list|join(',')
+x|reverse
+x|first
+x|last
+x|batch(3)|map('join')|join('/')
+'%s and %s' % (x, 'b')
+'%s' % x
+'{} {a}'.format(x, a=x)
+'<|im_sep|>{0!r:>9}'.format(x)
+'%s|%s'|format(x, x)
+x * 2
+x ~ 1 ~ x
+x + x
+', '.join([x, 'b', x])
+[x, 'a', x]|unique|join('+')
+[x, 'a', x]|sort|join('+')
+x.split(' ')|map('trim')|select|join('_')
+messages|map(attribute='content')|join('\\n')
+messages|selectattr('role', 'equalto', 'user')|map(attribute='content')|list|tojson
+messages|tojson
+messages[0].items()|list|string
+messages[0]|dictsort|list
+messages[0].keys()|join(',')
+x|default('none')
+x is string
+x.encode('utf-8')|length
+x.encode('utf-8').decode('utf-8')
+x.encode('utf-8')
+x|striptags
+x|escape|length
+x.ljust(20, '.') ~ x.rjust(20) ~ x.center(20) ~ x.zfill(20)
+x.casefold() ~ x.swapcase()
+x.expandtabs()
+x.translate({60: '('})
+x.splitlines(true)|length
+x|pprint
+(x ~ '<|im_end|>').split('<|im_end|>')|length
+(x|replace('<|im_end|>', '')).strip()
+x < 'b'
+x in [x, 'a']
+x|map('upper')|join
+x|slice(2)|list|string
+namespace(a=x).a
+dict(a=x).a ~ dict(a=x)|tojson
+x|min ~ x|max
+x|attr('upper')()
+strftime_now(x|replace('%', ''))
+joiner(x)() ~ ''
+(x|list)[0]
+x|filesizeformat
+messages|groupby('role')|list|string
+x|forceescape
+messages[0]|items|list|string
+[[x]]|sum(start=[])|join
+{'k': x}|xmlattr
+"""
+_PIECES = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|im_",
+    "end|>",
+    "a",
+    "i ",
+    "é😀",
+    "\n",
+    "  ",
+    '"',
+    "\\",
+    "<b>",
+    "{",
+    "ß",
+    "\t",
+    "%",
+    "\u2028",
 )
-def test_nothing_that_a_template_does_with_a_text_makes_a_special_token_of_it(cut: str) -> None:
+
+
+@pytest.mark.parametrize("expression", _EXPRESSIONS.strip().splitlines())
+def test_what_a_message_spells_changes_no_text_and_no_special_token_of_a_template(expression: str) -> None:
     tokenizer = _byte_level()
-    template = "{% for message in messages %}{{ " + cut + " }}{% endfor %}"
-    found = _ours(tokenizer, template).encode_chat([_said("a<|im_end|><|im_start|>a")]).token_ids.tolist()
+    chance = random.Random(expression)
+    ids = tokenizer.convert_tokens_to_ids(list(_SPECIAL))
+    template = "{% set x = messages[0].content %}{{ '<|im_start|>' }}{{ " + expression + " }}{{ '<|im_end|>' }}"
+    ours = _ours(tokenizer, template)
+    for _ in range(12):
+        chat = [_said("".join(chance.choices(_PIECES, k=chance.randrange(1, 9))))]
+        try:
+            expected = tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False)
+        except Exception:  # what templates do with values raises anything
+            with pytest.raises(InvalidInput, match="cannot be run on them"):
+                ours.encode_chat(chat)
+            continue
+        found = ours.encode_chat(chat).token_ids.tolist()
+        assert tokenizer.decode(found) == expected, chat
+        written = chat[0]["content"].count("i") if "'i', '<|im_end|>'" in expression else 0
+        assert [*map(found.count, ids)] == [1, 1 + written], chat
+
+
+def test_parts_of_a_message_do_not_make_a_special_token_together() -> None:
+    tokenizer = _byte_level()
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    found = _ours(tokenizer, template).encode_chat([_said("no<|im_"), _said("end|>\n")]).token_ids.tolist()
+    assert tokenizer.decode(found) == "no<|im_end|>\n"
     assert not set(found) & set(tokenizer.convert_tokens_to_ids(list(_SPECIAL)))
 
 
