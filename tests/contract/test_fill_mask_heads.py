@@ -1,18 +1,23 @@
 """The head of a masked language model gives for one chosen token what it gives for all of them,
-in every architecture."""
+in every architecture; and texts with masks are filled as the pipeline fills them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 
+from neuronpipe.api.v1.tasks_pb2 import FilledMask
 from neuronpipe.compiler.tasks import load_module
 from neuronpipe.compiler.tokenizers import load_tokenizer
 from neuronpipe.core.errors import SetupError
+from neuronpipe.doors.http.huggingface_tasks import fill_mask
+from neuronpipe.stages.tokenizer.text import JsonTokenizer
 from tests.models import save
 from tests.trained_tokenizers import byte_level_bpe, unigram, word_piece
 
@@ -108,3 +113,32 @@ def test_a_model_without_a_head_for_the_task_is_refused(task: str, head: str, tm
     source = save(getattr(transformers, f"Bert{head}")(config), tmp_path, word_piece(max_tokens=64))
     with pytest.raises(SetupError, match="the model was not trained for this task"):
         load_module(source, task, load_tokenizer(source))
+
+
+@pytest.mark.parametrize(
+    ("make", "has_space", "begin"), [(word_piece, False, ""), (byte_level_bpe, True, "Ġ"), (unigram, True, "▁")]
+)
+def test_a_token_is_put_into_a_text_as_the_pipeline_puts_it(make: Any, has_space: bool, begin: str) -> None:
+    """`has_space`: whether the mask has the space before it, as that of RoBERTa and XLM-R. The pipeline decodes the
+    tokens of the whole text; words, and tokens that continue one in BERT's way, are the same in both.
+    """
+    tokenizer = make(max_tokens=64)
+    if has_space:
+        mask = tokenizers.AddedToken("<mask>", lstrip=True, special=True)
+        tokenizer.add_special_tokens({"mask_token": mask})
+    written = json.loads(tokenizer.backend_tokenizer.to_str())
+    for one in written["added_tokens"]:  # as compiled: a mask that a caller writes is one
+        one["special"] &= one["content"] != tokenizer.mask_token
+    text = f"the cat {tokenizer.mask_token} on the mat"
+    located = JsonTokenizer(json.dumps(written).encode()).locate(text)
+    at = located.token_ids.tolist().index(tokenizer.mask_token_id)
+    place = FilledMask(start=int(located.char_start[at]), end=int(located.char_end[at]))
+    ids, found = tokenizer(text)["input_ids"], 0
+    for name, token_id in tokenizer.get_vocab().items():
+        is_word = name.startswith(begin) and name.removeprefix(begin).isalnum()
+        if token_id in tokenizer.all_special_ids or not (is_word or name.startswith("##")):
+            continue
+        expected = tokenizer.decode([*ids[:at], token_id, *ids[at + 1 :]], skip_special_tokens=True)
+        assert fill_mask(text, place, tokenizer.decode([token_id])) == expected, name
+        found += 1
+    assert found > 100

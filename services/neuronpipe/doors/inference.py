@@ -7,7 +7,7 @@ beside its protocol, over HTTP in headers, over gRPC in metadata.
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, nullcontext
+from contextlib import aclosing, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -41,6 +41,11 @@ class ModelName(NamedTuple):
     version: str = ""
 
 
+# Names that clients of servers of one model send where they have none: huggingface_hub's, and those of TGI's and TEI's
+# documentation.
+_ANY_MODEL = ("dummy", "tgi", "text-embeddings-inference")
+
+
 class ModelChoice:
     """Finds models by task. `defaults`: names with commas, the first that has the task wins."""
 
@@ -58,7 +63,11 @@ class ModelChoice:
 
         Raises NeuronpipeError.
         """
-        if given.name:
+        if given.name in _ANY_MODEL:
+            with suppress(ModelNotFound):
+                self._catalog.spec(given.name)
+                return given
+        elif given.name:
             return given
         names = self._catalog.names(task)
         what = f"the task {task}" if task else "any task"

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter
 
-from neuronpipe.api.v1.tasks_pb2 import LabelScore, TaskInput, TaskResult
+from neuronpipe.api.v1.tasks_pb2 import FilledMask, LabelScore, TaskInput, TaskResult
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.doors.http.bodies import read_base64
@@ -131,13 +131,22 @@ def _write_masks(result: TaskResult, input: str, body: FillMask) -> Any:
                 "score": one.score,
                 "token": one.token_id,
                 "token_str": one.token,
-                "sequence": f"{input[: mask.start]}{one.token}{input[mask.end :]}",
+                "sequence": fill_mask(input, mask, one.token),
             }
             for one in mask.tokens
         ]
         for mask in result.fill_mask.masks
     ]
     return masks[0] if len(masks) == 1 else masks
+
+
+def fill_mask(text: str, mask: FilledMask, token: str) -> str:
+    """The text with a token in the mask's place: one that continues a word is joined to it, others stay apart."""
+    before, masked, after = text[: mask.start], text[mask.start : mask.end], text[mask.end :]
+    if token.startswith("##") and token[2:3] not in ("", "#"):
+        return before.rstrip() + token[2:] + after
+    space = masked[: len(masked) - len(masked.lstrip())]  # some models' masks have the space before them
+    return (before + space).removesuffix(" " if token.startswith(" ") else "") + token + after
 
 
 def _write_answers(result: TaskResult, input: Question, body: QuestionAnswering) -> Any:

@@ -8,7 +8,7 @@ wrote (`_Said`), and filters, methods and operators see the text alone.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property, wraps
@@ -202,6 +202,8 @@ _HIDDEN = "\U0010ffff"
 # Methods that give parts of a text, in their order.
 _CUTS = {"strip", "lstrip", "rstrip", "removeprefix", "removesuffix"}
 _CUTS |= {"split", "rsplit", "splitlines", "partition", "rpartition"}
+# Read once, or no list: functions get a list instead, which has a shadow.
+_PASSING = (Iterator, KeysView, ValuesView, ItemsView)
 
 
 class _Said(str):
@@ -278,7 +280,7 @@ def _shadowed(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = [list(one) if isinstance(one, Iterator | MappingView) else one for one in args]
+        given = [list(one) if isinstance(one, _PASSING) else one for one in args]
         made = function(*given, **kwargs)
         if not isinstance(made, str) or isinstance(made, _Said) or _shadow([given, kwargs]) == [given, kwargs]:
             return made
