@@ -1,26 +1,29 @@
 """Frameworks against the HTTP door: their clients read out of our answers what our own client gets.
 
-They are in an environment of their own, .venv-frameworks, which `make setup` makes.
+They are in an environment of their own, .venv-frameworks, which `make setup` makes; OpenAI's package for Node.js is in
+node/node_modules.
 """
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
 from neuronpipe.client import Client
-from tests.integration.frameworks.calls import DOCUMENTS, MANY, QUERY, TEXTS
-from tests.integration.http_server import HttpServer
+from tests.integration.frameworks.calls import CHAT, DOCUMENTS, MANY, MAX_TOKENS, QUERY, SCHEMA, TEXTS
+from tests.integration.http_server import HttpServer, running_http_server
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _ROOT = Path(__file__).parents[2]
 _PYTHON = _ROOT / ".venv-frameworks" / "bin" / "python"
 _PROGRAM = Path(__file__).parent / "frameworks" / "calls.py"
+_NODE_PROGRAM = Path(__file__).parent / "node" / "openai_client.js"
 _LIMIT_S = 280
 # float32 as decimals, and what a batch of another shape changes.
 _TOLERANCE = 1e-6
@@ -32,11 +35,30 @@ def ours(http_server: HttpServer) -> Iterator[Client]:
         yield client
 
 
-def _ask(framework: str, server: HttpServer, home: Path) -> dict[str, Any]:
-    # No framework may report its use, or read settings of who runs the tests.
+@pytest.fixture(scope="module")
+def writer(writer_folder: Path) -> Iterator[HttpServer]:
+    """A server of the model that writes."""
+    with running_http_server(writer_folder / "repository") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def said(writer: HttpServer) -> Callable[[int], str]:
+    """The answer to CHAT of so many tokens."""
+    with Client(writer.process.target, timeout_s=120) as client:
+        yield lambda tokens: client.generate_text("writer", messages=CHAT, max_new_tokens=tokens).text
+
+
+def _ask(framework: str, server: HttpServer, home: Path, writer: HttpServer | None = None) -> dict[str, Any]:
+    # No framework may report its use, read settings of who runs the tests, or load a list of models.
     environment = {"HOME": str(home), "HAYSTACK_TELEMETRY_ENABLED": "False", "NO_PROXY": "127.0.0.1"}
+    environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+    return _run([_PYTHON, _PROGRAM, framework, server.url, (writer or server).url], environment)
+
+
+def _run(command: list[str | Path], environment: dict[str, str] | None = None) -> dict[str, Any]:
     done = subprocess.run(
-        [_PYTHON, _PROGRAM, framework, server.url],
+        command,
         env=environment,
         capture_output=True,
         text=True,
@@ -57,9 +79,31 @@ def _best(client: Client) -> list[Any]:
     return [DOCUMENTS[best.index], pytest.approx(best.score, abs=_TOLERANCE)]
 
 
-def test_langchain(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
-    found = _ask("langchain", http_server, tmp_path)
+def test_litellm(
+    http_server: HttpServer, writer: HttpServer, ours: Client, said: Callable[[int], str], tmp_path: Path
+) -> None:
+    found = _ask("litellm", http_server, tmp_path, writer)
     vectors = [ours.embed("minilm", text) for text in TEXTS]
+    for what in ("embeddings", "vllm's embeddings"):
+        _check(found[what], vectors)
+    for what in ("chat", "vllm's chat", "async chat", "stream"):
+        assert found[what] == said(MAX_TOKENS), what
+    assert (found["response"], found["usage"]) == (said(16), MAX_TOKENS)  # it asks for 16 tokens at least
+    for form in (found["form"], found["call"][1]):
+        jsonschema.validate(json.loads(form), SCHEMA)
+    [best] = ours.rerank("reranker", QUERY, DOCUMENTS, top_n=1)
+    assert found["rerank"] == 4 * [[best.index, pytest.approx(best.score, abs=_TOLERANCE)]]
+
+
+def test_langchain(
+    http_server: HttpServer, writer: HttpServer, ours: Client, said: Callable[[int], str], tmp_path: Path
+) -> None:
+    found = _ask("langchain", http_server, tmp_path, writer)
+    vectors = [ours.embed("minilm", text) for text in TEXTS]
+    for what in ("chat", "async chat", "stream"):
+        assert found[what] == said(MAX_TOKENS), what
+    for what in ("form", "tool's form"):
+        jsonschema.validate(found[what], SCHEMA)
     for what in ("documents", "async documents", "endpoint"):
         _check(found[what], vectors)
     _check(found["query"], vectors[0])
@@ -68,9 +112,13 @@ def test_langchain(http_server: HttpServer, ours: Client, tmp_path: Path) -> Non
     assert "must be a HuggingFace repo ID, not a URL" in found["url as model"]  # as docs/clients.md says
 
 
-def test_llama_index(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
-    found = _ask("llama_index", http_server, tmp_path)
+def test_llama_index(
+    http_server: HttpServer, writer: HttpServer, ours: Client, said: Callable[[int], str], tmp_path: Path
+) -> None:
+    found = _ask("llama_index", http_server, tmp_path, writer)
     vectors = [ours.embed("minilm", text) for text in TEXTS]
+    for what in ("chat", "stream"):
+        assert found[what] == said(MAX_TOKENS), what
     for what in ("openai", "tei", "async tei"):
         _check(found[what], vectors)
     for what in ("openai query", "tei query"):
@@ -78,15 +126,35 @@ def test_llama_index(http_server: HttpServer, ours: Client, tmp_path: Path) -> N
     assert found["rerank"] == _best(ours)
 
 
-def test_haystack(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
-    found = _ask("haystack", http_server, tmp_path)
+def test_haystack(
+    http_server: HttpServer, writer: HttpServer, ours: Client, said: Callable[[int], str], tmp_path: Path
+) -> None:
+    found = _ask("haystack", http_server, tmp_path, writer)
     vectors = [ours.embed("minilm", text) for text in TEXTS]
+    for what in ("chat", "stream", "tgi chat"):
+        assert found[what] == said(MAX_TOKENS), what
+    for form in (json.loads(found["form"]), found["call"][1]):
+        jsonschema.validate(form, SCHEMA)
     for what in ("openai", "tei"):
         _check(found[what], vectors)
     for what in ("openai query", "tei query"):
         _check(found[what], vectors[0])
     _check(found["tei query as by default"], ours.embed("minilm", TEXTS[0], normalize=False))
     assert found["rerank"] == _best(ours)
+
+
+def test_openais_package_for_node(
+    http_server: HttpServer, writer: HttpServer, ours: Client, said: Callable[[int], str]
+) -> None:
+    given = {"texts": TEXTS, "messages": CHAT, "max_tokens": MAX_TOKENS, "schema": SCHEMA}
+    found = _run(["node", _NODE_PROGRAM, http_server.url, writer.url, json.dumps(given)])
+    _check(found["embeddings"], [ours.embed("minilm", text) for text in TEXTS])
+    assert found["models"] == [model.name for model in ours.list_models()]
+    for what in ("chat", "stream", "final", "response"):
+        assert found[what] == said(MAX_TOKENS), what
+    for form in (found["form"], found["call"]["arguments"]):
+        jsonschema.validate(json.loads(form), SCHEMA)
+    assert found["refused"] == [404, "model_not_found"]
 
 
 def test_tei_client(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:

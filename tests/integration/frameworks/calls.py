@@ -1,6 +1,6 @@
 """Calls the HTTP door with the clients of a framework, and prints as JSON what they read out of its answers.
 
-Run in .venv-frameworks: calls.py {langchain,llama_index,haystack,tei_client,sagemaker} URL
+Run in .venv-frameworks: calls.py {litellm,langchain,llama_index,haystack,tei_client,sagemaker} URL WRITER_URL
 """
 
 import asyncio
@@ -13,13 +13,82 @@ QUERY = "Who sat?"
 DOCUMENTS = ["A dog ran.", "The cat sat."]
 # More than one InferBatch takes, and fewer than the clients send at once by default.
 MANY = [f"Document {number}." for number in range(300)]
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a module?"}]
+MAX_TOKENS = 12
+# Enough for what has a form.
+_FORM_TOKENS = 120
+_SIZE = {"type": "integer", "minimum": 0, "maximum": 99}
+SCHEMA = {
+    "title": "thing",
+    "description": "A thing.",
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "size": _SIZE},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+_TOOL = {"type": "function", "function": {"name": "thing", "description": "A thing.", "parameters": SCHEMA}}
 
 
-def langchain(url: str) -> dict[str, Any]:
-    """LangChain's embeddings: OpenAI's, and Hugging Face's."""
+def litellm(url: str, writer: str) -> dict[str, Any]:
+    """LiteLLM, by OpenAI's protocol, vLLM's names and Cohere's rerank."""
+    import litellm as client
+
+    options: dict[str, Any] = {"api_base": f"{url}/v1", "api_key": "none"}
+    asked: dict[str, Any] = {"model": "openai/writer", "messages": CHAT, "max_tokens": MAX_TOKENS}
+    asked |= {"api_base": f"{writer}/v1", "api_key": "none"}
+    formed = asked | {"max_tokens": _FORM_TOKENS, "seed": 6}
+    chunks = [*client.completion(**asked, stream=True, stream_options={"include_usage": True})]
+    form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
+    [call] = client.completion(**formed, tools=[_TOOL], tool_choice="required").choices[0].message.tool_calls[:1]
+    ranked = {"query": QUERY, "documents": DOCUMENTS, "top_n": 1, "api_key": "none"}
+    return {
+        "embeddings": [one["embedding"] for one in client.embedding("openai/minilm", TEXTS, **options).data],
+        "vllm's embeddings": [
+            one["embedding"] for one in client.embedding("hosted_vllm/minilm", TEXTS, **options).data
+        ],
+        "chat": client.completion(**asked).choices[0].message.content,
+        "vllm's chat": client.completion(**asked | {"model": "hosted_vllm/writer"}).choices[0].message.content,
+        "async chat": asyncio.run(client.acompletion(**asked)).choices[0].message.content,
+        "stream": "".join(one.choices[0].delta.content or "" for one in chunks if one.choices),
+        "usage": chunks[-1].usage.completion_tokens,
+        "form": client.completion(**formed, response_format=form).choices[0].message.content,
+        "call": [call.function.name, call.function.arguments],
+        "response": client.responses(
+            CHAT[1]["content"],
+            "openai/writer",
+            instructions="Be brief.",
+            max_output_tokens=MAX_TOKENS,
+            api_base=f"{writer}/v1",
+            api_key="none",
+        )
+        .output[0]
+        .content[0]
+        .text,
+        "rerank": [
+            [one["index"], one["relevance_score"]]
+            for model, base in (("cohere", url), ("hosted_vllm", f"{url}/v1"), ("hosted_vllm", url), ("jina_ai", url))
+            for one in client.rerank(f"{model}/reranker", **ranked, api_base=base).results
+        ],
+    }
+
+
+def langchain(url: str, writer: str) -> dict[str, Any]:
+    """LangChain's embeddings and chats: OpenAI's, and Hugging Face's."""
     from huggingface_hub import InferenceClient
     from langchain_huggingface import HuggingFaceEndpointEmbeddings
-    from langchain_openai import OpenAIEmbeddings
+    from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+
+    def chat(**options: Any) -> Any:
+        return ChatOpenAI(model="writer", base_url=f"{writer}/v1", api_key="none", max_retries=0, **options)
+
+    short, long = chat(max_tokens=MAX_TOKENS), chat(max_tokens=_FORM_TOKENS, seed=6)
+    said = {
+        "chat": short.invoke(CHAT).content,
+        "async chat": asyncio.run(short.ainvoke(CHAT)).content,
+        "stream": "".join(one.content for one in short.stream(CHAT)),
+        "form": long.with_structured_output(SCHEMA).invoke(CHAT),
+        "tool's form": long.with_structured_output(SCHEMA, method="function_calling").invoke(CHAT),
+    }
 
     openai = OpenAIEmbeddings(
         model="minilm", base_url=f"{url}/v1", api_key="none", check_embedding_ctx_length=False, max_retries=0
@@ -40,14 +109,16 @@ def langchain(url: str) -> dict[str, Any]:
         found["url as model"] = str(error)
     endpoint = HuggingFaceEndpointEmbeddings(model="minilm", huggingfacehub_api_token="none")
     endpoint.client = InferenceClient(f"{url}/models/minilm")
-    return {**found, "endpoint": endpoint.embed_documents(TEXTS)}
+    return {**said, **found, "endpoint": endpoint.embed_documents(TEXTS)}
 
 
-def llama_index(url: str) -> dict[str, Any]:
-    """LlamaIndex's embeddings by OpenAI's protocol and by TEI's, and TEI's rerank."""
+def llama_index(url: str, writer: str) -> dict[str, Any]:
+    """LlamaIndex's embeddings and chats by OpenAI's protocol, and TEI's embeddings and rerank."""
+    from llama_index.core.llms import ChatMessage
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
     from llama_index.embeddings.openai_like import OpenAILikeEmbedding
     from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+    from llama_index.llms.openai_like import OpenAILike
     from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
 
     openai = OpenAILikeEmbedding(model_name="minilm", api_base=f"{url}/v1", api_key="none", max_retries=0)
@@ -55,7 +126,19 @@ def llama_index(url: str) -> dict[str, Any]:
     reranker = TextEmbeddingInference(base_url=url, model_name="reranker", top_n=1)
     nodes = [NodeWithScore(node=TextNode(text=text)) for text in DOCUMENTS]
     [best] = reranker.postprocess_nodes(nodes, query_bundle=QueryBundle(QUERY))
+    chat = OpenAILike(
+        model="writer",
+        api_base=f"{writer}/v1",
+        api_key="none",
+        is_chat_model=True,
+        temperature=0,
+        max_tokens=MAX_TOKENS,
+        max_retries=0,
+    )
+    messages = [ChatMessage(**one) for one in CHAT]
     return {
+        "chat": chat.chat(messages).message.content,
+        "stream": "".join(one.delta or "" for one in chat.stream_chat(messages)),
         "openai": openai.get_text_embedding_batch(TEXTS),
         "openai query": openai.get_query_embedding(TEXTS[0]),
         "tei": tei.get_text_embedding_batch(TEXTS),
@@ -65,15 +148,19 @@ def llama_index(url: str) -> dict[str, Any]:
     }
 
 
-def haystack(url: str) -> dict[str, Any]:
+def haystack(url: str, writer: str) -> dict[str, Any]:
     """haystack's components for TEI, and for OpenAI's protocol."""
     from haystack import Document
     from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder
+    from haystack.components.generators.chat import OpenAIChatGenerator
+    from haystack.dataclasses import ChatMessage
+    from haystack.tools import Tool
     from haystack.utils import Secret
     from haystack_integrations.components.embedders.huggingface_api import (
         HuggingFaceAPIDocumentEmbedder,
         HuggingFaceAPITextEmbedder,
     )
+    from haystack_integrations.components.generators.huggingface_api import HuggingFaceAPIChatGenerator
     from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
 
     documents = [Document(content=text) for text in TEXTS]
@@ -85,7 +172,21 @@ def haystack(url: str) -> dict[str, Any]:
     ranker = HuggingFaceTEIRanker(url=url, top_k=1, token=None)
     [best] = ranker.run(query=QUERY, documents=[Document(content=text) for text in DOCUMENTS])["documents"]
     embedded = OpenAIDocumentEmbedder(**openai, progress_bar=False).run(documents)["documents"]
+    chat = OpenAIChatGenerator(**openai | {"model": "writer", "api_base_url": f"{writer}/v1"})
+    messages = [ChatMessage.from_system(CHAT[0]["content"]), ChatMessage.from_user(CHAT[1]["content"])]
+    short, long = {"max_tokens": MAX_TOKENS}, {"max_tokens": _FORM_TOKENS, "seed": 6}
+    form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
+    tool = Tool(name="thing", description="A thing.", parameters=SCHEMA, function=dict)
+    tgi = HuggingFaceAPIChatGenerator(api_type="text_generation_inference", api_params={"url": writer}, token=None)
+    streamed: list[str] = []
+    chat.run(messages, generation_kwargs=short, streaming_callback=lambda chunk: streamed.append(chunk.content))
+    called = chat.run(messages, generation_kwargs=long | {"tool_choice": "required"}, tools=[tool])["replies"][0]
     return {
+        "chat": chat.run(messages, generation_kwargs=short)["replies"][0].text,
+        "stream": "".join(streamed),
+        "tgi chat": tgi.run(messages, generation_kwargs=short)["replies"][0].text,
+        "form": chat.run(messages, generation_kwargs=long | {"response_format": form})["replies"][0].text,
+        "call": [called.tool_calls[0].tool_name, called.tool_calls[0].arguments],
         "openai query": OpenAITextEmbedder(**openai).run(TEXTS[0])["embedding"],
         "openai": [document.embedding for document in embedded],
         "tei query": query.run(TEXTS[0])["embedding"],
@@ -95,7 +196,7 @@ def haystack(url: str) -> dict[str, Any]:
     }
 
 
-def tei_client(url: str) -> dict[str, Any]:
+def tei_client(url: str, writer: str) -> dict[str, Any]:
     """A client of TEI's API, whose models check each field of an answer."""
     from tei_client import HttpClient
 
@@ -113,7 +214,7 @@ def tei_client(url: str) -> dict[str, Any]:
     }
 
 
-def sagemaker(url: str) -> dict[str, Any]:
+def sagemaker(url: str, writer: str) -> dict[str, Any]:
     """AWS's client of SageMaker's runtime."""
     import boto3
     from botocore.exceptions import ClientError
@@ -155,4 +256,4 @@ def sagemaker(url: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(globals()[sys.argv[1]](sys.argv[2])))
+    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))
