@@ -8,10 +8,11 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from neuronpipe.compiler.tokenizers import SourceTokenizer, serving_json
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.stages.tokenizer.text import JsonTokenizer
 from tests.oracle.texts import PICKED, generated
-from tests.trained_tokenizers import byte_level_bpe
+from tests.trained_tokenizers import byte_level_bpe, unigram
 
 _TEMPLATES = {
     "tags": "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -392,3 +393,21 @@ def test_a_template_that_fails_or_leaves_its_sandbox_is_an_error_of_the_request(
         _ours(_byte_level(), template).encode_chat([_said("hello")])
     assert refused.value.field == "messages"
     assert problem in refused.value.message
+
+
+@pytest.mark.parametrize("prompt", ["<s>query: ", "Ask</s>", "a <s> b "])
+@pytest.mark.parametrize("scheme", ["always", "first", "never", "bytes", "bytes with a space"])
+def test_a_text_behind_a_special_token_of_a_prompt_is_the_same_whatever_it_spells(scheme: str, prompt: str) -> None:
+    """Some tokenizers put a space before it, others before the first text only."""
+    if scheme.startswith("bytes"):
+        tokenizer = byte_level_bpe(max_tokens=64, add_prefix_space=scheme != "bytes")
+    else:
+        tokenizer = unigram(max_tokens=64)
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    source = SourceTokenizer(tokenizer, tokenizer.backend_tokenizer.to_str(), (), None, 0, None)
+    ours = JsonTokenizer(serving_json(source, "").encode())
+    for text in ("the cat", " the cat", "cat"):
+        expected = tokenizer(prompt + text)["input_ids"]
+        found = ours.encode(f"{text} </s>", prompt=prompt).token_ids.tolist()
+        assert found[: len(expected) - 1] == expected[:-1], text
+        assert found.count(tokenizer.eos_token_id) == expected.count(tokenizer.eos_token_id)

@@ -81,12 +81,12 @@ class JsonTokenizer:
         `cuts_windows`: most texts will be cut into windows, so what does that is loaded now.
         """
         content = json.loads(written)
-        load = partial(_load, written, counts_deleted="precompiled_charsmap" in json.dumps(content["normalizer"]))
+        load = partial(_load, counts_deleted="precompiled_charsmap" in json.dumps(content["normalizer"]))
         # What calls share is never changed. An allowed mask is not a special token in the file
         # (compiler/tokenizers.py).
-        self._tokenizer = load()
-        self._load_trusting = partial(load, reads_special_tokens=True)
-        self._short_windows, self._long_windows = _Windows(load), _Windows(load)
+        self._tokenizer = load(written)
+        self._load_trusting = lambda: load(_with_special_pieces(written), reads_special_tokens=True)
+        self._short_windows, self._long_windows = _Windows(partial(load, written)), _Windows(partial(load, written))
         # To load takes up to a second, for which the first request would hold up all others.
         if cuts_windows:
             self._short_windows.load()
@@ -94,6 +94,7 @@ class JsonTokenizer:
             self._trusting_tokenizer  # noqa: B018 (a cached property)
         self._words = WordRule.of_model(content["model"])
         special = [token["content"] for token in content["added_tokens"] if token["special"]]
+        special += _hidden_pieces(content).values()
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self._chat = ChatTemplate(chat_template, template_variables or {}, special)
 
@@ -139,7 +140,8 @@ class JsonTokenizer:
         parts, ids = self._chat.render(messages, tools, arguments, continues=continues), list[int]()
         for index, part in enumerate(parts):
             tokenizer = self._tokenizer if index % 2 else self._trusting_tokenizer
-            ids += _encode_part(tokenizer, part, is_first=index == 0) if part else []
+            encode = _encode_behind_other if index else partial(_encode, add_special_tokens=False)
+            ids += encode(tokenizer, part).ids if part else []
         return EncodedText(_array(ids), np.zeros(len(ids), np.int32))
 
     def encode_truncated(
@@ -187,15 +189,18 @@ class JsonTokenizer:
 
     def _encode_behind(self, prompt: str, text: str, text_pair: str | None) -> Encoding:
         """A text or a pair behind a prompt, whose special tokens are special."""
-        found = [match.end() for match in self._special.finditer(prompt)]
+        found = [*self._special.finditer(prompt)]
         if not found:
             return _encode(self._tokenizer, prompt + text, text_pair)
         if not (self._special.search(text) or self._special.search(text_pair or "")):
             return _encode(self._trusting_tokenizer, prompt + text, text_pair)
         # Apart from what the caller wrote, behind the last special token, where the library divides texts.
-        head, tail = prompt[: found[-1]], prompt[found[-1] :] + text
-        parts = [_encode(self._trusting_tokenizer, head, add_special_tokens=False)]
-        parts += [_encode(self._tokenizer, tail, add_special_tokens=False)]
+        special, end = found[-1][0], found[-1].end()
+        trusting, bare = self._trusting_tokenizer, partial(_encode, add_special_tokens=False)
+        # Some tokenizers put a space before the text behind a special token, others before the first text only.
+        begins = bare(trusting, f"{special}a").ids == bare(trusting, special).ids + bare(trusting, "a").ids
+        encode_tail = bare if begins else _encode_behind_other
+        parts = [bare(trusting, prompt[:end]), encode_tail(self._tokenizer, prompt[end:] + text)]
         second = None if text_pair is None else _encode(self._tokenizer, text_pair, add_special_tokens=False)
         return self._tokenizer.post_process(Encoding.merge(parts, True), second, True)
 
@@ -228,6 +233,27 @@ class _Windows:
             return _encode(tokenizer, first, second, with_offsets=True)
 
 
+def _hidden_pieces(content: Mapping[str, Any]) -> dict[int, str]:
+    """The special tokens of a Unigram model, which are hidden from texts (compiler/tokenizers.py), by their numbers."""
+    pieces = content["model"]["vocab"] if content["model"].get("type") == "Unigram" else ()
+    # Numbers stand where a vocabulary has no piece.
+    return {at: one[1:] for at, (one, _) in enumerate(pieces) if one.startswith("\0") and not one[1:].isdigit()}
+
+
+def _with_special_pieces(written: bytes) -> bytes:
+    """The file in which they are special tokens as those of other models are."""
+    content = json.loads(written)
+    hidden = _hidden_pieces(content)
+    if not hidden:
+        return written
+    sides = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    for token_id, piece in hidden.items():
+        content["model"]["vocab"][token_id][0] = piece
+        content["added_tokens"].append({"id": token_id, "content": piece, "special": True, **sides})
+    content["added_tokens"].sort(key=lambda token: token["id"])
+    return json.dumps(content).encode()
+
+
 def _load(written: bytes, *, counts_deleted: bool, reads_special_tokens: bool = False) -> Tokenizer:
     """The library's tokenizer. `reads_special_tokens`: those that a text spells are no plain text."""
     tokenizer = Tokenizer.from_buffer(written)
@@ -258,14 +284,14 @@ def _encode(
     return encoding
 
 
-def _encode_part(tokenizer: Tokenizer, text: str, *, is_first: bool) -> list[int]:
-    """The tokens of a part of a text: behind a line break, so that it gets no space as the first one does."""
-    line_break: list[int] = [] if is_first else _encode(tokenizer, "\n", add_special_tokens=False).ids
-    ids: list[int] = _encode(tokenizer, text if is_first else f"\n{text}", add_special_tokens=False).ids
-    if ids[: len(line_break)] == line_break:
-        return ids[len(line_break) :]
-    found: list[int] = _encode(tokenizer, text, add_special_tokens=False).ids
-    return found
+def _encode_behind_other(tokenizer: Tokenizer, text: str) -> Encoding:
+    """A later part of a text: behind a line break, so that it gets no space as the first one does."""
+    line_break = _encode(tokenizer, "\n", add_special_tokens=False).ids
+    encoding = _encode(tokenizer, f"\n{text}", add_special_tokens=False)
+    if encoding.ids[: len(line_break)] != line_break:
+        return _encode(tokenizer, text, add_special_tokens=False)
+    encoding.truncate(len(encoding) - len(line_break), direction="left")
+    return encoding
 
 
 def _counting_what_it_deletes(normalizer: Normalizer) -> Normalizer:
