@@ -145,8 +145,10 @@ async def test_a_long_text_is_told_by_which_field_to_cut_it() -> None:
     assert body["error"]["message"] == "input[0]: 9 tokens, the model takes 8; set truncate to cut"
 
 
-async def test_without_a_model_the_default_one_answers(browser: Browser) -> None:
-    status, body = await browser.post("/v1/embeddings", {"input": "abc"})
+@pytest.mark.parametrize("named", [{}, {"model": ""}, {"model": "dummy"}, {"model": "tgi"}], ids=str)
+async def test_without_a_model_the_default_one_answers(browser: Browser, named: dict[str, str]) -> None:
+    """huggingface_hub sends `dummy` where it has none."""
+    status, body = await browser.post("/v1/embeddings", {"input": "abc"} | named)
     assert (status, body["model"], browser.pipeline.asked[0].model) == (200, "small", "small")
 
 
