@@ -43,7 +43,7 @@ def writer(writer_folder: Path) -> Iterator[HttpServer]:
 
 
 @pytest.fixture(scope="module")
-def said(writer: HttpServer) -> Callable[[int], str]:
+def said(writer: HttpServer) -> Iterator[Callable[[int], str]]:
     """The answer to CHAT of so many tokens."""
     with Client(writer.process.target, timeout_s=120) as client:
         yield lambda tokens: client.generate_text("writer", messages=CHAT, max_new_tokens=tokens).text

@@ -85,7 +85,7 @@ class JsonTokenizer:
         # What calls share is never changed. An allowed mask is not a special token in the file
         # (compiler/tokenizers.py).
         self._tokenizer = load(written)
-        self._load_trusting = lambda: load(_with_special_pieces(written), reads_special_tokens=True)
+        self._load_trusting = partial(_load_trusting, load, written)
         self._short_windows, self._long_windows = _Windows(partial(load, written)), _Windows(partial(load, written))
         # To load takes up to a second, for which the first request would hold up all others.
         if cuts_windows:
@@ -265,6 +265,10 @@ def _load(written: bytes, *, counts_deleted: bool, reads_special_tokens: bool = 
     if counts_deleted:
         tokenizer.normalizer = _counting_what_it_deletes(tokenizer.normalizer)
     return tokenizer
+
+
+def _load_trusting(load: Callable[..., Tokenizer], written: bytes) -> Tokenizer:
+    return load(_with_special_pieces(written), reads_special_tokens=True)
 
 
 def _encode(
