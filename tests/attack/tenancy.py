@@ -17,7 +17,7 @@ from neuronpipe.api.v1.inference_pb2 import InferBatchRequest
 from neuronpipe.api.v1.jobs_pb2 import SubmitInferenceRequest
 from neuronpipe.core.names import ON_BEHALF
 from neuronpipe.gateway.callers.keys import create_key
-from neuronpipe.rpc.api_key import VARIABLE
+from neuronpipe.rpc.client import VARIABLE
 from tests.attack.frame import MALLORY, SYSTEMS, VICTIM, Attacked, attack
 from tests.integration.http_server import running_http_server
 from tests.integration.requests import classify, embed

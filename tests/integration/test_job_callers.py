@@ -21,7 +21,7 @@ from neuronpipe.api.v1.jobs_pb2_grpc import JobServiceStub
 from neuronpipe.client import Client, InvalidInput, JobNotFound, ModelNotFound, Overloaded
 from neuronpipe.core.names import Attributes, Spans
 from neuronpipe.gateway.callers.keys import create_key
-from neuronpipe.rpc.api_key import VARIABLE
+from neuronpipe.rpc.client import VARIABLE
 from tests.integration.collector import grpc_collector
 from tests.integration.guarded import make_files
 from tests.integration.job_system import JobSystem, job_system, text_request, until

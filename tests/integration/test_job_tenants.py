@@ -16,7 +16,7 @@ from demo.processes import ServiceProcess
 from neuronpipe.api.v1.jobs_pb2 import JobPriority, SubmitInferenceRequest
 from neuronpipe.client import AsyncClient, Client, InvalidInput, Job, NotAllowed, Overloaded
 from neuronpipe.gateway.callers.keys import create_key
-from neuronpipe.rpc.api_key import VARIABLE
+from neuronpipe.rpc.client import VARIABLE
 from tests.integration.job_system import JobSystem, job_system, until
 from tests.integration.requests import embed
 from tests.integration.systems import make_slow

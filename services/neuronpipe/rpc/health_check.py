@@ -8,8 +8,7 @@ from google.protobuf.wrappers_pb2 import StringValue, UInt32Value
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.platform.tls import TlsFiles, watched_tls
-from neuronpipe.rpc.api_key import key_metadata
-from neuronpipe.rpc.client import channel_credentials
+from neuronpipe.rpc.client import channel_credentials, key_metadata
 
 _INFERENCE_SERVICE = "neuronpipe.api.v1.InferenceService"
 # A gateway also reports the health of these: whether it reaches them.

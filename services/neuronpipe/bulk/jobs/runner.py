@@ -38,9 +38,7 @@ from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.platform.storage import ObjectUri, Storage, StorageError
 from neuronpipe.platform.tls import TlsFiles
-from neuronpipe.rpc.api_key import key_metadata
-from neuronpipe.rpc.client import error_of
-from neuronpipe.rpc.connection import Connection
+from neuronpipe.rpc.client import Connection, error_of, key_metadata
 
 ResultT = TypeVar("ResultT")
 
