@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole, files with one thing on each line, and what is said of those that cannot be read."""
+"""Files that are replaced as a whole, files with one thing on each line, and those that cannot be read or written."""
 
 import codecs
 import errno
