@@ -8,13 +8,13 @@ import heapq
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
+from neuronpipe.core.background import Places
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.metrics import Counter, Meters
 from neuronpipe.core.names import Metrics
@@ -103,9 +103,9 @@ class _Reading(Claim):
 
     __slots__ = ("_new_reads", "taken_s")
 
-    def __init__(self, connection: str, refuse: Callable[[NeuronpipeError], None], new_reads: "_NewReads") -> None:
+    def __init__(self, connection: str, refuse: Callable[[NeuronpipeError], None], new_reads: Places) -> None:
         super().__init__(connection, refuse)
-        self._new_reads: _NewReads | None = new_reads
+        self._new_reads: Places | None = new_reads
         # As of the last check. Time by which the event loop was late does not count.
         self.taken_s = 0.0
 
@@ -113,41 +113,7 @@ class _Reading(Claim):
         """It is not new any more. May be called again."""
         if new_reads := self._new_reads:
             self._new_reads = None
-            new_reads.end()
-
-
-class _NewReads:
-    """Lets a few reads be new at once.
-
-    asyncio.Semaphore would search all waiting reads when one leaves: under overload, these are thousands.
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def begin(self) -> None:
-        """Waits until a read may begin."""
-        if self._count < _MAX_NEW_READS:
-            self._count += 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():
-                self.end()
-            raise
-
-    def end(self) -> None:
-        """A read is not new any more."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._count -= 1
+            new_reads.leave()
 
 
 class InFlight:
@@ -177,7 +143,7 @@ class InFlight:
         self._max_message_bytes = max_message_bytes
         self.budget = ReceivingBudget(max_message_bytes, max_receiving_bytes)
         # Of work, and of what doors answer themselves, such as health, which needs no credentials.
-        self._new_reads, self._own_new_reads = _NewReads(), _NewReads()
+        self._new_reads, self._own_new_reads = Places(_MAX_NEW_READS), Places(_MAX_NEW_READS)
         # Messages that are being received, by the time of their next check. Those that have ended stay until then.
         self._due: list[tuple[float, int, _Reading]] = []
         self._makers: ThreadPoolExecutor | None = None
@@ -235,7 +201,7 @@ class InFlight:
         If it takes long and the budget has no room for it, `refuse` is called, which must end the read.
         """
         new_reads = self._new_reads if is_work else self._own_new_reads
-        await new_reads.begin()
+        await new_reads.take()
         reading = _Reading(connection, refuse, new_reads)
         self._look_at(reading, time.monotonic() + _QUICK_S)
         arrival = self._begin_arrival(refuse)
