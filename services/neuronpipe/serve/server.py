@@ -13,10 +13,10 @@ from neuronpipe.bundles.served import ServedModels
 from neuronpipe.bundles.sources import live_repository
 from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.doors.assembly import INFERENCE_SERVICES, Addition, gateway_doors, gateway_handlers
+from neuronpipe.doors.assembly import INFERENCE_SERVICES, Addition, gateway_doors, gateway_handlers, running_scaler
 from neuronpipe.doors.registry import registry_handlers, registry_rpcs
 from neuronpipe.gateway.access import Access, access_by
-from neuronpipe.gateway.assembly import running_gateway, running_scaler
+from neuronpipe.gateway.assembly import running_gateway
 from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.gateway.far_stages import running_far_stages
 from neuronpipe.gateway.holding import Holding
@@ -73,7 +73,7 @@ async def running_pipeline(
         life.in_flight.check_room = gateway.pipeline.check_room
         targets = list(settings.far_targets.values())
         own = gateway_handlers(gateway, settings, access.tenants, telemetry, doors, life.health, targets, stage_tls)
-        async with running_scaler(settings, gateway.pipeline.gate, life.health):
+        async with running_scaler(settings, gateway, life.health):
             yield own | jobs | registry_handlers(settings, access.tenants)
 
 
