@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from pydantic import TypeAdapter
 
 from neuronpipe.api.v1 import jobs_pb2, registry_pb2
-from neuronpipe.bulk.jobs.door import ROUTES as JOB_ROUTES
+from neuronpipe.bulk.jobs.http import ROUTES as JOB_ROUTES
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.doors.http.bodies import read_body
 from neuronpipe.doors.http.handlers import ROUTES

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from neuronpipe.bulk.jobs.door import ROUTES as JOB_ROUTES
+from neuronpipe.bulk.jobs.http import ROUTES as JOB_ROUTES
 from neuronpipe.doors.http.bodies import check_body
 from neuronpipe.doors.http.handlers import ROUTES
 from neuronpipe.doors.http.openapi import openapi
