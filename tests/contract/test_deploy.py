@@ -15,7 +15,7 @@ from tests.deploy.schemas import faults_of_schema
 # Together they have every component.
 _PLAIN = (
     *("cpu", "observability", "keda", "scale-to-zero", "jobs", "jobs-keda", "gateway-api", "jobs-observability"),
-    "check",
+    *("http", "gateway-api-http", "ingress", "check"),
 )
 _TLS = (
     *("neuron", "model-image", "observability", "hpa", "jobs", "gateway-api", "tls", "jobs-tls", "gateway-api-tls"),
@@ -377,6 +377,24 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
         _PLAIN,
         lambda one: one["GRPCRoute/neuronpipe"]["spec"]["rules"][0]["backendRefs"][0].update(port=80),
         "there is no Service gateway with port 80",
+    ),
+    "an Ingress to nowhere": (
+        traffic.routes_lead_to_services,
+        _PLAIN,
+        lambda one: one["Service/gateway"]["spec"]["ports"].pop(0),
+        "Ingress neuronpipe: there is no Service gateway with port http",
+    ),
+    "two routes of one name": (
+        traffic.routes_lead_to_services,
+        _PLAIN,
+        lambda one: one["Gateway/neuronpipe"]["spec"]["listeners"][1].update(hostname="neuronpipe.example.com"),
+        "HTTPRoute neuronpipe: neuronpipe.example.com is the host name of another route",
+    ),
+    "HTTP that is closed": (
+        traffic.the_network_lets_through_what_is_needed,
+        _PLAIN,
+        lambda one: one.remove("NetworkPolicy/gateway-http"),
+        "anywhere does not reach gateway:8080",
     ),
     "a bucket that nobody names": (
         cluster.configuration_exists,
