@@ -19,10 +19,15 @@ from neuronpipe.cli.terminal import CommandParser
 from neuronpipe.core.addresses import is_reachable
 from neuronpipe.core.errors import NeuronpipeError, SetupError, Unavailable
 
-COMMANDS = (
-    *("run", "compile", "bundle", "registry", "accept", "serve", "infer", "generate", "job", "transform", "trace"),
-    *("models", "health", "load", "benchmark", "cache", "key", "deploy", "undeploy", "check-deployment", "completion"),
-)
+_GROUPS = {
+    "build": ("compile", "bundle", "registry", "accept"),
+    "serve": ("run", "serve", "key", "cache"),
+    "call": ("infer", "generate", "job", "transform", "models"),
+    "operate": ("health", "trace", "load", "benchmark"),
+    "deploy": ("deploy", "undeploy", "check-deployment"),
+    "shell": ("completion",),
+}
+COMMANDS = tuple(name for names in _GROUPS.values() for name in names)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -79,10 +84,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def make_parser() -> CommandParser:
     """The parser of all commands."""
-    parser = CommandParser(prog="neuronpipe", description="Transformers served over gRPC as a pipeline of services.")
+    first = "neuronpipe run MODEL compiles and serves a model; neuronpipe infer --model NAME --text TEXT calls it."
+    parser = CommandParser(prog="neuronpipe", description="Compiles and serves Hugging Face models.", epilog=first)
     parser.add_argument("--version", action="version", version=f"neuronpipe {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name in COMMANDS:
+        for group in (title for title, names in _GROUPS.items() if name == names[0]):
+            commands._choices_actions.append(commands._ChoicesPseudoAction(f"{group}:", [], None))
         command = importlib.import_module(f"neuronpipe.cli.{name.replace('-', '_')}")
         command_parser = commands.add_parser(name, help=command.HELP)
         command.add_options(command_parser)

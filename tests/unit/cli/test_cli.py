@@ -24,6 +24,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskResult,
     TokenClassificationResult,
 )
+from neuronpipe.bundles import sources
 from neuronpipe.cli import models, serve
 from neuronpipe.cli.request import parse_target
 from neuronpipe.core import logs
@@ -104,18 +105,29 @@ def test_an_unknown_setting_is_named(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("service", _SERVICES)
 def test_help_lists_every_setting_with_its_variable(capsys: pytest.CaptureFixture[str], service: str) -> None:
-    code, output, _ = _run(capsys, "serve", service, "--help")
+    code, output, _ = _run(capsys, "serve", service, "--help-all")
     assert code == 0
     flattened = " ".join(output.split())
     # A long name may be broken at its hyphens.
     missing = [
         name
         for name, field in _SERVICES[service].model_fields.items()
-        if f"--{name.replace('_', '-')}{'' if field.annotation is bool else f' {name.upper()}'}" not in flattened
+        if f"--{name.replace('_', '-')}" not in flattened
         or variable_name(_SERVICES[service], name) not in flattened
         or str(field.description).split(" ", 1)[0] not in flattened
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("service", [*_SERVICES, "worker"])
+def test_help_shows_at_most_twelve_options_first_and_how_to_see_all(
+    capsys: pytest.CaptureFixture[str], service: str
+) -> None:
+    _, output, _ = _run(capsys, "serve", service, "--help")
+    shown = set(re.findall(r"^  (--[a-z-]+)", output, re.MULTILINE)) - {"--help-all"}
+    assert "--listen" in shown
+    assert len(shown) <= 12
+    assert "--help-all" in output
 
 
 def test_every_command_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,6 +155,7 @@ def _serving_fails_with(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> No
 
     monkeypatch.setattr(logs, "start_logging", lambda service: None)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setattr(sources, "check_folder", lambda settings: None)
     monkeypatch.setattr(start, "running_telemetry", fail)
 
 
