@@ -1,15 +1,15 @@
 """Times and sizes as people write them: 250ms, 10m, 256MiB."""
 
 import re
+from collections.abc import Mapping
 from decimal import Decimal
-from typing import Final
 
 _QUANTITY = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d{1,2})?) ?([A-Za-z]*)")
-_SECONDS = {"ms": Decimal("0.001"), "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600), "d": Decimal(86_400)}
 _SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZES |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 # unit at the end of a name → units of values → factor
-_FACTORS: Final = {
+_FACTORS: Mapping[str, Mapping[str, Decimal | int]] = {
     "s": {"": 1, **_SECONDS},
     "ms": {"": 1, **{name: factor * 1000 for name, factor in _SECONDS.items()}},
     "bytes": {"": 1, **_SIZES},
