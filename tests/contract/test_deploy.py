@@ -48,6 +48,10 @@ class _Set:
         """The container of a Deployment."""
         return self.spec(name)["containers"][0]
 
+    def port(self, name: str) -> Any:
+        """A port of the gateway's Service."""
+        return next(one for one in self["Service/gateway"]["spec"]["ports"] if one["name"] == name)
+
     def set(self, name: str, variable: str, value: str) -> None:
         """A variable of a Deployment's container."""
         environment = self.container(name)["env"]
@@ -79,7 +83,7 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
     "another port of a headless Service": (
         traffic.services_select_pods,
         _PLAIN,
-        lambda one: one["Service/gateway"]["spec"]["ports"][0].update(port=80),
+        lambda one: one.port("grpc").update(port=80),
         "port 80 is 50050 at Deployment gateway",
     ),
     "a port on which nobody listens": (
@@ -381,7 +385,7 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
     "an Ingress to nowhere": (
         traffic.routes_lead_to_services,
         _PLAIN,
-        lambda one: one["Service/gateway"]["spec"]["ports"].pop(0),
+        lambda one: one.port("http").update(name="web"),
         "Ingress neuronpipe: there is no Service gateway with port http",
     ),
     "two routes of one name": (

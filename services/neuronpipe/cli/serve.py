@@ -50,11 +50,14 @@ _FIRST = {
     "postprocessor": _STAGE,
     "worker": ("listen", "target", "jobs_redis_url", "jobs_secret", "max_jobs", "max_requests_in_flight", *_LAST),
 }
-# end of a setting's name → its kind of value in the help
+# kind of value in the help → how names of such settings end
 _METAVARS = {
-    **{"_bytes": "SIZE", "_s": "TIME", "_ms": "TIME", "listen": "HOST:PORT", "target": "HOST:PORT", "_url": "URL"},
-    **{"_keys": "FILE", "_key": "FILE", "_certificate": "FILE", "_ca": "FILE", "_crl": "FILE", "jwks": "FILE"},
-    **{"_secret": "FILE", "tenants": "FILE", "cores": "CORES", "repository": "DIR", "repository_cache": "DIR"},
+    "SIZE": "_bytes",
+    "TIME": ("_s", "_ms"),
+    "URL": "_url",
+    "HOST:PORT": ("listen", "target"),
+    "DIR": ("repository", "repository_cache"),
+    "FILE": ("_key", "_keys", "_certificate", "_ca", "_crl", "_secret", "jwks", "tenants"),
 }
 # For so long a thread keeps the interpreter while others want it. Python's 5 ms, several times a request, would be what
 # an answer takes while a thread reads a large body or writes metrics.
@@ -181,7 +184,7 @@ def settings_parser(service: str, *, shows_all: bool = True) -> CommandParser:
 
 def _metavar(name: str) -> str:
     """The kind of a setting's value."""
-    return next((kind for end, kind in _METAVARS.items() if name.endswith(end)), "VALUE")
+    return next((kind for kind, ends in _METAVARS.items() if name.endswith(ends)), "VALUE")
 
 
 def read_arguments(service: str, arguments: Sequence[str]) -> "ProcessSettings":
