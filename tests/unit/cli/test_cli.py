@@ -249,7 +249,7 @@ def test_models_are_listed_in_columns_that_align_with_one_for_tasks(capsys: pyte
         "MODEL                               VERSION  TASKS                                  TOKENS  BACK END        "
         "DTYPE    ARCHITECTURE  STATE  ALIASES        SHARE",
         "m                                   1        rerank                                 4       fake          "
-        "  int8     A                                   0",
+        "  int8     A                                   0 %",
         "a-model-with-a-name-longer-than-24  12*      sentence-embedding,feature-extraction  512     openvino,torch  "
         "float32  BertModel     ready  canary,stable  95 %",
     ]
