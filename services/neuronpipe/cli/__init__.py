@@ -40,11 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             use_key_of(options.api_key_file)
         options.run(options)
     except SetupError as error:
-        _exit(str(error), 2)
+        _exit(_unreachable(error.__cause__, options) or str(error), 2)
     except NeuronpipeError as error:
-        if isinstance(error, Unavailable) and not is_reachable(target := getattr(options, "target", "")):
-            _exit(f"UNAVAILABLE: nothing listens at --target {target}; is `neuronpipe serve` running there?", 1)
-        _exit(f"{error.reason}: {error.message}", 1)
+        _exit(_unreachable(error, options) or f"{error.reason}: {error.message}", 1)
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] == "neuronpipe":
             raise
@@ -52,6 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _exit(f"{options.command} needs the package {error.name}, which is not installed: pip install {wanted}", 2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _unreachable(error: BaseException | None, options: argparse.Namespace) -> str:
+    """What to say where a command found nothing at its target; empty where something listens there."""
+    if not isinstance(error, Unavailable) or is_reachable(target := getattr(options, "target", "")):
+        return ""
+    return f"UNAVAILABLE: nothing listens at --target {target}; is `neuronpipe serve` running there?"
 
 
 def _complete(line: Sequence[str]) -> None:
