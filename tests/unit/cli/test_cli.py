@@ -440,6 +440,12 @@ def test_a_target_where_nothing_listens_is_told_with_what_may_be_missing(
     )
 
 
+def test_load_tells_the_same_of_its_target(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = _run(capsys, "load", "--target", _NOWHERE, "--model", "m")
+    assert code == 2
+    assert "nothing listens at --target" in error
+
+
 def test_a_command_that_is_not_known_is_told_the_near_one(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, error = _run(capsys, "complie")
     assert code == 2
