@@ -9,6 +9,7 @@ A command imports its dependencies when it runs: `infer` must work where only th
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -87,15 +88,23 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+class _GroupedParser(CommandParser):
+    """Lists the commands by group."""
+
+    def format_help(self) -> str:
+        text = super().format_help()
+        for group, names in _GROUPS.items():
+            text = re.sub(rf"^    {names[0]} ", rf"  {group}:\n\g<0>", text, count=1, flags=re.MULTILINE)
+        return text
+
+
 def make_parser() -> CommandParser:
     """The parser of all commands."""
     first = "neuronpipe run MODEL compiles and serves a model; neuronpipe infer --model NAME --text TEXT calls it."
-    parser = CommandParser(prog="neuronpipe", description="Compiles and serves Hugging Face models.", epilog=first)
+    parser = _GroupedParser(prog="neuronpipe", description="Compiles and serves Hugging Face models.", epilog=first)
     parser.add_argument("--version", action="version", version=f"neuronpipe {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        for group in (title for title, names in _GROUPS.items() if name == names[0]):
-            commands._choices_actions.append(commands._ChoicesPseudoAction(f"{group}:", [], None))
         command = importlib.import_module(f"neuronpipe.cli.{name.replace('-', '_')}")
         command_parser = commands.add_parser(name, help=command.HELP)
         command.add_options(command_parser)

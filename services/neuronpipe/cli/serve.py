@@ -51,7 +51,7 @@ _FIRST = {
     "worker": ("listen", "target", "jobs_redis_url", "jobs_secret", "max_jobs", "max_requests_in_flight", *_LAST),
 }
 # kind of value in the help → how names of such settings end
-_METAVARS = {
+_METAVARS: Mapping[str, str | tuple[str, ...]] = {
     "SIZE": "_bytes",
     "TIME": ("_s", "_ms"),
     "URL": "_url",
