@@ -131,7 +131,7 @@ def test_only_the_gateway_and_pages_are_published_and_on_loopback_only(merged: d
     published = {name: service["ports"] for name, service in merged["services"].items() if service.get("ports")}
     assert published.keys() == {"gateway", *(_PAGES & merged["services"].keys())}
     for ports in published.values():
-        assert [port["host_ip"] if isinstance(port, dict) else port.split(":")[0] for port in ports] == ["127.0.0.1"]
+        assert {port["host_ip"] if isinstance(port, dict) else port.split(":")[0] for port in ports} == {"127.0.0.1"}
     outside = {name for name, service in merged["services"].items() if "published" in service["networks"]}
     assert outside == {*published, "compile"}
     assert merged["networks"]["internal"]["internal"] is True

@@ -15,7 +15,7 @@ from tests.deploy.schemas import faults_of_schema
 # Together they have every component.
 _PLAIN = (
     *("cpu", "observability", "keda", "scale-to-zero", "jobs", "jobs-keda", "gateway-api", "jobs-observability"),
-    "check",
+    *("http", "gateway-api-http", "ingress", "check"),
 )
 _TLS = (
     *("neuron", "model-image", "observability", "hpa", "jobs", "gateway-api", "tls", "jobs-tls", "gateway-api-tls"),
@@ -48,6 +48,10 @@ class _Set:
         """The container of a Deployment."""
         return self.spec(name)["containers"][0]
 
+    def port(self, name: str) -> Any:
+        """A port of the gateway's Service."""
+        return next(one for one in self["Service/gateway"]["spec"]["ports"] if one["name"] == name)
+
     def set(self, name: str, variable: str, value: str) -> None:
         """A variable of a Deployment's container."""
         environment = self.container(name)["env"]
@@ -79,7 +83,7 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
     "another port of a headless Service": (
         traffic.services_select_pods,
         _PLAIN,
-        lambda one: one["Service/gateway"]["spec"]["ports"][0].update(port=80),
+        lambda one: one.port("grpc").update(port=80),
         "port 80 is 50050 at Deployment gateway",
     ),
     "a port on which nobody listens": (
@@ -377,6 +381,24 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
         _PLAIN,
         lambda one: one["GRPCRoute/neuronpipe"]["spec"]["rules"][0]["backendRefs"][0].update(port=80),
         "there is no Service gateway with port 80",
+    ),
+    "an Ingress to nowhere": (
+        traffic.routes_lead_to_services,
+        _PLAIN,
+        lambda one: one.port("http").update(name="web"),
+        "Ingress neuronpipe: there is no Service gateway with port http",
+    ),
+    "two routes of one name": (
+        traffic.routes_lead_to_services,
+        _PLAIN,
+        lambda one: one["Gateway/neuronpipe"]["spec"]["listeners"][1].update(hostname="neuronpipe.example.com"),
+        "HTTPRoute neuronpipe: neuronpipe.example.com is the host name of another route",
+    ),
+    "HTTP that is closed": (
+        traffic.the_network_lets_through_what_is_needed,
+        _PLAIN,
+        lambda one: one.remove("NetworkPolicy/gateway-http"),
+        "anywhere does not reach gateway:8080",
     ),
     "a bucket that nobody names": (
         cluster.configuration_exists,

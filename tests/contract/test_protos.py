@@ -1,13 +1,17 @@
 """The protos: what callers rely on cannot change without being noticed, and every rpc has a method."""
 
+import importlib
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
 import neuronpipe
 from neuronpipe.core.items import Stages
@@ -82,3 +86,43 @@ def test_every_rpc_of_tei_has_a_handler_and_the_reverse() -> None:
     catalog: Any = None
     door = TeiDoor(catalog, catalog, catalog, PipelineSettings())
     assert sorted(door.handlers()) == sorted(rpc.path for rpc in tei_rpcs(1 << 20))
+
+
+@pytest.mark.parametrize("name", ["inference", "models", "tasks"])
+def test_the_code_for_go_is_made_from_the_protos_as_they_are(name: str) -> None:
+    code = (_PROTOS.parent / f"examples/go/api/v1/{name}.pb.go").read_text()
+    literal = code.partition("_rawDesc = []byte{")[2].partition("\n}")[0]
+    made = FileDescriptorProto.FromString(bytes(int(byte, 16) for byte in re.findall(r"0x(\w\w)", literal)))
+    present = FileDescriptorProto()
+    importlib.import_module(f"neuronpipe.api.v1.{name}_pb2").DESCRIPTOR.CopyToProto(present)
+    for file in (made, present):
+        _forget_json_names(file.message_type)
+    assert made == present, "run examples/go/generate.sh"
+
+
+def _forget_json_names(messages: Iterable[DescriptorProto]) -> None:
+    """protoc writes them for some languages only."""
+    for message in messages:
+        for field in message.field:
+            field.ClearField("json_name")
+        _forget_json_names(message.nested_type)
+
+
+def test_no_two_fields_have_one_accessor_in_java() -> None:
+    # A text has get…Bytes beside its own accessor.
+    messages = [one for name in ("inference", "models", "tasks", "jobs") for one in _messages_of(name)]
+    clashes = [
+        f"{message.full_name}.{name}_bytes"
+        for message in messages
+        for name, field in message.fields_by_name.items()
+        if field.type == field.TYPE_STRING and f"{name}_bytes" in message.fields_by_name
+    ]
+    assert messages
+    assert clashes == []
+
+
+def _messages_of(name: str) -> Iterable[Descriptor]:
+    messages: Iterable[Descriptor] = importlib.import_module(
+        f"neuronpipe.api.v1.{name}_pb2"
+    ).DESCRIPTOR.message_types_by_name.values()
+    return messages

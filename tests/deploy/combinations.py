@@ -24,12 +24,19 @@ _MODELS: tuple[tuple[str, ...], ...] = ((), ("model-image",), ("s3",))
 _TO_ZERO = ("observability", "keda", "scale-to-zero")
 _SCALING = ((), ("observability",), ("observability", "hpa"), ("observability", "keda"), _TO_ZERO)
 _ROUTES: tuple[tuple[str, ...], ...] = ((), ("gateway-api",))
-_PLAIN = tuple((*jobs, *route) for jobs in ((), ("jobs",), ("jobs", "jobs-keda")) for route in _ROUTES)
+_HTTP = ("gateway-api", "http", "gateway-api-http")
+_PLAIN = (
+    *((*jobs, *route) for jobs in ((), ("jobs",), ("jobs", "jobs-keda")) for route in _ROUTES),
+    (*_HTTP, "ingress"),
+)
 # Not with what KEDA calls: docs/kubernetes.md says why.
-_TLS = tuple(
-    (*jobs, *route, "tls", *(f"{name}-tls" for name in (*jobs, *route)))
-    for jobs in ((), ("jobs",))
-    for route in _ROUTES
+_TLS = (
+    *(
+        (*jobs, *route, "tls", *(f"{name}-tls" for name in (*jobs, *route)))
+        for jobs in ((), ("jobs",))
+        for route in _ROUTES
+    ),
+    (*_HTTP, "tls", "gateway-api-tls"),
 )
 
 

@@ -78,7 +78,7 @@ class Stack:
         self.environment = {
             **os.environ,
             "COMPOSE_PROJECT_NAME": PROJECT,
-            **{f"{name}_PORT": free_port() for name in ("GATEWAY", "JAEGER", "PROMETHEUS", "GRAFANA")},
+            **{f"{name}_PORT": free_port() for name in ("GATEWAY", "GATEWAY_HTTP", "JAEGER", "PROMETHEUS", "GRAFANA")},
             # Only what a test samples.
             "TRACES_SAMPLER": "parentbased_always_off",
         }

@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 
+import openai
 import pytest
 
 from tests.e2e.stack import PROJECT, ROOT, SERVICES, Stack, wait_until
@@ -46,6 +48,18 @@ def test_the_command_line_gets_an_answer(stack: Stack) -> None:
     ]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout)["model"] == "classifier"
+
+
+def test_the_client_of_openai_gets_vectors(stack: Stack) -> None:
+    with openai.OpenAI(base_url=f"{stack.url('gateway_http')}/v1", api_key="none") as client:
+        answer = client.embeddings.create(model="minilm", input=["A fine day.", "Lovely weather."])
+    assert [one.index for one in answer.data] == [0, 1]
+
+
+def test_a_page_of_another_site_gets_nothing_over_http(stack: Stack) -> None:
+    request = urllib.request.Request(f"{stack.url('gateway_http')}/v1/models", headers={"host": "evil.example"})
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(request)
 
 
 # The postprocessor makes text of generated tokens.

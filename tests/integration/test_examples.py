@@ -193,10 +193,7 @@ def _labels(gateway: str) -> list[str]:
 
 
 def test_go_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
-    if (
-        not all(map(shutil.which, ("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc")))
-        or not Path("/usr/share/gocode").is_dir()
-    ):
+    if not shutil.which("go") or not Path("/usr/share/gocode/src/google.golang.org/grpc").is_dir():
         pytest.skip("Go and its gRPC packages of Debian are not installed: examples/README.md")
     _output(_EXAMPLES / "go/build.sh", tmp_path)
     program = (tmp_path / "classify", "-target", gateway, "-top-k", "3", "-model")
@@ -220,8 +217,22 @@ def test_java_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
     assert "NOT_FOUND: model 'none' is not served" in refused.stderr
 
 
+def test_node_client_gets_the_same_labels(gateway: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = Path(__file__).parent / "node/node_modules"
+    if not shutil.which("node") or not modules.is_dir():
+        pytest.skip("Node.js and its packages are not installed: make setup")
+    monkeypatch.setenv("NODE_PATH", str(modules))
+    program = ("node", _EXAMPLES / "node/classify.js", gateway)
+    assert _output(*program, "multi-label", "3", _TEXT).splitlines() == _labels(gateway)
+    refused = _run(*program, "none", "3", _TEXT)
+    assert refused.returncode == 1
+    assert "NOT_FOUND: model 'none' is not served" in refused.stderr
+
+
 def test_every_example_is_on_the_page_with_its_command() -> None:
     page = (_EXAMPLES / "README.md").read_text()
-    files = {path.relative_to(_EXAMPLES) for pattern in ("*.py", "*/*.sh") for path in _EXAMPLES.glob(pattern)}
-    assert len(files) == 6
+    files = {
+        path.relative_to(_EXAMPLES) for pattern in ("*.py", "*/*.sh", "*/*.js") for path in _EXAMPLES.glob(pattern)
+    }
+    assert len(files) == 8
     assert [path for path in files if f"examples/{path} " not in page] == []

@@ -260,11 +260,9 @@ async def test_log_probabilities_have_openais_forms(theirs: openai.AsyncOpenAI, 
     answer = await theirs.chat.completions.create(top_logprobs=2, **options)
     assert answer.choices[0].logprobs
     found = answer.choices[0].logprobs.content or []
-    assert [(one.bytes, one.logprob) for one in found] == [
-        ([*one.text_bytes], pytest.approx(one.logprob)) for one in tokens
-    ]
+    assert [(one.bytes, one.logprob) for one in found] == [([*one.utf8], pytest.approx(one.logprob)) for one in tokens]
     assert [[top.bytes for top in one.top_logprobs] for one in found] == [
-        [[*top.text_bytes] for top in one.top] for one in tokens
+        [[*top.utf8] for top in one.top] for one in tokens
     ]
     stream = await theirs.chat.completions.create(top_logprobs=2, stream=True, **options)
     parts = [chunk.choices[0].logprobs async for chunk in stream]

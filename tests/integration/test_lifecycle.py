@@ -192,6 +192,7 @@ def test_missing_repository_is_said_at_start(tmp_path: Path, service: str) -> No
 
     assert result.returncode == 2
     assert f"neuronpipe: {tmp_path / 'nowhere'}: no such folder" in result.stderr
+    assert "listening" not in result.stderr
 
 
 # What each service reads of a bundle besides its manifest.

@@ -25,9 +25,10 @@ _HEAD = f"""# Configuration reference
 
 Each setting is an option of the command line and an environment variable. The command line takes precedence. An empty
 variable counts as not set. A variable that begins with the prefix of the service and is not in its table is an error.
-`neuronpipe serve SERVICE --help` prints the same.
+`neuronpipe serve SERVICE --help` prints the first options, `--help-all` all of them.
 
-Units are part of the names: `_s` is seconds, `_ms` milliseconds, `_bytes` bytes, `_tokens` tokens of the model."""
+Units are part of the names: `_s` is seconds, `_ms` milliseconds, `_bytes` bytes, `_tokens` tokens of the model. A time
+or a size may have a unit of its own: `250ms`, `30s`, `10m`, `2h`, `7d`; `256MiB`, `1.5GB`."""
 
 _OTHER = """
 ## Other variables

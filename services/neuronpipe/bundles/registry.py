@@ -192,7 +192,7 @@ class Registry(_Frozen):
                 time=signed.time,
                 author=signed.author,
                 model=name,
-                action=f"registered {len(model.versions)} versions",
+                action=f"registered version {', '.join(map(str, sorted(model.versions)))}",
                 aliases=model.aliases,
             )
             for name, model in models.items()

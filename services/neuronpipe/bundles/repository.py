@@ -117,6 +117,11 @@ def read_repository(repository: Path, trusted: "TrustedKeys | None" = None) -> l
     """
     if (repository / MANIFEST_FILE).is_file():
         return [_read(repository, trusted)]
+    return [read_bundle(folder, trusted) for folder in bundle_folders(repository)]
+
+
+def bundle_folders(repository: Path) -> list[Path]:
+    """The folder of each bundle. Raises SetupError where there is none."""
     if not repository.is_dir():
         raise SetupError(
             f"{repository}: no such folder; make a repository with `neuronpipe compile SOURCE --repository "
@@ -133,7 +138,7 @@ def read_repository(repository: Path, trusted: "TrustedKeys | None" = None) -> l
         raise SetupError(
             f"{repository}: holds no bundle; make one with `neuronpipe compile SOURCE --repository {repository}`"
         )
-    return [read_bundle(folder, trusted) for folder in folders]
+    return folders
 
 
 def _is_visible_folder(path: Path) -> bool:

@@ -16,7 +16,13 @@ from neuronpipe.bundles.bucket import BucketRepository
 from neuronpipe.bundles.bundle_cache import BundleCache, all_parts, parts_without_artifacts
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import REGISTRY_FILE, Operation, Registry, Signed
-from neuronpipe.bundles.repository import Bundle, read_bundle, read_repository, read_trusted_keys
+from neuronpipe.bundles.repository import (
+    Bundle,
+    bundle_folders,
+    read_bundle,
+    read_repository,
+    read_trusted_keys,
+)
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.core.files import files_told, replace_file
 from neuronpipe.core.items import ModelKey
@@ -286,6 +292,15 @@ class BucketSource(BundleCache, LiveRepository):
         if problem != self.problem:
             log_warning("the registry cannot be read; what it said before stays", problem=problem)
         self.problem = problem
+
+
+def check_folder(settings: ServerSettings) -> None:
+    """Raises SetupError for a repository that is a folder without bundles. It reads none."""
+    folder = Path(settings.repository)
+    if not is_bucket(settings.repository) and not any(
+        (folder / file).is_file() for file in (MANIFEST_FILE, REGISTRY_FILE)
+    ):
+        bundle_folders(folder)
 
 
 def live_repository(settings: ServerSettings, *, with_artifacts: bool) -> LiveRepository:

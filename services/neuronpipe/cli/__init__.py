@@ -9,6 +9,7 @@ A command imports its dependencies when it runs: `infer` must work where only th
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -19,10 +20,15 @@ from neuronpipe.cli.terminal import CommandParser
 from neuronpipe.core.addresses import is_reachable
 from neuronpipe.core.errors import NeuronpipeError, SetupError, Unavailable
 
-COMMANDS = (
-    *("run", "compile", "bundle", "registry", "accept", "serve", "infer", "generate", "job", "transform", "trace"),
-    *("models", "health", "load", "benchmark", "cache", "key", "deploy", "undeploy", "check-deployment", "completion"),
-)
+_GROUPS = {
+    "build": ("compile", "bundle", "registry", "accept"),
+    "serve": ("run", "serve", "key", "cache"),
+    "call": ("infer", "generate", "job", "transform", "models"),
+    "operate": ("health", "trace", "load", "benchmark"),
+    "deploy": ("deploy", "undeploy", "check-deployment"),
+    "shell": ("completion",),
+}
+COMMANDS = tuple(name for names in _GROUPS.values() for name in names)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,11 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             use_key_of(options.api_key_file)
         options.run(options)
     except SetupError as error:
-        _exit(str(error), 2)
+        _exit(_unreachable(error.__cause__, options) or str(error), 2)
     except NeuronpipeError as error:
-        if isinstance(error, Unavailable) and not is_reachable(target := getattr(options, "target", "")):
-            _exit(f"UNAVAILABLE: nothing listens at --target {target}; is `neuronpipe serve` running there?", 1)
-        _exit(f"{error.reason}: {error.message}", 1)
+        _exit(_unreachable(error, options) or f"{error.reason}: {error.message}", 1)
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] == "neuronpipe":
             raise
@@ -47,6 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _exit(f"{options.command} needs the package {error.name}, which is not installed: pip install {wanted}", 2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _unreachable(error: BaseException | None, options: argparse.Namespace) -> str:
+    """What to say where a command found nothing at its target; empty where something listens there."""
+    if not isinstance(error, Unavailable) or is_reachable(target := getattr(options, "target", "")):
+        return ""
+    return f"UNAVAILABLE: nothing listens at --target {target}; is `neuronpipe serve` running there?"
 
 
 def _complete(line: Sequence[str]) -> None:
@@ -77,9 +88,20 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+class _GroupedParser(CommandParser):
+    """Lists the commands by group."""
+
+    def format_help(self) -> str:
+        text = super().format_help()
+        for group, names in _GROUPS.items():
+            text = re.sub(rf"^    {names[0]} ", rf"  {group}:\n\g<0>", text, count=1, flags=re.MULTILINE)
+        return text
+
+
 def make_parser() -> CommandParser:
     """The parser of all commands."""
-    parser = CommandParser(prog="neuronpipe", description="Transformers served over gRPC as a pipeline of services.")
+    first = "neuronpipe run MODEL compiles and serves a model; neuronpipe infer --model NAME --text TEXT calls it."
+    parser = _GroupedParser(prog="neuronpipe", description="Compiles and serves Hugging Face models.", epilog=first)
     parser.add_argument("--version", action="version", version=f"neuronpipe {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name in COMMANDS:

@@ -16,7 +16,7 @@ EXTRA = "deploy"
 _TARGETS = ("compose", "kubernetes", "sagemaker")
 # Of each place, the options that only it has.
 _OPTIONS = {
-    "compose": ("port",),
+    "compose": ("port", "http_port"),
     "kubernetes": ("out", "model_image"),
     "sagemaker": ("image", "role", "bucket", "instance_type", "asynchronous"),
 }
@@ -71,6 +71,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--image-version", metavar="VERSION", help="their tag (default: the version of this program)"
     )
     containers.add_argument("--port", type=int, metavar="PORT", help="compose: port of 127.0.0.1 (default: 50050)")
+    containers.add_argument(
+        "--http-port", type=int, metavar="PORT", help="compose: port of 127.0.0.1 for HTTP (default: 8080)"
+    )
     containers.add_argument(
         "--out", type=Path, metavar="DIR", help="kubernetes: where manifests are written (default: neuronpipe-NAME)"
     )

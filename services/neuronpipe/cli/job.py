@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.request import add_request, add_target, parse_timeout_s, read_requests, tls_files
-from neuronpipe.cli.terminal import print_table
+from neuronpipe.cli.terminal import print_table, seconds
 from neuronpipe.core.errors import JobNotFound, SetupError
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_request(submit, is_required=False)
     submit.add_argument("--output-uri", default="", metavar="URI", help="the object to write the outcomes to")
     submit.add_argument("--request-id", default="", metavar="ID", help="the same id again gets the same job")
-    submit.add_argument("--ttl-s", type=int, default=0, metavar="S", help="seconds that it gets to end")
-    submit.add_argument("--work-limit-s", type=int, default=0, metavar="S", help="seconds of work on one input")
+    submit.add_argument("--ttl-s", type=seconds, default=0, metavar="S", help="seconds that it gets to end")
+    submit.add_argument("--work-limit-s", type=seconds, default=0, metavar="S", help="seconds of work on one input")
     submit.add_argument("--job-priority", choices=("high", "normal", "low"), default="normal", help="default: normal")
     submit.add_argument("--notify", default="", metavar="URL", help="a URL to tell when it has ended")
     submit.add_argument("--wait", action="store_true", help="wait for its end, and print its outcomes")
@@ -98,8 +98,8 @@ def _submit(options: argparse.Namespace) -> None:
             input_uri=options.input_uri,
             output_uri=options.output_uri,
             request_id=options.request_id,
-            time_to_live_s=options.ttl_s,
-            work_limit_s=options.work_limit_s,
+            time_to_live_s=int(options.ttl_s),
+            work_limit_s=int(options.work_limit_s),
             priority=JobPriority.Value(f"JOB_PRIORITY_{options.job_priority.upper()}"),
             notification_url=options.notify,
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from neuronpipe.cli.request import add_address, add_key, add_tls, complete_models, tls_files
-from neuronpipe.cli.terminal import completed_by
+from neuronpipe.cli.terminal import completed_by, milliseconds
 from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.load import request as limits
 from neuronpipe.measure.load.request import FORMS, PRIORITIES, GenerationLoad, Lengths, LoadRequest
@@ -62,7 +62,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="texts to send, one a line, UTF-8 (default: English, 33 tokens on average)",
     )
     parser.add_argument(
-        "--deadline-ms", type=float, metavar="MS", help=f"deadline of each request, at most {limits.MAX_DEADLINE_MS:,}"
+        "--deadline-ms",
+        type=milliseconds,
+        metavar="MS",
+        help=f"deadline of each request, at most {limits.MAX_DEADLINE_MS:,}",
     )
     parser.add_argument("--priority", choices=PRIORITIES, help="priority of each request")
     parser.add_argument(
@@ -146,9 +149,9 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--num-beams", type=int, metavar="N", help="beam search; of more than 1 texts come as a whole (default: 1)"
     )
-    group.add_argument("--ttft-ms", type=float, metavar="MS", help="limit of goodput: time to first token")
+    group.add_argument("--ttft-ms", type=milliseconds, metavar="MS", help="limit of goodput: time to first token")
     group.add_argument(
-        "--itl-ms", type=float, metavar="MS", help="limit of goodput: time between a text's tokens, on average"
+        "--itl-ms", type=milliseconds, metavar="MS", help="limit of goodput: time between a text's tokens, on average"
     )
 
 

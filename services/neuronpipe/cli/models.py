@@ -52,5 +52,5 @@ def _row(model: "Model") -> tuple[str, ...]:
         model.architecture,
         _state(model),
         ",".join(model.aliases),
-        f"{model.share:.3g}",
+        f"{100 * model.share:.3g} %",
     )

@@ -1,21 +1,19 @@
 """`neuronpipe registry promote`: its options, and how it reaches the gateways' metrics."""
 
 import argparse
-import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from neuronpipe.cli.request import tls_files
-from neuronpipe.cli.terminal import ending_on_sigterm
+from neuronpipe.cli.terminal import ending_on_sigterm, seconds
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.registry import Operation, Registry, Signed
     from neuronpipe.measure.promotion import Numbers
 
-_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 # Between two looks at the metrics: front processes report once a second.
 _LOOKS, _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 20, 1.0, 10.0
 
@@ -42,7 +40,9 @@ def add_promotion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", default="5,25,50,100", metavar="PERCENT,…", help="percentages of the requests (default: 5,25,50,100)"
     )
-    parser.add_argument("--for", dest="step", default="10m", metavar="TIME", help="of each step (default: 10m)")
+    parser.add_argument(
+        "--for", dest="step_s", type=seconds, default="10m", metavar="TIME", help="of each step (default: 10m)"
+    )
     parser.add_argument(
         "--requests",
         type=int,
@@ -66,15 +66,14 @@ def promote(
 
     if options.requests < 1:
         raise SetupError("--requests: must be 1 or more")
-    step_s = parse_time_s("--for", options.step)
     plan = Plan(
         model=options.model,
         target=options.version,
         guards=[Guard.parse(text) for text in options.guard],
         steps=_percentages(options.steps),
-        step_s=step_s,
+        step_s=options.step_s,
         least=options.requests,
-        look_s=min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, step_s / _LOOKS)),
+        look_s=min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, options.step_s / _LOOKS)),
     )
     plain = [urlsplit(url).netloc for url in options.metrics if not url.startswith("https:")]
     files, key = tls_files(options), key_metadata(target=",".join(plain), is_encrypted=not plain)
@@ -91,14 +90,6 @@ def promote(
         except GuardFailed as failure:
             print(f"neuronpipe: {options.version} is moved back: {failure}", file=sys.stderr)
             sys.exit(1)
-
-
-def parse_time_s(name: str, text: str) -> float:
-    """Seconds, of a time as in 30s, 10m or 2h. Raises SetupError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not found or not float(found[1]):
-        raise SetupError(f"{name} {text!r}: must be a time, as in 30s, 10m or 2h")
-    return float(found[1]) * _UNITS_S[found[2]]
 
 
 def _percentages(text: str) -> list[float]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from neuronpipe.cli.terminal import complete_at_file, completed_by, read_bytes, read_lines, read_text
+from neuronpipe.cli.terminal import complete_at_file, completed_by, read_bytes, read_lines, read_text, seconds
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.core.task_inputs import FIELDS, NEEDED, SAMPLES, Kind
@@ -189,11 +189,8 @@ def parse_target(text: str) -> str:
 
 def parse_timeout_s(text: str) -> float:
     """The type of --timeout-s."""
-    try:
-        timeout_s = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not 0 < timeout_s <= _MAX_TIMEOUT_S:  # false for NaN too
+    timeout_s = seconds(text)
+    if not 0 < timeout_s <= _MAX_TIMEOUT_S:
         raise argparse.ArgumentTypeError(f"{text}: must be more than 0 and at most {_MAX_TIMEOUT_S:,}")
     return timeout_s
 

@@ -36,6 +36,29 @@ SERVICES = {
 _BACKEND_EXTRAS = {"torch": "executor-torch", "torch_neuronx": "executor-neuronx"}
 # The same of a stage that a gateway has in its process.
 _STAGE_EXTRAS = {"openvino": "executor-openvino", "PIL": "tokenizer", "tokenizers": "tokenizer"}
+# service → the options that matter first, which --help shows
+_ALL = ("repository", "listen")
+_LAST = ("metrics_listen", "tls_certificate", "tls_key", "grace_s")
+_GATEWAY = ("http_listen", "api_keys", "insecure_public", "max_requests_in_flight")
+_TARGETS = ("tokenizer_target", "executor_target", "postprocessor_target")
+_STAGE = (*_ALL, *_LAST, "tls_client_ca", "allowed_peers", "trusted_keys")
+_FIRST = {
+    "all": (*_ALL, *_GATEWAY, "backend", "cores", *_LAST),
+    "gateway": (*_ALL, *_GATEWAY, *_TARGETS, *_LAST[:-1]),
+    "tokenizer": (*_STAGE, "redis_url", "token_cache_bytes"),
+    "neuron-executor": (*_STAGE, "backend", "cores", "max_model_memory_bytes"),
+    "postprocessor": _STAGE,
+    "worker": ("listen", "target", "jobs_redis_url", "jobs_secret", "max_jobs", "max_requests_in_flight", *_LAST),
+}
+# kind of value in the help → how names of such settings end
+_METAVARS: Mapping[str, str | tuple[str, ...]] = {
+    "SIZE": "_bytes",
+    "TIME": ("_s", "_ms"),
+    "URL": "_url",
+    "HOST:PORT": ("listen", "target"),
+    "DIR": ("repository", "repository_cache"),
+    "FILE": ("_key", "_keys", "_certificate", "_ca", "_crl", "_secret", "jwks", "tenants"),
+}
 # For so long a thread keeps the interpreter while others want it. Python's 5 ms, several times a request, would be what
 # an answer takes while a thread reads a large body or writes metrics.
 _SWITCH_S = 0.0005
@@ -54,13 +77,17 @@ def run(options: argparse.Namespace) -> None:
     package, _, options.extra = SERVICES[options.service]
     try:
         with _importing():
+            from neuronpipe.bundles.sources import check_folder
             from neuronpipe.core.logs import start_logging
+            from neuronpipe.platform.process.settings import ServerSettings
             from neuronpipe.stages.neuron_executor.runtimes.neuron import runtime_environment
 
             settings = read_arguments(options.service, options.settings)
             start_logging(options.service)
             if "cores" in type(settings).model_fields:
                 os.environ.update(runtime_environment(getattr(settings, "cores"), os.environ))  # noqa: B009 (of two of the five kinds)
+            if isinstance(settings, ServerSettings):
+                check_folder(settings)
             serving = importlib.import_module(f"{package}.server").run
         run_service(options.service, settings, partial(serving, settings), os.environ)
     except ModuleNotFoundError as error:
@@ -123,21 +150,41 @@ def settings_of(service: str) -> "type[ProcessSettings]":
     return kind
 
 
-def settings_parser(service: str) -> CommandParser:
-    """The parser of the arguments behind `neuronpipe serve SERVICE`."""
-    from neuronpipe.core.settings import option_name, variable_name
+def settings_parser(service: str, *, shows_all: bool = True) -> CommandParser:
+    """The parser of the arguments behind `neuronpipe serve SERVICE`. Its help has the first options, or all, each below
+    the docstring of the class that declares it.
+    """
+    from neuronpipe.core.settings import Settings, option_name, variable_name
 
     kind = settings_of(service)
-    parser = CommandParser(prog=f"neuronpipe serve {service}", description=kind.__doc__)
-    for name, field in kind.model_fields.items():
-        default = "required" if field.is_required() else f"default: {field.default!r}"
-        text = f"{field.description} ({default}; {variable_name(kind, name)})".replace("%", "%%")
-        option = option_name(name)
+    about = f"{kind.__doc__} Each option is also a variable. Times and sizes take units: 250ms, 10m, 256MiB."
+    parser = CommandParser(prog=f"neuronpipe serve {service}", usage="%(prog)s [options]", description=about)
+    parser.add_argument("--help-all", action="help", help="show all options, by topic, and exit")
+    groups = {"": parser.add_argument_group("first options")}
+    classes = [one for one in reversed(kind.__mro__) if issubclass(one, Settings)]
+    for name in dict.fromkeys([*_FIRST[service], *kind.model_fields]):
+        field = kind.model_fields[name]
+        title = ""
+        if name not in _FIRST[service]:
+            declaring = next(one for one in classes if name in one.__annotations__)
+            title = str(declaring.__doc__).partition(".")[0]
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        group = groups[title]
+        has_default = str(field.default) not in ("", "None", "False")
+        default = "required; " if field.is_required() else f"default: {field.default}; " if has_default else ""
+        text = f"{field.description} ({default}{variable_name(kind, name)})".replace("%", "%%")
+        shown = text if shows_all or not title else argparse.SUPPRESS
         if field.annotation is bool:
-            parser.add_argument(option, default=argparse.SUPPRESS, action="store_true", help=text)
+            group.add_argument(option_name(name), default=argparse.SUPPRESS, action="store_true", help=shown)
         else:
-            parser.add_argument(option, default=argparse.SUPPRESS, metavar=name.upper(), help=text)
+            group.add_argument(option_name(name), default=argparse.SUPPRESS, metavar=_metavar(name), help=shown)
     return parser
+
+
+def _metavar(name: str) -> str:
+    """The kind of a setting's value."""
+    return next((kind for kind, ends in _METAVARS.items() if name.endswith(ends)), "VALUE")
 
 
 def read_arguments(service: str, arguments: Sequence[str]) -> "ProcessSettings":
@@ -146,7 +193,7 @@ def read_arguments(service: str, arguments: Sequence[str]) -> "ProcessSettings":
     from neuronpipe.core.settings import read_settings
 
     kind = settings_of(service)
-    given = vars(settings_parser(service).parse_args(arguments))
+    given = vars(settings_parser(service, shows_all="--help-all" in arguments).parse_args(arguments))
     _check_required(kind, given)
     return read_settings(kind, given)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.units import in_unit
 
 # As argparse writes it.
 _INVALID_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
@@ -45,6 +46,23 @@ class CommandParser(argparse.ArgumentParser):
         near = {flag: difflib.get_close_matches(flag, known, 1) for flag in misspelt}
         hints = "".join(f"; {flag}: did you mean {found[0]}?" for flag, found in near.items() if found)
         self.exit(2, f"usage: {self.prog} [options]; see {self.prog} --help\n{self.prog}: error: {message}{hints}\n")
+
+
+def seconds(text: str) -> float:
+    """The type of an option in seconds, such as 30, 250ms or 10m."""
+    return _in_unit(text, "s")
+
+
+def milliseconds(text: str) -> float:
+    """The type of an option in milliseconds, such as 250 or 2s."""
+    return _in_unit(text, "ms")
+
+
+def _in_unit(text: str, unit: str) -> float:
+    try:
+        return in_unit(text, unit)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def completed_by(action: argparse.Action, completer: Callable[..., Iterable[str]]) -> None:

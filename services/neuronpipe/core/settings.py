@@ -2,7 +2,8 @@
 
 A setting `max_batch_size` of the service `neuron-executor` is `--max-batch-size` on the command line, which takes
 precedence, or `NEURONPIPE_NEURON_EXECUTOR_MAX_BATCH_SIZE` in the environment. A variable with the prefix that is not a
-setting is an error, because it is most often a typing error. Settings are classes in settings.py of each wing.
+setting is an error, because it is most often a typing error. Settings are classes in settings.py of each wing. A name
+that ends with _s, _ms or _bytes declares the unit: the value is a number of it, or has a unit (250ms, 256MiB).
 """
 
 import os
@@ -10,10 +11,11 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import ValidationError
+from pydantic import ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.units import in_unit, unit_of
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
 
@@ -23,6 +25,12 @@ class Settings(BaseSettings):
 
     # Set on all base classes: of several values, pydantic takes that of the last class, even a default.
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_ignore_empty=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _take_units(cls, value: object, info: ValidationInfo) -> object:
+        unit = unit_of(info.field_name or "")
+        return in_unit(value, unit) if unit and isinstance(value, str) and value[-1:].isalpha() else value
 
 
 def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:

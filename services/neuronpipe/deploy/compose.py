@@ -16,12 +16,12 @@ _LAYERS = {"neuronx": "docker/compose.neuron.yaml", "torch": "docker/compose.gpu
 
 
 class ComposeTarget:
-    """Steps by `docker compose`. The endpoint is a project of Compose of its own, at a port of 127.0.0.1."""
+    """Steps by `docker compose`. The endpoint is a project of Compose of its own, at ports of 127.0.0.1."""
 
     # Its gateway asks for none.
     api_key = ""
 
-    def __init__(self, endpoint: Endpoint, *, port: int = 50050, wait_s: float = 1800) -> None:
+    def __init__(self, endpoint: Endpoint, *, port: int = 50050, http_port: int = 8080, wait_s: float = 1800) -> None:
         """Raises SetupError for what Compose cannot do."""
         if endpoint.min_executors != endpoint.max_executors or not endpoint.min_executors:
             raise SetupError(
@@ -31,6 +31,7 @@ class ComposeTarget:
         self._endpoint = endpoint
         self.name = endpoint.name
         self._port = port
+        self._http_port = http_port
         self.target = f"127.0.0.1:{port}"  # the gateway's address
         self._wait_s = wait_s
         self._bundle = given_bundle(endpoint)
@@ -47,6 +48,7 @@ class ComposeTarget:
             "IMAGE_PREFIX": endpoint.image_prefix,
             "VERSION": endpoint.version,
             "GATEWAY_PORT": str(self._port),
+            "GATEWAY_HTTP_PORT": str(self._http_port),
             "MODEL_SOURCE": source,
             "MODEL_NAME": model_name(endpoint),
             "MODEL_TASK": (self._bundle.spec.task if self._bundle else endpoint.task).replace("_", "-"),

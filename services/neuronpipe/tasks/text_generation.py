@@ -448,8 +448,8 @@ _LogprobT = TypeVar("_LogprobT", TokenLogprob, TopLogprob)
 
 def _with_text(logprob: _LogprobT, detokenizer: Detokenizer, before: list[int]) -> _LogprobT:
     """The same with the text that the token has behind others."""
-    logprob.text_bytes = detokenizer.bytes_of(logprob.token_id, before)
-    logprob.text = logprob.text_bytes.decode(errors="replace")
+    logprob.utf8 = detokenizer.bytes_of(logprob.token_id, before)
+    logprob.text = logprob.utf8.decode(errors="replace")
     return logprob
 
 

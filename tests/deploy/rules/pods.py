@@ -34,7 +34,7 @@ _DEVICES = {device for _, device in BACKENDS.values() if device}
 
 
 def ports_are_those_of_the_service(objects: Objects) -> Iterator[str]:
-    """The port of gRPC is the one on which the image listens, those of metrics and the scaler are the settings'."""
+    """The port of gRPC is the one on which the image listens, the others are the settings'."""
     for one in objects.containers:
         if one.target not in SETTINGS or one.workload.is_job:
             continue
@@ -42,9 +42,8 @@ def ports_are_those_of_the_service(objects: Objects) -> Iterator[str]:
         listen = one.environment.get(variable_name(kind, "listen")) or of_image(
             one.target, variable_name(kind, "listen")
         )
-        metrics = one.setting("metrics_listen")
-        scaler = one.setting("scaler_listen") if one.target == "gateway" else ""
-        others = {"metrics": metrics, "scaler": scaler}
+        names = ("metrics", "scaler", "http") if one.target == "gateway" else ("metrics",)
+        others = {name: one.setting(f"{name}_listen") for name in names}
         wanted = {"grpc": port_of(listen)} | {name: port_of(address) for name, address in others.items() if address}
         if one.ports != wanted:
             yield f"{one}: has the ports {one.ports}, and its settings {wanted}"

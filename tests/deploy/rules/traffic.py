@@ -9,6 +9,8 @@ from tests.deploy.objects import SETTINGS, Container, Objects, Workload, is_of_b
 
 # Whoever is not one of the pods.
 _ANYWHERE = "anywhere"
+# Ports of the gateway for them.
+_DOORS = ("grpc", "http")
 
 
 def services_select_pods(objects: Objects) -> Iterator[str]:
@@ -48,7 +50,7 @@ def _calls(objects: Objects) -> Iterator[tuple[Container, str, int]]:
 
 
 def the_network_lets_through_what_is_needed(objects: Objects) -> Iterator[str]:
-    """Between pods exactly the calls that settings name, and from outside the gateway's port and metrics alone."""
+    """Between pods exactly the calls that settings name, and from outside the gateway's ports and metrics alone."""
     workloads = [one for one in objects.workloads.values() if not one.is_job]
     if not workloads:
         return
@@ -65,13 +67,10 @@ def the_network_lets_through_what_is_needed(objects: Objects) -> Iterator[str]:
                     isinstance(caller, str) or _may_leave(objects, caller, callee, port)
                 )
                 name = caller if isinstance(caller, str) else caller.name
-                is_needed = (name, callee.name, port) in needed or (caller, callee.name, port_name) == (
-                    _ANYWHERE,
-                    "gateway",
-                    "grpc",
-                )
-                # Whoever may call the gateway from outside may do so from here.
-                if is_open and not is_needed and (callee.name, port_name) != ("gateway", "grpc"):
+                is_door = callee.name == "gateway" and port_name in _DOORS
+                is_needed = (name, callee.name, port) in needed or (is_door and caller == _ANYWHERE)
+                # Callers of the gateway from outside may also call from here.
+                if is_open and not is_needed and not is_door:
                     yield f"network: {name} reaches {callee.name}:{port}, which it does not need"
                 if is_needed and not is_open:
                     yield f"network: {name} does not reach {callee.name}:{port}"
@@ -177,21 +176,39 @@ def _has_tls(stage: Container) -> bool:
 
 
 def routes_lead_to_services(objects: Objects) -> Iterator[str]:
-    """Routes have a listener of a Gateway, and a Service with that port."""
-    for name, route in objects.of_kind("GRPCRoute").items():
+    """Each route has a listener of a Gateway for itself. Routes and Ingresses have a Service with their port."""
+    routes = [one for kind in ("GRPCRoute", "HTTPRoute") for one in objects.of_kind(kind).values()]
+    taken: set[str] = set()
+    for route in routes:
+        name = f"{route['kind']} {route['metadata']['name']}"
         for parent in route["spec"]["parentRefs"]:
             gateway = objects.of_kind("Gateway").get(parent["name"], {"spec": {"listeners": []}})
-            if parent.get("sectionName") not in [one["name"] for one in gateway["spec"]["listeners"]]:
-                yield f"GRPCRoute {name}: there is no listener {parent.get('sectionName')}"
+            listeners = {one["name"]: one for one in gateway["spec"]["listeners"]}
+            listener = listeners.get(parent.get("sectionName"))
+            if listener is None:
+                yield f"{name}: there is no listener {parent.get('sectionName')}"
+            elif listener["hostname"] not in route["spec"]["hostnames"] or listener["hostname"] in taken:
+                yield f"{name}: {listener['hostname']} is the host name of another route"
+            else:
+                taken.add(listener["hostname"])
         for backend in (one for rule in route["spec"]["rules"] for one in rule["backendRefs"]):
-            found = objects.of_kind("Service").get(backend["name"], {"spec": {"ports": []}})
-            if backend["port"] not in [one["port"] for one in found["spec"]["ports"]]:
-                yield f"GRPCRoute {name}: there is no Service {backend['name']} with port {backend['port']}"
+            if not _has_port(objects, backend["name"], "port", backend["port"]):
+                yield f"{name}: there is no Service {backend['name']} with port {backend['port']}"
             verified = backend["name"] in _verified(objects)
             if objects.of_kind("Certificate") and not verified:
-                yield f"GRPCRoute {name}: calls {backend['name']} without TLS, or as another"
+                yield f"{name}: calls {backend['name']} without TLS, or as another"
             if objects.of_kind("BackendTLSPolicy") and not verified:
-                yield f"GRPCRoute {name}: calls {backend['name']} with TLS, which it does not have, or as another"
+                yield f"{name}: calls {backend['name']} with TLS, which it does not have, or as another"
+    for name, ingress in objects.of_kind("Ingress").items():
+        for path in (one for rule in ingress["spec"]["rules"] for one in rule["http"]["paths"]):
+            backend = path["backend"]["service"]
+            if not _has_port(objects, backend["name"], "name", backend["port"]["name"]):
+                yield f"Ingress {name}: there is no Service {backend['name']} with port {backend['port']['name']}"
+
+
+def _has_port(objects: Objects, service: str, key: str, value: object) -> bool:
+    found = objects.of_kind("Service").get(service, {"spec": {"ports": []}})
+    return value in [one[key] for one in found["spec"]["ports"]]
 
 
 def _verified(objects: Objects) -> Iterator[str]:
@@ -202,7 +219,7 @@ def _verified(objects: Objects) -> Iterator[str]:
             ports = objects.of_kind("Service")[target["name"]]["spec"]["ports"]
             if (
                 policy["spec"]["validation"]["hostname"] in certificate["spec"]["dnsNames"]
-                and target["sectionName"] in [port["name"] for port in ports]
+                and target.get("sectionName", ports[0]["name"]) in [port["name"] for port in ports]
                 and not any("appProtocol" in port for port in ports)  # h2c is HTTP/2 without TLS
             ):
                 yield target["name"]

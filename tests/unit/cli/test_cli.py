@@ -24,6 +24,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskResult,
     TokenClassificationResult,
 )
+from neuronpipe.bundles import sources
 from neuronpipe.cli import models, serve
 from neuronpipe.cli.request import parse_target
 from neuronpipe.core import logs
@@ -104,18 +105,29 @@ def test_an_unknown_setting_is_named(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("service", _SERVICES)
 def test_help_lists_every_setting_with_its_variable(capsys: pytest.CaptureFixture[str], service: str) -> None:
-    code, output, _ = _run(capsys, "serve", service, "--help")
+    code, output, _ = _run(capsys, "serve", service, "--help-all")
     assert code == 0
     flattened = " ".join(output.split())
     # A long name may be broken at its hyphens.
     missing = [
         name
         for name, field in _SERVICES[service].model_fields.items()
-        if f"--{name.replace('_', '-')}{'' if field.annotation is bool else f' {name.upper()}'}" not in flattened
+        if f"--{name.replace('_', '-')}" not in flattened
         or variable_name(_SERVICES[service], name) not in flattened
         or str(field.description).split(" ", 1)[0] not in flattened
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("service", [*_SERVICES, "worker"])
+def test_help_shows_at_most_twelve_options_first_and_how_to_see_all(
+    capsys: pytest.CaptureFixture[str], service: str
+) -> None:
+    _, output, _ = _run(capsys, "serve", service, "--help")
+    shown = set(re.findall(r"^  (--[a-z-]+)", output, re.MULTILINE)) - {"--help-all"}
+    assert "--listen" in shown
+    assert len(shown) <= 12
+    assert "--help-all" in output
 
 
 def test_every_command_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,6 +155,7 @@ def _serving_fails_with(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> No
 
     monkeypatch.setattr(logs, "start_logging", lambda service: None)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setattr(sources, "check_folder", lambda settings: None)
     monkeypatch.setattr(start, "running_telemetry", fail)
 
 
@@ -236,9 +249,9 @@ def test_models_are_listed_in_columns_that_align_with_one_for_tasks(capsys: pyte
         "MODEL                               VERSION  TASKS                                  TOKENS  BACK END        "
         "DTYPE    ARCHITECTURE  STATE  ALIASES        SHARE",
         "m                                   1        rerank                                 4       fake          "
-        "  int8     A                                   0",
+        "  int8     A                                   0 %",
         "a-model-with-a-name-longer-than-24  12*      sentence-embedding,feature-extraction  512     openvino,torch  "
-        "float32  BertModel     ready  canary,stable  0.95",
+        "float32  BertModel     ready  canary,stable  95 %",
     ]
     assert errors == "a-model-with-a-name-longer-than-24 version 12: tokenizer: no room\n"
 
@@ -425,6 +438,12 @@ def test_a_target_where_nothing_listens_is_told_with_what_may_be_missing(
     assert error == (
         f"neuronpipe: UNAVAILABLE: nothing listens at --target {_NOWHERE}; is `neuronpipe serve` running there?\n"
     )
+
+
+def test_load_tells_the_same_of_its_target(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = _run(capsys, "load", "--target", _NOWHERE, "--model", "m")
+    assert code == 2
+    assert "nothing listens at --target" in error
 
 
 def test_a_command_that_is_not_known_is_told_the_near_one(capsys: pytest.CaptureFixture[str]) -> None:

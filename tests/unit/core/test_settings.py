@@ -8,12 +8,22 @@ from neuronpipe.bulk.transform.near_engine import TransformSettings
 from neuronpipe.cli import make_parser
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import read_options, read_settings, variable_name
+from neuronpipe.core.units import unit_of
 from neuronpipe.measure.acceptance_process import AcceptSettings
 from neuronpipe.platform.cache.economics import RedisSettings
 from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.stages.settings import NeuronExecutorSettings, PostprocessorSettings, TokenizerSettings
 
+# Refused by a gateway whose stages are in other processes, as what they change is not there.
+_FAR = (
+    "kv_cache_bytes",
+    "max_model_memory_bytes",
+    "max_prompt_wait_s",
+    "batch_limit_s",
+    "token_cache_bytes",
+    "image_cache_bytes",
+)
 _REPOSITORY = {"repository": "/models"}
 _KINDS: list[type[ServerSettings]] = [
     AllSettings,
@@ -127,6 +137,40 @@ def test_a_value_out_of_bounds_is_refused_by_its_variables_name(
 ) -> None:
     with pytest.raises(SetupError, match=f"^{variable_name(kind, setting)}: "):
         read_settings(kind, _REPOSITORY | {setting: value})
+
+
+_LARGE = {"s": ("90000ms", 90), "ms": ("1.5s", 1500), "bytes": ("100MiB", 100 << 20)}
+
+
+@each_service
+def test_every_setting_of_a_time_or_a_size_takes_a_unit(kind: type[ServerSettings]) -> None:
+    units = {name: unit_of(name) for name in kind.model_fields if unit_of(name)}
+    assert set(units.values()) >= {"s", "bytes"}
+    given = {name: _LARGE[unit][0] for name, unit in units.items() if name not in ("max_header_bytes", *_FAR)}
+    settings = read_settings(kind, _REPOSITORY | given)
+    assert {name: getattr(settings, name) for name in given} == {name: _LARGE[units[name]][1] for name in given}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "problem"),
+    [
+        (
+            "grace_s",
+            "10MB",
+            "'10MB': must be a number of seconds, or a number with a unit, such as 250ms, 30s, 10m or 2h",
+        ),
+        (
+            "max_message_bytes",
+            "1m",
+            "'1m': must be a number of bytes, or a number with a unit, such as 256MiB or 1.5GB",
+        ),
+        ("jobs_ttl_s", "1500ms", "valid integer"),
+        ("grace_s", "2h", "less than or equal to 3600"),
+    ],
+)
+def test_a_wrong_unit_is_named_with_the_right_ones(setting: str, value: str, problem: str) -> None:
+    with pytest.raises(SetupError, match=f"NEURONPIPE_ALL_{setting.upper()}: .*{problem}"):
+        read_settings(AllSettings, _REPOSITORY | {setting: value})
 
 
 @each_service

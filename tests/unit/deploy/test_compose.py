@@ -33,13 +33,16 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 
 @pytest.mark.skipif(not shutil.which("docker-compose"), reason="reads the file with docker-compose: make setup")
 def test_compose_makes_of_it_what_was_asked_for() -> None:
-    target = ComposeTarget(_endpoint(serverless=_SERVERLESS, source="hub/model", dtype="int8"), port=50060)
+    target = ComposeTarget(
+        _endpoint(serverless=_SERVERLESS, source="hub/model", dtype="int8"), port=50060, http_port=8090
+    )
     words = ["docker-compose", "-f", str(shipped("docker/compose.yaml")), "config"]
     environment = {**os.environ, **target.variables}
     made = yaml.safe_load(subprocess.run(words, env=environment, capture_output=True, check=True).stdout)["services"]
     assert str(made["neuron-executor"]["mem_limit"]) in ("4096m", str(4096 << 20))
     assert made["gateway"]["environment"]["NEURONPIPE_GATEWAY_MAX_REQUESTS_IN_FLIGHT"] == "10"
     assert "127.0.0.1:50060:50050" in str(made["gateway"]["ports"])
+    assert "127.0.0.1:8090:8080" in str(made["gateway"]["ports"])
     assert made["compile"]["command"].split() == [
         *("compile", "hub/model", "--task", "text-classification", "--name", "m", "--repository", "/repository"),
         *("--if-missing", "--dtype=int8"),

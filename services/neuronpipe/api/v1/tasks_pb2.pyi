@@ -1987,14 +1987,14 @@ class TokenLogprob(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
     TOP_FIELD_NUMBER: _builtins.int
-    TEXT_BYTES_FIELD_NUMBER: _builtins.int
+    UTF8_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """The token."""
     text: _builtins.str
     """Its text, as it stands in the text; bytes that are no whole character are U+FFFD; empty for a special token."""
     logprob: _builtins.float
     """The natural logarithm of its probability."""
-    text_bytes: _builtins.bytes
+    utf8: _builtins.bytes
     """Its text in UTF-8. Those of a text's tokens, one after the other, are those of the text."""
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]:
@@ -2007,11 +2007,11 @@ class TokenLogprob(_message.Message):
         text: _builtins.str = ...,
         logprob: _builtins.float = ...,
         top: _abc.Iterable[Global___TopLogprob] | None = ...,
-        text_bytes: _builtins.bytes = ...,
+        utf8: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "text_bytes", b"text_bytes", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "token_id", b"token_id", "top", b"top", "utf8", b"utf8"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2026,14 +2026,14 @@ class TopLogprob(_message.Message):
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
-    TEXT_BYTES_FIELD_NUMBER: _builtins.int
+    UTF8_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """The token."""
     text: _builtins.str
     """Its text, as it would stand in the text; bytes that are no whole character are U+FFFD; empty for a special token."""
     logprob: _builtins.float
     """The natural logarithm of its probability."""
-    text_bytes: _builtins.bytes
+    utf8: _builtins.bytes
     """Its text in UTF-8."""
     def __init__(
         self,
@@ -2041,11 +2041,11 @@ class TopLogprob(_message.Message):
         token_id: _builtins.int = ...,
         text: _builtins.str = ...,
         logprob: _builtins.float = ...,
-        text_bytes: _builtins.bytes = ...,
+        utf8: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "text_bytes", b"text_bytes", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "token_id", b"token_id", "utf8", b"utf8"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

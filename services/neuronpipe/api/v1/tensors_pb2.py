@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fneuronpipe/api/v1/tensors.proto\x12\x11neuronpipe.api.v1\"c\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\tdata_type\x18\x02 \x01(\x0e\x32\x1b.neuronpipe.api.v1.DataType\x12\r\n\x05shape\x18\x03 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"7\n\tTensorSet\x12*\n\x07tensors\x18\x01 \x03(\x0b\x32\x19.neuronpipe.api.v1.Tensor*{\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x13\n\x0f\x44\x41TA_TYPE_INT32\x10\x02\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x03\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fneuronpipe/api/v1/tensors.proto\x12\x11neuronpipe.api.v1\"c\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\tdata_type\x18\x02 \x01(\x0e\x32\x1b.neuronpipe.api.v1.DataType\x12\r\n\x05shape\x18\x03 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"7\n\tTensorSet\x12*\n\x07tensors\x18\x01 \x03(\x0b\x32\x19.neuronpipe.api.v1.Tensor*{\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x13\n\x0f\x44\x41TA_TYPE_INT32\x10\x02\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x03\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\x04\x42@\n\x11neuronpipe.api.v1P\x01Z)neuronpipe.example/go/api/v1;neuronpipev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'neuronpipe.api.v1.tensors_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\021neuronpipe.api.v1P\001Z)neuronpipe.example/go/api/v1;neuronpipev1'
   _globals['_DATATYPE']._serialized_start=212
   _globals['_DATATYPE']._serialized_end=335
   _globals['_TENSOR']._serialized_start=54

@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eneuronpipe/api/v1/traces.proto\x12\x11neuronpipe.api.v1\"#\n\x0fGetTraceRequest\x12\x10\n\x08trace_id\x18\x01 \x01(\t\"%\n\x10GetTraceResponse\x12\x11\n\totlp_json\x18\x01 \x01(\t2c\n\x0cTraceService\x12S\n\x08GetTrace\x12\".neuronpipe.api.v1.GetTraceRequest\x1a#.neuronpipe.api.v1.GetTraceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eneuronpipe/api/v1/traces.proto\x12\x11neuronpipe.api.v1\"#\n\x0fGetTraceRequest\x12\x10\n\x08trace_id\x18\x01 \x01(\t\"%\n\x10GetTraceResponse\x12\x11\n\totlp_json\x18\x01 \x01(\t2c\n\x0cTraceService\x12S\n\x08GetTrace\x12\".neuronpipe.api.v1.GetTraceRequest\x1a#.neuronpipe.api.v1.GetTraceResponseB@\n\x11neuronpipe.api.v1P\x01Z)neuronpipe.example/go/api/v1;neuronpipev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'neuronpipe.api.v1.traces_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\021neuronpipe.api.v1P\001Z)neuronpipe.example/go/api/v1;neuronpipev1'
   _globals['_GETTRACEREQUEST']._serialized_start=53
   _globals['_GETTRACEREQUEST']._serialized_end=88
   _globals['_GETTRACERESPONSE']._serialized_start=90

@@ -100,19 +100,19 @@ class _Offsets:
         offsets = []
         for one in logprobs:
             offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(one.text_bytes))
+            self._offset += len(self._decoder.decode(one.utf8))
         return offsets
 
 
 def _token(one: TokenLogprob | TopLogprob) -> str:
     """A token as OpenAI writes it: its text, or its bytes if these are no text."""
-    is_text = one.text.encode() == one.text_bytes
-    return one.text if is_text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in one.text_bytes)
+    is_text = one.text.encode() == one.utf8
+    return one.text if is_text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in one.utf8)
 
 
 def _chat_logprobs(logprobs: Sequence[TokenLogprob], offsets: _Offsets) -> dict[str, Any]:
     def written(one: TokenLogprob | TopLogprob) -> dict[str, Any]:
-        return {"token": _token(one), "logprob": one.logprob, "bytes": list(one.text_bytes)}
+        return {"token": _token(one), "logprob": one.logprob, "bytes": list(one.utf8)}
 
     content = [written(one) | {"top_logprobs": [written(top) for top in one.top]} for one in logprobs]
     return {"content": content, "refusal": None}
@@ -315,7 +315,7 @@ async def _chunks(
 
 
 def _text_of(logprobs: Sequence[TokenLogprob]) -> str:
-    return b"".join(one.text_bytes for one in logprobs).decode(errors="replace")
+    return b"".join(one.utf8 for one in logprobs).decode(errors="replace")
 
 
 def _choice(index: int, text: Mapping[str, Any], reason: str | None, logprobs: Any = None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ _PARAMETERS = frozenset(name for name, one in FIELDS.items() if one.kind == "tex
 _LEFT_OUT = frozenset({"type", "precision", "token_ids", "options", "messages", "chunks"})
 # Of chats and of prompts as token ids, which are not taken.
 _UNKNOWN = frozenset(
-    {"tools", "template_arguments", "continue_final_message", "prompt_token_ids", "prompt_logprobs", "text_bytes"}
+    {"tools", "template_arguments", "continue_final_message", "prompt_token_ids", "prompt_logprobs", "utf8"}
 )
 # Outputs of log probabilities, whose messages have fields of the same names as others, and the way to each.
 _LOGPROBS = "logprobs"

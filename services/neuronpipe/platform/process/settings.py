@@ -178,7 +178,7 @@ class ProcessSettings(ServerTlsSettings, CallerLimits):
 
 
 class ServerSettings(ProcessSettings):
-    """What every service with models has."""
+    """The settings that every service with models has."""
 
     repository: Annotated[str, BeforeValidator(str)] = Field(  # a Path is a folder
         min_length=1,
@@ -211,7 +211,7 @@ class ServerSettings(ProcessSettings):
 
 
 class StageSettings(ServerSettings):
-    """What every stage has."""
+    """The settings that every stage has."""
 
     allowed_peers: str = Field(
         "",
