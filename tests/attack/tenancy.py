@@ -17,7 +17,7 @@ from neuronpipe.api.v1.inference_pb2 import InferBatchRequest
 from neuronpipe.api.v1.jobs_pb2 import SubmitInferenceRequest
 from neuronpipe.core.names import ON_BEHALF
 from neuronpipe.gateway.callers.keys import create_key
-from neuronpipe.rpc.api_key import VARIABLE
+from neuronpipe.rpc.client import KEY_VARIABLE
 from tests.attack.frame import MALLORY, SYSTEMS, VICTIM, Attacked, attack
 from tests.integration.http_server import running_http_server
 from tests.integration.requests import classify, embed
@@ -60,7 +60,7 @@ def _shared(repository: Path, folder: Path) -> Iterator[Attacked]:
         options = ("--api-keys", str(keys), "--tenants", str(tenants), "--open-services", "health,metrics")
         server = stack.enter_context(running_http_server(models, *options, *jobs))
         where = (*jobs, "--target", server.process.target)
-        worker = ServiceProcess("worker", *where, environment={VARIABLE: given["workers"]})
+        worker = ServiceProcess("worker", *where, environment={KEY_VARIABLE: given["workers"]})
         stack.enter_context(worker).wait_until_ready()
         attacked = Attacked(server.process, server.address, given, limit_s=3.0)
         requests = InferBatchRequest(requests=[classify(f"{number}") for number in range(8)])

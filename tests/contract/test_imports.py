@@ -28,7 +28,7 @@ _NEEDS = {
     "neuronpipe.stages.neuron_executor.stage": _SERVER,
     "neuronpipe.stages.neuron_executor.backends.fake": _BASE | _PYDANTIC,
     "neuronpipe.stages.postprocessor.stage": _SERVER,
-    "neuronpipe.rpc.health_check": _BASE,
+    "neuronpipe.rpc.client": _BASE,
     "neuronpipe.platform.telemetry.start": _PYDANTIC | _BASE,
     "neuronpipe.platform.telemetry.spans": _BASE | _OTEL,
     "neuronpipe.platform.telemetry.otlp_metrics": _BASE | _OTEL,

@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.client import AsyncClient, Client, ModelNotFound, Unauthenticated
 from neuronpipe.gateway.callers.keys import create_key, revoke_keys
-from neuronpipe.rpc.health_check import check_health
+from neuronpipe.rpc.client import check_health
 from tests.integration.guarded import Guarded, fails_with, guarded_server, make_files, until
 from tests.unit.gateway.callers.jwks import Issuer
 

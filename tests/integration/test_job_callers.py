@@ -21,7 +21,7 @@ from neuronpipe.api.v1.jobs_pb2_grpc import JobServiceStub
 from neuronpipe.client import Client, InvalidInput, JobNotFound, ModelNotFound, Overloaded
 from neuronpipe.core.names import Attributes, Spans
 from neuronpipe.gateway.callers.keys import create_key
-from neuronpipe.rpc.api_key import VARIABLE
+from neuronpipe.rpc.client import KEY_VARIABLE
 from tests.integration.collector import grpc_collector
 from tests.integration.guarded import make_files
 from tests.integration.job_system import JobSystem, job_system, text_request, until
@@ -208,7 +208,7 @@ def test_jobs_are_their_tenants_and_run_by_its_rights(models: Path, tmp_path: Pa
 
 def _worker(jobs: JobSystem, key: str) -> ServiceProcess:
     where = ("--jobs-redis-url", jobs.redis.url, "--target", jobs.gateway.target, "--grace-s", "0.2")
-    return ServiceProcess("worker", *where, environment={VARIABLE: key})
+    return ServiceProcess("worker", *where, environment={KEY_VARIABLE: key})
 
 
 def test_a_jobs_trace_is_linked_to_its_submitters(models: Path) -> None:

@@ -16,7 +16,7 @@ from demo.processes import ServiceProcess
 from neuronpipe.api.v1.jobs_pb2 import JobPriority, SubmitInferenceRequest
 from neuronpipe.client import AsyncClient, Client, InvalidInput, Job, NotAllowed, Overloaded
 from neuronpipe.gateway.callers.keys import create_key
-from neuronpipe.rpc.api_key import VARIABLE
+from neuronpipe.rpc.client import KEY_VARIABLE
 from tests.integration.job_system import JobSystem, job_system, until
 from tests.integration.requests import embed
 from tests.integration.systems import make_slow
@@ -57,7 +57,7 @@ class Shared:
         where = ("--jobs-redis-url", self.jobs.redis.url, "--target", gateway.target, "--grace-s", "0.2")
         http = ("--http-target", f"http://{gateway.wait_for('listening for HTTP')['address']}")
         signed = ("--jobs-secret", str(self.secret))
-        environment = {VARIABLE: self.keys["workers"]}
+        environment = {KEY_VARIABLE: self.keys["workers"]}
         return ServiceProcess("worker", *where, *http, *signed, *options, environment=environment)
 
 

@@ -9,7 +9,7 @@ from neuronpipe.client.asynchronous import RETRIES
 from neuronpipe.core import errors
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.core.status import CODES, DOMAIN
-from neuronpipe.rpc.call_end import RETRY_PUSHBACK
+from neuronpipe.rpc.transport import RETRY_PUSHBACK
 from tests.reference.markdown import NOTE, code, table, text
 
 _HEAD = f"""# Error reference

@@ -1,7 +1,6 @@
 """The manifest of a bundle, which lists every other file with its digest, and the files, verified by their digests."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
@@ -21,19 +20,6 @@ MANIFEST_FILE = "manifest.json"
 # Beside the manifest of a bundle that is signed (signing.py).
 SIGNATURE_FILE = "signature.json"
 SCHEMA_VERSION = 4
-
-# Before schema version 4, facts of tasks were fields of the model: task → name of the fact → name of the field.
-_FIELDS_BEFORE_4 = {
-    "text_classification": {"score_function": "score_function"},
-    "image_classification": {"score_function": "score_function"},
-    "rerank": {"score_function": "rerank_function", "prompt": "prompt"},
-    "zero_shot_classification": {"entailment_id": "entailment_id"},
-    "question_answering": {"cls_token_id": "cls_token_id"},
-    "fill_mask": {"mask_token": "mask_token", "mask_token_id": "mask_token_id"},
-    "feature_extraction": {"embedding_dimensions": "embedding_dimensions"},
-    "sentence_embedding": {"embedding_dimensions": "embedding_dimensions", "prompt": "prompt"},
-    "sentence_similarity": {"embedding_dimensions": "embedding_dimensions", "prompt": "prompt"},
-}
 
 
 class _Frozen(BaseModel):
@@ -120,14 +106,10 @@ class Manifest(_Frozen):
     schema_version: int
     model: ModelSpec
     source: Source
-    tokenizer_file: str = Field(
-        "", description="empty for a model of images, which has no tokenizer (since schema version 3)"
-    )
-    tokens_file: str = Field("", description="each token as text, a JSON list, for fill-mask (since schema version 3)")
+    tokenizer_file: str = Field("", description="empty for a model of images, which has no tokenizer")
+    tokens_file: str = Field("", description="each token as text, a JSON list, for fill-mask")
     artifacts: tuple[Artifact, ...] = Field(min_length=1)
-    cache_results: bool = Field(
-        False, description="whether a gateway caches this model's results (since schema version 2)"
-    )
+    cache_results: bool = Field(False, description="whether a gateway caches this model's results")
     files: dict[str, str] = Field(description="sha256 of every file of the bundle but this one, and its signature")
 
     @field_validator("model", mode="before")
@@ -142,22 +124,21 @@ class Manifest(_Frozen):
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
-        """Reads a manifest. Raises SetupError for an invalid one, and for one of a newer schema."""
+        """Reads a manifest. Raises SetupError for an invalid one, and for one of another schema."""
         return cls.parse(path.read_bytes(), path)
 
     @classmethod
     def parse(cls, written: bytes, path: Path | str) -> "Manifest":
         """The manifest of the bytes of a file. Raises SetupError as `read`, which names the path."""
         try:
-            versioned = _SchemaVersion.model_validate_json(written)
-            if versioned.schema_version > SCHEMA_VERSION:
+            version = _SchemaVersion.model_validate_json(written).schema_version
+            if version != SCHEMA_VERSION:
+                advice = "update it, or " if version > SCHEMA_VERSION else ""
                 raise SetupError(
-                    f"{path}: schema version {versioned.schema_version}, this neuronpipe reads up to {SCHEMA_VERSION}; "
-                    "update it, or "
-                    "compile the model again with this one"
+                    f"{path}: schema version {version}, this neuronpipe reads {SCHEMA_VERSION}; {advice}compile the "
+                    "model again with this one"
                 )
-            content = json.loads(written)
-            return cls.model_validate(_upgraded(content) if versioned.schema_version < SCHEMA_VERSION else content)
+            return cls.model_validate_json(written)
         except ValidationError as error:
             problems = "; ".join(
                 f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:3]
@@ -179,22 +160,6 @@ def _typed(task: str, facts: Any) -> TaskFacts:
     except ValidationError as error:
         problems = "; ".join(f"{task}.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise ValueError(f"facts.{problems}") from error
-
-
-def _upgraded(content: dict[str, Any]) -> dict[str, Any]:
-    """Converts a manifest of schema version 1, 2 or 3 to the newest."""
-    model = content.get("model")
-    if not isinstance(model, dict):
-        return content
-    former = {field for fields in _FIELDS_BEFORE_4.values() for field in fields.values()}
-    facts = {
-        task: {
-            fact: model[field] for fact, field in _FIELDS_BEFORE_4.get(task, {}).items() if model.get(field) is not None
-        }
-        for task in _tasks(model)
-    }
-    kept = {name: value for name, value in model.items() if name not in former}
-    return {**content, "schema_version": SCHEMA_VERSION, "model": {**kept, "facts": facts}}
 
 
 class _SchemaVersion(BaseModel):

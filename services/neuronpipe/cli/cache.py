@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from neuronpipe.cli.bundle import add_trusted_keys
 from neuronpipe.cli.repository import folder
 from neuronpipe.core.errors import InvalidInput, SetupError, Unavailable
-from neuronpipe.core.lines import read_lines
+from neuronpipe.core.files import read_lines
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import TaskInput

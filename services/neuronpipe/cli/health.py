@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Prints what is serving. Raises Unavailable and SetupError."""
-    from neuronpipe.rpc.health_check import check_health
+    from neuronpipe.rpc.client import check_health
 
     service = check_health(options.target, options.service, options.timeout_s, tls_files(options))
     print(f"{options.target}: {service or 'the process'} is serving")

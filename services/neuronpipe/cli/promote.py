@@ -62,7 +62,7 @@ def promote(
     from neuronpipe.measure.promotion import INSTRUMENTS, Guard, GuardFailed, Plan, Promotion
     from neuronpipe.platform.telemetry.prometheus import scrape
     from neuronpipe.platform.tls import watched_tls
-    from neuronpipe.rpc.api_key import key_metadata
+    from neuronpipe.rpc.client import key_metadata
 
     if options.requests < 1:
         raise SetupError("--requests: must be 1 or more")

@@ -135,9 +135,7 @@ class GatewayStore:
 
         from neuronpipe.api.v1.registry_pb2_grpc import RegistryServiceStub
         from neuronpipe.bundles.registry import Registry
-        from neuronpipe.rpc.api_key import key_metadata
-        from neuronpipe.rpc.client import error_of
-        from neuronpipe.rpc.connection import Connection
+        from neuronpipe.rpc.client import Connection, error_of, key_metadata
 
         key = key_metadata(target=self._target, is_encrypted=self._tls is not None)
         connection = Connection(self._target, RegistryServiceStub, tls=self._tls)

@@ -68,10 +68,10 @@ def add_key(parser: argparse.ArgumentParser) -> None:
 
 def use_key_of(path: Path) -> None:
     """Lets the command, and the processes that it starts, call with the key of a file. Raises SetupError."""
-    from neuronpipe.rpc.api_key import VARIABLE
+    from neuronpipe.rpc.client import KEY_VARIABLE
 
     try:
-        os.environ[VARIABLE] = path.read_text(encoding="utf-8").strip()
+        os.environ[KEY_VARIABLE] = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError, ValueError) as error:
         problem = error.strerror if isinstance(error, OSError) else "holds no key"
         raise SetupError(f"--api-key-file {path}: {problem}") from error

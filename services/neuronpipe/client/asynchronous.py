@@ -30,9 +30,7 @@ from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.generation_options import Options
 from neuronpipe.core.names import ROUTE_KEY
 from neuronpipe.platform.tls import TlsFiles
-from neuronpipe.rpc.api_key import key_metadata
-from neuronpipe.rpc.client import error_of
-from neuronpipe.rpc.connection import Connection
+from neuronpipe.rpc.client import Connection, error_of, key_metadata
 
 if TYPE_CHECKING:  # what the stubs are of a channel of grpc.aio
     from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceAsyncStub

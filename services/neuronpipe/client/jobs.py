@@ -13,8 +13,7 @@ from neuronpipe.api.v1.inference_pb2 import InferOutcome
 from neuronpipe.api.v1.jobs_pb2 import JobMetadata, JobResult, SubmitInferenceRequest
 from neuronpipe.core.errors import DeadlineExceeded, Unavailable
 from neuronpipe.core.status import from_status
-from neuronpipe.rpc.client import error_of
-from neuronpipe.rpc.connection import Connection
+from neuronpipe.rpc.client import Connection, error_of
 
 # Of one call that waits; then the next one does.
 _WAIT_S = 60.0

@@ -8,9 +8,7 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from neuronpipe.api.v1.inference_pb2 import (
-    InferOutcome,
-)
+from neuronpipe.api.v1.inference_pb2 import InferOutcome
 from neuronpipe.client.asynchronous import AsyncClient
 from neuronpipe.client.jobs import AsyncJob, JobStatus
 from neuronpipe.client.task_call import TaskCall, ValueT

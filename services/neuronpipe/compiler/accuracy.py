@@ -26,7 +26,7 @@ from neuronpipe.compiler.images import encode_image_files
 from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
 from neuronpipe.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.lines import read_lines
+from neuronpipe.core.files import read_lines
 from neuronpipe.tasks import TASKS
 
 _SENTENCES = Path(__file__).with_name("sentences.json")

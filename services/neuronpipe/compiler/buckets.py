@@ -9,7 +9,7 @@ import numpy as np
 
 from neuronpipe.bundles.buckets import Bucket, parse_bucket
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.lines import read_lines
+from neuronpipe.core.files import read_lines
 
 MAX_LENGTHS = 64
 # A token between two special ones; ModelSpec takes no less.

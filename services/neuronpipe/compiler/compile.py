@@ -61,7 +61,7 @@ class CompileRequest:
     `max_divergence` is the largest absolute difference of an output to PyTorch float32, and `min_agreement` (0 to 1)
     the smallest agreement (see Accuracy), or None for no limit; int8 keeps as many layers in float32 as the latter
     needs. `calibration` is a file of texts or a folder of images for int8, or None for samples. `device_times` names a
-    table of device_times.py, for the fake back end to simulate. An empty `task` or `dtype` is found from the model's
+    table of fake.py, for the fake back end to simulate. An empty `task` or `dtype` is found from the model's
     configuration. With `merge_adapter`, the source is an adapter (LoRA), which is merged into `base_model`, or into the
     model that it names. With a `signing_key`, the bundle is signed.
     """

@@ -10,10 +10,6 @@ from neuronpipe.compiler.conversion import Conversion, Ran
 from neuronpipe.compiler.modules import Batch
 from neuronpipe.core.errors import SetupError
 
-# Batch times of a device for each bucket, for simulations.
-#
-# Bundles of the fake back end wait for this time, and compute nothing.
-
 # AWS's figures for inf2.xlarge, which has two cores: length 128, float32 with matmult-bf16. A core's time for a batch
 # is 2 x batch / throughput. No figure is published for these models on 16 or 24 cores: a simulation takes each core to
 # be as fast there. Source: about-neuron/benchmarks/inf2 of aws-neuron/aws-neuron-sdk, last update 2026-02-26.

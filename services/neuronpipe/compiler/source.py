@@ -9,12 +9,7 @@ from typing import Any
 
 import huggingface_hub
 import transformers
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 from transformers.models.auto import modeling_auto
 
 from neuronpipe.bundles.manifest import Source, file_sha256

@@ -1,5 +1,6 @@
-"""Files that are replaced as a whole, and what is said of those that cannot be read or written."""
+"""Files that are replaced as a whole, files with one thing on each line, and those that cannot be read or written."""
 
+import codecs
 import errno
 import os
 import tempfile
@@ -36,3 +37,26 @@ def files_told(problem: str, advice: str = "", kind: type[SetupError] = SetupErr
         yield
     except OSError as error:
         raise kind(f"{problem}: {os.strerror(error.errno or errno.EIO)}{advice}") from error
+
+
+def read_lines(path: Path, option: str, *, max_bytes: int) -> Iterator[tuple[int, str]]:
+    """The lines of a UTF-8 file that are not blank, with their numbers from 1 on.
+
+    `option` is the one that named the file. Raises SetupError, which names both, the line and the limit.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+    except OSError as error:
+        raise SetupError(f"{option} {path}: {error.strerror}") from error
+    if len(content) > max_bytes:
+        raise SetupError(f"{option} {path}: more than {max_bytes:,} bytes, the limit of such a file")
+    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
+        try:
+            text = line.decode().removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise SetupError(
+                f"{option} {path}: line {number} is not UTF-8 (byte {error.start + 1} of the line)"
+            ) from error
+        if text and not text.isspace():
+            yield number, text

@@ -224,6 +224,15 @@ DRAWING = tuple(name for name, one in OPTIONS.items() if one.draws)
 FORMS = ("json_schema", "json_object", "regex", "choices", "grammar")
 
 
+def with_drawing(given: dict[str, Any], *, is_drawn: bool = False) -> dict[str, Any]:
+    """Options as OpenAI means them: tokens are drawn where something says how; a temperature of 0 says that they are
+    not. `is_drawn`: where something else says it.
+    """
+    if given.get("temperature") == 0:
+        return {"do_sample": False} | {name: value for name, value in given.items() if name not in DRAWING}
+    return given | {"do_sample": True} if is_drawn or any(name in DRAWING for name in given) else given
+
+
 def message_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """Values as callers give them in Python, JSON and on the command line, as GenerationOptions takes them.
 

@@ -10,43 +10,28 @@ from google.rpc import code_pb2
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from neuronpipe.core.errors import (
-    AlreadyExists,
-    Cancelled,
-    ChangeRefused,
-    DeadlineExceeded,
-    InternalError,
-    InvalidInput,
-    JobNotFound,
-    ModelNotFound,
-    NeuronpipeError,
-    NotAllowed,
-    NotConfigured,
-    Overloaded,
-    Unauthenticated,
-    Unavailable,
-    WrongTask,
-)
+from neuronpipe.core import errors
+from neuronpipe.core.errors import InternalError, InvalidInput, NeuronpipeError, Overloaded
 
 DOMAIN = "neuronpipe"
 
 DetailT = TypeVar("DetailT", bound=Message)
 
 CODES: dict[type[NeuronpipeError], int] = {
-    Unauthenticated: code_pb2.UNAUTHENTICATED,
-    InvalidInput: code_pb2.INVALID_ARGUMENT,
-    ModelNotFound: code_pb2.NOT_FOUND,
-    WrongTask: code_pb2.FAILED_PRECONDITION,
-    JobNotFound: code_pb2.NOT_FOUND,
-    AlreadyExists: code_pb2.ALREADY_EXISTS,
-    NotAllowed: code_pb2.PERMISSION_DENIED,
-    ChangeRefused: code_pb2.FAILED_PRECONDITION,
-    NotConfigured: code_pb2.UNIMPLEMENTED,
-    Overloaded: code_pb2.RESOURCE_EXHAUSTED,
-    DeadlineExceeded: code_pb2.DEADLINE_EXCEEDED,
-    Cancelled: code_pb2.CANCELLED,
-    Unavailable: code_pb2.UNAVAILABLE,
-    InternalError: code_pb2.INTERNAL,
+    errors.Unauthenticated: code_pb2.UNAUTHENTICATED,
+    errors.InvalidInput: code_pb2.INVALID_ARGUMENT,
+    errors.ModelNotFound: code_pb2.NOT_FOUND,
+    errors.WrongTask: code_pb2.FAILED_PRECONDITION,
+    errors.JobNotFound: code_pb2.NOT_FOUND,
+    errors.AlreadyExists: code_pb2.ALREADY_EXISTS,
+    errors.NotAllowed: code_pb2.PERMISSION_DENIED,
+    errors.ChangeRefused: code_pb2.FAILED_PRECONDITION,
+    errors.NotConfigured: code_pb2.UNIMPLEMENTED,
+    errors.Overloaded: code_pb2.RESOURCE_EXHAUSTED,
+    errors.DeadlineExceeded: code_pb2.DEADLINE_EXCEEDED,
+    errors.Cancelled: code_pb2.CANCELLED,
+    errors.Unavailable: code_pb2.UNAVAILABLE,
+    errors.InternalError: code_pb2.INTERNAL,
 }
 
 # Used for a status without RetryInfo, which some other server sent.

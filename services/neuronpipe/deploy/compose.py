@@ -96,7 +96,7 @@ class ComposeTarget:
             run_program(["docker", "cp", f"{folder}/.", f"{container}:{to}"], {})
 
     def _wait(self) -> None:
-        from neuronpipe.rpc.health_check import check_health
+        from neuronpipe.rpc.client import check_health
 
         gives_up_s = time.monotonic() + self._wait_s
         while True:

@@ -1,6 +1,8 @@
 """A gateway's doors, and what each of them answers with."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from neuronpipe.core.metrics import Telemetry
@@ -15,10 +17,12 @@ from neuronpipe.gateway.settings import GatewaySettings, HttpSettings, PipelineS
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.platform.process.door import Door, Guard, Handler
 from neuronpipe.platform.process.health import HealthBoard
+from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.platform.tls import ServerTls, WatchedTls
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.rpcs import Rpc
+from neuronpipe.rpc.scaler import Load, scaler_handlers, scaler_rpcs
 from neuronpipe.rpc.trace_service import GET_TRACE, trace_handlers, trace_rpcs
 
 # The gRPC services that make sense only while all stages can be reached.
@@ -121,3 +125,42 @@ def gateway_handlers(
 
             handlers |= console_handlers(gateway.catalog, telemetry.meters, doors[0].port, handlers.get(GET_TRACE))
     return handlers
+
+
+# KEDA's external scaler for the stages of a gateway, which are needed while it has requests, held ones included.
+_METRIC = "neuronpipe-requests"
+# Of a trigger: requests in flight for one pod.
+_TARGET = "requestsPerPod"
+# The largest batch of an executor, by default.
+_DEFAULT_TARGET = 32.0
+_LOOK_EVERY_S = 0.2
+
+
+@asynccontextmanager
+async def running_scaler(settings: GatewaySettings, gateway: Gateway, health: HealthBoard) -> AsyncIterator[None]:
+    """Listens for KEDA while the block runs, at a port of its own: callers show nothing there, and learn of nothing but
+    the number of requests. Raises SetupError.
+    """
+    if not settings.scaler_listen:
+        yield
+        return
+
+    gate = gateway.pipeline.gate
+
+    async def count() -> int:
+        return gate.in_flight[0]
+
+    async def is_active() -> bool:
+        return bool(gate.in_flight[0]) or time.monotonic() < gate.last_s + settings.scaler_idle_s
+
+    unlimited = {"max_connection_age_s": 0.0, "max_stream_idle_s": 0.0}
+    own = settings.model_copy(update={"listen": settings.scaler_listen, **unlimited})
+    door = GrpcDoor(own, scaler_rpcs(), event="listening for KEDA")
+    # Counted by itself: KEDA keeps a stream open, and draining must not wait for it.
+    in_flight = InFlight("gateway", own.max_message_bytes, own.max_receiving_bytes)
+    try:
+        await door.listen(health, in_flight)
+        door.open(scaler_handlers(Load(_METRIC, _TARGET, _DEFAULT_TARGET, count, is_active, _LOOK_EVERY_S)))
+        yield
+    finally:
+        await door.stop(0)

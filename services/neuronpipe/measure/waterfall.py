@@ -19,8 +19,7 @@ from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.core.names import TRACEPARENT, Attributes, Events, Spans
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.platform.tls import LoadedTls, TlsFiles, watched_tls
-from neuronpipe.rpc.api_key import key_metadata
-from neuronpipe.rpc.client import error_of, open_channel
+from neuronpipe.rpc.client import error_of, key_metadata, open_channel
 
 _TRACES_LIMIT_S = 10.0
 

@@ -1,16 +1,23 @@
-"""Opens channels to services, and converts failed calls to errors."""
+"""A client's connections to services: they follow the files of its certificates, and failed calls become errors."""
 
+import asyncio
 import json
-from collections.abc import Mapping
-from typing import TypeAlias
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Generic, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.wrappers_pb2 import StringValue, UInt32Value
 from google.rpc.status_pb2 import Status
 
-from neuronpipe.core.addresses import unix_path
-from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Unavailable
+from neuronpipe.core.addresses import is_loopback, unix_path
+from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, SetupError, Unavailable
+from neuronpipe.core.logs import log_warning
 from neuronpipe.core.status import from_status
-from neuronpipe.platform.tls import LoadedTls
+from neuronpipe.core.watched import LOOK_EVERY_S
+from neuronpipe.platform.tls import LoadedTls, TlsFiles, WatchedTls, watched_tls
 
 ServiceConfig: TypeAlias = Mapping[str, object]
 
@@ -75,3 +82,144 @@ def error_of(failure: grpc.aio.AioRpcError, remaining_s: float | None = None) ->
             return DeadlineExceeded("the deadline passed before the result was ready")
         return Unavailable("the server ended the call: it is overloaded, or stops")
     return from_status(Status(code=failure.code().value[0], message=failure.details() or failure.code().name))
+
+
+StubsT = TypeVar("StubsT")
+
+# gRPC's default: a server that is started by its first connection answers late, and the attempt must wait for it.
+_CONNECT_MS = 20_000
+
+
+class Connection(Generic[StubsT]):
+    """A channel and its stubs. Where TLS files change, a new channel takes their place, since gRPC cannot change those
+    of one; the old one ends with its last call.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        make_stubs: Callable[[grpc.aio.Channel], StubsT],
+        service_config: ServiceConfig | None = None,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        """Raises SetupError for files that cannot be used."""
+        self._target = target
+        self._make_stubs = make_stubs
+        self._service_config = service_config
+        self._watched = watched_tls(tls, "client") if tls else None
+        self._look_at_s = time.monotonic() + LOOK_EVERY_S
+        # How many calls each channel has; the last one is that of new calls.
+        self._calls: dict[grpc.aio.Channel, int] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._open()
+
+    @contextmanager
+    def use(self) -> Iterator[StubsT]:
+        """The stubs for a call, which ends with the block."""
+        if self._watched and time.monotonic() >= self._look_at_s:
+            self._follow(self._watched)
+        channel = self._channel
+        self._calls[channel] += 1
+        try:
+            yield self._stubs
+        finally:
+            self._calls[channel] -= 1
+            self._close_unused(channel)
+
+    async def close(self) -> None:
+        """Ends all calls."""
+        await asyncio.gather(*self._closing, *(channel.close() for channel in self._calls))
+
+    def _follow(self, watched: WatchedTls) -> None:
+        self._look_at_s = time.monotonic() + LOOK_EVERY_S
+        watched.look()
+        if watched.value is not self._tls:
+            old = self._channel
+            self._open()
+            self._close_unused(old)
+
+    def _open(self) -> None:
+        self._tls = self._watched.value if self._watched else None
+        self._channel = open_channel(self._target, self._service_config, self._tls, connect_ms=_CONNECT_MS)
+        self._stubs = self._make_stubs(self._channel)
+        self._calls[self._channel] = 0
+
+    def _close_unused(self, channel: grpc.aio.Channel) -> None:
+        if channel is not self._channel and not self._calls[channel]:
+            del self._calls[channel]
+            closing = asyncio.create_task(channel.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+
+KEY_VARIABLE = "NEURONPIPE_API_KEY"
+
+
+def key_metadata(api_key: str | None = None, *, target: str, is_encrypted: bool) -> Sequence[tuple[str, str]]:
+    """The metadata that shows a key or a token (JWT); none for an empty one. `api_key`: None for the environment's.
+
+    Warns where it would be sent to another machine in plain text. Raises SetupError for what metadata cannot hold.
+    """
+    key = (os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key).strip()
+    if not (key.isascii() and key.isprintable()):
+        raise SetupError(f"the API key ({KEY_VARIABLE}) holds characters that no key has")
+    if key and not is_encrypted and not all(map(_is_local, target.split(","))):
+        log_warning("an API key is sent in plain text: use TLS, or any machine on the way can read it", target=target)
+    return [("authorization", f"Bearer {key}")] if key else []
+
+
+def _is_local(target: str) -> bool:
+    address = target.strip().removeprefix("dns:///")
+    return is_loopback(address if ":" in address else f"{address}:0")
+
+
+_INFERENCE_SERVICE = "neuronpipe.api.v1.InferenceService"
+# A gateway also reports the health of these: whether it reaches them.
+_STAGES = ("tokenizer", "neuron-executor", "postprocessor")
+
+# https://github.com/grpc/grpc/blob/master/doc/health-checking.md. The protocol's own messages would need another
+# package. The request's only field is the service's name and the response's the status, so that on the wire they are a
+# StringValue and a UInt32Value.
+_CHECK = "/grpc.health.v1.Health/Check"
+_STATUSES = dict(enumerate(("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")))
+
+
+def check_health(target: str, service: str | None, timeout_s: float, tls: TlsFiles | None = None) -> str:
+    """Returns the gRPC service of the server at `target` that was asked for, if it is serving; "" is the whole process.
+
+    With `service` None, it asks for what callers need: InferenceService, which a gateway serves while it reaches all
+    stages, or the process of a server that has no such service. Raises Unavailable, and SetupError for TLS files that
+    cannot be used.
+    """
+    ends_s = time.monotonic() + timeout_s
+    metadata = tuple(key_metadata(target=target, is_encrypted=tls is not None))
+    with _open_channel(target, tls) as channel:
+        check = channel.unary_unary(_CHECK, StringValue.SerializeToString, UInt32Value.FromString)
+
+        def ask(name: str) -> str:
+            try:
+                status = check(StringValue(value=name), timeout=ends_s - time.monotonic(), metadata=metadata).value
+            except grpc.RpcError as failure:
+                if failure.code() == grpc.StatusCode.NOT_FOUND:
+                    return "NOT_FOUND"
+                raise Unavailable(f"{target} does not report its health: {failure.code().name}") from failure
+            return _STATUSES.get(status, str(status))
+
+        name = _INFERENCE_SERVICE if service is None else service
+        status = ask(name)
+        if service is None and status == "NOT_FOUND":
+            name, status = "", ask("")
+        if status == "NOT_FOUND":
+            raise Unavailable(f"{target} does not report its health: NOT_FOUND")
+        if status != "SERVING":
+            missing = [stage for stage in _STAGES if ask(stage) == "NOT_SERVING"] if name == _INFERENCE_SERVICE else []
+            raise Unavailable(
+                f"{name or target}: {status}" + (f"; it does not reach: {', '.join(missing)}" if missing else "")
+            )
+    return name
+
+
+def _open_channel(target: str, tls: TlsFiles | None) -> grpc.Channel:
+    if tls and not unix_path(target):
+        return grpc.secure_channel(target, channel_credentials(watched_tls(tls, "client").value))
+    return grpc.insecure_channel(target)

@@ -1,30 +1,32 @@
-"""A gRPC server with health, reflection and error mapping, the same for every service and over every transport."""
+"""A gRPC server with health, reflection and error mapping, the same for every service and over every transport.
+
+Behind the door stand how it reads a stream, who its callers are, and the health service.
+"""
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.callers import enter_caller
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, NotConfigured, Overloaded
-from neuronpipe.core.logs import log
-from neuronpipe.platform.process.door import Guard, Handler
+from neuronpipe.core.logs import log, log_warning
+from neuronpipe.core.names import ON_BEHALF
+from neuronpipe.platform.process.door import Credentials, Guard, Handler
 from neuronpipe.platform.process.health import HealthBoard
-from neuronpipe.platform.process.in_flight import LARGE_BYTES, MAX_CALLS, InFlight
+from neuronpipe.platform.process.in_flight import LARGE_BYTES, MAX_CALLS, CallerWaits, InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.platform.tls import ServerTls
-from neuronpipe.rpc.call_end import end_of
-from neuronpipe.rpc.health import HEALTH_SERVICE, WATCH, health_handlers
-from neuronpipe.rpc.peers import check_peer, credentials_of
-from neuronpipe.rpc.rpcs import Rpc, by_path, rpcs_of
-from neuronpipe.rpc.stream_read import StreamRead
-from neuronpipe.rpc.transport import CallEnd, Server, ServerCall, ServerOptions
+from neuronpipe.rpc.rpcs import Context, Rpc, by_path, rpcs_of
+from neuronpipe.rpc.transport import CallEnd, Server, ServerCall, ServerOptions, end_of
 
 # Watches of health, which are never over and need no credentials. Each of our clients has one.
 _MAX_WATCHES = MAX_CALLS // 2
@@ -147,7 +149,7 @@ class GrpcDoor:
                 self._in_flight.check_room(None if call.deadline_s is None else call.deadline_s - time.monotonic())
             stack.pop_all()
 
-    async def requests(self, rpc: Rpc, read: StreamRead, connection: str) -> AsyncIterator[Any]:
+    async def requests(self, rpc: Rpc, read: "StreamRead", connection: str) -> AsyncIterator[Any]:
         """A caller's stream until the caller ends it.
 
         Raises Unavailable as soon as the door drains, because no new work is begun then, and DeadlineExceeded where the
@@ -165,11 +167,11 @@ class GrpcDoor:
             return _decoded(rpc, data)
         return await self._in_flight.make(connection, len(data), partial(_decoded, rpc, data))
 
-    def forget(self, read: StreamRead) -> None:
+    def forget(self, read: "StreamRead") -> None:
         """A stream is not read any more. Not left to its iterator, which may end much later than its call."""
         self._reads.discard(read)
 
-    def stream_read(self, rpc: Rpc, call: ServerCall) -> StreamRead:
+    def stream_read(self, rpc: Rpc, call: ServerCall) -> "StreamRead":
         """Reads the stream of a call."""
 
         def error_of(is_late: bool) -> NeuronpipeError:
@@ -276,3 +278,100 @@ def _make_server(options: ServerOptions) -> Server:
     from neuronpipe.rpc.http2.server import Http2Server
 
     return Http2Server(options)
+
+
+HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_NOT_FOUND = 5  # google.rpc.Code
+WATCH = f"/{HEALTH_SERVICE.full_name}/Watch"
+
+
+def health_handlers(board: HealthBoard) -> dict[str, Handler]:
+    """The handlers of gRPC's health service (grpc/doc/health-checking.md)."""
+
+    async def check(request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
+        status = _status(board.is_serving(request.service))
+        if status == HealthCheckResponse.SERVICE_UNKNOWN:
+            raise CallEnd(_NOT_FOUND)
+        return HealthCheckResponse(status=status)
+
+    async def watch(request: HealthCheckRequest, context: Context) -> AsyncIterator[HealthCheckResponse]:
+        async for is_serving in board.watch(request.service):
+            yield HealthCheckResponse(status=_status(is_serving))
+
+    return by_path(HEALTH_SERVICE, Check=check, Watch=watch)
+
+
+def _status(is_serving: bool | None) -> "HealthCheckResponse.ServingStatus":
+    if is_serving is None:
+        return HealthCheckResponse.SERVICE_UNKNOWN
+    return HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING
+
+
+_PERMISSION_DENIED = 7  # google.rpc.Code
+
+
+def credentials_of(call: ServerCall) -> Credentials:
+    """What a caller shows: metadata, or else the names of the certificate of its connection."""
+    authorization = on_behalf = ""
+    for key, value in call.metadata:
+        if key == "authorization":
+            authorization = authorization or str(value)
+        elif key == ON_BEHALF:
+            on_behalf = str(value)
+    return Credentials(authorization, () if authorization else tuple(call.peer_names()), on_behalf)
+
+
+def check_peer(call: ServerCall, allowed: Collection[str]) -> None:
+    """Raises CallEnd where a caller has none of these names; where there are none, everybody may call."""
+    if not allowed:
+        return
+    names = call.peer_names()
+    if not any(name in allowed for name in names):
+        log_warning("a caller is not among the allowed peers", peer=call.peer, names=list(names))
+        raise CallEnd(_PERMISSION_DENIED, "the caller's certificate has no name of an allowed peer")
+
+
+class StreamRead:
+    """Reads the messages of one stream, for one task.
+
+    The stream is idle while a read waits and no request is without its answer. `error_of`: see InFlight.waited.
+    `is_answered`: whether each request has an answer of its own.
+    """
+
+    def __init__(
+        self, call: ServerCall, idle: CallerWaits, error_of: Callable[[bool], NeuronpipeError], *, is_answered: bool
+    ) -> None:
+        self._call = call
+        self._idle = idle
+        self._error_of = error_of
+        self._is_answered = is_answered
+        self._unanswered = 0
+        self._idle_number: int | None = None
+        self._is_reading = False
+
+    async def next(self) -> bytes | None:
+        """The next message; None at the end. Raises what `error_of` says of an idle stream, and what ends it."""
+        self._is_reading = True
+        self._begin_idle()
+        try:
+            data = await self._call.read()
+            self._unanswered += self._is_answered
+            return data
+        finally:
+            self._is_reading = False
+            if self._idle_number is not None:
+                self._idle.done(self._idle_number)
+                self._idle_number = None
+
+    def answered(self) -> None:
+        """A request has its answer."""
+        self._unanswered = max(0, self._unanswered - 1)
+        self._begin_idle()
+
+    def _begin_idle(self) -> None:
+        if self._is_reading and not self._unanswered and self._idle_number is None:
+            self._idle_number = self._idle.begin(lambda is_late: self.end(self._error_of(is_late)))
+
+    def end(self, error: NeuronpipeError) -> None:
+        """Makes the read that waits, and later ones, raise an error."""
+        self._call.stop_reading(error)

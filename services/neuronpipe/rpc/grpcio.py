@@ -23,9 +23,8 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.platform.process.in_flight import MAX_CALLS
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.platform.tls import LoadedTls, ServerTls
-from neuronpipe.rpc.call_end import end_of
 from neuronpipe.rpc.client import open_channel
-from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions
+from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions, end_of
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 

@@ -17,14 +17,7 @@ from neuronpipe.core.errors import NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.status import to_status
 from neuronpipe.core.streams import AnnouncedModels
-from neuronpipe.rpc.codecs import (
-    Codec,
-    ExecuteCodec,
-    PostprocessCodec,
-    TokenizeCodec,
-    read_models,
-    write_announcement,
-)
+from neuronpipe.rpc.codecs import Codec, ExecuteCodec, PostprocessCodec, TokenizeCodec, read_models, write_announcement
 from neuronpipe.rpc.item_observer import ItemObserver
 from neuronpipe.rpc.rpcs import Rpc, message_classes
 

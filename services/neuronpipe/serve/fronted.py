@@ -15,8 +15,7 @@ from neuronpipe.platform.process.life import Life, serve
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.items import EXECUTE, stage_method
 from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs
-from neuronpipe.serve.fronts import Fronts
-from neuronpipe.serve.ports import shared_port
+from neuronpipe.serve.fronts import Fronts, shared_port
 from neuronpipe.serve.settings import AllSettings
 from neuronpipe.stages.neuron_executor.stage import NeuronExecutorStage, running_executor
 from neuronpipe.stages.settings import EngineSettings

@@ -9,6 +9,7 @@ import pytest
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest, file_sha256
 from neuronpipe.core.errors import SetupError
 from tests.unit.bundles.written import manifest
+from tests.unit.model_specs import model_spec
 
 
 def _written(folder: Path, content: dict[str, Any]) -> Path:
@@ -23,11 +24,10 @@ def test_a_manifest_comes_back_unchanged(tmp_path: Path) -> None:
     assert Manifest.read(path) == manifest()
 
 
-def test_a_newer_schema_is_refused_before_anything_else_of_it_is_read(tmp_path: Path) -> None:
-    path = _written(tmp_path, {"schema_version": SCHEMA_VERSION + 1, "shape_of_things_to_come": True})
-    with pytest.raises(
-        SetupError, match=rf"schema version {SCHEMA_VERSION + 1}, this neuronpipe reads up to {SCHEMA_VERSION}"
-    ):
+@pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+def test_another_schema_is_refused_before_anything_else_of_it_is_read(version: int, tmp_path: Path) -> None:
+    path = _written(tmp_path, {"schema_version": version, "shape_of_things_to_come": True})
+    with pytest.raises(SetupError, match=rf"schema version {version}, this neuronpipe reads {SCHEMA_VERSION}; "):
         Manifest.read(path)
 
 
@@ -70,3 +70,35 @@ def test_a_digest_is_the_sha256_of_the_bytes(tmp_path: Path) -> None:
     path.write_bytes(b"abc")
     # FIPS 180-2, appendix B.1: SHA-256 of "abc".
     assert file_sha256(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def _filling_masks() -> dict[str, Any]:
+    return manifest(model=model_spec(task="fill_mask")).model_dump(mode="json")
+
+
+def test_a_fact_that_a_task_needs_is_named_where_it_is_missing(tmp_path: Path) -> None:
+    content = _filling_masks()
+    del content["model"]["facts"]["fill_mask"]["mask_token_id"]
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(SetupError, match=r"facts\.fill_mask\.mask_token_id: Field required"):
+        Manifest.read(path)
+
+
+def test_a_fact_that_no_task_knows_is_refused(tmp_path: Path) -> None:
+    content = _filling_masks()
+    content["model"]["facts"]["fill_mask"]["colour"] = "red"
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(SetupError, match=r"facts\.fill_mask\.colour: Extra inputs are not permitted"):
+        Manifest.read(path)
+
+
+@pytest.mark.parametrize(
+    "model", [[], {"task": ["a"]}, {"also_answers": 3}, {"facts": []}, {"facts": {"rerank": 1}}], ids=repr
+)
+def test_a_model_of_another_shape_is_refused(model: Any, tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps({"schema_version": SCHEMA_VERSION, "model": model}))
+    with pytest.raises(SetupError, match="not a valid manifest: "):
+        Manifest.read(path)

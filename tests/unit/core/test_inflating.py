@@ -1,4 +1,4 @@
-"""core/inflating.py: what comes compressed is read up to a limit, and to its end."""
+"""core/parsing.py: what comes compressed is read up to a limit, and to its end."""
 
 import gzip
 import random
@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from neuronpipe.core.inflating import Truncated, inflate
+from neuronpipe.core.parsing import Truncated, inflate
 
 _GZIP = 16 + zlib.MAX_WBITS
 _DATA = [b"", b"a", b"a" * 5_000_000, random.Random(1).randbytes(3_000_000)]

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.lines import read_lines
+from neuronpipe.core.files import read_lines
 
 
 def _file(folder: Path, content: bytes) -> Path:

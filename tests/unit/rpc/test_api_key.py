@@ -1,10 +1,10 @@
-"""rpc/api_key.py: how a key is shown, and where it must not go in plain text."""
+"""rpc/client.py: how a key is shown, and where it must not go in plain text."""
 
 import logging
 
 import pytest
 
-from neuronpipe.rpc.api_key import key_metadata
+from neuronpipe.rpc.client import key_metadata
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""rpc/connection.py: a client shows its current certificate, and calls end over the connection that they began on."""
+"""rpc/client.py: a client shows its current certificate, and calls end over the connection that they began on."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.platform.tls import ServerTls, TlsFiles
-from neuronpipe.rpc import connection as rpc_connection
-from neuronpipe.rpc.connection import Connection
+from neuronpipe.rpc import client as rpc_client
+from neuronpipe.rpc.client import Connection
 from neuronpipe.rpc.grpcio import peer_names, server_credentials
 from tests.certificates import Authority, replace
 from tests.unit.soon import soon
@@ -68,7 +68,7 @@ async def connection(
     server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Connection[_Stubs]]:
     """A connection that looks at its files before each call."""
-    monkeypatch.setattr(rpc_connection, "LOOK_EVERY_S", 0)
+    monkeypatch.setattr(rpc_client, "LOOK_EVERY_S", 0)
     replace(tmp_path / "ca.crt", _AUTHORITY.certificate)
     _AUTHORITY.issue("first.example").write(tmp_path / "client")
     one = Connection(server.target, _Stubs, tls=_files(tmp_path))

@@ -1,4 +1,4 @@
-"""rpc/health_check.py, and the command for containers: 0 where a server is serving, 1 where it is not."""
+"""rpc/client.py, and the command for containers: 0 where a server is serving, 1 where it is not."""
 
 import socket
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from neuronpipe import cli
 from neuronpipe.core.errors import Unavailable
-from neuronpipe.rpc.health_check import check_health
+from neuronpipe.rpc.client import check_health
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

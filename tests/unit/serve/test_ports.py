@@ -1,11 +1,11 @@
-"""serve/ports.py: a port that processes of one service share, and no others."""
+"""serve/fronts.py: a port that processes of one service share, and no others."""
 
 import socket
 
 import pytest
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.serve.ports import shared_port
+from neuronpipe.serve.fronts import shared_port
 
 
 def _listener(address: str) -> socket.socket:

@@ -8,9 +8,7 @@ import asyncio
 import json
 import random
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -22,6 +20,7 @@ from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.api.v1.jobs_pb2 import JobResult, SubmitInferenceRequest
 from neuronpipe.bulk.jobs.job import Invocation, Job, Progress
 from neuronpipe.bulk.jobs.post import Answer, Destination, PostFailed, post, resolve
+from neuronpipe.core.background import Places
 from neuronpipe.core.errors import (
     Cancelled,
     InvalidInput,
@@ -38,9 +37,7 @@ from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.platform.storage import ObjectUri, Storage, StorageError
 from neuronpipe.platform.tls import TlsFiles
-from neuronpipe.rpc.api_key import key_metadata
-from neuronpipe.rpc.client import error_of
-from neuronpipe.rpc.connection import Connection
+from neuronpipe.rpc.client import Connection, error_of, key_metadata
 
 ResultT = TypeVar("ResultT")
 
@@ -48,45 +45,6 @@ ResultT = TypeVar("ResultT")
 _ANSWER_S = 5.0
 # Between attempts while the gateway cannot be reached: doubled each time.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0
-
-
-class Places:
-    """Calls at once, of all tenants. Those of tenants that wait for a place get them in turns."""
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the tenant whose turn is next is the first
-
-    @asynccontextmanager
-    async def place(self, tenant: str) -> AsyncIterator[None]:
-        """A place for as long as the block runs."""
-        if self._free:
-            self._free -= 1
-        else:
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(tenant, deque()).append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():
-                    self._pass_on()
-                raise
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        while self._waiting:
-            tenant, turns = next(iter(self._waiting.items()))
-            turn = turns.popleft()
-            del self._waiting[tenant]
-            if turns:
-                self._waiting[tenant] = turns
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
 
 
 class Gateway:
@@ -131,7 +89,7 @@ class Gateway:
         while True:
             if closed_s := self._closed_until_s.get(tenant, 0.0) - time.monotonic():
                 await asyncio.sleep(max(0.0, closed_s))
-            async with self._places.place(tenant):
+            async with self._places.taken(tenant):
                 if self._closed_until_s.get(tenant, 0.0) > time.monotonic():
                     continue  # another call of the tenant was refused meanwhile
                 sent()

@@ -30,14 +30,7 @@ from neuronpipe.bulk.jobs.post import check_host
 from neuronpipe.bulk.jobs.settings import MAX_TTL_S, MAX_WORK_S, JobSettings, read_secret
 from neuronpipe.core.background import run_beside
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import (
-    AlreadyExists,
-    InvalidInput,
-    JobNotFound,
-    NeuronpipeError,
-    NotConfigured,
-    Overloaded,
-)
+from neuronpipe.core.errors import AlreadyExists, InvalidInput, JobNotFound, NeuronpipeError, NotConfigured, Overloaded
 from neuronpipe.core.packed import Packed
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import InferenceRequest

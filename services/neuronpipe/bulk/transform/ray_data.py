@@ -19,15 +19,7 @@ import ray.data
 
 from neuronpipe.bulk.transform.near_engine import TransformSettings, find_bundle, running_near_engine
 from neuronpipe.bulk.transform.run import RunShards
-from neuronpipe.bulk.transform.shards import (
-    NAMED_ERRORS,
-    DoneShard,
-    Progress,
-    RowError,
-    Shard,
-    ShardWork,
-    run_shards,
-)
+from neuronpipe.bulk.transform.shards import NAMED_ERRORS, DoneShard, Progress, RowError, Shard, ShardWork, run_shards
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 
 LOCAL = "local"

@@ -19,8 +19,8 @@ from neuronpipe.core.addresses import is_loopback
 from neuronpipe.core.callers import current_caller, enter_caller
 from neuronpipe.core.calls import Call, internal_error
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
-from neuronpipe.core.inflating import Truncated
 from neuronpipe.core.names import ON_BEHALF, ROUTE_KEY, TRACEPARENT, TRACESTATE
+from neuronpipe.core.parsing import Truncated
 from neuronpipe.core.tracing import SpanContext, new_request_id
 from neuronpipe.doors.http.bodies import read_body, write_body
 from neuronpipe.doors.http.caller import Caller, Receive, too_large

@@ -8,15 +8,7 @@ from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from pydantic import (
-    AliasChoices,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-    create_model,
-    model_validator,
-)
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
 
 from neuronpipe.api.protos import field_comments
 from neuronpipe.doors.http.bodies import Body, Many, read_base64

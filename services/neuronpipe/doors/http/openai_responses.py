@@ -16,7 +16,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TextGenerationInput,
 )
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.generation_options import OPTIONS, message_fields
+from neuronpipe.core.generation_options import OPTIONS, message_fields, with_drawing
 from neuronpipe.core.model import with_fields
 from neuronpipe.doors.http.bodies import Body, Count, Many, Unsupported, only, option_field, write_body
 from neuronpipe.doors.http.events import event_response
@@ -134,11 +134,7 @@ def _text(content: str | list[SaidPart]) -> str:
 
 def _options(body: ResponsesRequest) -> GenerationOptions:
     """Raises InvalidInput."""
-    given = {name: value for name in _DRAWING if (value := getattr(body, name)) is not None}
-    if given.get("temperature") == 0:
-        given = {"do_sample": False}
-    elif given:
-        given["do_sample"] = True
+    given = with_drawing({name: value for name in _DRAWING if (value := getattr(body, name)) is not None})
     form = body.text.format
     if form and form.type == "json_object":
         given["json_object"] = True

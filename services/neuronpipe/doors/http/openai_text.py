@@ -22,7 +22,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TopLogprob,
 )
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.generation_options import DRAWING, OPTIONS, message_fields
+from neuronpipe.core.generation_options import DRAWING, OPTIONS, message_fields, with_drawing
 from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
@@ -413,10 +413,7 @@ def _forms(body: CompletionOptions) -> Iterator[tuple[str, str, Any]]:
 
 
 def _options(body: CompletionOptions, max_tokens: int | None, top_logprobs: int | None) -> GenerationOptions:
-    """The options. Tokens are drawn where something says how; a temperature of 0 says that they are not.
-
-    Raises InvalidInput.
-    """
+    """Raises InvalidInput."""
     named = {name: getattr(body, one.openai) for name, one in OPTIONS.items() if one.openai}
     given = {name: value for name, value in named.items() if value is not None}
     stops = given.get("stop_strings", ())  # OpenAI ignores empty ones
@@ -428,14 +425,11 @@ def _options(body: CompletionOptions, max_tokens: int | None, top_logprobs: int 
         given[name] = value
     drawn = [name for name in DRAWING if name in given]
     texts, beams = body.n or 1, given.get("num_beams", 1)
-    if given.get("temperature") == 0:
-        if texts > 1 and beams == 1:
-            raise InvalidInput("n", "must be 1 with a temperature of 0, which gives the same text each time")
-        given = {"do_sample": False} | {name: value for name, value in given.items() if name not in drawn}
-    elif drawn and beams > 1:
+    if given.get("temperature") == 0 and texts > 1 and beams == 1:
+        raise InvalidInput("n", "must be 1 with a temperature of 0, which gives the same text each time")
+    if drawn and beams > 1 and given.get("temperature") != 0:
         raise InvalidInput(drawn[0], "cannot be combined with num_beams, which draws nothing")
-    elif drawn or (texts > 1 and beams == 1):
-        given["do_sample"] = True
+    given = with_drawing(given, is_drawn=texts > 1 and beams == 1)
     if "seed" in given:
         given["seed"] %= _SEEDS
     if given.get("top_k") == -1:

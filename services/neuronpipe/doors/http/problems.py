@@ -4,23 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neuronpipe.core.errors import (
-    AlreadyExists,
-    Cancelled,
-    ChangeRefused,
-    DeadlineExceeded,
-    InternalError,
-    InvalidInput,
-    JobNotFound,
-    ModelNotFound,
-    NeuronpipeError,
-    NotAllowed,
-    NotConfigured,
-    Overloaded,
-    Unauthenticated,
-    Unavailable,
-    WrongTask,
-)
+from neuronpipe.core import errors
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded, Unauthenticated, Unavailable
 
 # What a caller shall wait where the server stops or starts: another one answers, or this one does soon.
 _UNAVAILABLE_RETRY_S = 1.0
@@ -37,20 +22,20 @@ class ErrorCodes:
 
 
 CODES: dict[type[NeuronpipeError], ErrorCodes] = {
-    Unauthenticated: ErrorCodes(401, "invalid_request_error", "invalid_api_key", "Unauthorized"),
-    InvalidInput: ErrorCodes(400, "invalid_request_error", "invalid_input", "Validation"),
-    ModelNotFound: ErrorCodes(404, "invalid_request_error", "model_not_found", "Validation"),
-    WrongTask: ErrorCodes(400, "invalid_request_error", "wrong_task", "Validation"),
-    JobNotFound: ErrorCodes(404, "invalid_request_error", "job_not_found", "Validation"),
-    AlreadyExists: ErrorCodes(409, "invalid_request_error", "already_exists", "Validation"),
-    NotAllowed: ErrorCodes(403, "invalid_request_error", "not_allowed", "Validation"),
-    ChangeRefused: ErrorCodes(412, "invalid_request_error", "change_refused", "Validation"),
-    NotConfigured: ErrorCodes(501, "invalid_request_error", "not_configured", "Validation"),
-    Overloaded: ErrorCodes(429, "rate_limit_error", "rate_limit_exceeded", "Overloaded"),
-    DeadlineExceeded: ErrorCodes(504, "server_error", "deadline_exceeded", "Backend"),
-    Cancelled: ErrorCodes(499, "server_error", "cancelled", "Backend"),
-    Unavailable: ErrorCodes(503, "server_error", "unavailable", "Unhealthy"),
-    InternalError: ErrorCodes(500, "server_error", "internal_error", "Backend"),
+    errors.Unauthenticated: ErrorCodes(401, "invalid_request_error", "invalid_api_key", "Unauthorized"),
+    errors.InvalidInput: ErrorCodes(400, "invalid_request_error", "invalid_input", "Validation"),
+    errors.ModelNotFound: ErrorCodes(404, "invalid_request_error", "model_not_found", "Validation"),
+    errors.WrongTask: ErrorCodes(400, "invalid_request_error", "wrong_task", "Validation"),
+    errors.JobNotFound: ErrorCodes(404, "invalid_request_error", "job_not_found", "Validation"),
+    errors.AlreadyExists: ErrorCodes(409, "invalid_request_error", "already_exists", "Validation"),
+    errors.NotAllowed: ErrorCodes(403, "invalid_request_error", "not_allowed", "Validation"),
+    errors.ChangeRefused: ErrorCodes(412, "invalid_request_error", "change_refused", "Validation"),
+    errors.NotConfigured: ErrorCodes(501, "invalid_request_error", "not_configured", "Validation"),
+    errors.Overloaded: ErrorCodes(429, "rate_limit_error", "rate_limit_exceeded", "Overloaded"),
+    errors.DeadlineExceeded: ErrorCodes(504, "server_error", "deadline_exceeded", "Backend"),
+    errors.Cancelled: ErrorCodes(499, "server_error", "cancelled", "Backend"),
+    errors.Unavailable: ErrorCodes(503, "server_error", "unavailable", "Unhealthy"),
+    errors.InternalError: ErrorCodes(500, "server_error", "internal_error", "Backend"),
 }
 
 

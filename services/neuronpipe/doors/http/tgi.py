@@ -8,13 +8,7 @@ from typing import Any
 from neuronpipe.doors.http.bodies import Body, write_body
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.huggingface_bodies import GenerateParameters
-from neuronpipe.doors.http.huggingface_texts import (
-    TEXT_FIELDS,
-    answer_tokens,
-    form_fields,
-    read_one_prompt,
-    write_text,
-)
+from neuronpipe.doors.http.huggingface_texts import TEXT_FIELDS, answer_tokens, form_fields, read_one_prompt, write_text
 from neuronpipe.doors.http.problems import TGI_ERROR
 from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.gateway.catalog import Catalog

@@ -21,7 +21,7 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TokenizationInput, Truncation
 from neuronpipe.client import Client
 from neuronpipe.core.errors import NeuronpipeError, SetupError
-from neuronpipe.core.lines import read_lines
+from neuronpipe.core.files import read_lines
 from neuronpipe.core.task_inputs import FIELDS, GENERATING, NEEDED
 from neuronpipe.measure.load.request import GenerationLoad, LoadRequest
 

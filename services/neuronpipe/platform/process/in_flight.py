@@ -1,6 +1,6 @@
 """Counts and limits the calls in flight in one process, over all of its doors, and refuses calls while it drains.
 
-Also limits the messages that are being received, or turned into objects.
+Also limits the messages that are being received, or turned into objects, and ends what waits for callers for too long.
 """
 
 import asyncio
@@ -8,19 +8,71 @@ import heapq
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
+from neuronpipe.core.background import Places
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded, Unavailable
-from neuronpipe.core.inflating import inflate
-from neuronpipe.core.metrics import Meters
+from neuronpipe.core.metrics import Counter, Meters
 from neuronpipe.core.names import Metrics
-from neuronpipe.platform.process.caller_waits import CallerWaits
+from neuronpipe.core.parsing import inflate
 from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
+
+# Where too many wait, the one that has waited longest is ended; not before this time, in which any network delivers.
+_PATIENCE_S = 5.0
+
+
+class CallerWaits:
+    """What waits in one way. As all of it may wait equally long, the first is always due first.
+
+    `limit_s`: 0: for ever. `max_waits`: how many may wait at once. `ended`: counts those that were ended.
+    """
+
+    def __init__(self, limit_s: float, max_waits: int, ended: Counter) -> None:
+        self._limit_s = limit_s
+        self._max_waits = max_waits
+        self._ended = ended
+        self._waits: dict[int, tuple[float, Callable[[bool], None]]] = {}
+        self._numbers = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, end: Callable[[bool], None]) -> int:
+        """Something waits from now on. `end` is called where it waits for too long, with whether that was the time
+        limit; else another needs its place. Returns the number for `done`.
+        """
+        number, now_s = next(self._numbers), time.monotonic()
+        self._waits[number] = now_s, end
+        if len(self._waits) > self._max_waits and now_s - self._first_began_s() > _PATIENCE_S:
+            self._end_first(is_late=False)
+        if self._timer is None and self._limit_s:
+            self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._look)
+        return number
+
+    def done(self, number: int) -> None:
+        """It no longer waits. May be called again."""
+        self._waits.pop(number, None)
+
+    def _look(self) -> None:
+        """One timer serves all, as hardly anything waits until its limit."""
+        self._timer = None
+        due_s = time.monotonic() - self._limit_s
+        while self._waits and self._first_began_s() <= due_s:
+            self._end_first(is_late=True)
+        if self._waits:
+            wait_s = max(0.0, self._first_began_s() - due_s)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+
+    def _first_began_s(self) -> float:
+        return self._waits[next(iter(self._waits))][0]
+
+    def _end_first(self, *, is_late: bool) -> None:
+        _, end = self._waits.pop(next(iter(self._waits)))
+        self._ended.add()
+        end(is_late)
+
 
 # Last resort behind the gateway's admission control and the executor's queues: calls in one process, of all services.
 MAX_CALLS = 4096
@@ -51,9 +103,9 @@ class _Reading(Claim):
 
     __slots__ = ("_new_reads", "taken_s")
 
-    def __init__(self, connection: str, refuse: Callable[[NeuronpipeError], None], new_reads: "_NewReads") -> None:
+    def __init__(self, connection: str, refuse: Callable[[NeuronpipeError], None], new_reads: Places) -> None:
         super().__init__(connection, refuse)
-        self._new_reads: _NewReads | None = new_reads
+        self._new_reads: Places | None = new_reads
         # As of the last check. Time by which the event loop was late does not count.
         self.taken_s = 0.0
 
@@ -61,41 +113,7 @@ class _Reading(Claim):
         """It is not new any more. May be called again."""
         if new_reads := self._new_reads:
             self._new_reads = None
-            new_reads.end()
-
-
-class _NewReads:
-    """Lets a few reads be new at once.
-
-    asyncio.Semaphore would search all waiting reads when one leaves: under overload, these are thousands.
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def begin(self) -> None:
-        """Waits until a read may begin."""
-        if self._count < _MAX_NEW_READS:
-            self._count += 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():
-                self.end()
-            raise
-
-    def end(self) -> None:
-        """A read is not new any more."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._count -= 1
+            new_reads.leave()
 
 
 class InFlight:
@@ -125,7 +143,7 @@ class InFlight:
         self._max_message_bytes = max_message_bytes
         self.budget = ReceivingBudget(max_message_bytes, max_receiving_bytes)
         # Of work, and of what doors answer themselves, such as health, which needs no credentials.
-        self._new_reads, self._own_new_reads = _NewReads(), _NewReads()
+        self._new_reads, self._own_new_reads = Places(_MAX_NEW_READS), Places(_MAX_NEW_READS)
         # Messages that are being received, by the time of their next check. Those that have ended stay until then.
         self._due: list[tuple[float, int, _Reading]] = []
         self._makers: ThreadPoolExecutor | None = None
@@ -183,7 +201,7 @@ class InFlight:
         If it takes long and the budget has no room for it, `refuse` is called, which must end the read.
         """
         new_reads = self._new_reads if is_work else self._own_new_reads
-        await new_reads.begin()
+        await new_reads.take()
         reading = _Reading(connection, refuse, new_reads)
         self._look_at(reading, time.monotonic() + _QUICK_S)
         arrival = self._begin_arrival(refuse)

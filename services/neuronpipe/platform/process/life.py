@@ -7,6 +7,7 @@ refuse new calls, finish those in flight within the grace period → unload.
 import asyncio
 import gc
 import os
+import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,7 +20,6 @@ from neuronpipe.core.metrics import Meters
 from neuronpipe.platform.process.door import Door, Handler
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
-from neuronpipe.platform.process.open_files import make_room_for
 from neuronpipe.platform.process.settings import ProcessSettings
 
 # The time limit for unloading models after all calls have ended. A device that hangs must not keep the process alive.
@@ -180,3 +180,20 @@ async def serve(
 def _end_process() -> None:
     log_warning("a batch did not end; the process ends without it", limit_s=_UNLOAD_LIMIT_S)
     os._exit(1)
+
+
+# For everything else: bundles, libraries, pipes, connections to other services.
+_OTHER_FILES = 512
+
+
+def make_room_for(connections: int) -> None:
+    """Raises the process's own limit as far as it may; logs a warning where that is not enough."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if allowed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        log_warning("max_connections is more than the limit for open files allows", open_files=allowed, needed=wanted)

@@ -14,11 +14,10 @@ from ngh2 import NGH2Error
 
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError
-from neuronpipe.platform.process.caller_waits import CallerWaits
+from neuronpipe.platform.process.in_flight import CallerWaits
 from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
-from neuronpipe.rpc.call_end import end_of
 from neuronpipe.rpc.http2.stream import INTERNAL, RESOURCE_EXHAUSTED, Carrier, Stream
-from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions
+from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions, end_of
 
 REFUSED_STREAM = 0x7  # RFC 9113, 7
 _CANCELLED = 1  # google.rpc.Code

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ngh2 import Connection as Engine
 
-from neuronpipe.core.inflating import Truncated, inflate
+from neuronpipe.core.parsing import Truncated, inflate
 from neuronpipe.rpc.transport import CallEnd
 
 INTERNAL, UNIMPLEMENTED, RESOURCE_EXHAUSTED, UNAVAILABLE = 13, 12, 8, 14  # google.rpc.Code

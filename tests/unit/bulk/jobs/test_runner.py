@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from neuronpipe.bulk.jobs.runner import Gateway, Places
+from neuronpipe.bulk.jobs.runner import Gateway
+from neuronpipe.core.background import Places
 from neuronpipe.core.errors import NeuronpipeError, Overloaded, Unavailable
 
 
@@ -61,7 +62,7 @@ async def test_tenants_get_places_in_turns() -> None:
     order: list[str] = []
 
     async def use(tenant: str) -> None:
-        async with places.place(tenant):
+        async with places.taken(tenant):
             order.append(tenant)
             await asyncio.sleep(0)
 
@@ -74,7 +75,7 @@ async def test_one_who_leaves_as_a_place_comes_passes_it_on() -> None:
     ends, has_place = asyncio.Event(), asyncio.Event()
 
     async def use(wait: Callable[[], Awaitable[object]]) -> None:
-        async with places.place("a"):
+        async with places.taken("a"):
             has_place.set()
             await wait()
 

@@ -1,11 +1,11 @@
-"""platform/process/open_files.py: room for connections among the open files."""
+"""platform/process/life.py: room for connections among the open files."""
 
 import logging
 import resource
 
 import pytest
 
-from neuronpipe.platform.process import open_files
+from neuronpipe.platform.process import life
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,6 @@ def test_the_limit_is_raised_as_far_as_it_may_and_no_further(
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: raised.append(limits))
     with caplog.at_level(logging.WARNING, logger="neuronpipe"):
-        open_files.make_room_for(4096)  # and 512 files of others
+        life.make_room_for(4096)  # and 512 files of others
     assert raised == ([(raised_to, hard)] if raised_to else [])
     assert bool(caplog.records) == warns

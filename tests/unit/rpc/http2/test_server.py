@@ -33,9 +33,8 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.tls import ServerTls, TlsFiles
-from neuronpipe.rpc.call_end import end_of
 from neuronpipe.rpc.http2.server import Http2Server
-from neuronpipe.rpc.transport import CallEnd, ServerCall, ServerOptions
+from neuronpipe.rpc.transport import CallEnd, ServerCall, ServerOptions, end_of
 from tests.certificates import Authority
 from tests.interop import frames
 from tests.unit.soon import soon
