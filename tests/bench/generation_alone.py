@@ -110,7 +110,7 @@ async def _serve_engine(pipe: _Pipe, folder: Path) -> None:
 
             async def call(prompt_tokens: int, new_tokens: int, report: Report) -> None:
                 while True:
-                    await generator.generate(_item(bundle.spec, next(numbers), prompt_tokens, new_tokens, report))
+                    await generator.generate(make_item(bundle.spec, next(numbers), prompt_tokens, new_tokens, report))
 
             calls = [asyncio.create_task(call(prompt_tokens, new_tokens, report)) for _ in range(callers)]
             await asyncio.wait(calls, timeout=WARM_UP_S + seconds, return_when=asyncio.FIRST_EXCEPTION)
@@ -123,7 +123,7 @@ async def _serve_engine(pipe: _Pipe, folder: Path) -> None:
             pipe.send(tokens / seconds)
 
 
-def _item(spec: ModelSpec, number: int, prompt_tokens: int, new_tokens: int, report: Report) -> ExecuteItem:
+def make_item(spec: ModelSpec, number: int, prompt_tokens: int, new_tokens: int, report: Report) -> ExecuteItem:
     prompt = np.random.default_rng(number).integers(FIRST_WORD, VOCABULARY, prompt_tokens, np.int32)
     given = GenerationOptions(max_new_tokens=new_tokens, min_new_tokens=new_tokens)
     options = complete_options(given, spec, prompt_tokens)

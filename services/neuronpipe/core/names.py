@@ -450,7 +450,9 @@ class Metrics:
         *_OF_MODEL,
     )
     INTER_TOKEN_LATENCY = _durations(
-        "neuronpipe.generation.inter_token_latency", "times between two tokens of a text", *_OF_MODEL
+        "neuronpipe.generation.inter_token_latency",
+        "times between two tokens of a text, or between those that come together",
+        *_OF_MODEL,
     )
     TIME_PER_OUTPUT_TOKEN = _durations(
         "neuronpipe.generation.time_per_output_token",
@@ -474,6 +476,18 @@ class Metrics:
     )
     CACHED_PROMPT_TOKENS = _counter(
         "neuronpipe.generation.cached_tokens", "{token}", "tokens of prompts found in the key-value cache", *_OF_MODEL
+    )
+    DRAFT_TOKENS = _counter(
+        "neuronpipe.generation.draft_tokens",
+        "{token}",
+        "tokens guessed by prompt lookup",
+        *_OF_MODEL,
+    )
+    ACCEPTED_TOKENS = _counter(
+        "neuronpipe.generation.accepted_tokens",
+        "{token}",
+        "guessed tokens that were right",
+        *_OF_MODEL,
     )
     PREEMPTIONS = _counter(
         "neuronpipe.generation.preemptions", "{preemption}", "sequences that gave their blocks back", *_OF_MODEL

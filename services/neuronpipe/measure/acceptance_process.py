@@ -111,10 +111,10 @@ def token_throughput(
     if of_source:
         model.read(source, of_source)
 
-    def runs(first: int, length: int, *, is_scored: bool) -> Iterator[Run]:
+    def runs(first: int, length: int, scored: int) -> Iterator[Run]:
         ids = [token % vocabulary for token in range(first, first + length)]
         for own in blocks:
-            yield Run(ids, first, list(own), is_scored, len(source), of_source)
+            yield Run(ids, first, list(own), scored, len(source), of_source)
 
     prompt, prompt_s, steps = max(1, shape.tokens // 2), list[float](), list[float]()
     end_s = time.monotonic() + seconds
@@ -124,11 +124,11 @@ def token_throughput(
             sum(
                 _timed(lambda run=run: model.compute([run]))  # type: ignore[misc]
                 for first in parts
-                for run in runs(first, min(_PART_TOKENS, prompt - first), is_scored=False)
+                for run in runs(first, min(_PART_TOKENS, prompt - first), 0)
             )
         )
         for position in range(prompt, shape.tokens):
-            step = list(runs(position, 1, is_scored=True))
+            step = list(runs(position, 1, 1))
             steps.append(_timed(lambda step=step: model.compute(step)))  # type: ignore[misc]
             if time.monotonic() >= end_s:
                 break

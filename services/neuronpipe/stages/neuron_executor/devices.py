@@ -128,6 +128,7 @@ class Devices:
             max_queue_sequences=self._limits.max_queue_sequences,
             max_prompt_wait_s=self._settings.max_prompt_wait_s,
             step_limit_s=self._settings.batch_limit_s,
+            prompt_lookup_tokens=self._settings.prompt_lookup_tokens,
         )
         self.start(generator.work())
         log("model ready", model=bundle.spec.name, version=bundle.spec.version, blocks=model.blocks)
@@ -219,8 +220,8 @@ def _warm_up(model: DecoderModel, spec: ModelSpec, step_tokens: int) -> None:
         model.read([0], source)
     count = min(len(start) or step_tokens, spec.max_tokens - 1, (model.blocks - len(source)) * model.block_tokens - 1)
     blocks = range(len(source), model.blocks)
-    model.compute([Run([0] * count, 0, blocks, True, len(source), source)])
-    model.compute([Run([0], count, blocks, True, len(source), source)])
+    model.compute([Run([0] * count, 0, blocks, 1, len(source), source)])
+    model.compute([Run([0], count, blocks, 1, len(source), source)])
 
 
 @asynccontextmanager

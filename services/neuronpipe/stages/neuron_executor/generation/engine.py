@@ -33,6 +33,7 @@ from neuronpipe.stages.neuron_executor.generation.grammars import Grammars, Text
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver, StepRecord
 from neuronpipe.stages.neuron_executor.generation.pace import Pace
 from neuronpipe.stages.neuron_executor.generation.planner import Planner, Row, Sequence
+from neuronpipe.stages.neuron_executor.generation.prompt_lookup import PromptLookup
 from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
 from neuronpipe.stages.neuron_executor.generation.steps import Progress, StepLoop
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, DecoderModel
@@ -69,16 +70,21 @@ class Generator:
         max_queue_sequences: int,
         max_prompt_wait_s: float,
         step_limit_s: float,
+        prompt_lookup_tokens: int = 0,
     ) -> None:
         """`tokenizer_json`: the model's tokenizer, which is read when a text must first have a grammar.
 
         `max_prompt_wait_s`: a prompt that would wait longer for its first step is refused; 0: no limit.
 
         `step_limit_s`: a step that takes longer counts as hung; see `work`.
+
+        `prompt_lookup_tokens`: of a draft, see prompt_lookup.py; none where the model scores the ends of runs only.
         """
         self.spec = spec
         pool = BlockPool(model.blocks, model.block_tokens)
         self.planner = Planner(pool, Pace(model.part_tokens), max_sequences, step_tokens)
+        self._most_scored = model.part_tokens if model.scores_all else 1
+        self._draft_tokens = prompt_lookup_tokens if model.scores_all else 0
         self._grammars = Grammars(spec, tokenizer_json)
         self._kind = input_kind(spec)
         self._tracer = telemetry.tracer
@@ -190,7 +196,7 @@ class Generator:
     def _tell_one(self, one: Progress) -> None:
         future, report = one.sequence.future, one.sequence.report
         if one.gap_ns is not None:
-            self._observer.token(one.gap_ns, is_first=one.is_first)
+            self._observer.tokens(one.count, one.gap_ns, is_first=one.is_first)
         if report and one.tokens:
             report(one.tokens)
         if isinstance(one.ends_by, NeuronpipeError):
@@ -229,6 +235,8 @@ class Generator:
             item.report,
             asyncio.get_running_loop().create_future(),
             source_ids,
+            most_scored=self._most_scored,
+            lookup=None if searches or not self._draft_tokens else PromptLookup(source_ids, self._draft_tokens),
         )
 
     def _check_room(self, sequence: Sequence) -> None:

@@ -62,6 +62,8 @@ class GenerationObserver:
         self._generated = meters.counter(Metrics.GENERATED, *labels)
         self._prompts = meters.counter(Metrics.PROMPT_TOKENS, *labels)
         self._cached = meters.counter(Metrics.CACHED_PROMPT_TOKENS, *labels)
+        self._drafted = meters.counter(Metrics.DRAFT_TOKENS, *labels)
+        self._accepted = meters.counter(Metrics.ACCEPTED_TOKENS, *labels)
         self._preemptions = meters.counter(Metrics.PREEMPTIONS, *labels)
         self._sizes = meters.histogram(Metrics.BATCH_SIZE, *labels)
         self._durations = meters.histogram(Metrics.BATCH_DURATION, *labels, backend)
@@ -94,10 +96,10 @@ class GenerationObserver:
         self._durations.record(record.ended_ns - record.began_ns, context)
         self._tokens.add(record.tokens)
 
-    def token(self, gap_ns: int, *, is_first: bool) -> None:
-        """Records a token. `gap_ns`: since the one before it; for the first one, since arrival."""
+    def tokens(self, count: int, gap_ns: int, *, is_first: bool) -> None:
+        """Records tokens of a text that come together. `gap_ns`: since those before; for the first, since arrival."""
         (self._first_tokens if is_first else self._gaps).record(gap_ns)
-        self._generated.add()
+        self._generated.add(count)
 
     def finished(self, sequence: Sequence, trace: SpanContext | None) -> None:
         """Records a text that is complete."""
@@ -109,16 +111,21 @@ class GenerationObserver:
             self._longest_gaps.record(figures.longest_gap_ns, trace)
         self._prompts.add(sequence.input_tokens)
         self._cached.add(sequence.cached_tokens)
-        self._preemptions.add(len(sequence.preempted_ns))
+        self._count_work(sequence)
         if trace:
             self._record_spans(sequence, trace, None)
 
     def failed(self, sequence: Sequence, trace: SpanContext | None, error: BaseException) -> None:
         """Records a text that is not complete, or that nobody waits for any more."""
-        self._preemptions.add(len(sequence.preempted_ns))
+        self._count_work(sequence)
         self._meters.counter(Metrics.QUEUE_DROPPED, *self._labels, event_of(error) or _FAILED).add()
         if trace:
             self._record_spans(sequence, trace, error)
+
+    def _count_work(self, sequence: Sequence) -> None:
+        self._drafted.add(sequence.drafted)
+        self._accepted.add(sequence.accepted)
+        self._preemptions.add(len(sequence.preempted_ns))
 
     def _record_step(self, span: Span, record: StepRecord) -> None:
         """Records a step, with links to texts in it, and back."""

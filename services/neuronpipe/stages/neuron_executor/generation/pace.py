@@ -13,7 +13,7 @@ class Pace:
     """Means of what one model measured lately. `part_tokens`: the least of a prompt in a step, so that it is read."""
 
     def __init__(self, part_tokens: int) -> None:
-        self._part_tokens = part_tokens
+        self.part_tokens = part_tokens
         self._answering_s = 0.0
         self._reading_steps = 0
         self._reading_s = self._read_tokens = 0.0
@@ -42,7 +42,7 @@ class Pace:
         if self._reading_steps >= _MOST_READING:
             return 0
         room_s = (_LONGER - 1) * self._answering_s
-        return max(self._part_tokens, room_s * self._read_tokens / self._reading_s)
+        return max(self.part_tokens, room_s * self._read_tokens / self._reading_s)
 
     def wait_s(self, texts: int, places: int) -> float:
         """How long the last of these texts waits for its first step, if so many run side by side."""

@@ -21,6 +21,7 @@ from neuronpipe.core.tracing import Link, SpanContext
 from neuronpipe.stages.neuron_executor.generation.beams import BeamSearch, Step
 from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool, block_digests
 from neuronpipe.stages.neuron_executor.generation.pace import Pace
+from neuronpipe.stages.neuron_executor.generation.prompt_lookup import PromptLookup
 from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
 from neuronpipe.stages.neuron_executor.runtimes.decoder import Run
 
@@ -45,8 +46,10 @@ class Sequence:
     finish reason. `deadline_s`: on time.monotonic()'s clock. `rank`: those with a lower one go first: interactive
     ones before bulk, then the older one. `scope`: see block_digests; of another source it is another one. `source_ids`:
     the text that the model reads first, if it has an encoder; `source_blocks` hold it, once it `is_read`.
-    `prompt_logprobs`: of the prompt's tokens but the first one, if it `scores_prompt`. `trace`: of its span, if its
-    request is sampled; `links`: from there to some of its steps.
+    `prompt_logprobs`: of the prompt's tokens but the first one, if it `scores_prompt`, of which a step takes
+    `most_scored`. `lookup`: makes the `draft` of the step that is planned, see prompt_lookup.py; `drafted`: the tokens
+    of all drafts, and how many were `accepted`. `trace`: of its span, if its request is sampled; `links`: from there to
+    some of its steps.
     """
 
     rank: tuple[bool, bool, int]
@@ -69,6 +72,11 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     scores_prompt: bool = False
+    most_scored: int = 1
+    lookup: PromptLookup | None = None
+    draft: list[int] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
     steps: int = 0
     cached_tokens: int = 0
     preempted_ns: list[int] = field(default_factory=list)
@@ -115,10 +123,9 @@ class Sequence:
 
     @property
     def left(self) -> int:
-        """The tokens that are to be computed before the next one can be chosen, or scored: a graph has the scores after
-        the last token of a run only.
-        """
-        return 1 if self.scores_prompt else len(self.token_ids) - self.computed
+        """The tokens that are to be computed before the next one can be chosen, or of a prompt scored in a step."""
+        left = len(self.token_ids) - self.computed
+        return min(left, self.most_scored) if self.scores_prompt else left
 
     @property
     def figures(self) -> GenerationFigures:
@@ -228,6 +235,11 @@ class Planner:
             planned[sequence] = count
             room -= count * len(sequence.rows) + sequence.unread
             is_reading = is_reading or sequence.unread > 0
+        # More tokens than so many take longer than the drafts of many texts save.
+        room = min(room, self.pace.part_tokens)
+        for sequence in answered:
+            if sequence in planned:
+                room -= self._add_draft(sequence, room)
         return {one: self._runs(one, count) for one, count in planned.items()}
 
     def wait_s(self, sequence: Sequence) -> float:
@@ -252,7 +264,7 @@ class Planner:
             self._pool.release(row.blocks)
 
     def finish(self, sequence: Sequence, count: int) -> None:
-        """So many more tokens of a sequence are computed. Full blocks can be shared from now on."""
+        """So many more tokens of a sequence are computed, which it has. Full blocks can be shared from now on."""
         sequence.computed += count
         sequence.steps += 1
         if sequence.unread:
@@ -315,6 +327,18 @@ class Planner:
         if missing:
             self._take(sequence, count, missing)
         return left
+
+    def _add_draft(self, sequence: Sequence, room: int) -> int:
+        """Adds a draft to a planned sequence, if it has a lookup, and there are free blocks. Returns its tokens."""
+        most = min(room, sequence.options.max_new_tokens - sequence.generated - 1)
+        if not sequence.lookup or most < 1 or sequence.computed + 1 < len(sequence.token_ids):
+            return 0
+        draft = sequence.lookup.draft(sequence.token_ids, most)
+        if (missing := self._missing(sequence, 1 + len(draft))) > self._pool.free:
+            return 0
+        self._take(sequence, 1 + len(draft), missing)
+        sequence.draft = draft
+        return len(draft)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -379,13 +403,14 @@ class Planner:
 
     @staticmethod
     def _runs(sequence: Sequence, count: int) -> list[Run]:
-        end = sequence.computed + count
+        end, draft = sequence.computed + count, sequence.draft
+        scored = count if sequence.scores_prompt else int(end == len(sequence.token_ids))
         return [
             Run(
-                row.token_ids[sequence.computed : end],
+                row.token_ids[sequence.computed : end] + draft,
                 sequence.computed,
                 row.blocks,
-                sequence.scores_prompt or end == len(row.token_ids),
+                scored + len(draft),
                 len(sequence.source_ids),
                 sequence.source_blocks,
             )

@@ -24,7 +24,8 @@ _END, _LENGTH = FinishReason.FINISH_REASON_END, FinishReason.FINISH_REASON_LENGT
 _HANGS_AFTER = 10
 _NOT_COMPUTED = "the model could not compute this input"
 
-_Chosen = int | list[Step] | NeuronpipeError
+# Tokens, or those of a search.
+_Chosen = tuple[int, ...] | list[Step] | NeuronpipeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Progress:
     """What a sequence has got. `ends_by`: why it ends there, a finish reason or an error; None: it goes on.
 
     `gap_ns`: since the token before, or for the first one since arrival; None where there is no token. `tokens`: for
-    its listener, if it has one.
+    its listener, if it has one. `count`: how many tokens of its text there are, which come together.
     """
 
     sequence: Sequence
@@ -40,6 +41,7 @@ class Progress:
     gap_ns: int | None = None
     is_first: bool = False
     tokens: NewTokens | None = None
+    count: int = 0
 
 
 class StepLoop:
@@ -129,7 +131,7 @@ class StepLoop:
         self._tell(progress, record.ended(ended_ns))
 
     def _compute(self, planned: Mapping[Sequence, list[Run]]) -> dict[Sequence, _Chosen]:
-        """Computes a step. Returns the next token of each sequence that is scored, and the error of each that failed.
+        """Computes a step. Returns the next tokens of each sequence that is scored, and the error of each that failed.
 
         Raises DecoderLost, and what the step as a whole raises.
         """
@@ -149,10 +151,10 @@ class StepLoop:
         scores = self._model.compute([run for runs in computed.values() for run in runs])
         row = 0
         for sequence, runs in computed.items():
-            if not runs[0].is_scored:
+            if not runs[0].scored:
                 continue
             try:
-                if (next_ := _choose(sequence, scores, row)) is not None:
+                if (next_ := _choose(sequence, scores, row, runs[0])) is not None:
                     chosen[sequence] = next_
             except NotFinite:
                 chosen[sequence] = InternalError("the model's outputs for this input are not finite")
@@ -160,7 +162,7 @@ class StepLoop:
                 chosen[sequence] = error
             except Exception as fault:
                 chosen[sequence] = self._fault("a token could not be chosen", fault, "the next token was not chosen")
-            row += len(runs)
+            row += len(runs) * runs[0].scored
         return chosen
 
     def _fault(self, event: str, fault: Exception, told: str) -> InternalError:
@@ -171,36 +173,40 @@ class StepLoop:
     def _advance(
         self, planned: Mapping[Sequence, list[Run]], chosen: Mapping[Sequence, _Chosen], now_ns: int
     ) -> Iterable[Progress]:
-        """Gives each sequence of a step its token, and ends those that are complete, and those that failed."""
+        """Gives each sequence of a step its tokens, and ends those that are complete, and those that failed."""
         for sequence, runs in planned.items():
             next_ = chosen.get(sequence)
             if isinstance(next_, NeuronpipeError):
                 yield self._fail(sequence, next_)  # its blocks are not published: others would share what is in them
                 continue
-            self._planner.finish(sequence, len(runs[0].token_ids))
+            refused = 0
+            if isinstance(next_, tuple):
+                sequence.token_ids.extend(next_)
+                refused = _note_draft(sequence, len(next_) - 1)
+            self._planner.finish(sequence, len(runs[0].token_ids) - refused)
             if next_ is None or sequence.future.done():  # a part of its prompt; or its caller has left
                 continue
             is_first, before_ns = not sequence.first_token_ns, sequence.last_token_ns or sequence.arrived_ns
             reason = self._go_on(sequence, next_)
             sequence.note(now_ns)
             tokens = None
-            if sequence.report and isinstance(next_, int):
-                tokens = NewTokens((next_,), sequence.figures, sequence.logprobs)
+            if sequence.report and isinstance(next_, tuple):
+                tokens = NewTokens(next_, sequence.figures, sequence.logprobs)
             if reason:
                 self._planner.end(sequence)
                 self._planner.pace.note_text((now_ns - sequence.started_ns) / 1e9)
-            yield Progress(sequence, reason, now_ns - before_ns, is_first, tokens)
+            count = len(next_) if isinstance(next_, tuple) else 1
+            yield Progress(sequence, reason, now_ns - before_ns, is_first, tokens, count)
 
-    def _go_on(self, sequence: Sequence, next_: int | list[Step]) -> int | None:
-        """Adds the next token, to all texts of a search. Returns why the text ends there, or None."""
-        if not isinstance(next_, int):
+    def _go_on(self, sequence: Sequence, next_: tuple[int, ...] | list[Step]) -> int | None:
+        """Adds the next token to all texts of a search. Returns why the text ends there, or None."""
+        if isinstance(next_, list):
             if next_:
                 self._planner.fork(sequence, next_)
                 return None
             assert isinstance(sequence.chooser, BeamSearch)  # noqa: S101 (it has chosen)
             return sequence.chooser.best[0].finish_reason
-        sequence.token_ids.append(next_)
-        if next_ in sequence.end_token_ids:
+        if next_[-1] in sequence.end_token_ids:
             return _END
         return _LENGTH if sequence.generated >= sequence.options.max_new_tokens else None
 
@@ -216,20 +222,38 @@ class StepLoop:
         return Progress(sequence, error)
 
 
-def _choose(sequence: Sequence, scores: Scores, row: int) -> int | list[Step] | None:
-    """The next token of a sequence, or of its texts, whose scores begin with a row; None where it is there already, and
-    is scored. Raises NotFinite.
+def _choose(sequence: Sequence, scores: Scores, row: int, run: Run) -> tuple[int, ...] | list[Step] | None:
+    """The next tokens of a sequence, or of its texts, whose scores begin with a row; None where they are there already,
+    and are scored. Raises NotFinite.
     """
-    known = sequence.computed + 1
-    if sequence.scores_prompt and known < len(sequence.token_ids):
-        if len(sequence.prompt_logprobs) < known < sequence.prompt_tokens:  # or it was scored before a preemption
-            most = sequence.options.top_logprobs
-            sequence.prompt_logprobs.append(token_logprobs(sequence.token_ids[known], scores, row, most))
-        return None
+    drafted = len(sequence.draft)
+    if sequence.scores_prompt:
+        for known in range(sequence.computed + 1, sequence.computed + 1 + run.scored - drafted):
+            if len(sequence.prompt_logprobs) < known < sequence.prompt_tokens:  # or scored before a preemption
+                place, most = row + known - sequence.computed - 1, sequence.options.top_logprobs
+                sequence.prompt_logprobs.append(token_logprobs(sequence.token_ids[known], scores, place, most))
+        if run.past + len(run.token_ids) < len(sequence.token_ids):
+            return None
     if isinstance(sequence.chooser, BeamSearch):
         rows = slice(row, row + len(sequence.rows))
         return sequence.chooser.advance([one.token_ids for one in sequence.rows], scores.at(rows))
-    token_id = sequence.chooser.choose(sequence.token_ids, scores, row)
-    if sequence.options.HasField("top_logprobs"):
-        sequence.logprobs = [token_logprobs(token_id, scores, row, sequence.options.top_logprobs)]
-    return token_id
+    token_ids, chosen, sequence.logprobs = sequence.token_ids, tuple[int, ...](), []
+    for place, guess in enumerate((*sequence.draft, None), row + run.scored - 1 - drafted):
+        token_id = sequence.chooser.choose(token_ids, scores, place)
+        if sequence.options.HasField("top_logprobs"):
+            sequence.logprobs.append(token_logprobs(token_id, scores, place, sequence.options.top_logprobs))
+        chosen += (token_id,)
+        if token_id != guess or token_id in sequence.end_token_ids:
+            break
+        token_ids = [*sequence.token_ids, *chosen]
+    return chosen
+
+
+def _note_draft(sequence: Sequence, accepted: int) -> int:
+    """So many tokens of a sequence's draft were accepted. Returns how many were not."""
+    if sequence.lookup and sequence.draft:
+        sequence.lookup.note(accepted)
+    drafted, sequence.draft = len(sequence.draft), []
+    sequence.drafted += drafted
+    sequence.accepted += accepted
+    return drafted - accepted

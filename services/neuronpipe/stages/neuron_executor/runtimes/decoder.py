@@ -43,23 +43,23 @@ def block_count(model_file: Path, block_bytes: int, max_tokens: int, max_bytes: 
 class Run(NamedTuple):
     """Consecutive tokens of one sequence in a step. `past`: its tokens that are in `blocks` already.
 
-    `blocks` has room for both, in order. `is_scored`: whether the scores after the last of these tokens are needed.
+    `blocks` has room for both, in order. `scored`: after how many of these tokens, the last ones, scores are needed.
     `source_tokens` and `source_blocks`: of a model with an encoder, the text that it has read, and where that is.
     """
 
     token_ids: Sequence[int]
     past: int
     blocks: Sequence[int]
-    is_scored: bool
+    scored: int
     source_tokens: int = 0
     source_blocks: Sequence[int] = ()
 
 
 class Scores(NamedTuple):
-    """The scores of a step's runs that needed them, in order. The arrays are valid until the next step.
+    """The scores after tokens of a step that needed them, in the order of runs. Arrays are valid until the next step.
 
-    `logits`: float32 [runs, vocabulary]. `top_ids`: int32 [runs, tops], the best tokens, best first, equal ones in any
-    order. `top_logits`: float32 [runs, tops]. `log_sums`: float32 [runs], log(sum(exp(logits - the best of them))).
+    `logits`: float32 [rows, vocabulary]. `top_ids`: int32 [rows, tops], the best tokens, best first, equal ones in any
+    order. `top_logits`: float32 [rows, tops]. `log_sums`: float32 [rows], log(sum(exp(logits - the best of them))).
 
     A token's log probability is its logit, less the best one, less the sum's logarithm.
     """
@@ -75,7 +75,7 @@ class Scores(NamedTuple):
         return cls._make(np.array([scores[part][row] for scores, row in rows]) for part in range(len(cls._fields)))
 
     def at(self, rows: slice) -> "Scores":
-        """Those of some runs, without a copy."""
+        """Some of the rows, without a copy."""
         return Scores._make(array[rows] for array in self)
 
 
@@ -89,6 +89,10 @@ class DecoderModel(Protocol):
     @property
     def block_tokens(self) -> int:
         """The number of tokens for which a block has room."""
+
+    @property
+    def scores_all(self) -> bool:
+        """Whether it has the scores after all tokens of a run; else only those after the last one."""
 
     @property
     def part_tokens(self) -> int:

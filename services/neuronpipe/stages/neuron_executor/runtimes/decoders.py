@@ -49,6 +49,7 @@ class GatheredModel:
 
     block_tokens = BLOCK_TOKENS
     part_tokens = PART_TOKENS
+    scores_all = False
 
     def __init__(self, graph: GatheringGraph) -> None:
         self.blocks = int(graph.cache.shape[1])
@@ -84,7 +85,7 @@ class GatheredModel:
             if len(by_length) > 1:  # the graph may use its memory again
                 scores = Scores._make(array.copy() for array in scores)
             found |= {place: (scores, row) for row, place in enumerate(places)}
-        chosen = [found[place] for place, run in enumerate(runs) if run.is_scored]
+        chosen = [found[place] for place, run in enumerate(runs) if run.scored]
         if len(by_length) == 1 and len(chosen) == len(runs):
             return scores
         return Scores.of_rows(chosen)

@@ -90,12 +90,12 @@ def _computed(model: DecoderModel, texts: Sequence[GivenText]) -> list[NDArray[n
                 continue
             in_prompt = len(text.prompt) - done[row]
             part = ids[done[row] : done[row] + (min(_PART_TOKENS, in_prompt) if in_prompt > 0 else 1)]
-            is_scored = done[row] + len(part) >= len(text.prompt)
-            runs.append(Run(part, done[row], blocks[row], is_scored, len(text.source), sources[row]))
+            scored = int(done[row] + len(part) >= len(text.prompt))
+            runs.append(Run(part, done[row], blocks[row], scored, len(text.source), sources[row]))
             rows.append(row)
             done[row] += len(part)
         scores = iter(model.compute(runs).logits.copy())
         for row, run in zip(rows, runs, strict=True):
-            if run.is_scored:
+            if run.scored:
                 found[row].append(next(scores))
     return [np.stack(rows) for rows in found]

@@ -97,6 +97,7 @@ class PagedModel(_OpenVinoStep):
 
     block_tokens = BLOCK_TOKENS
     part_tokens = PART_TOKENS
+    scores_all = True
 
     def __init__(self, model_file: Path, properties: Mapping[str, str], max_tokens: int, max_bytes: int) -> None:
         """Allocates blocks for `max_tokens` tokens, or as many as fit into `max_bytes`.
@@ -144,7 +145,7 @@ class PagedModel(_OpenVinoStep):
         """See DecoderModel."""
         inputs = _inputs(runs) | (_source_inputs(runs, self._source_arrays) if self._source_arrays else {})
         scores = self._run({name: array for name, array in inputs.items() if name in self._inputs})
-        return scores.at(slice(sum(run.is_scored for run in runs)))
+        return scores.at(slice(sum(run.scored for run in runs)))
 
 
 class OpenVinoGraph(_OpenVinoStep):
@@ -202,7 +203,8 @@ def _inputs(runs: Sequence[Run]) -> dict[str, NDArray[np.int64] | NDArray[np.int
     token_ids: list[int] = []
     positions: list[int] = []
     blocks: list[int] = []
-    begins, block_begins, scored, longest = [0], [0], [], 0
+    scored: list[int] = []
+    begins, block_begins, longest = [0], [0], 0
     for run in runs:
         end = run.past + len(run.token_ids)
         token_ids += run.token_ids
@@ -211,8 +213,7 @@ def _inputs(runs: Sequence[Run]) -> dict[str, NDArray[np.int64] | NDArray[np.int
         begins.append(len(token_ids))
         block_begins.append(len(blocks))
         longest = max(longest, end)
-        if run.is_scored:
-            scored.append(len(token_ids) - 1)
+        scored += range(len(token_ids) - run.scored, len(token_ids))
     return {
         "input_ids": np.array(token_ids, np.int64),
         "position_ids": np.array(positions, np.int64),

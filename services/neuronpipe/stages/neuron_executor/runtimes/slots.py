@@ -52,6 +52,8 @@ class SlotGraph(Protocol):
 class SlotModel:
     """See DecoderModel. A slot is a block."""
 
+    scores_all = False
+
     def __init__(self, graph: SlotGraph, slots: int, slot_tokens: int, chunk_tokens: int) -> None:
         self.blocks = slots
         self.block_tokens = slot_tokens
@@ -93,7 +95,7 @@ class SlotModel:
                 found |= {of_run: (scores, of_run) for of_run in singles}
             if part:
                 found[slot] = scores, slots  # the last part of a run counts
-        return Scores.of_rows([found[run.blocks[0]] for run in runs if run.is_scored])
+        return Scores.of_rows([found[run.blocks[0]] for run in runs if run.scored])
 
     def _parts(self, runs: Sequence[Run]) -> Iterator[tuple[int, int, Sequence[int]]]:
         """The slot, the tokens before, and the tokens of each part of a prompt; an empty one where there is none."""

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput
 from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction
 from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.names import Metrics
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
@@ -28,11 +31,13 @@ from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules
 from neuronpipe.stages.neuron_executor.runtimes.decoder import Run, Scores
 from neuronpipe.tasks.text_generation import complete_options
 from tests.unit.model_specs import model_spec
+from tests.unit.recorded import Recorded
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
     TOKENIZER_JSON,
     VOCABULARY,
     WrittenDecoder,
     greedy,
+    scores_after,
 )
 
 _SPEC = model_spec("text_generation", max_tokens=64, vocabulary_size=VOCABULARY)
@@ -41,8 +46,10 @@ _UNUSED = next(token_id for token_id in range(VOCABULARY) if token_id not in (1,
 
 
 @asynccontextmanager
-async def _generator(decoder: WrittenDecoder, step_limit_s: float = 60, **settings: Any) -> AsyncIterator[Generator]:
-    telemetry = Telemetry()
+async def _generator(
+    decoder: WrittenDecoder, step_limit_s: float = 60, telemetry: Telemetry | None = None, **settings: Any
+) -> AsyncIterator[Generator]:
+    telemetry = telemetry or Telemetry()
     limits: dict[str, Any] = {
         "max_sequences": 4,
         "step_tokens": 8,
@@ -325,6 +332,101 @@ async def test_scores_that_are_not_finite_fail_one_text_alone() -> None:
         with pytest.raises(InternalError, match="not finite"):
             await generator.generate(_item([_UNUSED], 8))
         assert _tokens(await beside) == greedy([1, 2], 8)
+
+
+class _CopyingDecoder(WrittenDecoder):
+    """Writes four tokens only, each by the two before it; every fifth one by all of them, and it may be a fifth token.
+    So drafts are often right, and never for long, and no token in the blocks may be a wrong one.
+    """
+
+    def scores_after(self, token_ids: Sequence[int]) -> np.ndarray:
+        is_fifth = len(token_ids) % 5 == 0
+        scores = scores_after(token_ids if is_fifth else token_ids[-2:])
+        scores[3 : 8 if is_fifth else 7] += 10
+        return scores
+
+
+_COPYING: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "ends": {"stop_token_ids": [7]},
+    "sampled": {"do_sample": True, "seed": 3, "top_k": 5},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "no_repeat_ngram_size": 5},
+    "logprobs": {"top_logprobs": 3},
+    "prompt's logprobs": {"top_logprobs": 2, "prompt_logprobs": True},
+    "last token": {"forced_eos_token_id": 5, "min_new_tokens": 4},
+}
+
+
+async def _copied(
+    options: dict[str, Any], **settings: Any
+) -> tuple[list[tuple[dict[str, Any], list[tuple[int, object]]]], dict[str, float]]:
+    """Texts of many prompts and lengths, with the tokens and log probabilities that were told, in a cache that is too
+    small for them; and the sum of each counter.
+    """
+    told: list[list[tuple[int, object]]] = []
+
+    def report(new: NewTokens, number: int) -> None:
+        told[number].extend(zip_longest(new.token_ids, new.logprobs))
+
+    items = []
+    for count in range(1, 25):
+        for prompt in ([3, 4, 5, 3, 4], [6] * count, [5, 3, 6, 4, *range(count)]):
+            items.append(_item(prompt, count, report=partial(report, number=len(told)), **options))
+            told.append([])
+    telemetry = Recorded()
+    settings |= {"telemetry": telemetry, "max_queue_sequences": 128}
+    async with _generator(_CopyingDecoder(24), **settings) as generator:
+        predictions = await _together(generator, *items)
+        assert generator.planner.blocks_in_use == 0
+        assert options or generator.planner.preemptions, "the cache was never too small"
+    arrays = [{name: array.tolist() for name, array in one.outputs.arrays[0].items()} for one in predictions]
+    metrics = Metrics.GENERATED, Metrics.DRAFT_TOKENS, Metrics.ACCEPTED_TOKENS
+    return [*zip(arrays, told, strict=True)], {one.name: sum(telemetry.counts(one).values()) for one in metrics}
+
+
+@pytest.mark.parametrize("options", _COPYING.values(), ids=_COPYING)
+async def test_drafts_change_no_text(options: dict[str, Any]) -> None:
+    expected, counts = await _copied(options)
+    assert counts[Metrics.DRAFT_TOKENS.name] == 0
+    texts, counts = await _copied(options, prompt_lookup_tokens=4)
+    assert texts == expected
+    assert all([token for token, _ in told] == arrays["token_ids"] for arrays, told in texts)
+    generated, drafted, accepted = counts.values()
+    assert 0 < accepted < drafted
+    assert accepted < generated == sum(len(told) for _, told in texts)
+
+
+async def test_a_text_that_ends_within_a_draft_ends_there() -> None:
+    class Counting(WrittenDecoder):
+        def scores_after(self, token_ids: Sequence[int]) -> np.ndarray:
+            scores = np.zeros(VOCABULARY, np.float32)
+            scores[(token_ids[-1] + 1) % 8] = 1
+            return scores
+
+    prompt = [*range(8), *range(8)]
+    async with _generator(Counting(16), prompt_lookup_tokens=4) as generator:
+        by_token = await generator.generate(_item(prompt, 12, stop_token_ids=[4]))
+        by_length = await generator.generate(_item(prompt, 4))
+    assert (_tokens(by_token), _reason(by_token)) == ([0, 1, 2, 3, 4], FinishReason.FINISH_REASON_END)
+    assert (_tokens(by_length), _reason(by_length)) == ([0, 1, 2, 3], FinishReason.FINISH_REASON_LENGTH)
+    assert by_token.generation
+    assert by_token.generation.steps == 3, "two for the prompt, one for a token and its draft"
+
+
+async def test_without_the_scores_of_all_tokens_there_are_no_drafts_and_prompts_are_scored_token_by_token() -> None:
+    class Last(_CopyingDecoder):
+        scores_all = False
+
+    decoders, texts = [_CopyingDecoder(16), Last(16)], []
+    options: dict[str, Any] = {"top_logprobs": 2, "prompt_logprobs": True}
+    for decoder in decoders:
+        async with _generator(decoder, prompt_lookup_tokens=4) as generator:
+            prediction = await generator.generate(_item([3, 4, 5] * 4, 12, **options))
+            texts.append({name: array.tolist() for name, array in prediction.outputs.arrays[0].items()})
+    assert texts[0] == texts[1]
+    assert len(decoders[0].steps) < 2 + 11, "of the prompt, and of the tokens but the first"
+    assert len(decoders[1].steps) == 12 + 11
+    assert {(len(run.token_ids), run.scored) for step in decoders[1].steps for run in step} == {(1, 1)}
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2}], ids=str)

@@ -30,7 +30,7 @@ def _run_steps(observer: GenerationObserver, sequences: list[Sequence]) -> None:
     """Every sequence gets a token in every step; the first step has the prompts."""
     for step in range(_STEPS):
         tokens = [1] if step else [1, 2, 3]
-        planned = {one: [Run(tokens, 0, [0], is_scored=True)] for one in sequences}
+        planned = {one: [Run(tokens, 0, [0], 1)] for one in sequences}
         observer.step(StepRecord.of(planned, 1_000 * step).ended(1_000 * step + 500))
         for one in sequences:
             one.started_ns = one.started_ns or one.arrived_ns

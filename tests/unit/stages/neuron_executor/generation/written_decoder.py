@@ -53,6 +53,7 @@ class WrittenDecoder:
 
     block_tokens = 4
     part_tokens = 16
+    scores_all = True
 
     def __init__(self, blocks: int, failing_token_id: int = -1, nan_token_id: int = -1) -> None:
         self.blocks = blocks
@@ -73,6 +74,10 @@ class WrittenDecoder:
         for source, target in blocks:
             self._written[target] = self._written[source]
 
+    def scores_after(self, token_ids: Sequence[int]) -> np.ndarray:
+        """The scores after these tokens."""
+        return scores_after(token_ids)
+
     def compute(self, runs: Sequence[Run]) -> Scores:
         """See DecoderModel."""
         self.steps.append(list(runs))
@@ -83,16 +88,17 @@ class WrittenDecoder:
             for position, token_id in enumerate(run.token_ids, run.past):
                 block = run.blocks[position // self.block_tokens]
                 self._written[block, position % self.block_tokens] = token_id
-            end = run.past + len(run.token_ids)
-            held = self._written[list(run.blocks[: -(-end // self.block_tokens)])].reshape(-1)[:end]
             source = self._written[list(run.source_blocks)].reshape(-1)[: run.source_tokens]
             assert len(source) == run.source_tokens, "a source without blocks"
-            held = np.concatenate([source, held])
-            assert _POISON not in held, "tokens that nobody computed"
-            if run.is_scored:
-                logits.append(scores_after(held.tolist()))
-                if self._nan_token_id in run.token_ids:
-                    logits[-1][:] = np.nan
+            last = run.past + len(run.token_ids)
+            for end in range(last - max(0, run.scored - 1), last + 1):
+                held = self._written[list(run.blocks[: -(-end // self.block_tokens)])].reshape(-1)[:end]
+                held = np.concatenate([source, held])
+                assert _POISON not in held, "tokens that nobody computed"
+                if run.scored:
+                    logits.append(self.scores_after(held.tolist()))
+                    if self._nan_token_id in run.token_ids:
+                        logits[-1][:] = np.nan
         rows = np.array(logits, np.float32).reshape(len(logits), VOCABULARY)
         top_ids = np.argsort(-rows, axis=1, kind="stable")[:, :8].astype(np.int32)
         return written_scores(rows, top_ids)

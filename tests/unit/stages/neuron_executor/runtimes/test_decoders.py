@@ -45,36 +45,36 @@ def test_parts_of_texts_are_written_behind_each_other() -> None:
     graph = _Graph()
     model = GatheredModel(graph)
     ids = list(range(1, 71))
-    assert _sums(model, Run(ids[:20], 0, [5], False)) == []
-    assert _sums(model, Run(ids[20:69], 20, [5, 2, 7], False), Run([9], 0, [1], True)) == [9]
-    assert _sums(model, Run(ids[69:], 69, [5, 2, 7], True), Run([4], 1, [1], True)) == [sum(ids), 13]
+    assert _sums(model, Run(ids[:20], 0, [5], 0)) == []
+    assert _sums(model, Run(ids[20:69], 20, [5, 2, 7], 0), Run([9], 0, [1], 1)) == [9]
+    assert _sums(model, Run(ids[69:], 69, [5, 2, 7], 1), Run([4], 1, [1], 1)) == [sum(ids), 13]
     assert [one["input_ids"].shape for one in graph.steps] == [(1, 20), (1, 49), (1, 1), (2, 1)]
     assert graph.steps[-1]["blocks"].tolist() == [[5, 2, 7], [1, 1, 1]], "filled up with its own block"
 
 
 def test_scores_are_those_of_the_runs_in_order_whatever_their_lengths() -> None:
-    runs = [Run([3, 4], 0, [0], True), Run([5], 0, [1], True), Run([6, 7], 0, [2], False), Run([8], 0, [3], True)]
+    runs = [Run([3, 4], 0, [0], 1), Run([5], 0, [1], 1), Run([6, 7], 0, [2], 0), Run([8], 0, [3], 1)]
     assert _sums(GatheredModel(_Graph()), *runs) == [7, 5, 8]
 
 
 def test_a_source_is_read_once_and_seen_by_its_rows() -> None:
     model = GatheredModel(_Graph())
     model.read(list(range(40)), [6, 4])
-    runs = [Run([1], 0, [block], True, 40, [6, 4]) for block in (0, 1)]
+    runs = [Run([1], 0, [block], 1, 40, [6, 4]) for block in (0, 1)]
     assert _sums(model, *runs) == [sum(range(40)) + 1] * 2
 
 
 def test_a_copied_block_is_its_own_from_then_on() -> None:
     model = GatheredModel(_Graph())
-    _sums(model, Run([1, 2], 0, [0], True))
+    _sums(model, Run([1, 2], 0, [0], 1))
     model.copy([(0, 3)])
-    assert _sums(model, Run([10], 2, [0], True), Run([20], 2, [3], True)) == [13, 23]
-    assert _sums(model, Run([0], 3, [0], True), Run([0], 3, [3], True)) == [13, 23]
+    assert _sums(model, Run([10], 2, [0], 1), Run([20], 2, [3], 1)) == [13, 23]
+    assert _sums(model, Run([0], 3, [0], 1), Run([0], 3, [3], 1)) == [13, 23]
 
 
 @pytest.mark.parametrize("past", [0, 31, 32])
 def test_what_was_not_finite_in_a_block_is_gone_before_it_is_used_again(past: int) -> None:
     model = GatheredModel(_Graph())  # whose blocks are all NaN
     if past:
-        _sums(model, Run([1] * past, 0, [0, 1], False))
-    assert _sums(model, Run([1], past, [0, 1], True)) == [past + 1]
+        _sums(model, Run([1] * past, 0, [0, 1], 0))
+    assert _sums(model, Run([1], past, [0, 1], 1)) == [past + 1]
