@@ -230,7 +230,7 @@ def _columns(task: str, words: Sequence[str], shared: Collection[str]) -> dict[s
             )
         columns[field] = column
     if both := sorted(columns.keys() & shared):
-        raise SetupError(f"--column {both[0]}: --options has it, too")
+        raise SetupError(f"--column {both[0]}: --options has it as well")
     return columns
 
 

@@ -149,7 +149,7 @@ class ModelSpec(BaseModel):
             raise WrongTask(f"model {self.name!r} has the task {' or '.join(self.tasks)}, the input is for {task}")
 
     image: ImageSpec | None = Field(
-        None, description="of a model that takes images, in place of texts or beside them (since schema version 3)"
+        None, description="of a model that takes images, instead of texts or beside them (since schema version 3)"
     )
 
     @property

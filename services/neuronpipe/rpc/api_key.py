@@ -19,7 +19,7 @@ def key_metadata(api_key: str | None = None, *, target: str, is_encrypted: bool)
     if not (key.isascii() and key.isprintable()):
         raise SetupError(f"the API key ({VARIABLE}) holds characters that no key has")
     if key and not is_encrypted and not all(map(_is_local, target.split(","))):
-        log_warning("an API key is sent in plain text: use TLS, or whoever is on the way can take it", target=target)
+        log_warning("an API key is sent in plain text: use TLS, or any machine on the way can read it", target=target)
     return [("authorization", f"Bearer {key}")] if key else []
 
 
