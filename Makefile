@@ -4,7 +4,7 @@
 # oracle    the whole of the matrices of which test takes a sample: every case of the oracle suites, and more
 # sampled   the long suites whole: console, demo, front processes, frameworks and others
 # long      the tests that take long and of which test takes none, whole
-# verify    format, lint, types, imports, protos, generated docs, links, locks, advisories of what is locked
+# verify    format, lint, types, imports, protos, generated docs, links, English, locks, advisories of what is locked
 # sbom      a software bill of materials for each image, written to .cache/sbom
 # verify-package  the wheel and the sdist, each installed into an environment of its own, where the client's tests run
 # docs      the site of docs/, in .cache/site; it needs no server and no network
@@ -275,7 +275,7 @@ check: setup verify verify-package test
 
 .PHONY: verify fix
 verify: verify-format verify-lint verify-types verify-imports
-verify: verify-protos verify-docs verify-locks verify-models verify-audit verify-deploy
+verify: verify-protos verify-docs verify-style verify-locks verify-models verify-audit verify-deploy
 fix: fix-protos fix-docs fix-locks fix-lint fix-format
 
 .PHONY: verify-format fix-format
@@ -344,6 +344,11 @@ verify-docs: .venv/.dev
 	  || { echo "docs/attacks.md is not what docs/attacks.json says; run: python -m tests.attack"; exit 1; }
 fix-docs: .venv/.dev
 	$(BIN)/python -m tests.reference
+
+# Words, sentences and dates of pages, help texts, messages, protos and alerts; figures that pages quote; words of docs/.
+.PHONY: verify-style
+verify-style: .venv/.dev
+	$(BIN)/python -m tests.style
 
 # docs/models.md shows docs/models.json. fix-models measures what that file lacks, or has of other versions.
 # It takes an hour at most, so `fix` leaves it out.

@@ -29,8 +29,8 @@ def add_promotion(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="NAME=LIMIT",
         help="p99=1.2: answers take at most 1.2 times as long as stable's; p99=300ms: at most that long with either "
-        "version; errors=0.1%%: at most that share of requests more fails; agreement=0.99: copies of requests agree so far; "
-        "can be repeated",
+        "version; errors=0.1%%: at most that share of requests more fails; agreement=0.99: copies of requests agree "
+        "so far; can be repeated",
     )
     parser.add_argument(
         "--metrics",

@@ -52,9 +52,7 @@ FIELDS: Mapping[str, InputField] = {
     "prompt_name": InputField(
         "text", "sentence-embedding, sparse-embedding: the prompt to put before the text, by its name", is_option=True
     ),
-    "hypothesis_template": InputField(
-        "text", "with --labels: a sentence with {} where the label goes", is_option=True
-    ),
+    "hypothesis_template": InputField("text", "with --labels: a sentence with {} where the label goes", is_option=True),
     "texts": InputField("texts", "the texts for --query or --source; without these, several inputs"),
     "candidate_labels": InputField(
         "texts", "zero-shot-classification, of texts and of images: the labels to choose from", flag="labels"

@@ -147,8 +147,8 @@ class HttpSettings(Settings):
     )
     http_hosts: str = Field(
         "",
-        description="names by which HTTP may be called without authentication in addition to localhost, with commas; empty: "
-        "no others where it listens on a loopback address, else all; *: all, also by pages of other sites in a browser",
+        description="names by which HTTP may be called without authentication in addition to localhost, with commas; "
+        "empty: no others where it listens on a loopback address, else all; *: all, also for pages of other sites",
     )
     http_cors_origins: str = Field(
         "",
@@ -238,8 +238,8 @@ class GatewaySettings(
         30.0,
         ge=0,
         le=86_400,
-        description="seconds without a request after which the scaler says that no stage is needed; KEDA also waits for "
-        "its cooldownPeriod",
+        description="seconds without a request after which the scaler says that no stage is needed; KEDA also waits "
+        "for its cooldownPeriod",
     )
 
     @field_validator("scaler_listen")
