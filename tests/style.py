@@ -59,6 +59,7 @@ _SAMPLES = {"inputs.py"}
 _QUOTED = re.compile(
     r"(?<![\w.-])(?:\d+\.\d+(?![.\w])|\d[\d,]*(?= (?:×|%|ms|texts/s|tokens/s|MB)(?!\w))|(?<=\| )\d[\d,]*(?= \|))"
 )
+_MARK = re.compile(r"<!-- ([\w ]+: (made|written) by .*|end|/\w+) -->$")
 _RESULTS = re.compile(r"benchmarks/(with(?:out)?-[\w-]+)/README\.md")
 
 
@@ -138,9 +139,18 @@ def faults() -> Iterator[str]:
 
 
 def words(page: Path) -> int:
-    """The words of a page, without blocks of code and figures."""
-    parts = (part for block in blocks(page) for part in block.children or () if part.type in ("text", "code_inline"))
+    """The words of a page, without blocks of code, figures, and tables that a program writes into it."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    made = {number for begin, end in _made(lines) for number in range(begin, end)}
+    by_hand = (block for block in blocks(page) if not block.map or block.map[0] not in made)
+    parts = (part for block in by_hand for part in block.children or () if part.type in ("text", "code_inline"))
     return sum(bool(re.search("[A-Za-z]", word)) for part in parts for word in part.content.split())
+
+
+def _made(lines: list[str]) -> Iterator[tuple[int, int]]:
+    """The first and the last line of each part that a program writes."""
+    marks = [number for number, line in enumerate(lines) if _MARK.match(line)]
+    yield from zip(marks[::2], marks[1::2], strict=True)
 
 
 def wrong_figures(page: Path) -> Iterator[str]:
