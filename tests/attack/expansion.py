@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 import httpx
 
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.tasks_pb2 import ChatMessage, TaskInput, TextGenerationInput
 from tests.attack.frame import Attacked, attack
 from tests.fuzz.expanding import field_of
 from tests.integration.http_server import post
@@ -86,9 +88,31 @@ async def as_many_objects_as_are_allowed(server: Attacked) -> None:
     await _post(server, "/rerank", b'{"query":"a","documents":' + objects + b"}")
 
 
-@attack("H1", "a text of 8 MiB", sends_mib=_BODY_MIB)
+@attack("H1", "a text of 8 MiB, to six protocols in turn", sends_mib=_BODY_MIB)
 async def one_long_text(server: Attacked) -> None:
-    await _post(server, "/embed", b'{"inputs":"' + b"a" * ((_BODY_MIB << 20) - 64) + b'"}')
+    text = b'"' + b"a" * ((_BODY_MIB << 20) - 256) + b'"'
+    tensor = b'[{"name":"text","datatype":"BYTES","shape":[1,1],"data":[' + text + b"]}]"
+    for path, head, tail in (
+        ("/embed", b'{"inputs":', b"}"),
+        ("/v1/embeddings", b'{"model":"minilm","input":[', b"]}"),
+        ("/models/classifier", b'{"inputs":', b"}"),
+        ("/invocations", b'{"inputs":[', b"]}"),
+        ("/v1/infer", b'{"model":"minilm","input":{"sentence_embedding":{"text":', b"}}}"),
+    ):
+        await _post(server, path, head + text + tail)
+    await _post(server, "/v2/models/minilm/infer", b'{"inputs":' + tensor + b"}")
+
+
+@attack("H2", "a text of 63 MiB, over three protocols of gRPC in turn", sends_mib=_MESSAGE_MIB)
+async def one_long_text_in_a_message(server: Attacked) -> None:
+    text = b"a" * (63 << 20)
+    tensor = field_of(1, b"text") + field_of(2, b"BYTES") + b"\x18\x01\x18\x01" + field_of(5, field_of(8, text))
+    for path, data in (
+        (f"{_API}/Infer", field_of(1, b"minilm") + field_of(4, field_of(2, field_of(1, text)))),
+        ("/tei.v1.Embed/Embed", field_of(1, text)),
+        ("/inference.GRPCInferenceService/ModelInfer", field_of(1, b"minilm") + field_of(5, tensor)),
+    ):
+        await _call(server, path, data)
 
 
 @attack("H1", "a heading of CSV with millions of columns, and millions of empty lines", sends_mib=_BODY_MIB)
@@ -133,8 +157,8 @@ def _packed_numbers() -> bytes:
 
 @attack("H2", "inputs of which millions of empty chat messages are made", sends_mib=_MESSAGE_MIB)
 async def empty_chat_messages(server: Attacked) -> None:
-    input = field_of(15, field_of(2, b"") * (1 << 19))
-    await _call(server, f"{_API}/Infer", field_of(1, b"minilm") + field_of(5, input), is_packed=False)
+    input = TaskInput(text_generation=TextGenerationInput(messages=[ChatMessage()] * (1 << 19)))
+    await _call(server, f"{_API}/Infer", InferRequest(model="minilm", input=input).SerializeToString(), is_packed=False)
 
 
 @attack("M8", "trailers without an end behind a body in chunks", sends_mib=1, is_quick=True)

@@ -3,6 +3,7 @@
 The limit holds for what a body in JSON becomes, too (doors/http/bodies.py).
 """
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -42,27 +43,29 @@ def parse(kind: type[MessageT], data: bytes) -> MessageT:
     return parser(kind)(data)
 
 
-def parser(kind: type[MessageT], message: Descriptor | None = None) -> Callable[[bytes], MessageT]:
+def parser(
+    kind: type[MessageT], message: Descriptor | None = None, max_text_bytes: int = sys.maxsize
+) -> Callable[[bytes], MessageT]:
     """What parses bytes as `parse` does; for large ones, call it in a thread. `message`: what the bytes are, of which
-    `kind` may leave parts as they are.
+    `kind` may leave parts as they are. `max_text_bytes`: of all its texts together, the gateway's max_input_bytes.
     """
     from_string, descriptor = kind.FromString, message or cast(Descriptor, kind.DESCRIPTOR)
 
     def parse_counted(data: bytes) -> MessageT:
         if len(data) > _COUNTED_FROM_BYTES:
-            _check_size(descriptor, data)
+            _check_size(descriptor, data, max_text_bytes)
         return from_string(data)
 
     return parse_counted
 
 
-def _check_size(message: Descriptor, data: bytes) -> None:
-    """Raises InvalidInput for a message of which too much would be made.
+def _check_size(message: Descriptor, data: bytes, max_text_bytes: int) -> None:
+    """Raises InvalidInput for a message of which too much would be made, or whose texts are too long.
 
     It goes from field to field (https://protobuf.dev/programming-guides/encoding/), also within messages, and skips
     texts. It ends where a message is broken, as the parser does.
     """
-    fields, end, position, count, size_bytes = _fields_of(message), len(data), 0, 0, 0
+    fields, end, position, count, size_bytes, text_bytes = _fields_of(message), len(data), 0, 0, 0, 0
     outer: list[tuple[str, Mapping[int, _Field], int]] = []
     try:
         while True:
@@ -89,6 +92,10 @@ def _check_size(message: Descriptor, data: bytes) -> None:
                 name, inner, width = fields.get(tag >> 3, _UNKNOWN)
                 if width:
                     size_bytes += length // width * _NUMBER_BYTES
+                elif not inner:
+                    text_bytes += length
+                    if text_bytes > max_text_bytes:
+                        raise too_long(".".join([*(name for name, *_ in outer), name]), max_text_bytes)
                 if not (inner and length):
                     position += length
                     inner = None
@@ -135,6 +142,11 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, position
     raise IndexError
+
+
+def too_long(field: str, max_bytes: int) -> InvalidInput:
+    """The error for a text that is too long to be an input."""
+    return InvalidInput(field, f"more than {max_bytes} bytes, the limit (the gateway's max_input_bytes)")
 
 
 def _too_much(field: str) -> InvalidInput:

@@ -43,13 +43,14 @@ def gateway_doors(
     tls: ServerTls | None = None,
     guard: Guard | None = None,
     *,
+    max_input_bytes: int,
     addition: Addition = Addition(),
     shares_port: bool = False,
 ) -> list[Door]:
-    """gRPC, and HTTP where it has an address; what is not asked for is not even imported. `shares_port`: other
-    processes listen on the same ports.
+    """gRPC, and HTTP where it has an address; what is not asked for is not even imported. `max_input_bytes`: see
+    PipelineSettings. `shares_port`: other processes listen on the same ports.
     """
-    rpcs = [*native_rpcs(), *oip_rpcs(), *tei_rpcs(), *trace_rpcs(telemetry.traces), *addition.rpcs]
+    rpcs = [*native_rpcs(), *oip_rpcs(), *tei_rpcs(max_input_bytes), *trace_rpcs(telemetry.traces), *addition.rpcs]
     doors: list[Door] = [GrpcDoor(server, rpcs, tls, guard, shares_port=shares_port)]
     if http.http_listen:
         from neuronpipe.doors.http.console.pages import CONSOLE_ROUTES
@@ -67,6 +68,7 @@ def gateway_doors(
                 tls,
                 guard,
                 max_body_bytes=http.http_max_body_bytes,
+                max_input_bytes=max_input_bytes,
                 hosts=http.http_hosts,
                 cors_origins=http.http_cors_origins,
                 path_prefix=http.http_path_prefix,

@@ -94,7 +94,7 @@ class Inference:
     """Runs inputs through the pipeline."""
 
     def __init__(self, pipeline: Pipeline, settings: PipelineSettings) -> None:
-        self.max_inputs = settings.max_http_inputs
+        self.max_inputs, self.max_input_bytes = settings.max_http_inputs, settings.max_input_bytes
         self._at_once = settings.max_batch_items
         self._pipeline = pipeline
         self._max_bytes = settings.max_batch_response_bytes

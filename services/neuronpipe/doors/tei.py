@@ -63,9 +63,10 @@ _MODEL_TYPES = {
 _LEFT = tei.TRUNCATION_DIRECTION_LEFT
 
 
-def tei_rpcs() -> list[Rpc]:
-    """The rpcs of all services."""
-    return [rpc for name, service in SERVICES.items() for rpc in rpcs_of(service, is_work=name != "Info")]
+def tei_rpcs(max_input_bytes: int) -> list[Rpc]:
+    """The rpcs of all services. One message is one input at most."""
+    limit = max_input_bytes
+    return [rpc for name, one in SERVICES.items() for rpc in rpcs_of(one, is_work=name != "Info", max_text_bytes=limit)]
 
 
 class _Asked(NamedTuple):

@@ -1,5 +1,6 @@
 """Describes rpcs as values: what a gRPC door knows of a method besides its handler."""
 
+import sys
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
@@ -45,17 +46,19 @@ class Rpc:
         messages: FileDescriptor | None = None,
         *,
         is_trusted: bool = False,
+        max_text_bytes: int = sys.maxsize,
         **fields: Any,
     ) -> Self:
         """The rpc of a descriptor.
 
         `messages`: a file with messages of the same names and wire format, to use in place of the method's own.
+        `max_text_bytes`: of the texts of a request together.
         """
         request, response = message_classes(method, messages)
         return cls(
             path=_path(method.containing_service, method.name),
             request_name=method.input_type.full_name,
-            decode=request.FromString if is_trusted else parser(request, method.input_type),
+            decode=request.FromString if is_trusted else parser(request, method.input_type, max_text_bytes),
             is_trusted=is_trusted,
             encode=response.SerializeToString,
             client_streaming=method.client_streaming,
@@ -78,9 +81,9 @@ def message_classes(method: MethodDescriptor, messages: FileDescriptor | None = 
     return request, response
 
 
-def rpcs_of(service: ServiceDescriptor, messages: FileDescriptor | None = None, *, is_work: bool = False) -> list[Rpc]:
+def rpcs_of(service: ServiceDescriptor, messages: FileDescriptor | None = None, **fields: Any) -> list[Rpc]:
     """Every rpc of a gRPC service; see Rpc.of."""
-    return [Rpc.of(method, messages, is_work=is_work) for method in service.methods]
+    return [Rpc.of(method, messages, **fields) for method in service.methods]
 
 
 def by_path(service: ServiceDescriptor, **handlers: Handler) -> dict[str, Handler]:

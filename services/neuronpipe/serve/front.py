@@ -29,7 +29,14 @@ async def run_front(settings: AllSettings, telemetry: Telemetry, tls: ServerTls 
     reader, writer = await asyncio.open_unix_connection(sock=parent)
     access = access_by(settings, telemetry)
     doors = gateway_doors(
-        settings, settings, telemetry, tls, access.guard, addition=additions_of(settings), shares_port=True
+        settings,
+        settings,
+        telemetry,
+        tls,
+        access.guard,
+        max_input_bytes=settings.max_input_bytes,
+        addition=additions_of(settings),
+        shares_port=True,
     )
 
     async def tell(message: object) -> None:

@@ -25,6 +25,7 @@ from neuronpipe.core.tracing import SpanContext, new_request_id
 from neuronpipe.doors.http.bodies import read_body, write_body
 from neuronpipe.doors.http.caller import Caller, Receive, too_large
 from neuronpipe.doors.http.exchange import JSON, TEXTS, HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.messages import MessageBody
 from neuronpipe.doors.http.problems import PROBLEM_DETAILS, ErrorForm, Problem, Refused, problem_of
 from neuronpipe.doors.inference import PRIORITY_FIELD, read_priority
 from neuronpipe.platform.process.door import Credentials, Guard
@@ -87,6 +88,11 @@ class Router:
         return route, names
 
 
+def _takes_images(route: Route) -> bool:
+    """Whether texts in its body may be bytes in Base64."""
+    return isinstance(route.takes, type) and issubclass(route.takes, MessageBody)
+
+
 class App:
     """The application that a server of HTTP calls for every request."""
 
@@ -98,17 +104,27 @@ class App:
         guard: Guard | None = None,
         *,
         max_body_bytes: int = sys.maxsize,
+        max_input_bytes: int = sys.maxsize,
         hosts: Collection[str] = ("*",),
         cors_origins: Collection[str] = (),
         path_prefix: str = "",
     ) -> None:
-        """`max_file_bytes`: of all bodies; `max_body_bytes`: of those that are texts. The others: see HttpDoor."""
+        """`max_file_bytes`: of all bodies; `max_body_bytes`: of those that are texts; `max_input_bytes`: of a text in
+        one. The others: see HttpDoor.
+        """
         self.handlers: Mapping[str, HttpHandler] = {}
         self.is_draining = False
         self._streaming: set[asyncio.Task[Any]] = set()
         self._router = Router(routes)
-        checked = [route for route in routes if route.takes and not route.is_raw]
-        self._readers: dict[str, TypeAdapter[Any]] = {route.key: TypeAdapter(route.takes) for route in checked}
+        self._readers: dict[str, Callable[[bytes], Any]] = {
+            route.key: partial(
+                read_body,
+                TypeAdapter(route.takes),
+                max_text_bytes=sys.maxsize if _takes_images(route) else max_input_bytes,
+            )
+            for route in routes
+            if route.takes and not route.is_raw
+        }
         self._in_flight = in_flight
         self._max_file_bytes = max_file_bytes
         # Of texts, and the setting that it comes from.
@@ -200,7 +216,7 @@ class App:
                 body = await self._read(route, headers, media_type, caller)
             make = partial(self._in_flight.make, caller.connection, len(body))
             if route.method == "POST" and not route.is_raw:
-                body = await make(partial(read_body, self._readers[route.key], body))
+                body = await make(partial(self._readers[route.key], body))
             caller.watch()
             response = await handler(HttpRequest(call, names, query, headers, media_type, body, make))
             if response.stream:

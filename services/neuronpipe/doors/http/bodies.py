@@ -6,6 +6,7 @@ reads and writes: it refuses NaN and what is not UTF-8, and writes arrays of Num
 
 import binascii
 import re
+import sys
 from base64 import b64decode
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +31,7 @@ from pydantic_core import ErrorDetails
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import Kind, Option
 from neuronpipe.core.lanes import is_on_event_loop
-from neuronpipe.core.parsing import MAX_OBJECT_BYTES
+from neuronpipe.core.parsing import MAX_OBJECT_BYTES, too_long
 
 # Numbers of an array that are written at once, in about a millisecond.
 _PIECE = 1 << 14
@@ -186,18 +187,38 @@ def texts_of(given: str | list[str]) -> list[str]:
     return [given] if isinstance(given, str) else given
 
 
-def read_json(data: bytes) -> Any:
+def read_json(data: bytes, max_text_bytes: int = sys.maxsize) -> Any:
     """A value in JSON, behind a byte order mark or without. Raises InvalidInput."""
     check_values(data)
     try:
-        return orjson.loads(data.removeprefix(BOM_UTF8))
+        value = orjson.loads(data.removeprefix(BOM_UTF8))
     except orjson.JSONDecodeError as error:
         raise InvalidInput("body", f"is no valid JSON in UTF-8: line {error.lineno}, column {error.colno}") from None
+    if len(data) > max_text_bytes:
+        _check_texts(value, max_text_bytes)
+    return value
 
 
-def read_body(kind: TypeAdapter[Any], data: bytes) -> Any:
-    """The value of a body in JSON. Raises InvalidInput naming the path of the field at fault."""
-    return check_body(kind, read_json(data))
+def _check_texts(value: Any, max_bytes: int) -> None:
+    """Raises InvalidInput for a text with more characters than an input may have bytes, before it is copied."""
+    paths: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
+    while paths:
+        path, one = paths.pop()
+        if isinstance(one, str) and len(one) > max_bytes:
+            raise too_long(_path(value, path, is_missing=False), max_bytes)
+        if isinstance(one, list):
+            paths += (
+                ((*path, index), inner) for index, inner in enumerate(one) if isinstance(inner, str | list | dict)
+            )
+        elif isinstance(one, dict):
+            paths += (((*path, name), inner) for name, inner in one.items() if isinstance(inner, str | list | dict))
+
+
+def read_body(kind: TypeAdapter[Any], data: bytes, max_text_bytes: int = sys.maxsize) -> Any:
+    """The value of a body in JSON. Raises InvalidInput naming the path of the field at fault. `max_text_bytes`: of each
+    text in it.
+    """
+    return check_body(kind, read_json(data, max_text_bytes))
 
 
 def check_body(kind: TypeAdapter[Any], value: Any) -> Any:

@@ -39,10 +39,10 @@ class HttpDoor:
     """Takes HTTP/1.1 at an address; a Door (platform/process/door.py).
 
     `service`: whose health it shows. `port`: known once it listens. `settings`: limits of bodies, connections and
-    callers. `max_body_bytes`: of bodies that are texts. `tls`: for HTTPS. `hosts`: names by which it may be called
-    without credentials, besides those of this machine, with commas; empty: no others, or on an address that is not
-    loopback all; *: all, also for pages of other sites. `cors_origins`: whose pages may call it, with commas; *: all.
-    `path_prefix`: of all paths, which need not have it.
+    callers. `max_body_bytes`: of bodies that are texts. `max_input_bytes`: of a text in one. `tls`: for HTTPS.
+    `hosts`: names by which it may be called without credentials, besides those of this machine, with commas; empty: no
+    others, or on an address that is not loopback all; *: all, also for pages of other sites. `cors_origins`: whose
+    pages may call it, with commas; *: all. `path_prefix`: of all paths, which need not have it.
     """
 
     port: int
@@ -57,13 +57,14 @@ class HttpDoor:
         guard: Guard | None = None,
         *,
         max_body_bytes: int = sys.maxsize,
+        max_input_bytes: int = sys.maxsize,
         hosts: str = "",
         cors_origins: str = "",
         path_prefix: str = "",
         shares_port: bool = False,
     ) -> None:
         self._listen = listen
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes, self._max_input_bytes = max_body_bytes, max_input_bytes
         names = frozenset(filter(None, map(str.strip, hosts.lower().split(","))))
         self._hosts = names or frozenset(["localhost"] if is_loopback(listen) else [])
         self._cors_origins = frozenset(filter(None, map(str.strip, cors_origins.lower().split(","))))
@@ -90,6 +91,7 @@ class HttpDoor:
             self._settings.max_message_bytes,
             self._guard,
             max_body_bytes=self._max_body_bytes,
+            max_input_bytes=self._max_input_bytes,
             hosts=self._hosts,
             cors_origins=self._cors_origins,
             path_prefix=self._path_prefix,

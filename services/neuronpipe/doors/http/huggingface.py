@@ -1,5 +1,6 @@
 """Hugging Face's inference API for every task."""
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -42,7 +43,7 @@ def huggingface_handlers(inference: Inference, models: ModelChoice, catalog: Cat
     """The handlers, by route."""
 
     async def answer(request: HttpRequest, spec: ModelSpec, task: str = "") -> HttpResponse:
-        value = await request.make(partial(read_request, request))
+        value = await request.make(partial(read_request, request, spec, inference.max_input_bytes))
         if (task or spec.task) == "text_generation" and isinstance(value, dict) and value.get("stream"):
             body: TextGeneration = check_body(CONVERTERS["text_generation"].takes, value)
             if not isinstance(body.inputs, str):
@@ -63,11 +64,11 @@ def huggingface_handlers(inference: Inference, models: ModelChoice, catalog: Cat
     return {MODEL.key: model, MODEL_TASK.key: task, TASK_MODEL.key: task, ROOT.key: root}
 
 
-def read_request(request: HttpRequest) -> Any:
+def read_request(request: HttpRequest, model: ModelSpec, max_input_bytes: int) -> Any:
     """The body as a value; that of an image holds its bytes."""
     if request.media_type in IMAGES or (not request.media_type and not request.body.lstrip().startswith(b"{")):
         return {"inputs": request.body}
-    return read_json(request.body)
+    return read_json(request.body, sys.maxsize if model.image else max_input_bytes)
 
 
 async def answer_body(inference: Inference, request: HttpRequest, model: ModelSpec, value: Any, task: str = "") -> Any:

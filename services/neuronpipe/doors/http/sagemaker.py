@@ -49,7 +49,7 @@ def sagemaker_handlers(
         target = request.headers.get(_TARGET_HEADER, b"").decode("latin-1")
         spec = catalog.spec(*models.choose(request.model(target or request.names.get("name", ""))))
         if request.media_type != _CSV and request.media_type not in _LINES:
-            value = await request.make(partial(read_request, request))
+            value = await request.make(partial(read_request, request, spec, inference.max_input_bytes))
             return HttpResponse(write_body(await answer_body(inference, request, spec, value)))
         read = _read_csv if request.media_type == _CSV else _read_lines
         value = await request.make(partial(read, request.body, inference.max_inputs))

@@ -38,7 +38,7 @@ class RawModel:
         ]
 
     def read_rows(
-        self, tensors: Mapping[str, Tensor], rows: int, parameters: Mapping[str, Parameter]
+        self, tensors: Mapping[str, Tensor], rows: int, parameters: Mapping[str, Parameter], max_input_bytes: int
     ) -> list[RowInput]:
         """See TensorModel."""
         arrays = {name: one.values for name, one in tensors.items()}

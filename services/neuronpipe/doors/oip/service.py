@@ -30,7 +30,7 @@ from neuronpipe.core.tracing import new_request_id
 from neuronpipe.doors.oip.models import PLATFORM, NamedModel, named_models, statistics_of
 from neuronpipe.doors.oip.options import Options, read_options
 from neuronpipe.doors.oip.task_model import STREAM
-from neuronpipe.doors.oip.tensors import GivenTensor, Parameter, RowInput, Tensor
+from neuronpipe.doors.oip.tensors import BYTES, GivenTensor, Parameter, RowInput, Tensor
 from neuronpipe.doors.text_stream import text_stream
 from neuronpipe.gateway.access import check_may_change, registry_of
 from neuronpipe.gateway.assembly import Gateway
@@ -46,6 +46,7 @@ from neuronpipe.gateway.many import infer_together
 from neuronpipe.gateway.routing import GatewayModel, Router
 from neuronpipe.gateway.settings import GatewaySettings, PipelineSettings
 from neuronpipe.gateway.tenants.tenants import Tenants
+from neuronpipe.platform.process.in_flight import LARGE_BYTES
 
 
 def model_control(settings: GatewaySettings, tenants: Tenants | None, router: Router | None) -> "ModelControl | None":
@@ -267,7 +268,7 @@ class TensorService:
         wanted = model.wanted(request.outputs)
         options = read_options(request.parameters, model.model.parameters)
         tensors, rows = model.read(request.inputs, self._settings.max_batch_items)
-        inputs = model.model.read_rows(tensors, rows, options.of_task)
+        inputs = await self._read_rows(model, tensors, rows, options)
         own = options.call_for(call, request.request_id)
         if rows == 1:
             results = [await self._infer_row(own, model, options, inputs[0], spans.one)]
@@ -297,7 +298,7 @@ class TensorService:
             raise InvalidInput("inputs", f"{rows} rows, a stream of a text takes one")
         if given.get("num_return_sequences", 1) != 1:
             raise InvalidInput("num_return_sequences", "must be 1 with stream, whose parts are those of one text")
-        ((packed, _),) = model.model.read_rows(tensors, rows, options.of_task)
+        ((packed, _),) = await self._read_rows(model, tensors, rows, options)
         own = options.call_for(call, request.request_id)
         asked = InferenceRequest(own, model.spec.name, model.version, packed, options.cache_control)
         async with aclosing(text_stream(self._pipeline, asked, spans.one)) as events:
@@ -309,6 +310,15 @@ class TensorService:
                     [_part(event, own, model)], wanted, tensors, self._settings.max_batch_response_bytes
                 )
                 yield TensorResponse(model.name, model.version, request.request_id, outputs, is_last)
+
+    async def _read_rows(
+        self, model: NamedModel, tensors: Mapping[str, Tensor], rows: int, options: Options
+    ) -> list[RowInput]:
+        read = partial(model.model.read_rows, tensors, rows, options.of_task, self._settings.max_input_bytes)
+        texts = (tensor.values for tensor in tensors.values() if tensor.datatype == BYTES)
+        if sum(len(text) for values in texts for text in values) <= LARGE_BYTES:
+            return read()
+        return await asyncio.to_thread(read)
 
     def _find(self, request: TensorRequest, call: Call) -> NamedModel:
         """The model of a request; of several versions the one that its key chooses."""

@@ -11,6 +11,7 @@ from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.packed import pack_input
+from neuronpipe.core.parsing import too_long
 from neuronpipe.core.task_inputs import FIELDS, NEEDED
 from neuronpipe.core.tensors import Array
 from neuronpipe.doors.oip.tensors import BYTES, DTYPES, Parameter, RowInput, Tensor, TensorSpec, row_field, shown
@@ -85,7 +86,7 @@ class TaskModel:
             self.outputs.append(TensorSpec(COUNT, "UINT32", (1,)))
 
     def read_rows(
-        self, tensors: Mapping[str, Tensor], rows: int, parameters: Mapping[str, Parameter]
+        self, tensors: Mapping[str, Tensor], rows: int, parameters: Mapping[str, Parameter], max_input_bytes: int
     ) -> list[RowInput]:
         """See TensorModel."""
         inputs = [TaskInput() for _ in range(rows)]
@@ -105,7 +106,7 @@ class TaskModel:
                     width = tensor.shape[1]
                     elements: Any = tensor.values[row * width : (row + 1) * width]
                     if field.type == FieldDescriptor.TYPE_STRING:
-                        elements = _decoded(row_field(field.name, row, rows), elements)
+                        elements = _decoded(row_field(field.name, row, rows), elements, max_input_bytes)
                     if field.is_repeated:
                         getattr(message, field.name).extend(elements)
                     else:
@@ -208,7 +209,9 @@ def _counts(counts: list[int]) -> Tensor:
     return Tensor(COUNT, "UINT32", (len(counts), 1), np.array(counts, DTYPES["UINT32"])[:, None])
 
 
-def _decoded(field: str, elements: list[bytes]) -> list[str]:
+def _decoded(field: str, elements: list[bytes], max_bytes: int) -> list[str]:
+    if any(len(one) > max_bytes for one in elements):
+        raise too_long(field, max_bytes)
     try:
         return [one.decode() for one in elements]
     except UnicodeDecodeError:

@@ -192,9 +192,12 @@ class TensorModel(Protocol):
     def parameters(self) -> Mapping[str, str]: ...
 
     def read_rows(
-        self, tensors: Mapping[str, Tensor], rows: int, parameters: Mapping[str, Parameter]
+        self, tensors: Mapping[str, Tensor], rows: int, parameters: Mapping[str, Parameter], max_input_bytes: int
     ) -> list[RowInput]:
-        """An input of the pipeline for each row. `parameters` has known names only. Raises InvalidInput."""
+        """An input of the pipeline for each row. `parameters` has known names only. `max_input_bytes`: of a text.
+
+        Raises InvalidInput.
+        """
 
     def write(
         self,

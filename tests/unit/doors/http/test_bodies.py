@@ -81,6 +81,27 @@ def test_no_text_of_the_caller_is_in_an_error() -> None:
     assert "secret" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"input": "a" * 101}, "input"),
+        ({"input": [{"text": "a"}, {"text": "b" * 101}]}, "input[1].text"),
+        ({"input": "a", "user": {"ids": ["c" * 101]}}, "user.ids[0]"),
+        ("d" * 101, "body"),
+    ],
+)
+def test_a_text_that_is_too_long_is_named_before_anything_is_made_of_it(body: Any, field: str) -> None:
+    with pytest.raises(
+        InvalidInput, match=r": more than 100 bytes, the limit \(the gateway's max_input_bytes\)"
+    ) as caught:
+        read_body(_KIND, json.dumps(body).encode(), max_text_bytes=100)
+    assert caught.value.field == field
+
+
+def test_texts_that_are_long_only_together_are_read() -> None:
+    assert len(read_body(_KIND, json.dumps({"input": ["a" * 100] * 5}).encode(), max_text_bytes=100).input) == 5
+
+
 def test_a_path_has_an_end() -> None:
     class _Named(Body):
         names: dict[str, int]
