@@ -118,17 +118,9 @@ def faults() -> Iterator[str]:
     """What is wrong, with its place and what to write instead."""
     by_hand = [page for page in all_pages() if not is_generated(page)]
     for place, line, is_heading, text in (*(one for page in by_hand for one in prose(page)), *sources()):
-        for pattern, instead in _WORDS.items():
-            for found in re.finditer(f"(?i){pattern}" if not pattern.endswith("[a-z]") else pattern, text):
-                yield f"{place}:{line}: “{found[0]}”: {instead}"
-        if place.endswith(".md"):
-            if is_heading and _HEADING.match(text):
-                yield f"{place}:{line}: “{text}”: a noun phrase or an imperative"
-            if Path(place).name not in _WITH_DATES and _DATE.search(text):
-                yield f"{place}:{line}: a date: link to a page of results"
-            for sentence in re.split(r"(?<=[.!?;:]) ", text):
-                if len(sentence.split()) > _MAX_WORDS_OF_SENTENCE:
-                    yield f"{place}:{line}: a sentence of {len(sentence.split())} words: “{sentence[:60]}…”"
+        is_guide = place.endswith(".md") and Path(place).name not in _WITH_DATES
+        for fault in wrong_words(text, is_heading=is_heading, is_guide=is_guide, is_page=place.endswith(".md")):
+            yield f"{place}:{line}: {fault}"
     if (count := sum(map(words, (page for page in by_hand if page.is_relative_to(_DOCS))))) > _MAX_WORDS:
         yield f"docs/: {count} words by hand, at most {_MAX_WORDS}"
     for page in by_hand:
@@ -136,6 +128,20 @@ def faults() -> Iterator[str]:
             yield from wrong_figures(page)
     for folder in sorted((_DOCS / "benchmarks").glob("with*")):
         yield from wrong_results(folder)
+
+
+def wrong_words(text: str, *, is_heading: bool = False, is_guide: bool = False, is_page: bool = True) -> Iterator[str]:
+    """What is wrong with a text, and what to write instead."""
+    for pattern, instead in _WORDS.items():
+        for found in re.finditer(pattern, text, 0 if pattern.endswith("[a-z]") else re.IGNORECASE):
+            yield f"“{found[0]}”: {instead}"
+    if is_heading and _HEADING.match(text):
+        yield f"“{text}”: a noun phrase or an imperative"
+    if is_guide and _DATE.search(text):
+        yield "a date: link to a page of results"
+    for sentence in re.split(r"(?<=[.!?;:]) ", text) if is_page else ():
+        if (length := len(sentence.split())) > _MAX_WORDS_OF_SENTENCE:
+            yield f"a sentence of {length} words: “{sentence[:60]}…”"
 
 
 def words(page: Path) -> int:
