@@ -26,6 +26,8 @@ _COUNTED_FROM_BYTES = 2 * MAX_OBJECT_BYTES // _FIELD_BYTES
 # After so many fields, other threads get their turn: they would get it after 5 ms only, each time.
 _FIELDS_A_TURN = 1024
 _PAUSE_S = 5e-5
+# Of what a request has beside its input, such as its model.
+_NAMES_BYTES = 64 << 10
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _GROUPS = (3, 4)
 # The bytes of a number in a packed list; those of other types have at least one.
@@ -47,7 +49,7 @@ def parser(
     kind: type[MessageT], message: Descriptor | None = None, max_text_bytes: int = sys.maxsize
 ) -> Callable[[bytes], MessageT]:
     """What parses bytes as `parse` does; for large ones, call it in a thread. `message`: what the bytes are, of which
-    `kind` may leave parts as they are. `max_text_bytes`: of all its texts together, the gateway's max_input_bytes.
+    `kind` may leave parts as they are. `max_text_bytes`: of all its texts and images together.
     """
     from_string, descriptor = kind.FromString, message or cast(Descriptor, kind.DESCRIPTOR)
 
@@ -94,8 +96,12 @@ def _check_size(message: Descriptor, data: bytes, max_text_bytes: int) -> None:
                     size_bytes += length // width * _NUMBER_BYTES
                 elif not inner:
                     text_bytes += length
-                    if text_bytes > max_text_bytes:
-                        raise too_long(".".join([*(name for name, *_ in outer), name]), max_text_bytes)
+                    if text_bytes > max_text_bytes + _NAMES_BYTES:
+                        raise InvalidInput(
+                            ".".join([*(name for name, *_ in outer), name]),
+                            f"more than {max_text_bytes} bytes; the limits are the gateway's max_input_bytes, and of "
+                            "images max_image_bytes",
+                        )
                 if not (inner and length):
                     position += length
                     inner = None

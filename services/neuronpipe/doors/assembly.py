@@ -11,7 +11,7 @@ from neuronpipe.doors.oip.grpc_door import OIP_SERVICE, OipDoor, oip_rpcs
 from neuronpipe.doors.oip.service import TensorService, model_control
 from neuronpipe.doors.tei import SERVICES, TeiDoor, tei_rpcs
 from neuronpipe.gateway.assembly import Gateway
-from neuronpipe.gateway.settings import GatewaySettings, HttpSettings
+from neuronpipe.gateway.settings import GatewaySettings, HttpSettings, PipelineSettings
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.platform.process.door import Door, Guard, Handler
 from neuronpipe.platform.process.health import HealthBoard
@@ -43,14 +43,20 @@ def gateway_doors(
     tls: ServerTls | None = None,
     guard: Guard | None = None,
     *,
-    max_input_bytes: int,
+    pipeline: PipelineSettings,
     addition: Addition = Addition(),
     shares_port: bool = False,
 ) -> list[Door]:
-    """gRPC, and HTTP where it has an address; what is not asked for is not even imported. `max_input_bytes`: see
-    PipelineSettings. `shares_port`: other processes listen on the same ports.
+    """gRPC, and HTTP where it has an address; what is not asked for is not even imported. `pipeline`: limits of
+    inputs. `shares_port`: other processes listen on the same ports.
     """
-    rpcs = [*native_rpcs(), *oip_rpcs(), *tei_rpcs(max_input_bytes), *trace_rpcs(telemetry.traces), *addition.rpcs]
+    rpcs = [
+        *native_rpcs(max(pipeline.max_input_bytes, pipeline.max_image_bytes)),
+        *oip_rpcs(),
+        *tei_rpcs(pipeline.max_input_bytes),
+        *trace_rpcs(telemetry.traces),
+        *addition.rpcs,
+    ]
     doors: list[Door] = [GrpcDoor(server, rpcs, tls, guard, shares_port=shares_port)]
     if http.http_listen:
         from neuronpipe.doors.http.console.pages import CONSOLE_ROUTES
@@ -68,7 +74,7 @@ def gateway_doors(
                 tls,
                 guard,
                 max_body_bytes=http.http_max_body_bytes,
-                max_input_bytes=max_input_bytes,
+                max_input_bytes=pipeline.max_input_bytes,
                 hosts=http.http_hosts,
                 cors_origins=http.http_cors_origins,
                 path_prefix=http.http_path_prefix,

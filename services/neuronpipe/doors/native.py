@@ -3,6 +3,7 @@
 Inputs and results stay bytes where no stage of this process parses or makes them.
 """
 
+import sys
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from contextlib import aclosing
 from operator import attrgetter
@@ -37,9 +38,16 @@ _FIELDS = {kind: [(name, attrgetter(name)) for name in kind.__slots__] for kind 
 MODEL_SERVICE = models_pb2.DESCRIPTOR.services_by_name["ModelService"]
 
 
-def native_rpcs() -> list[Rpc]:
-    """The rpcs of both services."""
-    return [*rpcs_of(INFERENCE_SERVICE, wire.DESCRIPTOR, is_work=True), *rpcs_of(MODEL_SERVICE)]
+def native_rpcs(max_input_bytes: int) -> list[Rpc]:
+    """The rpcs of both services. `max_input_bytes`: of a text or an image, whichever is more."""
+    limits = dict.fromkeys(("Infer", "Generate"), max_input_bytes)
+    return [
+        *(
+            Rpc.of(one, wire.DESCRIPTOR, is_work=True, max_text_bytes=limits.get(one.name, sys.maxsize))
+            for one in INFERENCE_SERVICE.methods
+        ),
+        *rpcs_of(MODEL_SERVICE),
+    ]
 
 
 class NativeDoor:

@@ -52,7 +52,7 @@ class Rpc:
         """The rpc of a descriptor.
 
         `messages`: a file with messages of the same names and wire format, to use in place of the method's own.
-        `max_text_bytes`: of the texts of a request together.
+        `max_text_bytes`: of the texts and images of a request together.
         """
         request, response = message_classes(method, messages)
         return cls(

@@ -34,7 +34,7 @@ async def run_front(settings: AllSettings, telemetry: Telemetry, tls: ServerTls 
         telemetry,
         tls,
         access.guard,
-        max_input_bytes=settings.max_input_bytes,
+        pipeline=settings,
         addition=additions_of(settings),
         shares_port=True,
     )

@@ -32,8 +32,8 @@ async def run(settings: PipelineProcessSettings, telemetry: Telemetry, tls: Serv
 
         await run_fronted(settings, telemetry, access)
         return
-    limit, addition = settings.max_input_bytes, additions_of(settings)
-    doors = gateway_doors(settings, settings, telemetry, tls, access.guard, max_input_bytes=limit, addition=addition)
+    addition = additions_of(settings)
+    doors = gateway_doors(settings, settings, telemetry, tls, access.guard, pipeline=settings, addition=addition)
     assemble = partial(running_pipeline, settings, telemetry, access, doors)
     await serve(settings.service, settings, doors, assemble, telemetry.meters, idle_exit_s=settings.idle_exit_s)
 
