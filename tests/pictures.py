@@ -1,6 +1,6 @@
 """Takes the pictures of the pages from a running system: `make pictures`, or `python -m tests.pictures REPOSITORY`.
 
-The repository is that of `make demo`. Chromium opens the console and sends a request; docs/console.png shows its answer.
+The repository is that of `make demo`. Chromium opens the console and sends a request; docs/console.png is its answer.
 """
 
 import shutil
