@@ -6,6 +6,7 @@ they are; it is tried again.
 """
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -194,6 +195,7 @@ class LiveModels:
                     version.state = ModelState.DRAINING
                     self._tell()
         finally:
+            gc.unfreeze()  # what it was made of is garbage now (platform/process/life.py)
             version.state = ModelState.FAILED if version.fault else ModelState.CLOSED
             version.settled.set()
             version.ended.set()
