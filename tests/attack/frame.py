@@ -87,6 +87,11 @@ class Case:
     constant_mib: float = _MEMORY_MIB
     is_quick: bool = False
 
+    @property
+    def limit_mib(self) -> float:
+        """What the server's memory may grow by."""
+        return 4 * self.sends_mib + self.constant_mib
+
 
 CASES: dict[str, Case] = {}
 
@@ -122,12 +127,11 @@ class Figures:
 
     def problems(self, case: Case, *, with_latency: bool) -> list[str]:
         """What does not hold."""
-        limit_mib = 4 * case.sends_mib + case.constant_mib
         found = [f"the victim lost calls: {dict(self.failures)}"] if self.failures else []
         if self.is_late and with_latency:
             found.append(f"the victim's p99 was {self.p99_before_ms:.0f} ms, and is {self.p99_ms:.0f} ms")
-        if self.grown_mib > limit_mib:
-            found.append(f"the server's memory grew by {self.grown_mib:.0f} MiB, the limit is {limit_mib:.0f} MiB")
+        if self.grown_mib > case.limit_mib:
+            found.append(f"the server's memory grew by {self.grown_mib:.0f} MiB, the limit is {case.limit_mib:.0f} MiB")
         return found
 
 
