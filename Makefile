@@ -4,7 +4,7 @@
 # oracle    the whole of the matrices of which test takes a sample: every case of the oracle suites, and more
 # sampled   the long suites whole: console, demo, front processes, frameworks and others
 # long      the tests that take long and of which test takes none, whole
-# verify    format, lint, types, imports, protos, generated docs, links, locks, advisories of what is locked
+# verify    format, lint, types, imports, protos, generated docs, links, English, locks, advisories of what is locked
 # sbom      a software bill of materials for each image, written to .cache/sbom
 # verify-package  the wheel and the sdist, each installed into an environment of its own, where the client's tests run
 # docs      the site of docs/, in .cache/site; it needs no server and no network
@@ -22,6 +22,7 @@
 # bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to docs/benchmarks/neuron-sim.md
 # verify-deploy  the Kubernetes manifests of deploy/: rendered in all combinations, validated, and asked by rules
 # simulate-cluster  rules of autoscaling under simulated loads, written to docs/autoscaling.md
+# pictures  of the console, taken from a running system, written to docs/
 # up        the whole system in containers; up-observability with Jaeger, Prometheus and Grafana
 # certificates  of the layer tls, made anew while it runs
 # down      ends it and deletes what it made; logs, ps, redeploy service=NAME: of the running one
@@ -275,7 +276,7 @@ check: setup verify verify-package test
 
 .PHONY: verify fix
 verify: verify-format verify-lint verify-types verify-imports
-verify: verify-protos verify-docs verify-locks verify-models verify-audit verify-deploy
+verify: verify-protos verify-docs verify-style verify-locks verify-models verify-audit verify-deploy
 fix: fix-protos fix-docs fix-locks fix-lint fix-format
 
 .PHONY: verify-format fix-format
@@ -345,6 +346,11 @@ verify-docs: .venv/.dev
 fix-docs: .venv/.dev
 	$(BIN)/python -m tests.reference
 
+# Words, sentences and dates of pages, help texts, messages, protos and alerts; figures that pages quote; words of docs/.
+.PHONY: verify-style
+verify-style: .venv/.dev
+	$(BIN)/python -m tests.style
+
 # docs/models.md shows docs/models.json. fix-models measures what that file lacks, or has of other versions.
 # It takes an hour at most, so `fix` leaves it out.
 .PHONY: verify-models fix-models
@@ -411,6 +417,11 @@ $(SITE_SCRIPTS)/$(MERMAID)-$(IFRAME_WORKER):
 docs: .venv/.docs $(SITE_SCRIPTS)/$(MERMAID)-$(IFRAME_WORKER)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	echo "open .cache/site/index.html"
+
+# The repository is that of the demo, which `make demo` compiles.
+.PHONY: pictures
+pictures: .venv/.dev chromium demo
+	$(BIN)/python -m tests.pictures .cache/demo-repository
 
 # --- containers -------------------------------------------------------------------------------------------------------
 

@@ -158,7 +158,7 @@ def _cell(row: Record, reasons: Sequence[str]) -> str:
     )
 
 
-_HEAD = """# Models that work
+_HEAD = """# Supported models
 
 Which architecture works for which task on which back end, with the largest absolute difference of an output to
 PyTorch float32 over up to {samples} sample inputs of all lengths. Measured on small models of each (two to four
@@ -173,7 +173,7 @@ This page is made by `make fix-models` of docs/models.json, which it measures; n
 """
 
 _TAIL = """
-## What to know of each
+## Notes
 
 - **Lengths.** A model takes as many tokens as its positions and its tokenizer (`model_max_length`) allow, or instead of
   the tokenizer sentence-transformers (`max_seq_length`); 512 where nothing limits it. RoBERTa, XLM-R, CamemBERT, MPNet
@@ -205,7 +205,7 @@ _TAIL = """
 - **ModernBERT** has masks of ours, in which padding sees itself: windows of padding alone would be NaN in OpenVINO's
   attention.
 - **BigBird** takes (5 + 2 x num_random_blocks) x block_size tokens, 704 as it is published: up to there transformers
-  too computes full attention in place of sparse blocks, which no graph for all lengths can hold.
+  too computes full attention instead of sparse blocks, which no graph for all lengths can hold.
 - **Tokenizers** are WordPiece, byte-level BPE and Unigram (SentencePiece), converted to tokenizer.json where a model
   ships another form.
 - **Image processors** are those of transformers on Pillow ("slow" in transformers 4, "Pil" in 5), which resize, crop
@@ -213,7 +213,7 @@ _TAIL = """
   What the processor makes of sample images is compared at compilation, and one that does more than its options say
   (LeViT's, EfficientNet's) is refused, as are `do_pad`, `do_flip_channel_order` and sizes that depend on the image.
   torchvision's processors round otherwise.
-- **Images** have no int8 but that of the weights alone (`--dtype int8-weights`), and no Neuron back end yet.
+- **Images** also compile in int8 (`--calibration FOLDER`) and for neuronx.
 - **CLIP and SigLIP** (SigLIP 2 of one size is SigLIP) take images and texts in one bundle, on OpenVINO and torch. A
   tokenizer of SigLIP that masks padding is refused, as is one that is written in Python only.
 - **Vectors of images** are what a model pools (`pooler_output`), and CLIP's and SigLIP's projections. **DINOv2** has

@@ -25,8 +25,13 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Leads links out of docs/ to copies, which have .txt behind their names so that browsers show them."""
+    """Leads links out of docs/ to copies, which have .txt behind their names so that browsers show them.
+
+    Decisions are left out of the search.
+    """
     folder = posixpath.dirname(page.file.src_uri)
+    if folder == "decisions":
+        page.meta["search"] = {"exclude": True}
 
     def lead_to_copy(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join("docs", folder, link[1]))

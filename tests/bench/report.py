@@ -342,7 +342,7 @@ def _generation(found: Measurements) -> Iterator[str]:
             if found.of(section, system, callers):
                 itl = found.spread(section, system, callers, figure("itl_p50_ms"))
                 rows.append((system, str(callers), *_loop_cells(found, section, system, callers), _spread(itl)))
-    yield from _table(("", "callers", "tokens/s", "p50 ms", "p90 ms", "p99 ms", "errors", "between tokens, ms"), rows)
+    yield from _table((*_LOOP_HEADINGS[:2], "tokens/s", *_LOOP_HEADINGS[3:], "between tokens, ms"), rows)
     long, callers = generation.LONG_PROMPTS, generation.GAP_CALLERS
     yield f"{callers} texts, while a prompt of 2,000 tokens comes every other second; times between tokens in ms:"
     yield ""

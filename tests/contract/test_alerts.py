@@ -52,12 +52,12 @@ def test_a_replica_that_gets_no_requests_does_not_say_that_redis_is_away(tmp_pat
         'neuronpipe_cache_redis_available{job="tokenizer", instance="u:9464", neuronpipe_cache="tokens"}': "1x10",
         'neuronpipe_item_duration_seconds_count{job="tokenizer", instance="u:9464"}': "0+60x10",
     }
-    _check(tmp_path, "NeuronpipeRedisAway", series, [])
+    _check(tmp_path, "NeuronpipeRedisUnavailable", series, [])
 
 
 def test_a_replica_that_was_never_asked_anything_has_no_counter_and_does_not_fire(tmp_path: Path) -> None:
     series = {f'neuronpipe_cache_redis_available{{{_TOKENIZER}, neuronpipe_cache="tokens"}}': "0x10"}
-    _check(tmp_path, "NeuronpipeRedisAway", series, [])
+    _check(tmp_path, "NeuronpipeRedisUnavailable", series, [])
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_redis_that_is_away_while_requests_come_fires(tmp_path: Path, where: str
         f"{counter}{{{where}}}": "0+60x10",
     }
     labels = {"severity": "info", "job": where.split('"')[1], "neuronpipe_cache": cache}
-    _check(tmp_path, "NeuronpipeRedisAway", series, [labels])
+    _check(tmp_path, "NeuronpipeRedisUnavailable", series, [labels])
 
 
 @pytest.mark.parametrize(("days", "fires"), [(6, True), (8, False)])
@@ -100,13 +100,13 @@ def test_jobs_that_wait_for_long_fire_once_however_many_workers_tell_of_them(
     where = 'job="worker", neuronpipe_job_priority="normal"'
     series = {f'neuronpipe_jobs_oldest_seconds{{{where}, instance="{one}:9464"}}': seconds for one in ("v", "w")}
     labels = {"severity": "warning", "neuronpipe_job_priority": "normal"}
-    _check(tmp_path, "NeuronpipeJobsWait", series, [labels] if fires else [])
+    _check(tmp_path, "NeuronpipeJobBacklog", series, [labels] if fires else [])
 
 
 @pytest.mark.parametrize(("dead", "fires"), [("1x10", True), ("0x10", False)])
 def test_a_job_that_was_set_aside_fires(tmp_path: Path, dead: str, fires: bool) -> None:
     series = {'neuronpipe_jobs_dead{job="worker", instance="w:9464"}': dead}
-    _check(tmp_path, "NeuronpipeJobsDead", series, [{"severity": "warning"}] if fires else [])
+    _check(tmp_path, "NeuronpipeDeadLetterJobs", series, [{"severity": "warning"}] if fires else [])
 
 
 @pytest.mark.parametrize(("loaded", "fires"), [("0x10", True), ("1x10", False)])

@@ -71,7 +71,7 @@ def test_a_decoder_is_compiled_for_the_slots_of_neuron_with_every_token_compared
     (artifact,) = bundle.manifest.artifacts
     assert artifact.accuracy.agreement == 1
     assert artifact.accuracy.largest_difference <= 1e-4 * artifact.accuracy.largest_output
-    assert artifact.accuracy.emulator == "PyTorch in place of a Neuron device"
+    assert artifact.accuracy.emulator == "PyTorch instead of a Neuron device"
     assert [Path(name).name for name in artifact.files] == ["4x96.pt", "4x96.json"]
     assert bundle.spec.max_tokens == 96
 

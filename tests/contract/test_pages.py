@@ -14,7 +14,7 @@ from neuronpipe.core.settings import Settings, variable_name
 from neuronpipe.core.task_inputs import FIELDS
 from neuronpipe.measure.acceptance_process import AcceptSettings
 from neuronpipe.platform.cache.economics import CacheCommandSettings
-from tests import links, pages
+from tests import links, pages, style
 from tests.links import dead_links, dead_mentions, sources
 from tests.pages import ROOT, all_pages, anchors, blocks, fences
 
@@ -27,6 +27,8 @@ _KINDS: Sequence[type[Settings]] = (
 _SETTINGS = [(kind, name) for kind in _KINDS for name in kind.model_fields]
 # Options of other projects' programs that pages name and nothing here uses.
 _OF_OTHERS = {"--neuroncore-pipeline-cores"}
+# In the navigation of the site, so that a reader sees it whole.
+_MOST_PAGES = 55
 _AFTER_EMPTY_LINE = {"bullet_list_open", "ordered_list_open", "table_open"}
 _BLOCKS = {*_AFTER_EMPTY_LINE, "fence", "paragraph_open"}
 
@@ -34,15 +36,23 @@ _BLOCKS = {*_AFTER_EMPTY_LINE, "fence", "paragraph_open"}
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A page to write, alone in its repository."""
-    for module in (links, pages):
+    for module in (links, pages, style):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     return tmp_path / "page.md"
 
 
-def test_every_page_of_docs_is_in_the_navigation_of_the_site() -> None:
+def test_every_page_but_decisions_is_in_the_navigation_of_the_site() -> None:
     nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2].partition("\n\n")[0]
-    pages_of_docs = (str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md"))
-    assert sorted(re.findall(r"^ +- (\S+\.md)$", nav, re.MULTILINE)) == sorted(pages_of_docs)
+    listed = re.findall(r"^ +- (?:[\w ,]+: )?(\S+\.md)$", nav, re.MULTILINE)
+    docs = (file.relative_to(ROOT / "docs") for file in (ROOT / "docs").rglob("*.md"))
+    assert sorted(listed) == sorted(str(one) for one in docs if one.parts[0] != "decisions" or one.stem == "README")
+    assert len(listed) <= _MOST_PAGES
+
+
+def test_every_decision_has_a_status_and_a_date() -> None:
+    decisions = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
+    said = re.compile(r"^# .+\n\nStatus: (accepted|superseded), \d{4}-\d\d-\d\d\.")
+    assert [one.name for one in decisions if not said.match(one.read_text())] == []
 
 
 def _unknown(pattern: str, known: set[str]) -> list[str]:
@@ -129,6 +139,25 @@ def test_a_file_of_docs_that_is_not_there_is_found_where_a_source_names_it(page:
     (page.parent / "docs" / "decisions").mkdir(parents=True)
     (page.parent / "docs" / "decisions" / "0001-first.md").touch()
     assert list(dead_mentions([source])) == [f"source.py:1: {missing}"]
+
+
+_WRONG = ("in place of a text", "reads it anew", "whoever calls", "texts, too", "and so they go on", "so. Of these two")
+
+
+@pytest.mark.parametrize("text", [*_WRONG, "measured on 2026-11-21", " ".join(["word"] * 46)])
+def test_a_word_a_date_and_a_sentence_against_the_rules_of_style_are_found(text: str) -> None:
+    assert len(list(style.wrong_words(text, is_guide=True))) == 1
+
+
+def test_plain_english_is_fine() -> None:
+    text = "It takes the text instead, reloads it, and continues. The list is too long, too long for one call."
+    assert list(style.wrong_words(text, is_guide=True)) == []
+
+
+@pytest.mark.parametrize(("quoted", "count"), [("1.56 ×", 0), ("78 texts/s", 0), ("9.99 ×", 1), ("123456 texts/s", 1)])
+def test_a_quoted_figure_is_one_of_the_results(page: Path, quoted: str, count: int) -> None:
+    page.write_text(f"# A page\n\n{quoted} ([results](benchmarks/with-vnni-bfloat16-amx/README.md))\n")
+    assert len(list(style.wrong_figures(page))) == count
 
 
 def test_anchors_are_those_of_github(page: Path) -> None:

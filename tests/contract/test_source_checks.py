@@ -171,7 +171,7 @@ _MERGE = "made for owner/base; --merge-adapter compiles the two as one (pip inst
             _only_onnx,
             "",
             "cannot load it: it has no weights of PyTorch (model.safetensors or pytorch_model.bin), only model.onnx; "
-            "get these, too",
+            "get these as well",
             id="ONNX only",
         ),
         pytest.param(
@@ -240,7 +240,7 @@ def test_outputs_that_are_no_numbers_are_refused_before_anything_is_converted(tm
     model.save_pretrained(source)
     with pytest.raises(
         SetupError,
-        match="outputs of BertForSequenceClassification are NaN or infinite in PyTorch, too: its weights are damaged",
+        match="outputs of BertForSequenceClassification are also NaN or infinite in PyTorch: its weights are damaged",
     ):
         _compile(source, tmp_path)
 

@@ -42,7 +42,7 @@ def _lines() -> Iterator[str]:
         yield from ("", f"## {title}", "", "| name | what it is |", "|---|---|")
         for name in names_in(group):
             yield f"| `{name}` | {name.text} |"
-    yield from ("", "## Metrics", "", "Of each, its name in OTLP, and its series on the Prometheus port.", "")
+    yield from ("", "## Metrics", "", "For each metric: the OTLP name and the Prometheus series.", "")
     yield from ("| name | kind | unit | labels | what it is | series |", "|---|---|---|---|---|---|")
     yield from map(_row, instruments())
 

@@ -117,7 +117,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="where compiled models are kept (default: ~/.cache/neuronpipe/benchmark)",
     )
     report = parser.add_argument_group("report")
-    report.add_argument("--out", type=Path, metavar="DIR", help="its folder; a run that was interrupted goes on there")
+    report.add_argument("--out", type=Path, metavar="DIR", help="its folder; an interrupted run continues there")
     report.add_argument(
         "--prices", type=Path, metavar="FILE", help="your prices, in the form of measure/benchmark/prices.json"
     )
@@ -154,7 +154,7 @@ def _measure(options: argparse.Namespace) -> None:
         try:
             run.run()
         except KeyboardInterrupt:
-            _say(f"interrupted; the same command goes on from {len(run.results.cells)} cells")
+            _say(f"interrupted; the same command continues from {len(run.results.cells)} cells")
             code = 130
         finally:
             if run.results.cells:

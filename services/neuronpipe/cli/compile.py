@@ -98,8 +98,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="BATCHxTOKENS",
-        help="a shape to compile for, as in 8x128; repeat it for others. Longer inputs are refused. Of what generates "
-        "on neuronx: how many texts at once, and the tokens of the longest",
+        help="a shape to compile for, such as 8x128; repeat it for others. Longer inputs are refused. For models "
+        "that generate on neuronx: the number of texts at once, and the tokens of the longest",
     )
     parser.add_argument(
         "--buckets", choices=["auto"], help="choose the lengths that leave the least padding, for --lengths"

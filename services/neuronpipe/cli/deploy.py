@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=1,
         dest="min_executors",
         metavar="N",
-        help="fewest executors, or instances (default: 1); 0: none while nobody calls",
+        help="fewest executors, or instances (default: 1); 0: none while there are no calls",
     )
     parser.add_argument(
         "--max", type=int, dest="max_executors", metavar="N", help="most of them (default: as --min, at least 1)"

@@ -57,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         nargs=2,
         metavar=("ROLE", "TEXT"),
-        help="in place of a prompt, a message of a chat (roles: system, user, assistant), or @FILE; several in their "
+        help="instead of a prompt, a message of a chat (roles: system, user, assistant), or @FILE; several in their "
         "order",
     )
     messages = given.add_argument(

@@ -84,7 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     _add_generation(parser)
     parser.add_argument(
-        "--json", metavar="FILE", help="write the figures as JSON; -: to standard output, in place of the table"
+        "--json", metavar="FILE", help="write the figures as JSON; -: to standard output instead of the table"
     )
 
 
@@ -137,14 +137,14 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--prompt-tokens",
         metavar="LENGTHS",
-        help="prompts of so many tokens, made of random words of the texts (default: the texts as they are)",
+        help="prompts of N tokens, made of random words of the texts (default: the texts as they are)",
     )
-    group.add_argument("--output-tokens", metavar="LENGTHS", help="texts of exactly so many tokens (default: 32)")
+    group.add_argument("--output-tokens", metavar="LENGTHS", help="texts of exactly N tokens (default: 32)")
     group.add_argument(
         "--shared-prefix-tokens",
         type=int,
         metavar="N",
-        help="so many tokens before each prompt are the same in all (default: 0)",
+        help="N tokens before each prompt are the same in all (default: 0)",
     )
     group.add_argument(
         "--num-beams", type=int, metavar="N", help="beam search; of more than 1 texts come as a whole (default: 1)"

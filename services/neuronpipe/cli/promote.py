@@ -27,8 +27,8 @@ def add_promotion(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="NAME=LIMIT",
         help="p99=1.2: answers take at most 1.2 times as long as stable's; p99=300ms: at most that long with either "
-        "version; errors=0.1%%: at most so many more requests fail; agreement=0.99: copies of requests agree so far; "
-        "can be repeated",
+        "version; errors=0.1%%: at most that share of requests more fails; agreement=0.99: copies of requests agree "
+        "so far; can be repeated",
     )
     parser.add_argument(
         "--metrics",
@@ -48,7 +48,7 @@ def add_promotion(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=100,
         metavar="N",
-        help="a step goes on until each version has answered so many (default: 100)",
+        help="a step continues until each version has answered N requests (default: 100)",
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from neuronpipe.bundles.registry import Operation, RegisteredVersion, Registry, Signed
     from neuronpipe.bundles.repository import Bundle
 
-HELP = "approve versions of models, name them, and share out requests among them"
+HELP = "approve versions of models, name them, and distribute requests among them"
 EXTRA = "server"
 
 _COLUMNS = ("MODEL", "VERSION", "APPROVAL", "ALIASES", "SHARE", "SHADOW", "AGREEMENT", "DIGEST", "NOTE")
@@ -62,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     alias = change("alias", _alias, "give a version a name, or the name another version")
     alias.add_argument("alias", metavar="ALIAS", help="the name, such as stable or canary")
     alias.add_argument("version", metavar="VERSION", help="the version's number; none: remove the alias")
-    route = change("route", _route, "share out the requests that name no version")
+    route = change("route", _route, "distribute the requests that name no version")
     route.add_argument(
         "shares",
         nargs="*",
@@ -72,8 +72,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     route.add_argument(
         "--shadow",
         metavar="TARGET=PERCENT",
-        help="an alias or a version, and the percentage of these requests that are copied to it, whose results nobody "
-        "gets, as in canary=10; none: no copies",
+        help="an alias or a version, and the percentage of these requests that are copied to it and whose results are "
+        "dropped, such as canary=10; none: no copies",
     )
     change("load", _load, "serve a model that was unloaded, by the names and shares that it has")
     change("unload", _unload, "serve no version of a model; its names and shares stay")

@@ -130,7 +130,7 @@ def add_request(parser: argparse.ArgumentParser, *, is_required: bool = True) ->
     parser.add_argument(
         "--json",
         metavar="INPUT",
-        help="""in place of other flags: a TaskInput, as '{"sentence-embedding": {"text": "…"}}', or @FILE, or -""",
+        help="""instead of other flags: a TaskInput, such as '{"sentence-embedding": {"text": "…"}}', or @FILE, or -""",
     )
     add_input_flags(parser)
 

@@ -167,7 +167,7 @@ def _request(options: argparse.Namespace) -> "TransformRequest":
         if value is not None and not least <= value < float("inf"):
             raise SetupError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
     if options.ray and options.target:
-        raise SetupError("--ray: needs --repository; a gateway shares out the work itself")
+        raise SetupError("--ray: needs --repository; a gateway distributes the work itself")
     if options.input_format == _OPENAI:
         for name in _NOT_OF_OPENAI:
             if getattr(options, name) not in (None, "", "{}"):
@@ -230,7 +230,7 @@ def _columns(task: str, words: Sequence[str], shared: Collection[str]) -> dict[s
             )
         columns[field] = column
     if both := sorted(columns.keys() & shared):
-        raise SetupError(f"--column {both[0]}: --options has it, too")
+        raise SetupError(f"--column {both[0]}: --options has it as well")
     return columns
 
 

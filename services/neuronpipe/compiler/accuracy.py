@@ -207,7 +207,7 @@ def reference_outputs(module: SourceModule, batches: Sequence[Batch]) -> list[Ou
         difference = largest_difference(module.per_token_outputs, outputs, outputs, batches)  # NaN for infinities, too
     if np.isnan(difference):
         raise SetupError(
-            f"the outputs of {module.architecture} are NaN or infinite in PyTorch, too: its weights are damaged; "
+            f"the outputs of {module.architecture} are also NaN or infinite in PyTorch: its weights are damaged; "
             "train it again"
         )
     return outputs
@@ -294,7 +294,7 @@ def check(accuracy: Accuracy | None, max_divergence: float | None, min_agreement
         return
     if not _agreements(accuracy):
         raise SetupError(
-            "a model with one label has no agreement to measure; use --max-divergence in place of --min-agreement"
+            "a model with one label has no agreement to measure; use --max-divergence instead of --min-agreement"
         )
     if not agrees(accuracy, min_agreement):
         raise SetupError(

@@ -142,7 +142,7 @@ def _compile_slots(
     emulated = slots.emulated(module, bucket, conversion.dtype)
     measured = compare(module, texts, described, lambda _: emulated, min_agreement)
     step(f"convert for neuronx, {conversion.dtype}")
-    return neuronx.convert(conversion), measured.model_copy(update={"emulator": "PyTorch in place of a Neuron device"})
+    return neuronx.convert(conversion), measured.model_copy(update={"emulator": "PyTorch instead of a Neuron device"})
 
 
 def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype: str) -> Artifact:

@@ -393,5 +393,5 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
     if not has_weights(folder):
         others = sorted(path.name for kind in _OTHER_WEIGHTS for path in folder.glob(kind))
         only = f", only {', '.join(others[:_SHOWN])}" if others else ""
-        return f"it has no weights of PyTorch (model.safetensors or pytorch_model.bin){only}; get these, too"
+        return f"it has no weights of PyTorch (model.safetensors or pytorch_model.bin){only}; get these as well"
     return first_line(error)

@@ -66,7 +66,7 @@ class OnnxModel(torch.nn.Module):
         self.path = path
         self.config = transformers.AutoConfig.from_pretrained(transformer_folder(folder), trust_remote_code=False)
         if self.config.model_type in MASKED_DECODERS:
-            raise SetupError(f"{path}: the graph of a decoder is not supported; get model.safetensors, too")
+            raise SetupError(f"{path}: the graph of a decoder is not supported; get model.safetensors as well")
         try:
             self._session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         except Exception as error:  # its errors have no common class
@@ -128,7 +128,7 @@ def check_task(folder: Path, task: str) -> None:
     if (path := graph_file(folder)) is not None and task not in TASKS:
         raise SetupError(
             f"{folder}: has no weights of PyTorch, only the graph {path.name}, and {task.replace('_', '-')} changes "
-            f"the model within; of graphs there are {', '.join(TASKS)}; get model.safetensors, too"
+            f"the model within; of graphs there are {', '.join(TASKS)}; get model.safetensors as well"
         )
 
 

@@ -148,7 +148,7 @@ class ModelSpec(BaseModel):
         if not self.answers(task):
             raise WrongTask(f"model {self.name!r} has the task {' or '.join(self.tasks)}, the input is for {task}")
 
-    image: ImageSpec | None = Field(None, description="of a model that takes images, in place of texts or beside them")
+    image: ImageSpec | None = Field(None, description="of a model that takes images, instead of texts or beside them")
 
     @property
     def takes_texts(self) -> bool:

@@ -101,7 +101,7 @@ class Attributes:
     QUOTA = Name("neuronpipe.quota", "requests_in_flight, tokens_in_flight or tokens_per_minute")
     FILE = Name("neuronpipe.file", "the option that names the file, or registry.json")
     VERSION_STATE = Name("neuronpipe.model.state", "loading, ready, draining, closed or failed")
-    ROLE = Name("neuronpipe.version.role", "answer: callers got it; copy: a shadow computed it, and nobody got it")
+    ROLE = Name("neuronpipe.version.role", "answer: callers got it; copy: a shadow computed it, and no caller got it")
     PRIORITY = Name("neuronpipe.request.priority", "interactive or bulk")
     STAGE = Name(
         "neuronpipe.stage",
@@ -419,7 +419,7 @@ class Metrics:
     VERSION_DURATION = _histogram(
         "neuronpipe.version.duration",
         "s",
-        "computed answers, and copies of requests, of models whose requests are shared out among versions or copied; "
+        "computed answers, and copies of requests, of models whose requests are distributed over versions or copied; "
         "in buckets of 10 %, for comparing versions",
         _FINE_DURATIONS_NS,
         *_OF_MODEL,

@@ -52,9 +52,7 @@ FIELDS: Mapping[str, InputField] = {
     "prompt_name": InputField(
         "text", "sentence-embedding, sparse-embedding: the prompt to put before the text, by its name", is_option=True
     ),
-    "hypothesis_template": InputField(
-        "text", "with --labels: a sentence with {} in place of the label", is_option=True
-    ),
+    "hypothesis_template": InputField("text", "with --labels: a sentence with {} where the label goes", is_option=True),
     "texts": InputField("texts", "the texts for --query or --source; without these, several inputs"),
     "candidate_labels": InputField(
         "texts", "zero-shot-classification, of texts and of images: the labels to choose from", flag="labels"
@@ -70,8 +68,8 @@ FIELDS: Mapping[str, InputField] = {
         "number", "feature-extraction: a vector for each N tokens of a text that is read as a whole"
     ),
     "window_stride_tokens": InputField("number", "by how many tokens the windows of a long text overlap"),
-    "token_ids": InputField("numbers", "ids of the model's own tokenizer, in place of a text"),
-    "allow_no_answer": InputField("switch", "question-answering: having no answer is one, too"),
+    "token_ids": InputField("numbers", "ids of the model's own tokenizer, instead of a text"),
+    "allow_no_answer": InputField("switch", "question-answering: allow 'no answer' as a result"),
     "keep_all_labels": InputField("switch", "token-classification: leave no label out"),
     "is_query": InputField("switch", "multi-vector-embedding: the text is a query, not a document"),
     "multi_label": InputField("switch", "zero-shot-classification: any number of labels may fit"),

@@ -126,8 +126,8 @@ class ResultCacheSettings(RedisSettings):
 
     result_cache_models: str = Field(
         "",
-        description="models whose results are cached, separated by commas; *: all; besides those compiled with "
-        "--cache-results",
+        description="models whose results are cached, separated by commas; *: all; in addition to those compiled "
+        "with --cache-results",
     )
     result_cache_redis: CachePolicy = Field(
         "auto", description="when to look in Redis: auto (where that is faster than computing), always, never"
@@ -147,8 +147,8 @@ class HttpSettings(Settings):
     )
     http_hosts: str = Field(
         "",
-        description="names by which HTTP may be called without authentication, besides localhost, with commas; empty: "
-        "no others where it listens on a loopback address, else all; *: all, also by pages of other sites in a browser",
+        description="names by which HTTP may be called without authentication in addition to localhost, with commas; "
+        "empty: no others where it listens on a loopback address, else all; *: all, also for pages of other sites",
     )
     http_cors_origins: str = Field(
         "",
@@ -158,7 +158,7 @@ class HttpSettings(Settings):
     http_path_prefix: str = Field(
         "",
         pattern=r"^(/[^/?#\s]+)*$",
-        description="prefix of all paths that a proxy in front leaves in place, as /models; paths without it work, too",
+        description="prefix of all paths that a proxy in front leaves in place, as /models; paths without it also work",
     )
     default_models: str = Field(
         "",
@@ -188,8 +188,8 @@ class StageTlsSettings(Settings):
 
     tls_ca: str = Field(
         "",
-        description="file of the authorities of the stages' certificates, in PEM form, for TLS to the stages; read "
-        "anew when it changes; empty: no TLS to them",
+        description="file of the authorities of the stages' certificates, in PEM form, for TLS to the stages; "
+        "reloaded when it changes; empty: no TLS to them",
     )
     stage_tls_certificate: str = Field(
         "", description="file of the certificate for the stages, as tls_certificate; empty: tls_certificate itself"
@@ -238,8 +238,8 @@ class GatewaySettings(
         30.0,
         ge=0,
         le=86_400,
-        description="seconds without a request after which the scaler says that no stage is needed; KEDA waits for its "
-        "cooldownPeriod besides",
+        description="seconds without a request after which the scaler says that no stage is needed; KEDA also waits "
+        "for its cooldownPeriod",
     )
 
     @field_validator("scaler_listen")

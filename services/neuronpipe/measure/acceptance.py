@@ -66,7 +66,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     yield (
         f"Full batches for {found['seconds']:g} s a row on all cores, without a pipeline around the model; latency "
-        "is that of a batch. Of models that generate: new tokens a second of so many texts in flight, each of half the "
+        "is that of a batch. Models that generate: new tokens a second of the texts in flight, each of half the "
         "shape's tokens after a prompt of the other half, on one core; latency is that of a step."
     )
     yield ""

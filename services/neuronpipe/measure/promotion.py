@@ -262,7 +262,7 @@ class Promotion:
                 measured = self._hold()
             self._tell(f"{self._plan.target} stays at {self._plan.steps[-1]:g} %")
         except _Changed:
-            raise SetupError(f"model {self._plan.model!r}: somebody else changed its routing; it is left so") from None
+            raise SetupError(f"model {self._plan.model!r}: another author changed its routing; it is left so") from None
         except BaseException as reason:
             self._go_back(reason)
             raise
@@ -274,7 +274,7 @@ class Promotion:
         if not model.aliases.get(STABLE):
             raise SetupError(f"model {plan.model!r} has no alias {STABLE}, with which {plan.target} could be compared")
         if others := model.route.keys() - {STABLE, plan.target}:
-            raise SetupError(f"model {plan.model!r}: {', '.join(sorted(others))} have shares of its requests, too")
+            raise SetupError(f"model {plan.model!r}: {', '.join(sorted(others))} also have shares of its requests")
         self._stable = model.aliases[STABLE]
         if plan.target.isdecimal():
             self._canary = int(plan.target)
@@ -342,7 +342,7 @@ class Promotion:
         try:
             self._set(self._routings[0], f"promote {self._plan.target}: moved back", why)
         except _Changed:
-            self._tell("somebody else changed the routing meanwhile; it is left so")
+            self._tell("another author changed the routing meanwhile; it is left so")
 
     def _set(self, routing: Routing, action: str, note: str) -> None:
         """Sets the routing, if it still is as this run left it. Raises _Changed."""

@@ -26,8 +26,8 @@ class PipelineProcessSettings(GatewaySettings, JobSettings, EngineSettings, Toke
         0.0,
         ge=0,
         le=_LONGEST_IDLE_S,
-        description="seconds without a call after which the process ends, for whoever starts it again with the next "
-        "connection; 0: never",
+        description="seconds without a call after which the process ends, where a supervisor starts it again with the "
+        "next connection; 0: never",
     )
 
     @model_validator(mode="after")

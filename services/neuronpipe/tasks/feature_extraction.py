@@ -69,7 +69,7 @@ def check(input: FeatureExtractionInput, model: ModelSpec) -> None:
 def _check_chunks(input: FeatureExtractionInput) -> None:
     name = "chunks" if input.chunks else "chunk_tokens"
     if input.chunks and input.chunk_tokens:
-        raise InvalidInput("chunks", "stand in place of chunk_tokens; send one of them")
+        raise InvalidInput("chunks", "replace chunk_tokens; send one of them")
     if input.text_pair:
         raise InvalidInput(name, "is for one text; leave out text_pair")
     if input.pooling == FeaturePooling.FEATURE_POOLING_CLS:

@@ -34,7 +34,7 @@ def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
     if not input.token_ids:
         check_text("text", input.text)
     elif input.text:
-        raise InvalidInput("token_ids", "stand in place of text; send one of them")
+        raise InvalidInput("token_ids", "replace text; send one of them")
     else:
         check_token_ids(input.token_ids, model)
     if input.prompt_name and input.token_ids:

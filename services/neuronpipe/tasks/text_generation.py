@@ -72,8 +72,8 @@ class GenerationFacts(TaskFacts):
     end_token_ids: tuple[int, ...] = Field((), description="tokens that end a text (eos_token_id)")
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
-    max_length: int | None = Field(None, description="in place of max_new_tokens, the prompt included")
-    min_length: int = Field(0, description="in place of min_new_tokens, the prompt included")
+    max_length: int | None = Field(None, description="instead of max_new_tokens, the prompt included")
+    min_length: int = Field(0, description="instead of min_new_tokens, the prompt included")
     do_sample: bool = False
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     suppress_tokens: tuple[int, ...] = ()

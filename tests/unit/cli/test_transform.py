@@ -33,7 +33,7 @@ def rows(tmp_path: Path) -> Path:
         (["--column", "truncation=review"], "--column truncation=review: must be FIELD=COLUMN"),
         ([], "--column: the input has no column 'text', it has: id, review"),
         (["--column", "text=review", "--keep", "date"], "--keep: the input has no column 'date'"),
-        (["--column", "text=review", "--options", '{"text": "x"}'], "--column text: --options has it, too"),
+        (["--column", "text=review", "--options", '{"text": "x"}'], "--column text: --options has it as well"),
         (["--options", '{"top_k": '], "--options: "),
         (
             ["--options", '{"topk": 1}'],

@@ -233,7 +233,7 @@ def test_what_somebody_else_changed_is_left(system: System) -> None:
         system.registry = system.registry.reroute("m", {"stable": 1, "canary": 2}, _SIGNED)
 
     system.at[20.0] = reroute
-    with pytest.raises(SetupError, match="somebody else changed its routing; it is left so"):
+    with pytest.raises(SetupError, match="another author changed its routing; it is left so"):
         system.promote("errors=1%")
     assert system.routing.route == {"stable": 1, "canary": 2}
 

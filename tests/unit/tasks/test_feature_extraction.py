@@ -169,7 +169,7 @@ def test_a_cut_text_has_the_chunks_of_what_is_left() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"chunk_tokens": 2, "chunks": _spans((0, 1))}, "chunks: stand in place of chunk_tokens; send one of them"),
+        ({"chunk_tokens": 2, "chunks": _spans((0, 1))}, "chunks: replace chunk_tokens; send one of them"),
         ({"chunk_tokens": 2, "text_pair": "b"}, "chunk_tokens: is for one text; leave out text_pair"),
         (
             {"chunk_tokens": 2, "pooling": FeaturePooling.FEATURE_POOLING_CLS},

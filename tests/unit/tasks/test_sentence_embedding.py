@@ -173,7 +173,7 @@ def test_token_ids_are_cut_where_asked() -> None:
         ([1, 2, 3, 4, 5, 6, 7], "", r"token_ids: 7 tokens, the model takes 6; set truncation to cut"),
         ([1, 1000], "", "token_ids: the id 1000, the vocabulary has 1000"),
         ([1 << 31], "", "token_ids: the id 2147483648, the vocabulary has 1000"),
-        ([1], "a", "token_ids: stand in place of text; send one of them"),
+        ([1], "a", "token_ids: replace text; send one of them"),
         ([], "", "text: is empty"),
     ],
 )

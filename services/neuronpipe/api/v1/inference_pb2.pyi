@@ -376,7 +376,7 @@ Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
 class GenerateStart(_message.Message):
-    """The begin of a generated text."""
+    """The start of a generated text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

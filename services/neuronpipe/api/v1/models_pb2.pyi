@@ -213,7 +213,7 @@ class Model(_message.Message):
     has_chat_template: _builtins.bool
     """Whether text-generation takes messages: the model has a template for chats."""
     shadow_share: _builtins.float
-    """The share of the requests without a version that are copied to it now, from 0 to 1. Nobody gets the results of copies."""
+    """The share of the requests without a version that are copied to it now, from 0 to 1. Results of copies are dropped."""
     fetched: _builtins.float
     """While the process that answers fetches the version from a bucket: the share of the bytes that it has, from 0 to 1."""
     @_builtins.property

@@ -85,7 +85,7 @@ class ChangeRegistryRequest(_message.Message):
     author: _builtins.str
     """Who makes the change, for the history; it follows the caller's tenant, if it has one. Default: the tenant."""
     if_revision: _builtins.int
-    """Make the change only if the registry has this revision. Default: whatever it has."""
+    """Make the change only if the registry has this revision. Default: any."""
     approve: _builtins.int
     """Allows a version, a whole number, to be served. A model's first one becomes `stable`."""
     reject: _builtins.int
@@ -185,7 +185,7 @@ class Routing(_message.Message):
     SHADOW_FIELD_NUMBER: _builtins.int
     IS_UNLOADED_FIELD_NUMBER: _builtins.int
     is_unloaded: _builtins.bool
-    """Whether no version is served, whatever names and shares say."""
+    """Whether no version is served, regardless of names and shares."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedCompositeFieldContainer[Global___SetAlias]:
         """The names of versions, each once."""
@@ -244,7 +244,7 @@ Global___RouteShare: _TypeAlias = RouteShare  # noqa: Y015
 
 @_typing.final
 class Shadow(_message.Message):
-    """A version that gets copies of requests, whose results nobody gets."""
+    """A version that gets copies of requests, whose results are dropped."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

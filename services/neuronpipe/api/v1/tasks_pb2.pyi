@@ -322,7 +322,7 @@ class TaskInput(_message.Message):
 
     @_builtins.property
     def fill_mask(self) -> Global___FillMaskInput:
-        """Finds the tokens that fit in place of a text's masks."""
+        """Finds the tokens that fit a text's masks."""
 
     @_builtins.property
     def feature_extraction(self) -> Global___FeatureExtractionInput:
@@ -670,8 +670,8 @@ class SentenceEmbeddingInput(_message.Message):
     """What happens to a text that is too long, or to too many token_ids. Default: TRUNCATION_ERROR."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """In place of the text: ids of the model's own tokenizer. The model gets them as they are, without special tokens or a
-        prompt besides.
+        """Instead of the text: ids of the model's own tokenizer. The model gets them as they are, without special tokens or a
+        prompt.
         """
 
     def __init__(
@@ -752,7 +752,7 @@ class QuestionAnsweringInput(_message.Message):
     of 128 and half a window.
     """
     allow_no_answer: _builtins.bool
-    """True: "no answer" is a candidate, too. It is an Answer with an empty text and start = end = 0. Default: false."""
+    """True: "no answer" is also a candidate. It is an Answer with an empty text and start = end = 0. Default: false."""
     def __init__(
         self,
         *,
@@ -953,7 +953,7 @@ class FillMaskInput(_message.Message):
     TARGETS_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The text, with the model's mask token (Model.mask_token) in place of each word to fill in. Required. It has 1 to 16
+    """The text, with the model's mask token (Model.mask_token) instead of each word to fill in. Required. It has 1 to 16
     masks.
     """
     top_k: _builtins.int
@@ -1008,7 +1008,7 @@ Global___FillMaskResult: _TypeAlias = FillMaskResult  # noqa: Y015
 
 @_typing.final
 class FilledMask(_message.Message):
-    """The tokens that fit in place of one mask."""
+    """The tokens that fit one mask."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1102,7 +1102,7 @@ class FeatureExtractionInput(_message.Message):
     """
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSpan]:
-        """In place of chunk_tokens: the chunks themselves, 1 to 1024 of them, which may overlap. A token is part of a chunk in
+        """Instead of chunk_tokens: the chunks themselves, 1 to 1024 of them, which may overlap. A token is part of a chunk in
         which its last character is.
         """
 
@@ -1371,7 +1371,7 @@ class ZeroShotClassificationInput(_message.Message):
     text: _builtins.str
     """The text. Required."""
     hypothesis_template: _builtins.str
-    """The sentence that is true of the text if a label fits. It holds {} once, in place of the label, and no other brace.
+    """The sentence that is true of the text if a label fits. It holds {} once, where the label goes, and no other brace.
     Default: "This example is {}."
     """
     multi_label: _builtins.bool
@@ -1518,13 +1518,13 @@ class TextGenerationInput(_message.Message):
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """In place of the prompt: a chat, which the model's own template makes a prompt of (Model.has_chat_template). The
+        """Instead of the prompt: a chat, which the model's own template makes a prompt of (Model.has_chat_template). The
         text that follows is the next message. Limit: 1,024.
         """
 
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """In place of the prompt: its tokens, which are taken as they are. Default: none."""
+        """Instead of the prompt: its tokens, which are taken as they are. Default: none."""
 
     @_builtins.property
     def options(self) -> Global___GenerationOptions:
@@ -1552,7 +1552,7 @@ Global___TextGenerationInput: _TypeAlias = TextGenerationInput  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
-    """One message of a chat. What it spells is text, special tokens, too."""
+    """One message of a chat. It is plain text: special tokens that it spells are text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1560,11 +1560,11 @@ class ChatMessage(_message.Message):
     CONTENT_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """Who says it, in the words of the model's template: most know "system", "user" and "assistant". 1 to 64 characters."""
+    """The speaker, in the words of the model's template: most know "system", "user" and "assistant". 1 to 64 characters."""
     content: _builtins.str
-    """What is said."""
+    """The text of the message."""
     fields: _builtins.str
-    """What the template gets of the message besides, as a JSON object: an assistant's tool_calls, a tool's tool_call_id
+    """Further fields of the message for the template, as a JSON object: an assistant's tool_calls, a tool's tool_call_id
     and name, and a content that is no text, such as null. At most 262,144 characters. Default: nothing.
     """
     def __init__(
@@ -1659,7 +1659,7 @@ class GenerationOptions(_message.Message):
     temperature: _builtins.float
     """Logits are divided by it: more than 0, at most 100. Default: 1."""
     top_k: _builtins.int
-    """Only so many tokens with the highest logits are drawn from; 0 for all. Default: 50."""
+    """Tokens are drawn from the N with the highest logits; 0 for all. Default: 50."""
     top_p: _builtins.float
     """Only the most probable tokens are drawn from whose probabilities together reach this: more than 0, at most 1.
     Default: 1.
@@ -1678,8 +1678,8 @@ class GenerationOptions(_message.Message):
     text is the one that the seed gives alone. Default: 1.
     """
     top_logprobs: _builtins.int
-    """The log probabilities of each token, and of so many of the most probable ones in its place: 0 to 20. They are the
-    model's own, before penalties and temperature. Of a beam search, those along each text. Default: none.
+    """The log probabilities of each token, and of the N most probable ones at its place: 0 to 20. They are the
+    model's own, before penalties and temperature. For a beam search, those along each text. Default: none.
     """
     json_schema: _builtins.str
     """The text is JSON that is valid by this JSON Schema (draft 2020-12), which is itself JSON. At most 65,536 characters. A
@@ -1700,7 +1700,7 @@ class GenerationOptions(_message.Message):
     Default: any text.
     """
     no_repeat_ngram_size: _builtins.int
-    """No so many tokens in a row come twice, the prompt of a decoder included; 0: they may. Default: 0."""
+    """Forbids repeating any N tokens in a row, the prompt of a decoder included; 0: allowed. Default: 0."""
     forced_bos_token_id: _builtins.int
     """The first token of the text. Default: none."""
     forced_eos_token_id: _builtins.int
@@ -1730,7 +1730,7 @@ class GenerationOptions(_message.Message):
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens that end the text, besides those of the model. At most 64. Default: none."""
+        """Tokens that end the text, in addition to those of the model. At most 64. Default: none."""
 
     @_builtins.property
     def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -2564,7 +2564,7 @@ class ZeroShotImageClassificationInput(_message.Message):
     dropped, and the EXIF orientation is applied.
     """
     hypothesis_template: _builtins.str
-    """The sentence that is true of the image if a label fits. It holds {} once, in place of the label, and no other
+    """The sentence that is true of the image if a label fits. It holds {} once, where the label goes, and no other
     brace. Default: "This is a photo of {}."
     """
     truncation: Global___Truncation.ValueType

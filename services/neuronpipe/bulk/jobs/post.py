@@ -142,7 +142,7 @@ def check_host(url: str, hosts: str) -> None:
     """Raises ValueError for a URL whose host is not among the allowed ones, `hosts` with commas."""
     allowed = [host.lower() for host in map(str.strip, hosts.split(",")) if host]
     if not allowed:
-        raise ValueError("this gateway tells nobody of jobs: set jobs_notification_hosts")
+        raise ValueError("this gateway sends no notifications of jobs: set jobs_notification_hosts")
     host = Destination.of(url).host.lower()
     if not any(host == one or (one.startswith("*.") and host.endswith(one[1:])) for one in allowed):
         raise ValueError(f"its host must be {' or '.join(allowed)}")

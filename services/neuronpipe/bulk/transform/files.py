@@ -139,7 +139,7 @@ def unwritable(path: object) -> Iterator[None]:
     except OSError as error:
         problem = os.strerror(error.errno or errno.EIO)
         raise SetupError(
-            f"{path}: cannot be written: {problem}; complete shards stay, and the same command goes on from them"
+            f"{path}: cannot be written: {problem}; complete shards stay, and the same command continues from them"
         ) from error
 
 

@@ -286,7 +286,7 @@ def _task_rows(request: TransformRequest, input: Input, template: TaskInput) -> 
     )
     names = [column.name for column in rows.columns]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SetupError(f"--keep: {', '.join(twice)} is a column of the result, too; give --prefix")
+        raise SetupError(f"--keep: {', '.join(twice)} is also a column of the result; give --prefix")
     return rows
 
 

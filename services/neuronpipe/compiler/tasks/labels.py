@@ -307,5 +307,5 @@ FILL_MASK = SourceTask(
     _encode_fill_mask,
     _same_best_token,
     np.mean,
-    "share of texts with the same best token in place of a mask",
+    "share of texts with the same best token for a mask",
 )

@@ -131,7 +131,7 @@ def _read_text(input: str, body: Summarization | Translation) -> dict[str, Any]:
     beside = given.model_dump(exclude_none=True, exclude={"generate_parameters"})
     fields = given.generate_parameters.model_dump(exclude_none=True)
     for name in sorted(beside.keys() & fields.keys()):
-        raise InvalidInput(f"parameters.{name}", "is in generate_parameters, too")
+        raise InvalidInput(f"parameters.{name}", "is also in generate_parameters")
     fields |= beside
     for ours, theirs in _LENGTHS.items():
         if ours in fields and theirs in fields:

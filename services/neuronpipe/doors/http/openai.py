@@ -23,7 +23,7 @@ class EmbeddingsRequest(Body):
     model: str | None = None
     input: Annotated[
         str | Many[str] | TokenIds | Many[TokenIds],
-        Field(description="a text or texts; or in place of each the ids of the model's own tokenizer"),
+        Field(description="a text or texts; or instead of each the ids of the model's own tokenizer"),
     ]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Count | None = Field(None, description="only the first this many numbers, scaled to length one")

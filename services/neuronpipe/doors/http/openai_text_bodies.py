@@ -99,7 +99,7 @@ class CompletionOptions(Body):
     model: str | None = None
     max_tokens: Count | None = None
     seed: int | None = None
-    n: Annotated[Count | None, Field(description="so many texts, drawn at random")] = None
+    n: Annotated[Count | None, Field(description="N texts, drawn at random")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 32, description="0 and -1: all")] | None = None

@@ -57,16 +57,16 @@ class _TeiBody(Body):
 class Embed(_TeiBody):
     inputs: Annotated[
         str | Many[str] | TokenIds | Many[TokenIds],
-        Field(description="a text, or several; or in place of each the ids of the model's own tokenizer"),
+        Field(description="a text, or several; or instead of each the ids of the model's own tokenizer"),
     ]
     normalize: bool = True
     dimensions: Count | None = None
-    prompt_name: str | None = Field(None, description="one of the model's prompts, in place of its default")
+    prompt_name: str | None = Field(None, description="one of the model's prompts instead of its default")
 
 
 class EmbedSparse(_TeiBody):
     inputs: Texts
-    prompt_name: str | None = Field(None, description="one of the model's prompts, in place of its default")
+    prompt_name: str | None = Field(None, description="one of the model's prompts instead of its default")
 
 
 class SparseValue(Body):

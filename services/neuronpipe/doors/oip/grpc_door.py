@@ -186,7 +186,7 @@ def _given(tensor: messages.ModelInferRequest.InferInputTensor, raw: bytes | Non
         field = _CONTENTS.get(tensor.datatype)
         return GivenTensor(name, tensor.datatype, shape, values=getattr(tensor.contents, field) if field else ())
     if tensor.HasField("contents"):
-        raise InvalidInput("raw_input_contents", f"input {shown(name)} has contents, too")
+        raise InvalidInput("raw_input_contents", f"input {shown(name)} also has contents")
     return GivenTensor(name, tensor.datatype, shape, raw)
 
 

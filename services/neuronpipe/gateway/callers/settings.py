@@ -40,11 +40,11 @@ class CallerSettings(Settings):
         20.0,
         gt=0,
         le=60_000,
-        description="what runs of a model at once takes about so long, in milliseconds; further requests wait for "
-        "their tenant's turn; less is fairer, more allows for larger batches; only with authentication",
+        description="compute time of the requests of a model that run at once, in milliseconds; further requests wait "
+        "for their tenant's turn; lower is fairer, higher allows larger batches; only with authentication",
     )
     insecure_public: bool = Field(
-        False, description="listens on other addresses than loopback without authentication: everybody there may call"
+        False, description="listen on other addresses than loopback without authentication: any program there may call"
     )
 
     @field_validator("open_services")
@@ -72,6 +72,6 @@ def check_exposure(settings: CallerSettings, *addresses: str) -> None:
     if public and not settings.insecure_public:
         raise SetupError(
             f"{', '.join(public)} can be reached from other machines, and callers are not authenticated: set api_keys, "
-            "jwks or tls_client_ca, or insecure_public where whoever reaches the address may call (see "
+            "jwks or tls_client_ca, or insecure_public where any program that reaches the address may call (see "
             "docs/security.md)"
         )

@@ -27,7 +27,7 @@ class RedisSettings(Settings):
     )
     redis_ttl_s: int = Field(604_800, ge=1, description="seconds after which a value in Redis expires")
     redis_timeout_ms: int = Field(
-        25, ge=1, le=10_000, description="longest wait for Redis, in milliseconds; then the request goes on without it"
+        25, ge=1, le=10_000, description="longest wait for Redis, in milliseconds; then the request goes without it"
     )
     redis_connections: int = Field(
         8, ge=4, le=256, description="maximum number of connections to Redis, for each cache"

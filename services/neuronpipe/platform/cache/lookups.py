@@ -346,7 +346,7 @@ class Lookups(Generic[ValueT]):
         # One log line for a loss, however often Redis comes and goes before it is stable again.
         if self.breaker.open() or not self._is_reported:
             self._is_reported, self._is_reached = True, False
-            log_warning("no answer from Redis; requests go on without it", reason=str(error))
+            log_warning("no answer from Redis; requests continue without it", reason=str(error))
         self._has_failed.set()
         self._unstored.clear()
 

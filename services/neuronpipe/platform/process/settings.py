@@ -100,7 +100,7 @@ class ServerTlsSettings(Settings):
     tls_certificate: str = Field(
         "",
         description="file of the certificate for all ports, in PEM form, with those of intermediate authorities behind "
-        "it; read anew when it changes; empty: no TLS",
+        "it; reloaded when it changes; empty: no TLS",
     )
     tls_key: str = Field("", description="file of the certificate's private key, in PEM form without a passphrase")
     tls_client_ca: str = Field(
@@ -111,7 +111,7 @@ class ServerTlsSettings(Settings):
     tls_client_crl: str = Field(
         "",
         description="file of the certificates that these authorities have revoked, in PEM form, from each of them; "
-        "read anew when it changes; once it has expired, no caller is let in; empty: none is revoked",
+        "reloaded when it changes; once it has expired, every caller is refused; empty: none is revoked",
     )
 
     @property

@@ -228,7 +228,7 @@ class OnDemandModels:
     async def _load(self, model: OnDemandModel) -> LoadedModel | NeuronpipeError:
         while not self._memory.has_room(model.size_bytes):
             if not model.uses:
-                return Unavailable("nobody waits for the model any more")
+                return Unavailable("load cancelled: all requests for the model have ended")
             self._has_unused.clear()
             unused = next((one for one in self._used if not one.uses), None)
             if unused:

@@ -179,7 +179,7 @@ async def test_an_answer_of_one_text_has_no_room_for_several(browser: Browser, p
         (
             "summarization",
             {"num_beams": 2, "generate_parameters": {"num_beams": 3}},
-            "parameters.num_beams: is in generate_parameters, too",
+            "parameters.num_beams: is also in generate_parameters",
         ),
     ],
 )

@@ -565,7 +565,7 @@ def _empty_parameter() -> Any:
         (_with_raw(b"\1\0\0\0abc"), "text: 7 bytes, its 1 elements take 5"),
         (_with_raw(b"\1\0\0\0\xff"), "text: is not UTF-8"),
         (_with_raw(b"a", b"b"), "raw_input_contents: 2 entries, there are 1 inputs"),
-        (_with_both(), "raw_input_contents: input 'text' has contents, too"),
+        (_with_both(), "raw_input_contents: input 'text' also has contents"),
         (_typed(), "text: 0 elements, its shape takes 1"),
         (_typed(b"a", b"b"), "text: 2 elements, its shape takes 1"),
         (_in_shared_memory(), "inputs: there is no shared memory: send tensors in the request"),

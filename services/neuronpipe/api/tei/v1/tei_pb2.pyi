@@ -489,7 +489,7 @@ class PredictRequest(_message.Message):
     truncate: _builtins.bool
     """As in EmbedRequest."""
     raw_scores: _builtins.bool
-    """Logits in place of scores."""
+    """Logits instead of scores."""
     truncation_direction: Global___TruncationDirection.ValueType
     """As in EmbedRequest."""
     def __init__(
@@ -521,7 +521,7 @@ class PredictPairRequest(_message.Message):
     truncate: _builtins.bool
     """As in EmbedRequest."""
     raw_scores: _builtins.bool
-    """Logits in place of scores."""
+    """Logits instead of scores."""
     truncation_direction: Global___TruncationDirection.ValueType
     """As in EmbedRequest."""
     @_builtins.property
@@ -617,7 +617,7 @@ class RerankRequest(_message.Message):
     truncate: _builtins.bool
     """As in EmbedRequest."""
     raw_scores: _builtins.bool
-    """Logits in place of scores."""
+    """Logits instead of scores."""
     return_text: _builtins.bool
     """Repeat the texts in the answer."""
     truncation_direction: Global___TruncationDirection.ValueType

@@ -1,0 +1,206 @@
+"""Checks the English of pages, protos, alerts, the dashboard and the texts of the program: `python -m tests.style`.
+
+The rules are on docs/contributing.md; here are those that a pattern can find. Guides have no dates, sentences an end,
+docs/ a limit of words, and figures that a page quotes from results are on the page that results.json makes. It is not
+textlint, as most of these texts are strings of Python and comments of protos, and as it takes a few seconds.
+"""
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from markdown_it.token import Token
+
+from tests.pages import ROOT, all_pages, blocks
+
+# A pattern → what to write.
+_WORDS: Mapping[str, str] = {
+    r"\bin place of\b": "instead of",
+    r"\banew\b": "again, or reloaded",
+    r"\b(whoever|whatever|nobody|everybody|somebody)\b": "the actor: any client, no caller",
+    r"\b(of|most|least|least|up to|after|only|exactly|at) so (many|much|long)\b": "N tokens, that long",
+    r"\b(go|goes|going|went|gone) on\b": "continue",
+    r"\b(share|shares|shared|sharing) out\b": "distribute",
+    r", too\b(?! (long|short|large|many|much|late|old|few))": "also",
+    r"\bbesides\b": "also, in addition to",
+    r"\b(is|are|was|were|be) away\b": "unavailable",
+    r"\bturn(s|ed)? away\b": "refuse",
+    r"\b(not at hand|where this is developed|where neuronpipe is developed|the version before)\b": "the status page",
+    r"(?<=[.:;] )Of [a-z]": "the subject first",
+    r"\bthe begin of\b": "the start of",
+    r"(?<!feature )\bgate\b": "admission control",
+}
+_HEADING = re.compile(r"(What|Who|Is|Are|Does|Do) ")
+_DATE = re.compile(r"20\d\d-\d\d-\d\d")
+_MAX_WORDS_OF_SENTENCE = 45
+# Of docs/, without decisions, generated pages, blocks of code.
+_MAX_WORDS = 45_000
+_DOCS = ROOT / "docs"
+_GENERATED = {"telemetry.md", "models.md", "attacks.md", "interop.md"}
+# They have dates and questions.
+_WITH_DATES = {
+    "CHANGELOG.md",
+    "autoscaling.md",
+    "containers.md",
+    "performance.md",
+    "README.md",
+    "faq.md",
+    "limits.md",
+    "quick-start.md",
+    "status.md",
+}
+# Samples of tasks are texts of people.
+_SAMPLES = {"inputs.py"}
+_QUOTED = re.compile(
+    r"(?<![\w.-])(?:\d+\.\d+(?![.\w])|\d[\d,]*(?= (?:×|%|ms|texts/s|tokens/s|MB)(?!\w))|(?<=\| )\d[\d,]*(?= \|))"
+)
+_MARK = re.compile(r"<!-- ([\w ]+: (made|written) by .*|end|/\w+) -->$")
+_RESULTS = re.compile(r"benchmarks/(with(?:out)?-[\w-]+)/README\.md")
+
+
+def is_generated(page: Path) -> bool:
+    """Whether a page is made by a program, or is the record of a decision."""
+    parts = page.relative_to(_DOCS).parts if page.is_relative_to(_DOCS) else ()
+    is_results = parts[:1] == ("benchmarks",) and page != _DOCS / "benchmarks" / "README.md"
+    return is_results or parts[:1] in (("decisions",), ("reference",)) or page.name in _GENERATED
+
+
+def prose(page: Path) -> Iterator[tuple[str, int, bool, str]]:
+    """Where each text of a page is, and whether it is a heading. Code is left out."""
+    kind = ""
+    for block in blocks(page):
+        kind = block.type if block.type.endswith("_open") else kind
+        if block.children:
+            text = "".join(map(_shown, block.children))
+            yield f"{page.relative_to(ROOT)}", (block.map or [0])[0] + 1, kind == "heading_open", text
+
+
+def _shown(part: Token) -> str:
+    if part.type == "code_inline":
+        return "`code`"
+    return part.content if part.type == "text" else " " if part.type.endswith("break") else ""
+
+
+def sources() -> Iterator[tuple[str, int, bool, str]]:
+    """The same of the program's texts that are no docstrings, of comments of protos, and of alerts and dashboard."""
+    for path in sorted((ROOT / "services").rglob("*.py")):
+        if "api" not in path.parts and path.name not in _SAMPLES:
+            for node, text in _strings(ast.parse(path.read_text(encoding="utf-8"))):
+                yield str(path.relative_to(ROOT)), node.lineno, False, text
+    lines = [*sorted((ROOT / "protos").rglob("*.proto")), _DOCS / "alerts.yaml", _DOCS / "grafana.json"]
+    for path in lines:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if path.suffix != ".proto" or "//" in line:
+                yield str(path.relative_to(ROOT)), number, False, line
+
+
+def _strings(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
+    """The strings of a source with several words; values that an f-string puts in are an ellipsis."""
+    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    inner |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            text = node.value
+        else:
+            continue
+        if " " in text and "redis.call" not in text:
+            yield node, text
+
+
+def faults() -> Iterator[str]:
+    """What is wrong, with its place and what to write instead."""
+    by_hand = [page for page in all_pages() if not is_generated(page)]
+    for place, line, is_heading, text in (*(one for page in by_hand for one in prose(page)), *sources()):
+        is_guide = place.endswith(".md") and Path(place).name not in _WITH_DATES
+        for fault in wrong_words(text, is_heading=is_heading, is_guide=is_guide, is_page=place.endswith(".md")):
+            yield f"{place}:{line}: {fault}"
+    if (count := sum(map(words, (page for page in by_hand if page.is_relative_to(_DOCS))))) > _MAX_WORDS:
+        yield f"docs/: {count} words by hand, at most {_MAX_WORDS}"
+    for page in by_hand:
+        if page != _DOCS / "performance.md":  # has figures of its own, from the commands that it names
+            yield from wrong_figures(page)
+    for folder in sorted((_DOCS / "benchmarks").glob("with*")):
+        yield from wrong_results(folder)
+
+
+def wrong_words(text: str, *, is_heading: bool = False, is_guide: bool = False, is_page: bool = True) -> Iterator[str]:
+    """What is wrong with a text, and what to write instead."""
+    for pattern, instead in _WORDS.items():
+        for found in re.finditer(pattern, text, 0 if pattern.endswith("[a-z]") else re.IGNORECASE):
+            yield f"“{found[0]}”: {instead}"
+    if is_heading and _HEADING.match(text):
+        yield f"“{text}”: a noun phrase or an imperative"
+    if is_guide and _DATE.search(text):
+        yield "a date: link to a page of results"
+    for sentence in re.split(r"(?<=[.!?;:]) ", text) if is_page else ():
+        if (length := len(sentence.split())) > _MAX_WORDS_OF_SENTENCE:
+            yield f"a sentence of {length} words: “{sentence[:60]}…”"
+
+
+def words(page: Path) -> int:
+    """The words of a page, without blocks of code, figures, and tables that a program writes into it."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    made = {number for begin, end in _made(lines) for number in range(begin, end)}
+    by_hand = (block for block in blocks(page) if not block.map or block.map[0] not in made)
+    parts = (part for block in by_hand for part in block.children or () if part.type in ("text", "code_inline"))
+    return sum(bool(re.search("[A-Za-z]", word)) for part in parts for word in part.content.split())
+
+
+def _made(lines: list[str]) -> Iterator[tuple[int, int]]:
+    """The first and the last line of each part that a program writes."""
+    marks = [number for number, line in enumerate(lines) if _MARK.match(line)]
+    yield from zip(marks[::2], marks[1::2], strict=True)
+
+
+def wrong_figures(page: Path) -> Iterator[str]:
+    """The figures of sections that link to pages of results, and that none of these pages has.
+
+    A figure is a decimal number, a number before a unit, or a number alone in a cell of a table.
+    """
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for title, section in _sections(lines):
+        if folders := {match[1] for match in _RESULTS.finditer(section)}:
+            known = frozenset[str]().union(*map(_figures, folders))
+            for quoted in _QUOTED.findall(re.sub(r"\]\([^)]*\)|`[^`]*`|" + _DATE.pattern, "", section)):
+                if not any(_is_rounded(quoted.replace(",", ""), figure) for figure in known):
+                    yield f"{page.relative_to(ROOT)}: {title}: {quoted} is not on {', '.join(sorted(folders))}"
+
+
+def _is_rounded(quoted: str, figure: str) -> bool:
+    """Whether a page quotes a figure, as it is or with fewer digits."""
+    digits = len(quoted.partition(".")[2])
+    return abs(float(quoted) - float(figure)) <= 0.5 * 10.0**-digits + 1e-9 and digits <= len(figure.partition(".")[2])
+
+
+def _sections(lines: list[str]) -> Iterator[tuple[str, str]]:
+    starts = [number for number, line in enumerate(lines) if line.startswith("#")]
+    for begin, end in pairwise([*starts, len(lines)]):
+        yield lines[begin].lstrip("# "), "\n".join(lines[begin + 1 : end])
+
+
+@cache
+def _figures(folder: str) -> frozenset[str]:
+    """The figures on a page of results."""
+    return frozenset(re.findall(r"\d+(?:\.\d+)?", (_DOCS / "benchmarks" / folder / "README.md").read_text()))
+
+
+def wrong_results(folder: Path) -> Iterator[str]:
+    """The targets of a results.json whose figures its page does not show."""
+    page = (folder / "README.md").read_text()
+    shown = dict(re.findall(r"^\| (.+?) \| [^|]+ \| (-?[\d.]+) [^|]*\|", page, re.MULTILINE))
+    for target in json.loads((folder / "results.json").read_text())["targets"]:
+        median = (target["measured"] or {}).get("median")
+        if median is not None and not _is_rounded(shown.get(target["name"], "nan"), str(median)):
+            yield f"{folder.relative_to(ROOT)}: {target['name']}: {median} is not on the page"
+
+
+if __name__ == "__main__":
+    if found := list(faults()):
+        sys.exit("\n".join([*found, f"{len(found)} faults of style; the rules are on docs/contributing.md"]))
