@@ -775,7 +775,7 @@ func (*GenerateResponse_Chunk) isGenerateResponse_Event() {}
 
 func (*GenerateResponse_Response) isGenerateResponse_Event() {}
 
-// The begin of a generated text.
+// The start of a generated text.
 type GenerateStart struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache

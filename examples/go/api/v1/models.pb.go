@@ -332,7 +332,7 @@ type Model struct {
 	HasChatTemplate bool `protobuf:"varint,19,opt,name=has_chat_template,json=hasChatTemplate,proto3" json:"has_chat_template,omitempty"`
 	// The names of the prompts that inputs of sentence-embedding may choose from; empty for other models.
 	PromptNames []string `protobuf:"bytes,20,rep,name=prompt_names,json=promptNames,proto3" json:"prompt_names,omitempty"`
-	// The share of the requests without a version that are copied to it now, from 0 to 1. Nobody gets the results of copies.
+	// The share of the requests without a version that are copied to it now, from 0 to 1. Results of copies are dropped.
 	ShadowShare float64 `protobuf:"fixed64,24,opt,name=shadow_share,json=shadowShare,proto3" json:"shadow_share,omitempty"`
 	// While the process that answers fetches the version from a bucket: the share of the bytes that it has, from 0 to 1.
 	Fetched float64 `protobuf:"fixed64,27,opt,name=fetched,proto3" json:"fetched,omitempty"`

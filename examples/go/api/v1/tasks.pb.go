@@ -729,7 +729,7 @@ type TaskInput_TokenClassification struct {
 }
 
 type TaskInput_FillMask struct {
-	// Finds the tokens that fit in place of a text's masks.
+	// Finds the tokens that fit a text's masks.
 	FillMask *FillMaskInput `protobuf:"bytes,5,opt,name=fill_mask,json=fillMask,proto3,oneof"`
 }
 
@@ -1388,8 +1388,8 @@ type SentenceEmbeddingInput struct {
 	// The number of dimensions to keep, counted from the first; the vector is cut before it is scaled. Default and limit:
 	// all dimensions of the model (Model.embedding_dimensions).
 	Dimensions uint32 `protobuf:"varint,3,opt,name=dimensions,proto3" json:"dimensions,omitempty"`
-	// In place of the text: ids of the model's own tokenizer. The model gets them as they are, without special tokens or a
-	// prompt besides.
+	// Instead of the text: ids of the model's own tokenizer. The model gets them as they are, without special tokens or a
+	// prompt.
 	TokenIds []uint32 `protobuf:"varint,4,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
 	// The name of the prompt that is put before the text, one of the model's (Model.prompt_names), as sentence-transformers
 	// lists them; not with token_ids. Default: the model's default prompt, if it has one.
@@ -1567,7 +1567,7 @@ type QuestionAnsweringInput struct {
 	// The number of tokens by which neighbouring windows overlap. A window has at most 384 tokens. Default: the smaller
 	// of 128 and half a window.
 	WindowStrideTokens uint32 `protobuf:"varint,5,opt,name=window_stride_tokens,json=windowStrideTokens,proto3" json:"window_stride_tokens,omitempty"`
-	// True: "no answer" is a candidate, too. It is an Answer with an empty text and start = end = 0. Default: false.
+	// True: "no answer" is also a candidate. It is an Answer with an empty text and start = end = 0. Default: false.
 	AllowNoAnswer bool `protobuf:"varint,6,opt,name=allow_no_answer,json=allowNoAnswer,proto3" json:"allow_no_answer,omitempty"`
 }
 
@@ -2008,7 +2008,7 @@ type FillMaskInput struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// The text, with the model's mask token (Model.mask_token) in place of each word to fill in. Required. It has 1 to 16
+	// The text, with the model's mask token (Model.mask_token) instead of each word to fill in. Required. It has 1 to 16
 	// masks.
 	Text string `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
 	// The number of tokens to return for each mask. Default: 5. Limit: 100.
@@ -2129,7 +2129,7 @@ func (x *FillMaskResult) GetMasks() []*FilledMask {
 	return nil
 }
 
-// The tokens that fit in place of one mask.
+// The tokens that fit one mask.
 type FilledMask struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -2282,7 +2282,7 @@ type FeatureExtractionInput struct {
 	// is the number of tokens of a chunk; the last may have fewer. Not with text_pair, nor with another pooling than
 	// FEATURE_POOLING_MEAN. Default: no chunks.
 	ChunkTokens uint32 `protobuf:"varint,5,opt,name=chunk_tokens,json=chunkTokens,proto3" json:"chunk_tokens,omitempty"`
-	// In place of chunk_tokens: the chunks themselves, 1 to 1024 of them, which may overlap. A token is part of a chunk in
+	// Instead of chunk_tokens: the chunks themselves, 1 to 1024 of them, which may overlap. A token is part of a chunk in
 	// which its last character is.
 	Chunks []*TextSpan `protobuf:"bytes,6,rep,name=chunks,proto3" json:"chunks,omitempty"`
 	// What happens to a text, or a pair, that is too long. Truncation of a pair drops tokens of the longer text first.
@@ -2848,7 +2848,7 @@ type ZeroShotClassificationInput struct {
 	// The labels to choose from, 1 to 1024 of them. None may be empty. The labels, each with a copy of the text and of
 	// the template, can have at most 1 MiB in UTF-8.
 	CandidateLabels []string `protobuf:"bytes,2,rep,name=candidate_labels,json=candidateLabels,proto3" json:"candidate_labels,omitempty"`
-	// The sentence that is true of the text if a label fits. It holds {} once, in place of the label, and no other brace.
+	// The sentence that is true of the text if a label fits. It holds {} once, where the label goes, and no other brace.
 	// Default: "This example is {}."
 	HypothesisTemplate string `protobuf:"bytes,3,opt,name=hypothesis_template,json=hypothesisTemplate,proto3" json:"hypothesis_template,omitempty"`
 	// True: any number of labels can fit, and each has an independent score between 0 and 1. Default: false, the scores
@@ -3100,7 +3100,7 @@ type TextGenerationInput struct {
 
 	// The text to continue. Required, unless there are messages.
 	Prompt string `protobuf:"bytes,1,opt,name=prompt,proto3" json:"prompt,omitempty"`
-	// In place of the prompt: a chat, which the model's own template makes a prompt of (Model.has_chat_template). The
+	// Instead of the prompt: a chat, which the model's own template makes a prompt of (Model.has_chat_template). The
 	// text that follows is the next message. Limit: 1,024.
 	Messages []*ChatMessage `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
 	// With messages: functions that the model may call. A JSON list of objects, which the template gets as they are, as
@@ -3112,7 +3112,7 @@ type TextGenerationInput struct {
 	TemplateArguments string `protobuf:"bytes,4,opt,name=template_arguments,json=templateArguments,proto3" json:"template_arguments,omitempty"`
 	// With messages: the text continues the last one, whose turn does not end. Default: false.
 	ContinueFinalMessage bool `protobuf:"varint,5,opt,name=continue_final_message,json=continueFinalMessage,proto3" json:"continue_final_message,omitempty"`
-	// In place of the prompt: its tokens, which are taken as they are. Default: none.
+	// Instead of the prompt: its tokens, which are taken as they are. Default: none.
 	PromptTokenIds []uint32 `protobuf:"varint,6,rep,packed,name=prompt_token_ids,json=promptTokenIds,proto3" json:"prompt_token_ids,omitempty"`
 	// How tokens are chosen, and when to stop. Default: as the model's own generation_config says.
 	Options *GenerationOptions `protobuf:"bytes,14,opt,name=options,proto3" json:"options,omitempty"`
@@ -3209,17 +3209,17 @@ func (x *TextGenerationInput) GetTruncation() Truncation {
 	return Truncation_TRUNCATION_UNSPECIFIED
 }
 
-// One message of a chat. What it spells is text, special tokens, too.
+// One message of a chat. It is plain text: special tokens that it spells are text.
 type ChatMessage struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Who says it, in the words of the model's template: most know "system", "user" and "assistant". 1 to 64 characters.
+	// The speaker, in the words of the model's template: most know "system", "user" and "assistant". 1 to 64 characters.
 	Role string `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
-	// What is said.
+	// The text of the message.
 	Content string `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
-	// What the template gets of the message besides, as a JSON object: an assistant's tool_calls, a tool's tool_call_id
+	// Further fields of the message for the template, as a JSON object: an assistant's tool_calls, a tool's tool_call_id
 	// and name, and a content that is no text, such as null. At most 262,144 characters. Default: nothing.
 	Fields string `protobuf:"bytes,3,opt,name=fields,proto3" json:"fields,omitempty"`
 }
@@ -3353,7 +3353,7 @@ type GenerationOptions struct {
 	DoSample *bool `protobuf:"varint,3,opt,name=do_sample,json=doSample,proto3,oneof" json:"do_sample,omitempty"`
 	// Logits are divided by it: more than 0, at most 100. Default: 1.
 	Temperature *float64 `protobuf:"fixed64,4,opt,name=temperature,proto3,oneof" json:"temperature,omitempty"`
-	// Only so many tokens with the highest logits are drawn from; 0 for all. Default: 50.
+	// Tokens are drawn from the N with the highest logits; 0 for all. Default: 50.
 	TopK *uint32 `protobuf:"varint,5,opt,name=top_k,json=topK,proto3,oneof" json:"top_k,omitempty"`
 	// Only the most probable tokens are drawn from whose probabilities together reach this: more than 0, at most 1.
 	// Default: 1.
@@ -3367,14 +3367,14 @@ type GenerationOptions struct {
 	RepetitionPenalty *float64 `protobuf:"fixed64,9,opt,name=repetition_penalty,json=repetitionPenalty,proto3,oneof" json:"repetition_penalty,omitempty"`
 	// The text ends before the first of these that it holds. At most 16, each of 1 to 256 characters. Default: none.
 	StopStrings []string `protobuf:"bytes,10,rep,name=stop_strings,json=stopStrings,proto3" json:"stop_strings,omitempty"`
-	// Tokens that end the text, besides those of the model. At most 64. Default: none.
+	// Tokens that end the text, in addition to those of the model. At most 64. Default: none.
 	StopTokenIds []uint32 `protobuf:"varint,11,rep,packed,name=stop_token_ids,json=stopTokenIds,proto3" json:"stop_token_ids,omitempty"`
 	// So many texts for one prompt: 1 to 16. With num_beams, the best ones of the search, best first: at most num_beams,
 	// and fewer where it finds fewer. Without, more than 1 need do_sample; each draws numbers of its own, and the first
 	// text is the one that the seed gives alone. Default: 1.
 	NumReturnSequences *uint32 `protobuf:"varint,12,opt,name=num_return_sequences,json=numReturnSequences,proto3,oneof" json:"num_return_sequences,omitempty"`
-	// The log probabilities of each token, and of so many of the most probable ones in its place: 0 to 20. They are the
-	// model's own, before penalties and temperature. Of a beam search, those along each text. Default: none.
+	// The log probabilities of each token, and of the N most probable ones at its place: 0 to 20. They are the
+	// model's own, before penalties and temperature. For a beam search, those along each text. Default: none.
 	TopLogprobs *uint32 `protobuf:"varint,13,opt,name=top_logprobs,json=topLogprobs,proto3,oneof" json:"top_logprobs,omitempty"`
 	// The text is JSON that is valid by this JSON Schema (draft 2020-12), which is itself JSON. At most 65,536 characters. A
 	// keyword that cannot be followed is an error. Default: any text.
@@ -3393,7 +3393,7 @@ type GenerationOptions struct {
 	// The text is of this context-free grammar, in the variant of Lark that llguidance reads. At most 65,536 characters.
 	// Default: any text.
 	Grammar *string `protobuf:"bytes,18,opt,name=grammar,proto3,oneof" json:"grammar,omitempty"`
-	// No so many tokens in a row come twice, the prompt of a decoder included; 0: they may. Default: 0.
+	// Forbids repeating any N tokens in a row, the prompt of a decoder included; 0: allowed. Default: 0.
 	NoRepeatNgramSize *uint32 `protobuf:"varint,20,opt,name=no_repeat_ngram_size,json=noRepeatNgramSize,proto3,oneof" json:"no_repeat_ngram_size,omitempty"`
 	// Words that the text must not have, each as its tokens. At most 64, each of 1 to 32 tokens. Default: none.
 	BadWordsIds []*TokenSequence `protobuf:"bytes,21,rep,name=bad_words_ids,json=badWordsIds,proto3" json:"bad_words_ids,omitempty"`
@@ -5065,7 +5065,7 @@ type ZeroShotImageClassificationInput struct {
 	Image []byte `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
 	// The labels to choose from, 1 to 1024 of them. None may be empty.
 	CandidateLabels []string `protobuf:"bytes,2,rep,name=candidate_labels,json=candidateLabels,proto3" json:"candidate_labels,omitempty"`
-	// The sentence that is true of the image if a label fits. It holds {} once, in place of the label, and no other
+	// The sentence that is true of the image if a label fits. It holds {} once, where the label goes, and no other
 	// brace. Default: "This is a photo of {}."
 	HypothesisTemplate string `protobuf:"bytes,3,opt,name=hypothesis_template,json=hypothesisTemplate,proto3" json:"hypothesis_template,omitempty"`
 	// What happens to a sentence that is too long. Default: TRUNCATION_ERROR.
