@@ -28,6 +28,7 @@ _HTTP = ("gateway-api", "http", "gateway-api-http")
 _PLAIN = (
     *((*jobs, *route) for jobs in ((), ("jobs",), ("jobs", "jobs-keda")) for route in _ROUTES),
     (*_HTTP, "ingress"),
+    ("jobs", "http", "ingress"),
 )
 # Not with what KEDA calls: docs/kubernetes.md says why.
 _TLS = (
@@ -37,6 +38,7 @@ _TLS = (
         for route in _ROUTES
     ),
     (*_HTTP, "tls", "gateway-api-tls"),
+    ("http", "ingress", "tls"),
 )
 
 

@@ -125,11 +125,15 @@ def test_reflection_needs_a_key(guarded: Guarded) -> None:
     assert "neuronpipe.api.v1.InferenceService" in _reflect(guarded.target, guarded.files.search)
 
 
-def test_reflection_is_open_where_the_setting_says_so(fake_repository: Path, tmp_path: Path) -> None:
+def test_what_is_open_is_what_the_setting_says(fake_repository: Path, tmp_path: Path) -> None:
     key = create_key(tmp_path / "keys", "a", "a")
     options = ("--repository", str(fake_repository), "--api-keys", str(tmp_path / "keys"))
-    with ServiceProcess("all", *options, "--open-services", "reflection") as process:
+    ports = ("--http-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
+    with ServiceProcess("all", *options, *ports, "--open-services", "reflection,metrics") as process:
         process.wait_until_ready()
+        assert _get(f"http://{process.wait_for('metrics')['address']}/metrics")[0] == 200
+        # They have a port of their own: not where callers come from anywhere.
+        assert _get(f"http://{process.wait_for('listening for HTTP')['address']}/metrics")[0] == 401
         assert "grpc.health.v1.Health" in _reflect(process.target)
         with grpc.insecure_channel(process.target) as channel, pytest.raises(grpc.RpcError) as raised:
             _send(channel, "/grpc.health.v1.Health/Check")

@@ -176,7 +176,9 @@ class Jobs:
             raise Overloaded(f"{self._waits.total} calls wait for jobs, the limit", _PAUSE_S)
         self._waits.take(tenant)
         try:
-            job = await self._find(id, tenant)
+            # Of a job that others wait for already, Redis is not asked for each of thousands.
+            watch = self._watches.get(id)
+            job = watch.job if watch and watch.job.tenant == tenant else await self._find(id, tenant)
             if job.end:
                 return job.operation()
             with self._set_aside():

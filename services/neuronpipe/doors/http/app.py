@@ -105,12 +105,13 @@ class App:
         *,
         max_body_bytes: int = sys.maxsize,
         max_input_bytes: int = sys.maxsize,
+        has_metrics_port: bool = False,
         hosts: Collection[str] = ("*",),
         cors_origins: Collection[str] = (),
         path_prefix: str = "",
     ) -> None:
         """`max_file_bytes`: of all bodies; `max_body_bytes`: of those that are texts; `max_input_bytes`: of a text in
-        one. The others: see HttpDoor.
+        one. `has_metrics_port`: metrics have an address of their own, and only that is open. The others: see HttpDoor.
         """
         self.handlers: Mapping[str, HttpHandler] = {}
         self.is_draining = False
@@ -132,6 +133,7 @@ class App:
         if max_body_bytes < max_file_bytes:
             self._text_limit = max_body_bytes, "http_max_body_bytes"
         self._guard = guard
+        self._open_services = {*guard.open_services} - {*(["metrics"] if has_metrics_port else ())} if guard else set()
         self._hosts = hosts
         self._cors_origins = cors_origins
         self._path_prefix = path_prefix
@@ -195,7 +197,7 @@ class App:
         caller: Caller,
         streaming: ExitStack,
     ) -> HttpResponse:
-        if self._guard and route.service not in self._guard.open_services:
+        if self._guard and route.service not in self._open_services:
             authorization, on_behalf = (headers.get(name, b"").decode("latin-1") for name in _CREDENTIALS)
             enter_caller(self._guard.identify(Credentials(authorization, on_behalf=on_behalf)))
         elif not self._guard and "*" not in self._hosts and route.service != "health":

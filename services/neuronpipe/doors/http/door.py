@@ -92,6 +92,7 @@ class HttpDoor:
             self._guard,
             max_body_bytes=self._max_body_bytes,
             max_input_bytes=self._max_input_bytes,
+            has_metrics_port=bool(self._settings.metrics_listen),
             hosts=self._hosts,
             cors_origins=self._cors_origins,
             path_prefix=self._path_prefix,

@@ -31,7 +31,8 @@ class CallerSettings(Settings):
     )
     open_services: str = Field(
         "health",
-        description="what needs no credentials where the rest does, of health, reflection and metrics, with commas",
+        description="what needs no credentials where the rest does, of health, reflection and metrics, with commas; "
+        "metrics only at metrics_listen where that is set",
     )
     shared_cache: bool = Field(
         False, description="tenants share cached results and encodings; then each can tell what another asked before"
