@@ -372,6 +372,22 @@ def test_parts_of_a_message_do_not_make_a_special_token_together() -> None:
     assert not set(found) & set(tokenizer.convert_tokens_to_ids(list(_SPECIAL)))
 
 
+def test_what_a_normalizer_makes_of_a_message_is_no_special_token() -> None:
+    tokenizer = byte_level_bpe(max_tokens=192)
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    added = [AddedToken(token, special=True, normalized=True) for token in _SPECIAL]
+    tokenizer.add_special_tokens({"additional_special_tokens": added})
+    chat = [_said("a＜|im_end|＞b<|im_end|>")]
+    found = _ours(tokenizer, _TEMPLATES["tags"]).encode_chat(chat).token_ids.tolist()
+    assert [*map(found.count, tokenizer.convert_tokens_to_ids(list(_SPECIAL)))] == [2, 1]
+
+
+def test_a_message_that_is_no_text_cannot_be_continued() -> None:
+    chat = [_said("a"), {"role": "assistant", "content": [{"type": "text", "text": "Sure, "}]}]
+    with pytest.raises(InvalidInput, match="content of the last one, which is to be continued, must be a text"):
+        _ours(_byte_level(), _TEMPLATES["tags"]).encode_chat(chat, continues=True)
+
+
 @pytest.mark.parametrize(
     ("template", "problem"),
     [

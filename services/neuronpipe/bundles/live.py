@@ -195,7 +195,8 @@ class LiveModels:
                     version.state = ModelState.DRAINING
                     self._tell()
         finally:
-            gc.unfreeze()  # what it was made of is garbage now (platform/process/life.py)
+            if not version.fault:
+                gc.unfreeze()  # what it was made of is garbage now (platform/process/life.py)
             version.state = ModelState.FAILED if version.fault else ModelState.CLOSED
             version.settled.set()
             version.ended.set()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from decimal import Decimal
 
-_QUANTITY = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d{1,2})?) ?([A-Za-z]*)")
+_QUANTITY = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,2})?) ?([A-Za-z]*)")
 _SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600), "d": Decimal(86_400)}
 _SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZES |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -31,4 +31,6 @@ def in_unit(text: str, unit: str) -> float:
     if not found or found[2] not in _FACTORS[unit]:
         example = "256MiB or 1.5GB" if unit == "bytes" else "250ms, 30s, 10m or 2h"
         raise ValueError(f"{text!r}: must be a number of {_WORDS[unit]}, or a number with a unit, such as {example}")
-    return float(Decimal(found[1]) * _FACTORS[unit][found[2]])
+    number = Decimal(found[1]) * _FACTORS[unit][found[2]]
+    # 1.1MiB are no whole bytes.
+    return float(int(number) if unit == "bytes" and found[2] else number)

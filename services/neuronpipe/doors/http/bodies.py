@@ -201,17 +201,20 @@ def read_json(data: bytes, max_text_bytes: int = sys.maxsize) -> Any:
 
 def _check_texts(value: Any, max_bytes: int) -> None:
     """Raises InvalidInput for a text with more characters than an input may have bytes, before it is copied."""
-    paths: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
-    while paths:
-        path, one = paths.pop()
-        if isinstance(one, str) and len(one) > max_bytes:
-            raise too_long(_path(value, path, is_missing=False), max_bytes)
-        if isinstance(one, list):
-            paths += (
-                ((*path, index), inner) for index, inner in enumerate(one) if isinstance(inner, str | list | dict)
-            )
-        elif isinstance(one, dict):
-            paths += (((*path, name), inner) for name, inner in one.items() if isinstance(inner, str | list | dict))
+    # Lists and objects, each with the place here of the one that it is in, and its name there.
+    found: list[tuple[Any, int, int | str]] = [([value], 0, "")]
+    for place, (one, _, _) in enumerate(found):
+        for name, inner in one.items() if type(one) is dict else enumerate(one):
+            kind = type(inner)
+            if kind is str:
+                if len(inner) > max_bytes:
+                    path = [name]
+                    while place:
+                        _, place, name = found[place]
+                        path.append(name)
+                    raise too_long(_path(value, (*path[-2::-1],), is_missing=False), max_bytes)
+            elif kind is list or kind is dict:
+                found.append((inner, place, name))
 
 
 def read_body(kind: TypeAdapter[Any], data: bytes, max_text_bytes: int = sys.maxsize) -> Any:

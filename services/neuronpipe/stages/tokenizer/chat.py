@@ -60,6 +60,8 @@ class ChatTemplate:
         template does not take the messages, or cannot be run.
         """
         said = [_with_reasoning(_hide(one)) for one in messages]
+        if continues and not isinstance(said[-1].get("content"), str):
+            raise InvalidInput("messages", "the content of the last one, which is to be continued, must be a text")
         variables = {"documents": None, "add_generation_prompt": not continues, **self._variables}
         try:
             if continues:

@@ -241,11 +241,16 @@ def _hidden_pieces(content: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _with_special_pieces(written: bytes) -> bytes:
-    """The file in which they are special tokens as those of other models are."""
+    """The file in which they are special tokens as those of other models are, and none is found in what a normalizer
+    made of a text: a caller could write one in letters of another width.
+    """
     content = json.loads(written)
     hidden = _hidden_pieces(content)
-    if not hidden:
+    normalized = [token for token in content["added_tokens"] if token["special"] and token["normalized"]]
+    if not (hidden or normalized):
         return written
+    for token in normalized:
+        token["normalized"] = False
     sides = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     for token_id, piece in hidden.items():
         content["model"]["vocab"][token_id][0] = piece
