@@ -383,7 +383,7 @@ def test_what_a_normalizer_makes_of_a_message_is_no_special_token() -> None:
 
 
 def test_a_message_that_is_no_text_cannot_be_continued() -> None:
-    chat = [_said("a"), {"role": "assistant", "content": [{"type": "text", "text": "Sure, "}]}]
+    chat: list[dict[str, Any]] = [_said("a"), {"role": "assistant", "content": [{"type": "text", "text": "Sure, "}]}]
     with pytest.raises(InvalidInput, match="content of the last one, which is to be continued, must be a text"):
         _ours(_byte_level(), _TEMPLATES["tags"]).encode_chat(chat, continues=True)
 
