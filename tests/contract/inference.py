@@ -10,8 +10,8 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.bundles.repository import read_bundle
 from neuronpipe.core.calls import Call
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.serve.server import running_stages
 from neuronpipe.serve.settings import AllSettings
+from neuronpipe.serve.stages import running_stages
 from tests.door import door_of
 
 

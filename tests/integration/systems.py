@@ -25,8 +25,8 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.doors.native import NativeDoor
 from neuronpipe.gateway.assembly import running_gateway
-from neuronpipe.serve.server import running_stages
 from neuronpipe.serve.settings import AllSettings
+from neuronpipe.serve.stages import running_stages
 from tests.door import Door
 
 

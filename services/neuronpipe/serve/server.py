@@ -1,31 +1,26 @@
 """A gateway with its stages, each near or far by its target, which are called as functions in either case."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from neuronpipe.bulk.jobs.door import JOBS, running_jobs
 from neuronpipe.bundles.live import running_live_models
-from neuronpipe.bundles.repository import Bundle
-from neuronpipe.bundles.served import ServedModels
 from neuronpipe.bundles.sources import live_repository
-from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.doors.assembly import INFERENCE_SERVICES, Addition, gateway_doors, gateway_handlers, running_scaler
 from neuronpipe.doors.registry import registry_handlers, registry_rpcs
 from neuronpipe.gateway.access import Access, access_by
 from neuronpipe.gateway.assembly import running_gateway
-from neuronpipe.gateway.coalescing import Coalescer
-from neuronpipe.gateway.far_stages import running_far_stages
 from neuronpipe.gateway.holding import Holding
 from neuronpipe.gateway.routing import Router
 from neuronpipe.gateway.settings import NEAR
 from neuronpipe.platform.process.door import Door, Handler
 from neuronpipe.platform.process.life import Life, serve
-from neuronpipe.platform.tls import ServerTls, WatchedTls, show_tls, watched_tls
+from neuronpipe.platform.tls import ServerTls, show_tls, watched_tls
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
+from neuronpipe.serve.stages import running_stages
 
 
 async def run(settings: PipelineProcessSettings, telemetry: Telemetry, tls: ServerTls | None = None) -> None:
@@ -80,59 +75,3 @@ async def running_pipeline(
 def additions_of(settings: PipelineProcessSettings) -> Addition:
     """What the doors take besides inference: jobs, and the registry if it may be changed."""
     return replace(JOBS, rpcs=(*JOBS.rpcs, *registry_rpcs(settings)))
-
-
-@dataclass(frozen=True, slots=True)
-class RunningStages:
-    """The stages as functions, the tables of those in this process, and those in other processes by name."""
-
-    functions: Stages
-    near: Sequence[ServedModels[Any]]
-    far: Mapping[str, Coalescer]
-
-
-@asynccontextmanager
-async def running_stages(
-    bundles: list[Bundle],
-    settings: PipelineProcessSettings,
-    telemetry: Telemetry,
-    report: Callable[[str, bool], None],
-    tls: WatchedTls | None = None,
-    known: Sequence[Bundle] = (),
-    holding: Holding | None = None,
-) -> AsyncIterator[RunningStages]:
-    """The stages of this process, loaded and warmed up, and those behind targets.
-    `report`, `tls`, `holding`: see running_far_stages. `known`: bundles that will be opened later. Raises SetupError.
-
-    A stage that is not in this process is not even imported: its libraries need not be installed.
-    """
-    far = settings.far_targets
-    functions: dict[str, Any] = {}
-    near: list[ServedModels[Any]] = []
-    others: Mapping[str, Coalescer] = {}
-    async with AsyncExitStack() as stack:
-        if "neuron-executor" not in far:
-            from neuronpipe.stages.neuron_executor.stage import running_executor
-
-            executor = await stack.enter_async_context(running_executor(bundles, settings, telemetry, known))
-            functions["neuron-executor"] = executor.execute
-            near.append(executor.models)
-        if "tokenizer" not in far:
-            from neuronpipe.stages.tokenizer.stage import running_tokenizer
-
-            tokenizer = await stack.enter_async_context(running_tokenizer(bundles, settings, telemetry))
-            functions["tokenizer"] = tokenizer.tokenize
-            near.append(tokenizer.models)
-        if "postprocessor" not in far:
-            from neuronpipe.stages.postprocessor.stage import running_postprocessor
-
-            postprocessor = await stack.enter_async_context(running_postprocessor(bundles))
-            functions["postprocessor"] = postprocessor.postprocess
-            near.append(postprocessor.models)
-        if far:
-            others = await stack.enter_async_context(
-                running_far_stages(far, telemetry.meters, report, tls, holding, settings.grpc_transport)
-            )
-            functions |= others
-        called = Stages(functions["tokenizer"], functions["neuron-executor"], functions["postprocessor"])
-        yield RunningStages(called, near, others)
