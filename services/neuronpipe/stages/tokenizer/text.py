@@ -112,8 +112,9 @@ class JsonTokenizer:
 
     def tokens(self, text: str, *, special_tokens: bool, max_tokens: float = math.inf) -> TextTokens:
         encoding = _encode(self._tokenizer, text, add_special_tokens=special_tokens, with_offsets=True)
-        if len(encoding) > max_tokens:  # before anything is made of each
-            raise InvalidInput("text", f"{len(encoding)} tokens, the limit of tokenization is {max_tokens}")
+        if (count := len(encoding)) > max_tokens:  # before anything is made of each
+            del encoding  # hundreds of megabytes, which the error's traceback would keep beside the next long text
+            raise InvalidInput("text", f"{count} tokens, the limit of tokenization is {max_tokens}")
         is_special = np.array(encoding.special_tokens_mask, bool)
         starts, ends = np.where(is_special, np.int32(-1), np.array(encoding.offsets, np.int32).reshape(-1, 2).T)
         return TextTokens(_array(encoding.ids), encoding.tokens, starts, ends)
