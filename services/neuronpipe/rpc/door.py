@@ -322,7 +322,7 @@ def credentials_of(call: ServerCall) -> Credentials:
 
 
 def check_peer(call: ServerCall, allowed: Collection[str]) -> None:
-    """Raises CallEnd where a caller has none of these names; where there are none, everybody may call."""
+    """Raises CallEnd where a caller has none of these names; without names, every caller may."""
     if not allowed:
         return
     names = call.peer_names()

@@ -133,7 +133,9 @@ class App:
         if max_body_bytes < max_file_bytes:
             self._text_limit = max_body_bytes, "http_max_body_bytes"
         self._guard = guard
-        self._open_services = {*guard.open_services} - {*(["metrics"] if has_metrics_port else ())} if guard else set()
+        self._open_services = set(guard.open_services) if guard else set()
+        if has_metrics_port:
+            self._open_services.discard("metrics")
         self._hosts = hosts
         self._cors_origins = cors_origins
         self._path_prefix = path_prefix

@@ -157,9 +157,10 @@ def open_client(url: str, options: Mapping[str, Any]) -> "tuple[Redis | RedisClu
     client, sentinels = _open_client(url, options)
     for one in (client, *sentinels):
         if isinstance(one, Redis):
-            one.connection_pool.connection_kwargs |= _DRIVER
-        if isinstance(one, Redis) and issubclass(made := one.connection_pool.connection_class, SSLConnection):
-            one.connection_pool.connection_class = type(f"Fresh{made.__name__}", (_FreshFiles, made), {})
+            pool = one.connection_pool
+            pool.connection_kwargs |= _DRIVER
+            if issubclass(made := pool.connection_class, SSLConnection):
+                pool.connection_class = type(f"Fresh{made.__name__}", (_FreshFiles, made), {})
     return client, sentinels
 
 

@@ -235,7 +235,7 @@ class Planner:
             planned[sequence] = count
             room -= count * len(sequence.rows) + sequence.unread
             is_reading = is_reading or sequence.unread > 0
-        # More tokens than so many take longer than the drafts of many texts save.
+        # More tokens than these take longer than the drafts of many texts save.
         room = min(room, self.pace.part_tokens)
         for sequence in answered:
             if sequence in planned:
@@ -264,7 +264,7 @@ class Planner:
             self._pool.release(row.blocks)
 
     def finish(self, sequence: Sequence, count: int) -> None:
-        """So many more tokens of a sequence are computed, which it has. Full blocks can be shared from now on."""
+        """`count` more tokens of a sequence, which it has, are computed. Full blocks can be shared from now on."""
         sequence.computed += count
         sequence.steps += 1
         if sequence.unread:

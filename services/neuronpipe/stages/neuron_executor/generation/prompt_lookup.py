@@ -25,7 +25,7 @@ class PromptLookup:
     def __init__(self, source_ids: Sequence[int], most: int) -> None:
         self._token_ids = [*source_ids]
         self._source_tokens = len(source_ids)
-        # The place behind each run of so many tokens, the last one of several.
+        # The place behind each run of 3 or 2 tokens, the last one of several.
         self._places: dict[tuple[int, ...], int] = {}
         self._found = 0
         self._most = self._size = most
@@ -54,8 +54,8 @@ class PromptLookup:
         return []
 
     def note(self, accepted: int) -> None:
-        """A step has accepted so many tokens of a draft. The next draft has one more; after wrong ones it comes later
-        and later, so that they cost little where a text does not copy.
+        """`accepted` tokens of a draft were right. The next draft has one more; after wrong ones it comes later and
+        later, so that they cost little where a text does not copy.
         """
         self._size = min(self._most, accepted + 1)
         self._pause = self._pause_left = 0 if accepted else min(_LONGEST_PAUSE, 2 * self._pause + 1)

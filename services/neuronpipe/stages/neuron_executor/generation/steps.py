@@ -250,7 +250,7 @@ def _choose(sequence: Sequence, scores: Scores, row: int, run: Run) -> tuple[int
 
 
 def _note_draft(sequence: Sequence, accepted: int) -> int:
-    """So many tokens of a sequence's draft were accepted. Returns how many were not."""
+    """Counts the tokens of a sequence's draft, of which `accepted` were. Returns how many were not."""
     if sequence.lookup and sequence.draft:
         sequence.lookup.note(accepted)
     drafted, sequence.draft = len(sequence.draft), []
