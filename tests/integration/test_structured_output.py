@@ -247,10 +247,12 @@ async def test_a_forced_call_of_a_tool_has_valid_arguments(theirs: openai.AsyncO
 
 
 async def test_calls_of_a_free_choice_are_streamed_as_openais_client_assembles_them(theirs: openai.AsyncOpenAI) -> None:
-    calls = [("look", '{"name": "tower", "size": 41}'), ("wait", '{"s": 1}')]
+    # So long that it takes many steps: a stream joins the pieces that wait for a slow reader.
+    name = " ".join(map(str, range(24)))
+    calls = [("look", f'{{"name": "{name}", "size": 41}}'), ("wait", '{"s": 1}')]
     # The text is given, so that the model writes what one with tools would.
     said = "[" + ", ".join(f'{{"name": "{name}", "arguments": {one}}}' for name, one in calls) + "]"
-    asked: dict[str, Any] = {"model": "writer", "messages": _ASKED, "tools": _TOOLS, "max_tokens": 120}
+    asked: dict[str, Any] = {"model": "writer", "messages": _ASKED, "tools": _TOOLS, "max_tokens": 150}
     asked["extra_body"] = {"guided_choice": [said]}
     deltas: list[Any] = []
     async with theirs.chat.completions.stream(**asked) as stream:
