@@ -178,6 +178,8 @@ def parse_target(text: str) -> str:
             return text
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    if text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text!r} is a URL: give HOST:PORT of gRPC, such as localhost:50050")
     host, _, port = text.rpartition(":")
     if not (host and port.isascii() and port.isdigit() and 0 < int(port) <= _LAST_PORT):
         raise argparse.ArgumentTypeError(

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> None:
             elif event == "ready":
                 _tell(name, bundle.spec.task, addresses["listening"], addresses["listening for HTTP"])
             elif event == "draining":
-                _say("stopping: answers what is on its way; press Ctrl-C again to end at once")
+                _say("stopping: finishing the requests in flight; press Ctrl-C again to end at once")
             elif event not in _UNTOLD:
                 _say(line.rstrip())
     if service.returncode:
