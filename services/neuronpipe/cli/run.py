@@ -121,10 +121,10 @@ def _tell(name: str, task: str, grpc: str, http: str) -> None:
     """Where the model is served, and a first request."""
     _say(f"\n{name} ({task.replace('_', '-')}) is served; Ctrl-C ends it.\n")
     _say(f"  gRPC     {grpc}\n  HTTP     http://{http}\n  console  http://{http}/\n")
-    _say(f"Try it:\n\n  {_first_request(name, task, http)}\n")
+    _say(f"Try it:\n\n  {first_request(name, task, http)}\n")
 
 
-def _first_request(name: str, task: str, http: str) -> str:
+def first_request(name: str, task: str, http: str) -> str:
     """A call by curl: with the task's sample, in the form of the protocol that has the task."""
     from neuronpipe.core.task_inputs import SAMPLES
     from neuronpipe.doors.http.huggingface_tasks import CONVERTERS
