@@ -65,7 +65,7 @@ def _sample(task: str) -> list[str]:
     if task not in TASKS:
         return [*lines, words]
     request = first_request("NAME", task, "127.0.0.1:8080")
-    lines += ["<!-- not run here: NAME stands for a model -->", "```console", f"$ {request}", "```", ""]
+    lines += ["```text", request, "```", ""]  # tests/unit/cli/test_run.py tries each
     model = TaskModel(task)
     tensors = [
         ", ".join(code(one.name) + "?" * one.is_optional for one in ones) for ones in (model.inputs, model.outputs)
