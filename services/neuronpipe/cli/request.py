@@ -154,7 +154,7 @@ def read_requests(options: argparse.Namespace, client: "Client") -> "list[InferR
         except SetupError as error:
             raise SetupError(f"--json: is not a valid TaskInput: {error}") from error
     elif not fields:
-        raise SetupError("there is no input: give its fields, such as --text, or --json")
+        raise SetupError("no input is given: add --text or another field of the task, or --json")
     else:
         if options.task:
             tasks, whose = [options.task.replace("-", "_")], f"--task {options.task}"

@@ -36,10 +36,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"where the compiled model is kept (default: a folder for this model in {_CACHE})",
     )
     parser.add_argument(
-        "--listen", default="127.0.0.1:50050", metavar="HOST:PORT", help="of gRPC (default: %(default)s)"
+        "--listen", default="127.0.0.1:50050", metavar="HOST:PORT", help="address of gRPC (default: %(default)s)"
     )
     parser.add_argument(
-        "--http-listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="of HTTP (default: %(default)s)"
+        "--http-listen",
+        default="127.0.0.1:8080",
+        metavar="HOST:PORT",
+        help="address of HTTP and of the console (default: %(default)s)",
     )
 
 
