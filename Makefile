@@ -2,7 +2,7 @@
 # demo      a real model, compiled and served both ways, with its latency split
 # test      every test but the containers and the benchmarks, on all cores; of large matrices and long suites a sample
 # oracle    the whole of the matrices of which test takes a sample: every case of the oracle suites, and more
-# sampled   the long suites whole: console, demo, front processes, frameworks and others
+# sampled   the long suites whole: console, demo, front processes, frameworks and others; manifests in all combinations
 # long      the tests that take long and of which test takes none, whole
 # verify    format, lint, types, imports, protos, generated docs, links, English, locks, advisories of what is locked
 # sbom      a software bill of materials for each image, written to .cache/sbom
@@ -20,7 +20,7 @@
 # bench-quick  a short look, written to .cache/bench/quick
 # bench-cache  the caches, written to docs/benchmarks
 # bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to docs/benchmarks/neuron-sim.md
-# verify-deploy  the Kubernetes manifests of deploy/: rendered in all combinations, validated, and asked by rules
+# verify-deploy  the Kubernetes manifests of deploy/: rendered so that each two parts meet, validated, and asked by rules
 # simulate-cluster  rules of autoscaling under simulated loads, written to docs/autoscaling.md
 # pictures  of the console, taken from a running system, written to docs/
 # up        the whole system in containers; up-observability with Jaeger, Prometheus and Grafana
@@ -213,6 +213,7 @@ sampled: setup
 	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) -m "sampled and not alone" tests/integration tests/contract --ignore $(NEURON_COMPILER)
 	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) $(OTHER_TRANSPORT)
 	$(TRANSFORMERS4) --share $(SAMPLED_SHARE) $(WITH_TRANSFORMERS4)
+	$(BIN)/python -m tests.deploy --all
 
 .PHONY: long
 long: setup
@@ -275,8 +276,9 @@ check: setup verify verify-package test
 # --- verify and fix ---------------------------------------------------------------------------------------------------
 
 .PHONY: verify fix
-verify: verify-format verify-lint verify-types verify-imports
-verify: verify-protos verify-docs verify-style verify-locks verify-models verify-audit verify-deploy
+verify: .venv/.dev
+	$(MAKE) --no-print-directory --old-file .venv/.dev --jobs $$(nproc) --output-sync verify-deploy verify-types \
+	  verify-format verify-lint verify-imports verify-protos verify-docs verify-style verify-locks verify-models verify-audit
 fix: fix-protos fix-docs fix-locks fix-lint fix-format
 
 .PHONY: verify-format fix-format
