@@ -43,8 +43,8 @@ _TLS = (
 
 
 def combinations(*, every: bool) -> Iterator[tuple[str, ...]]:
-    """Sets of components that docs/kubernetes.md allows, each with `check`, which only adds containers to them, and with
-    metrics of workers where there are workers and metrics.
+    """Sets of components that docs/kubernetes.md allows, each with `check`, which only adds containers to them, and
+    with metrics of workers where there are workers and metrics.
 
     Where not every set is asked for, each two parts that go together are in one of those given.
     """
