@@ -198,7 +198,7 @@ endef
 test: setup
 	$(share_folders)
 	NEURONPIPE_FUZZ_SEQUENCES=$(FUZZ_SEQUENCES) \
-	  $(BIN)/python $(PYTEST) --share $(SHARE) -m "not alone and not long" --ignore $(NEURON_COMPILER)
+	  $(BIN)/python $(PYTEST) --share $(SHARE) -m "not alone and not long"
 	$(BIN)/python -m pytest --share 1 -m "alone and not long" $(ALONE)
 	NEURONPIPE_FUZZ_MESSAGES=300 $(BIN)/python $(PYTEST) --share $(OTHER_TRANSPORT_SHARE) $(OTHER_TRANSPORT)
 	$(TRANSFORMERS4) --share $(SHARE) $(WITH_TRANSFORMERS4)
@@ -210,7 +210,7 @@ oracle: .venv/.dev .venv-transformers4/.ready
 .PHONY: sampled
 sampled: setup
 	$(share_folders)
-	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) -m "sampled and not alone" tests/integration tests/contract --ignore $(NEURON_COMPILER)
+	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) -m "sampled and not alone" tests/integration tests/contract
 	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) $(OTHER_TRANSPORT)
 	$(TRANSFORMERS4) --share $(SAMPLED_SHARE) $(WITH_TRANSFORMERS4)
 	$(BIN)/python -m tests.deploy --all
@@ -219,7 +219,6 @@ sampled: setup
 long: setup
 	$(share_folders)
 	$(BIN)/python $(PYTEST) --share $(LONG_SHARE) -m "long and not alone" tests/integration tests/contract tests/oracle
-	$(BIN)/python $(PYTEST) --share $(LONG_SHARE) $(NEURON_COMPILER)
 	$(BIN)/python -m pytest --share 1 -m "alone and long" $(ALONE)
 
 .PHONY: fuzz
@@ -271,14 +270,18 @@ ray: .venv/.dev .venv-ray/.ready
 	$(BIN)/python -m pytest tests/integration/test_transform_ray.py
 
 .PHONY: check
-check: setup verify verify-package test
+check: setup
+	$(at_once) verify-package $(VERIFICATIONS)
+	$(MAKE) --no-print-directory test
 
 # --- verify and fix ---------------------------------------------------------------------------------------------------
 
+# Those that take longest begin first.
+VERIFICATIONS := $(addprefix verify-,deploy types format lint imports protos docs style locks models audit)
+at_once = $(MAKE) --no-print-directory --old-file .venv/.dev --jobs $$(nproc) --output-sync
 .PHONY: verify fix
 verify: .venv/.dev
-	$(MAKE) --no-print-directory --old-file .venv/.dev --jobs $$(nproc) --output-sync verify-deploy verify-types \
-	  verify-format verify-lint verify-imports verify-protos verify-docs verify-style verify-locks verify-models verify-audit
+	$(at_once) $(VERIFICATIONS)
 fix: fix-protos fix-docs fix-locks fix-lint fix-format
 
 .PHONY: verify-format fix-format
