@@ -219,7 +219,7 @@ sampled: setup
 long: setup
 	$(share_folders)
 	$(BIN)/python $(PYTEST) --share $(LONG_SHARE) -m "long and not alone" tests/integration tests/contract tests/oracle
-	$(BIN)/python -m pytest --share 1 -m "alone and long" $(ALONE)
+	$(BIN)/python -m pytest --share $(LONG_SHARE) -m "alone and long" $(ALONE)
 
 .PHONY: fuzz
 fuzz: .venv/.dev
