@@ -28,6 +28,8 @@ _SHOWN = 4
 def check_files(folder: Path) -> None:
     """Raises SetupError for files that cannot be read, and for Git LFS pointers in place of files."""
     for path in _files(folder):
+        if not path.is_file():
+            raise SetupError(f"{path}: is no file, or a link to none; get the file itself, or delete the link")
         try:
             with path.open("rb") as file:
                 head = file.read(len(_LFS))
