@@ -407,7 +407,9 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
             return f"{path.name} is damaged or cut off ({damage}); get the file again"
     for path in sorted(folder.glob("pytorch_model*.bin")):
         try:
-            torch.load(path, map_location="meta", weights_only=True)
+            content = torch.load(path, map_location="meta", weights_only=True)
+            if not isinstance(content, dict):
+                return f"{path.name} holds {type(content).__name__}, not weights by their names; get the file again"
         except Exception as damage:
             if isinstance(damage, pickle.UnpicklingError) and "GLOBAL" in str(damage):
                 return (

@@ -173,8 +173,8 @@ def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTra
         return SentenceTransformer(folder, Head(Pooling(["mean"])))
     model_folder, limits = folder, dict[str, Any]()
     poolings, layers = list[Pooling](), list[list[Layer]]([[], []])
-    for kind, path in read_modules(folder, is_known=True):
-        if kind == "Transformer" and model_folder == folder and not poolings:
+    for number, (kind, path) in enumerate(read_modules(folder, is_known=True)):
+        if kind == "Transformer" and not number:
             model_folder, limits = path, read_limits(path)
         elif kind == "Pooling" and not poolings:
             poolings.append(read_pooling(path))
