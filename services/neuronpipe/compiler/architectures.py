@@ -166,7 +166,7 @@ class EmptyBatches(TorchFunctionMode):
 # copies weights for each token. Source: integrations/moe.py there.
 
 
-def compute_by_expert(model: torch.nn.Module) -> None:
+def compute_by_expert(model: Any) -> None:
     """From then on the experts of a model's layers compute so."""
     for part in model.modules():
         if hasattr(part, "is_transposed") and hasattr(part, "has_gate"):

@@ -327,7 +327,7 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
 
 def _integers(folder: Path) -> list[str]:
     """The names of weights that are whole numbers."""
-    found = []
+    found = list[str]()
     for path in sorted(folder.glob("*.safetensors")):
         with safetensors.safe_open(path, "pt") as file:
             kinds = {name: file.get_slice(name).get_dtype() for name in file.keys() if name.endswith("weight")}  # noqa: SIM118
