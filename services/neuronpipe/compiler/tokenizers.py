@@ -8,6 +8,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,12 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
             "it has code of its own (auto_map in tokenizer_config.json), which is not run; get a model whose tokenizer "
             "transformers has"
         )
+    if isinstance(error, UnicodeDecodeError):
+        for path in sorted(one for kind in ("json", "jinja", "txt") for one in folder.glob(f"*.{kind}")):
+            with suppress(UnicodeDecodeError):
+                path.read_text(encoding="utf-8")
+                continue
+            return f"{path.name} is no text in UTF-8; get the file again"
     return first_line(error)
 
 
