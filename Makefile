@@ -22,7 +22,7 @@
 # bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to docs/benchmarks/neuron-sim.md
 # verify-deploy  the Kubernetes manifests of deploy/: rendered so that each two parts meet, validated, and asked by rules
 # simulate-cluster  rules of autoscaling under simulated loads, written to docs/autoscaling.md
-# pictures  of the console, taken from a running system, written to docs/
+# pictures  of the console and of a trace, taken from a running system, written to docs/
 # up        the whole system in containers; up-observability with Jaeger, Prometheus and Grafana
 # certificates  of the layer tls, made anew while it runs
 # down      ends it and deletes what it made; logs, ps, redeploy service=NAME: of the running one
