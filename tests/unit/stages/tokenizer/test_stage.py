@@ -30,7 +30,7 @@ from neuronpipe.core.model import ImageSpec
 from neuronpipe.core.packed import Packed, pack_input
 from neuronpipe.core.tensors import Array
 from neuronpipe.measure.load.inputs import make_image
-from neuronpipe.stages.settings import TokenCacheSettings
+from neuronpipe.stages.settings import EncodingSettings
 from neuronpipe.stages.tokenizer.encoder import Encoder
 from neuronpipe.stages.tokenizer.stage import TokenizerStage, running_tokenizer
 from neuronpipe.tasks.inputs import images
@@ -47,7 +47,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-_NO_CACHE = TokenCacheSettings(token_cache_bytes=0, image_cache_bytes=0)
+_NO_CACHE = EncodingSettings(token_cache_bytes=0, image_cache_bytes=0)
 _EXPIRED = Call(deadline_s=0.0)
 
 
@@ -194,7 +194,7 @@ def test_another_tokenizer_and_another_model_have_other_keys(tmp_path: Path, cha
 
 
 async def test_what_was_encoded_before_is_found_and_is_the_same(repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
         first, second = await stage.tokenize(_item()), await stage.tokenize(_item())
     assert (first.token_cache, second.token_cache) == (
         CacheOutcome.CACHE_OUTCOME_MISS,
@@ -205,7 +205,7 @@ async def test_what_was_encoded_before_is_found_and_is_the_same(repository: Path
 
 
 async def test_an_input_that_decodes_otherwise_is_checked_though_its_encoding_is_known(repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
         await stage.tokenize(_item())
         bad = _item()
         bad.input.message.text_classification.top_k = 99
@@ -214,14 +214,14 @@ async def test_an_input_that_decodes_otherwise_is_checked_though_its_encoding_is
 
 
 async def test_an_expired_item_is_refused_though_its_encoding_is_known(repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
         await stage.tokenize(_item())
         with pytest.raises(DeadlineExceeded):
             await stage.tokenize(_item(call=_EXPIRED))
 
 
 async def test_there_is_no_cache_without_memory_and_without_redis(repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), TokenCacheSettings(token_cache_bytes=0)) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings(token_cache_bytes=0)) as stage:
         assert [(await stage.tokenize(_item())).token_cache for _ in range(2)] == [
             CacheOutcome.CACHE_OUTCOME_UNSPECIFIED
         ] * 2
@@ -290,7 +290,7 @@ async def test_a_broken_image_fails_alone(image_stage: TokenizerStage) -> None:
 async def test_images_of_one_model_do_not_delay_texts_of_another(
     repository: Path, image_repository: Path, reading: _Reading
 ) -> None:
-    async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
         queued = [asyncio.create_task(stage.tokenize(_image_item(b"image %d" % number))) for number in range(20)]
         await asyncio.to_thread(reading.began.wait, 10)
         short = await asyncio.wait_for(stage.tokenize(_item()), 5)
@@ -315,7 +315,7 @@ async def test_an_image_that_is_known_does_not_wait_for_images_that_are_not(
 ) -> None:
     # Large enough to be hashed in a thread.
     known = _image_item(bytes(100_000))
-    async with running_tokenizer(read_repository(image_repository), TokenCacheSettings()) as stage:
+    async with running_tokenizer(read_repository(image_repository), EncodingSettings()) as stage:
         reading.may_end.set()
         await stage.tokenize(known)
         reading.may_end.clear()
@@ -344,7 +344,7 @@ async def test_a_large_image_is_parsed_checked_and_hashed_off_the_event_loop(
     for name in ("check", "key"):
         monkeypatch.setattr(Encoder, name, noted(getattr(Encoder, name)))
     monkeypatch.setattr(Packed, "message", property(noted(Packed.message.fget)))  # type: ignore[attr-defined]
-    async with running_tokenizer(read_repository(image_repository), TokenCacheSettings()) as stage:
+    async with running_tokenizer(read_repository(image_repository), EncodingSettings()) as stage:
         with pytest.raises(InvalidInput, match="is not a JPEG"):
             await stage.tokenize(_image_item(bytes(size_bytes)))
     # The last look at the message is that of the encoding, which is always in a thread.
@@ -352,7 +352,7 @@ async def test_a_large_image_is_parsed_checked_and_hashed_off_the_event_loop(
 
 
 async def test_images_do_not_drive_texts_out_of_the_cache(repository: Path, image_repository: Path) -> None:
-    settings = TokenCacheSettings(token_cache_bytes=1 << 20, image_cache_bytes=1 << 20)
+    settings = EncodingSettings(token_cache_bytes=1 << 20, image_cache_bytes=1 << 20)
     async with running_tokenizer(read_repository(repository), settings) as stage:
         await stage.tokenize(_item())
         # Pixels of 4.6 KB: three times what either cache holds.
@@ -362,13 +362,13 @@ async def test_images_do_not_drive_texts_out_of_the_cache(repository: Path, imag
 
 
 async def test_images_are_not_kept_without_memory_for_them(image_repository: Path) -> None:
-    async with running_tokenizer(read_repository(image_repository), TokenCacheSettings(image_cache_bytes=0)) as stage:
+    async with running_tokenizer(read_repository(image_repository), EncodingSettings(image_cache_bytes=0)) as stage:
         outcomes = [(await stage.tokenize(_image_item(make_image("one")))).token_cache for _ in range(2)]
     assert outcomes == [CacheOutcome.CACHE_OUTCOME_UNSPECIFIED] * 2
 
 
 async def test_what_several_callers_get_cannot_be_changed(repository: Path, image_repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
         for item in (_item(), _image_item(make_image("one"))):
             for encoded in (await stage.tokenize(item), await stage.tokenize(item)):
                 assert not any(
@@ -377,7 +377,7 @@ async def test_what_several_callers_get_cannot_be_changed(repository: Path, imag
 
 
 async def test_a_serialized_form_that_a_caller_makes_is_not_kept_by_the_cache(repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
         first, second = [(await stage.tokenize(_item())).sequences.data for _ in range(2)]
     assert first == second
     assert first is not second
