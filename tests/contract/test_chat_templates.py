@@ -460,6 +460,9 @@ def test_special_tokens_of_texts_are_those_of_transformers_where_the_server_allo
         assert ours.encode_truncated(text, None, max_tokens=16, side="right").token_ids.tolist() == cut
         assert ours.count(text) == len(tokenizer(text, add_special_tokens=False)["input_ids"])
         assert plain.encode(text).token_ids.tolist() != expected["input_ids"]
+        for special_tokens in (True, False):
+            decoded = plain.text_of(expected["input_ids"], special_tokens=special_tokens)
+            assert decoded == ours.text_of(expected["input_ids"], special_tokens=special_tokens)
 
 
 @pytest.mark.parametrize("kind", _TOKENIZERS)

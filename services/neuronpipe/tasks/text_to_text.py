@@ -39,7 +39,7 @@ class TranslationFacts(GenerationFacts):
 def _check_text(input: SummarizationInput | TranslationInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
     check_text("text", input.text)
-    check_truncation(input.truncation)
+    check_truncation(input)
     check_all_options(input.options, model)
 
 

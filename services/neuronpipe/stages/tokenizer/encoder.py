@@ -23,7 +23,7 @@ from neuronpipe.platform.cache.cache import Kind
 from neuronpipe.platform.cache.sealing import ValueCodec
 from neuronpipe.stages.tokenizer.text import LIBRARY_VERSION, JsonTokenizer
 from neuronpipe.tasks import ANSWERED_TASKS
-from neuronpipe.tasks.base import ImageReader, Readers, Reads, Task, TextTokenizer
+from neuronpipe.tasks.base import ImageReader, Readers, Reads, Task, TextTokenizer, truncation_tokens
 from neuronpipe.tasks.inputs import images
 from neuronpipe.tasks.text_generation import GenerationFacts
 
@@ -116,7 +116,8 @@ class Encoder:
         if scope:
             key.update(repr(scope).encode())
         # repr separates the values, so that different values never give the same bytes.
-        key.update(repr((task.name, *task.traits(getattr(input, task.name)))).encode())
+        own = getattr(input, task.name)
+        key.update(repr((task.name, truncation_tokens(own), *task.traits(own))).encode())
         return key.digest()
 
     def work_bytes(self, size_bytes: int) -> int:
@@ -129,7 +130,10 @@ class Encoder:
     def encode(self, input: TaskInput) -> EncodedInput:
         """Encodes an input that was checked; the arrays are read-only. Raises InvalidInput."""
         task = self._task_of(input)
-        encoded = task.encode(getattr(input, task.name), self._readers[task.reads], self._spec)
+        own, spec = getattr(input, task.name), self._spec
+        if (most := truncation_tokens(own)) and not task.generates:  # which leave room behind a prompt
+            spec = spec.model_copy(update={"max_tokens": min(most, spec.max_tokens), "largest_bucket": ""})
+        encoded = task.encode(own, self._readers[task.reads], spec)
         for arrays in (*encoded.sequences, *encoded.annotations):
             for array in arrays.values():
                 array.setflags(write=False)

@@ -126,7 +126,7 @@ class JsonTokenizer:
 
     def text_of(self, token_ids: Iterable[int], *, special_tokens: bool) -> str:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
-        return text
+        return text.replace("\0", "")  # of special tokens that are hidden from texts (compiler/tokenizers.py)
 
     def special_tokens(self, *, pair: bool) -> int:
         return self._tokenizer.num_special_tokens_to_add(pair)

@@ -20,6 +20,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     ScoreFunction,
     TaskInput,
     TextClassificationInput,
+    TextGenerationInput,
     Truncation,
 )
 from neuronpipe.bundles.repository import new_bundle, read_bundle, read_repository, write_manifest
@@ -161,8 +162,13 @@ def test_models_that_share_a_tokenizer_share_its_keys(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"text": "One two "}, {"text_pair": "four"}, {"truncation": Truncation.TRUNCATION_RIGHT}],
-    ids=["text", "pair", "truncation"],
+    [
+        {"text": "One two "},
+        {"text_pair": "four"},
+        {"truncation": Truncation.TRUNCATION_RIGHT},
+        {"truncation_tokens": 8},
+    ],
+    ids=["text", "pair", "truncation", "tokens"],
 )
 def test_inputs_that_may_be_encoded_otherwise_have_other_keys(tmp_path: Path, changes: dict[str, Any]) -> None:
     encoder = _encoder(tmp_path / "a")
@@ -191,6 +197,64 @@ def test_another_tokenizer_and_another_model_have_other_keys(tmp_path: Path, cha
     inputs = ("input_ids", "attention_mask", "token_type_ids")
     spec: dict[str, Any] = {"also_answers": tasks, "inputs": inputs, "cls_token_id": 101, "max_tokens": 32}
     assert _key(_encoder(tmp_path / "a", **spec)) != _key(_encoder(tmp_path / "b", **spec | changes))
+
+
+def test_special_tokens_in_texts_have_other_keys(tmp_path: Path) -> None:
+    plain = _encoder(tmp_path / "a")
+    assert _key(plain) != _key(Encoder(read_bundle(tmp_path / "a/m/1"), reads_special_tokens=True))
+
+
+@pytest.mark.parametrize(("models", "reads"), [("", False), ("other", False), ("other, m", True), ("*", True)])
+async def test_special_tokens_in_texts_are_read_where_the_setting_names_the_model(
+    repository: Path, models: str, reads: bool
+) -> None:
+    settings = EncodingSettings(special_tokens_in_texts=models)
+    async with running_tokenizer(read_repository(repository), settings) as stage:
+        [ids] = _ids(await stage.tokenize(_item("one[SEP]two")))
+    assert (ids == [101, 2028, 102, 2048, 102]) is reads
+
+
+@pytest.mark.parametrize(
+    ("kept", "side", "expected"),
+    [
+        (3, Truncation.TRUNCATION_RIGHT, [101, 2028, 102]),
+        (3, Truncation.TRUNCATION_LEFT, [101, 2048, 102]),
+        (99, Truncation.TRUNCATION_LEFT, [101, 2028, 2048, 102]),
+    ],
+)
+def test_an_input_is_cut_to_as_many_tokens_as_it_asks_for(
+    tmp_path: Path, kept: int, side: "Truncation.ValueType", expected: list[int]
+) -> None:
+    input = TextClassificationInput(text="one two", truncation=side, truncation_tokens=kept)
+    encoded = _encoder(tmp_path).encode(TaskInput(text_classification=input))
+    assert _ids(encoded) == [expected]
+    assert encoded.truncated_tokens == 4 - len(expected)
+
+
+def test_a_prompt_is_cut_to_as_many_tokens_as_it_asks_for_beside_the_new_ones(tmp_path: Path) -> None:
+    encoder = _encoder(tmp_path, task="text_generation", max_tokens=16)
+    input = TextGenerationInput(prompt="one two", truncation=Truncation.TRUNCATION_LEFT, truncation_tokens=3)
+    input.options.max_new_tokens = 12
+    assert _ids(encoder.encode(TaskInput(text_generation=input))) == [[101, 2048, 102]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"truncation_tokens": 8, "truncation": Truncation.TRUNCATION_ERROR}, "truncation_tokens: is for truncation"),
+        ({"truncation_tokens": 3}, "text and text_pair: 3 special tokens leave no room for text, the limit is 3"),
+    ],
+)
+async def test_a_length_to_which_nothing_can_be_cut_is_refused(
+    stage: TokenizerStage, changes: dict[str, Any], problem: str
+) -> None:
+    input = TextClassificationInput()
+    input.CopyFrom(_INPUT)
+    for name, value in changes.items():
+        setattr(input, name, value)
+    packed = pack_input(TaskInput(text_classification=input))
+    with pytest.raises(InvalidInput, match=problem):
+        await stage.tokenize(TokenizeItem(Call(), ModelKey("m", 1), packed))
 
 
 async def test_what_was_encoded_before_is_found_and_is_the_same(repository: Path) -> None:
