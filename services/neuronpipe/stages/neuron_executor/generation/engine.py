@@ -50,7 +50,7 @@ from neuronpipe.tasks.text_generation import (
 # The shortest retry delay of a refused caller.
 _MIN_RETRY_AFTER_S = 0.05
 _DIGEST_BYTES = 16
-# Of the scores after a step's tokens, 4 bytes for each of the vocabulary. Without it, texts whose prompts are scored had
+# Of the scores after a step's tokens, 4 bytes for each of the vocabulary. Without it, prompts that are scored had
 # 155 MB in a step, with a vocabulary of 152,000.
 _SPARE_SCORES_BYTES = 16 << 20
 # The number of times that a step is looked at before it counts as hung.
