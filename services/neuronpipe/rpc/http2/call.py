@@ -30,6 +30,8 @@ _NOT_GRPC_BODY = b"this port speaks gRPC: POST with the content-type application
 _RESERVED = frozenset((b"te", b"content-type", b"user-agent", b"grpc-accept-encoding", b"grpc-message-type"))
 _TIMEOUT_UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _MAX_TIMEOUT_DIGITS = 8
+# What each of several values in a field of binary metadata counts, beside its bytes (RFC 9113, 6.5.2).
+_VALUE_BYTES = 32
 # Printable characters but the percent sign stay as they are (PROTOCOL-HTTP2.md, Status-Message).
 _MESSAGE_CHARACTERS = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 # For the first message of a call with a stream of messages that is refused.
@@ -104,8 +106,12 @@ class Call(Stream):
     # --- its head ---
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """Takes the head of the call, and returns its path. Raises CallEnd; NotGrpc where it is no gRPC."""
+        """Takes the head of the call, and returns its path. Raises CallEnd; NotGrpc where it is no gRPC.
+
+        Of metadata beyond the limit, which the door refuses, nothing more is kept or decoded.
+        """
         path = method = content_type = b""
+        max_bytes = self.connection.options.settings.max_header_bytes
         metadata: list[tuple[str, str | bytes]] = []
         for name, value in headers:
             if name[:1] == b":":
@@ -122,8 +128,10 @@ class Call(Stream):
             elif name == b"grpc-encoding":
                 self.encoding = value
             elif name[-4:] == b"-bin":
-                metadata += [(name.decode("latin-1"), one) for one in _unpacked(value)]
-            elif name not in _RESERVED:
+                self.metadata_bytes += _VALUE_BYTES * value.count(b",")
+                if self.metadata_bytes <= max_bytes:
+                    metadata += [(name.decode("latin-1"), one) for one in _unpacked(value)]
+            elif name not in _RESERVED and self.metadata_bytes <= max_bytes:
                 metadata.append((name.decode("latin-1"), value.decode("latin-1")))
         if method != b"POST" or not (
             content_type == b"application/grpc" or content_type.startswith((b"application/grpc+", b"application/grpc;"))
