@@ -170,8 +170,8 @@ _MERGE = "made for owner/base; --merge-adapter compiles the two as one (pip inst
         pytest.param(
             _only_onnx,
             "",
-            "source: has no weights of PyTorch, only the graph model.onnx, which the back end openvino takes; leave out "
-            "--backend fake",
+            "source: has no weights of PyTorch, only the graph model.onnx, which the back end openvino takes; leave "
+            "out --backend fake",
             id="ONNX only",
         ),
         pytest.param(
