@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ _LONG = generated(23, 6, words=(150, 250))
 # Of probabilities the logarithms are compared, since most are about one in a thousand: the differences are those of
 # logits of up to 30.
 _TOLERANCE = 3e-4
+pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +32,10 @@ def filler_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def served(filler_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    sources = {family: ("fill_mask", source) for family, source in filler_sources.items()}
+async def served(
+    asked: Set[str], filler_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
+    sources = {family: ("fill_mask", source) for family, source in filler_sources.items() if family in asked}
     async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
         yield running
 

@@ -13,6 +13,7 @@ from huggingface_hub.errors import GatedRepoError, HFValidationError, Repository
 from transformers.models.auto import modeling_auto
 
 from neuronpipe.bundles.manifest import Source, file_sha256
+from neuronpipe.bundles.repository import check_is_there
 from neuronpipe.compiler.images import IMAGE_TEXT_KINDS
 from neuronpipe.compiler.sentence_transformers import read_modules, read_object, transformer_folder
 from neuronpipe.core.errors import SetupError
@@ -265,8 +266,7 @@ def find_source(source: str, revision: str | None, *, is_adapter: bool = False) 
     if folder.is_dir():
         _check(folder, is_adapter)
         return ModelSource(str(folder.resolve()), folder, None)
-    if source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise SetupError(f"{source}: no such folder")
+    check_is_there(source)
     try:
         snapshot = huggingface_hub.snapshot_download(
             source, revision=revision, allow_patterns=list(_DOWNLOADS), ignore_patterns=list(_NOT_DOWNLOADED)

@@ -312,8 +312,8 @@ def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
 
     The tokenizer stage leaves special tokens in texts alone. The mask is found because it is not special in this file.
     SentencePiece's Unigram model has the special tokens among its pieces, too, with the best score of all, and would
-    find "</s>" in a text. So these pieces get a prefix with NUL, which no text contains. (Google's SentencePiece never
-    finds its control symbols in texts; transformers does, even with split_special_tokens.)
+    find "</s>" in a text. So these get a prefix with NUL, which no text contains. (Google's SentencePiece never finds
+    its control symbols in texts; transformers does, even with split_special_tokens.)
     """
     content = json.loads(tokenizer.json)
     allowed = {mask_token} if mask_token else set()
@@ -322,8 +322,8 @@ def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
         pieces = content["model"]["vocab"]
         hidden = special & {piece for piece, _ in pieces}
         content["model"]["vocab"] = [["\0" + piece if piece in hidden else piece, score] for piece, score in pieces]
-        # A token that the model lacks would get a new number, after all others.
-        content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in hidden]
+        for token in content["added_tokens"]:
+            token["content"] = "\0" * (token["content"] in hidden) + token["content"]
     for token in content["added_tokens"]:
         token["special"] = token["special"] and token["content"] not in allowed
     return json.dumps(content, ensure_ascii=False)

@@ -15,6 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from neuronpipe.core.addresses import is_loopback
+from neuronpipe.core.background import LoopTurns
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log
 from neuronpipe.core.metrics import Meters
@@ -32,6 +33,8 @@ _FOR_EVER_S = 7 * 86_400
 _BACKLOG = 2048
 # How long a connection whose request was refused takes what the caller is still sending.
 _LINGER_S = 5.0
+# What comes is looked at in pieces of this size, or larger ones within a body.
+_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 64 << 10
 _BAD_HEAD = "The request's head, or what stands behind its body, is too large, or did not arrive in time."
 
 
@@ -103,7 +106,7 @@ class HttpDoor:
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what callers do wrong is told them
         config = uvicorn.Config(
             self._app,
-            http=partial(_Connection, self._settings, in_flight.meters),  # type: ignore[arg-type]
+            http=partial(_Connection, self._settings, in_flight.meters, LoopTurns()),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -162,19 +165,25 @@ class _HeadTooLarge(Exception):
 
 class _Connection(HttpToolsProtocol):
     """Ends a connection that is one too many, whose next head does not arrive within its limits, whose caller does not
-    read, or that is old: uvicorn has no such limits.
+    read, or that is old: uvicorn has no such limits. What has come behind requests that wait for their answers stays
+    bytes.
     """
 
-    def __init__(self, limits: ServerSettings, meters: Meters, **fields: Any) -> None:
+    transport: "_OwnTransport"  # type: ignore[assignment]  # it is none of asyncio's
+
+    def __init__(self, limits: ServerSettings, meters: Meters, turns: LoopTurns, **fields: Any) -> None:
         super().__init__(**fields)
         self._limits = limits
         self._meters = meters
+        self._turns = turns
+        # What has come and waits, and the requests of all time.
+        self._held, self._requests = b"", 0
         self._unread: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._has_rest = False  # whether the caller is still sending its request
-        super().connection_made(_LingeringTransport(transport, lambda: self._has_rest))  # type: ignore[arg-type]
+        super().connection_made(_OwnTransport(transport, lambda: self._has_rest or bool(self._held)))  # type: ignore[arg-type]
         self._is_in_head, self._is_in_trailers = True, False
         # Of a head that is not complete, and of its fields with those of the trailers.
         self._head_bytes = self._field_bytes = 0
@@ -206,8 +215,14 @@ class _Connection(HttpToolsProtocol):
             self._count("max_connection_idle_s")
             super().timeout_keep_alive_handler()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._held and not self.pipeline:
+            self._turns.wait(self._take_held)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._requests += 1
         self._is_in_head, self._is_in_trailers = True, False
         self._head_bytes = self._field_bytes = 0
         self._has_rest = True
@@ -260,8 +275,28 @@ class _Connection(HttpToolsProtocol):
         super().send_400_response(msg)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
+        self._held += data
+        self._take_held()
+
+    def _take_held(self) -> None:
+        held, begin, size, first = self._held, 0, _PIECE_BYTES, self._requests
+        while begin < len(held) and not (self.pipeline or self.transport.is_closing()):
+            before = self._requests
+            if not self._turns.has_room_after(before - first):
+                self._turns.wait(self._take_held)
+                break
+            self._take(held[begin : begin + size])
+            begin += size
+            self._turns.take(self._requests - before)
+            size = _PIECE_BYTES if self._is_in_head or self._requests > before else min(2 * size, _MAX_PIECE_BYTES)
+        self._held = b"" if self.transport.is_closing() else held[begin:]
+        was_held, self.transport.is_held = self.transport.is_held, bool(self._held)
+        if self._held:
+            self.transport.pause_reading()
+        elif was_held and not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def _take(self, data: bytes) -> None:
         was_in_trailers = self._is_in_trailers
         super().data_received(data)
         if self.transport.is_closing():
@@ -294,21 +329,27 @@ class _Connection(HttpToolsProtocol):
             self.send_400_response(_BAD_HEAD)
 
 
-class _LingeringTransport:
+class _OwnTransport:
     """A transport that takes the rest of a request before it closes: a connection that is closed with bytes unread is
     reset, and the caller can lose its answer (RFC 9112, section 9.6). Like nginx's `lingering_close`.
+
+    `is_held`: it reads no more, as something that was read waits.
     """
 
     def __init__(self, transport: asyncio.Transport, has_rest: Callable[[], bool]) -> None:
         self._transport = transport
         self._has_rest = has_rest
-        self._is_lingering = False
+        self._is_lingering = self.is_held = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
         return self._is_lingering or self._transport.is_closing()
+
+    def resume_reading(self) -> None:
+        if not self.is_held:
+            self._transport.resume_reading()
 
     def close(self) -> None:
         if self.is_closing() or not self._has_rest():

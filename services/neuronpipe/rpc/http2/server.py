@@ -11,6 +11,7 @@ from typing import Any
 from ngh2 import NGH2Error, Role
 from ngh2.events import RequestReceived, SettingsAcknowledged
 
+from neuronpipe.core.background import LoopTurns
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.names import Metrics
 from neuronpipe.rpc.http2.call import Call, NotGrpc
@@ -32,12 +33,8 @@ _KEEPALIVE_S = 30.0
 # A connection with a call that was refused for load is not read for this time, so that refusals of many calls share
 # their turns of the event loop: at sixteen times the load that can be borne, turns would cost more than the refusals.
 _REST_S = 0.002
-# New calls in a turn of the event loop: of all connections, and of one while others wait. The rest of what has come
-# waits for the next turn, as a caller with thousands of calls would otherwise hold up all others. An answer takes half
-# a dozen turns, so these must be short.
-_CALLS_A_TURN, _CALLS_OF_ONE = 32, 8
 # What comes is looked at in pieces of this size, or larger ones while no call begins.
-_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 64 << 10
+_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
 # What connections are ended for: settings, and what is no HTTP/2.
 _LIMITS = (
     "max_connections",
@@ -117,7 +114,7 @@ class _ServerConnection(Connection[Call]):
             self._held = data[begin:]
             self.transport.pause_reading()
             if not self._is_resting:
-                turns.wait(self)
+                turns.wait(self.go_on)
 
     def go_on(self) -> None:
         """Takes what has waited, and reads again."""
@@ -180,7 +177,7 @@ class _ServerConnection(Connection[Call]):
                 continue
             if call.task is None and call.can_begin():
                 call.begin()
-            if call.task is None or call.buffered_bytes or call.claim:
+            if call.task is None or call.claim or call.is_claiming:
                 call.note_arrival()
 
     def refuse(self, stream: Call, end: CallEnd) -> None:
@@ -316,45 +313,6 @@ class _ServerConnection(Connection[Call]):
         self._server.count_ended("protocol")
 
 
-class _Turns:
-    """Shares the new calls of each turn of the event loop among connections."""
-
-    def __init__(self) -> None:
-        self._left = _CALLS_A_TURN
-        self._waiting: dict[_ServerConnection, None] = {}
-        self._is_due = False
-
-    def has_room_after(self, calls: int) -> bool:
-        """Whether a connection with so many new calls in this turn may have one more."""
-        return self._left > 0 and (calls < _CALLS_OF_ONE or not self._waiting)
-
-    def take(self, calls: int) -> None:
-        """So many calls are new."""
-        self._left -= calls
-        self._prepare()
-
-    def wait(self, connection: _ServerConnection) -> None:
-        """A connection goes on in another turn."""
-        self._waiting[connection] = None
-        self._prepare()
-
-    def _prepare(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_soon(self._begin)
-
-    def _begin(self) -> None:
-        """A new turn. Those that have waited leave some of it to those for which something comes now."""
-        self._is_due, self._left = False, _CALLS_A_TURN
-        for connection in list(self._waiting):
-            if self._left <= _CALLS_A_TURN // 2:
-                break
-            del self._waiting[connection]
-            connection.go_on()
-        if self._waiting:
-            self._prepare()
-
-
 class Http2Server:
     """Listens at one address; a Server of rpc/transport.py."""
 
@@ -373,7 +331,7 @@ class Http2Server:
         self.all_know: asyncio.Event | None = None
         self._is_empty: asyncio.Event | None = None
         self._resting: set[_ServerConnection] = set()
-        self.turns = _Turns()
+        self.turns = LoopTurns()
 
     def rest(self, connection: _ServerConnection) -> None:
         """Reads a connection again after a moment."""
