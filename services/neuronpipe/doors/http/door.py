@@ -7,6 +7,7 @@ import math
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -287,16 +288,16 @@ class _Connection(HttpToolsProtocol):
         self._take_held()
 
     def _take_held(self) -> None:
-        held, begin, size, first = self._held, 0, _PIECE_BYTES, self._requests
+        held, begin, size, first, began_s = self._held, 0, _PIECE_BYTES, self._requests, time.monotonic()
         while begin < len(held) and not (self.pipeline or self.transport.is_closing()):
             before = self._requests
-            if not self._turns.has_room_after(before - first):
+            if not self._turns.has_room_after(before - first, began_s):
                 self._turns.wait(self._take_held)
                 break
             self._take(held[begin : begin + size])
             begin += size
-            self._turns.take(self._requests - before)
             size = _PIECE_BYTES if self._is_in_head or self._requests > before else min(2 * size, _MAX_PIECE_BYTES)
+        self._turns.take(self._requests - first, began_s)
         self._held = b"" if self.transport.is_closing() else held[begin:]
         was_held, self.transport.is_held = self.transport.is_held, bool(self._held)
         if self._held:

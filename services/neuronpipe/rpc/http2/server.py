@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import ssl
+import time
 from collections.abc import Iterable
 from ipaddress import ip_address
 from typing import Any
@@ -105,16 +106,16 @@ class _ServerConnection(Connection[Call]):
     # --- what comes ---
 
     def data_received(self, data: bytes) -> None:
-        turns, calls, begin, size = self._server.turns, 0, 0, _PIECE_BYTES
-        while begin < len(data) and not self._is_resting and turns.has_room_after(calls):
+        turns, calls, begin, size, began_s = self._server.turns, 0, 0, _PIECE_BYTES, time.monotonic()
+        while begin < len(data) and not self._is_resting and turns.has_room_after(calls, began_s):
             before = self._calls
             super().data_received(data[begin : begin + size])
             begin, new = begin + size, self._calls - before
             if new:
-                turns.take(new)
                 calls, size = calls + new, _PIECE_BYTES
             else:
                 size = min(2 * size, _MAX_PIECE_BYTES)
+        turns.take(calls, began_s)
         if begin < len(data) and not (self.is_lost or self.is_closing):
             self._held = data[begin:]
             self.transport.pause_reading()
