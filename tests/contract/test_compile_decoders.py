@@ -21,8 +21,8 @@ _EXACT = (
 )
 # Their graphs gather the cache themselves.
 _GATHERED = ("opt", "gemma2", "xglm")
-# Its attention is no function that slots could replace.
-_NOT_IN_SLOTS = ("gpt-neo",)
+# Experts, and attention that is no function which slots could replace.
+_NOT_IN_SLOTS = ("mixtral", "qwen3-moe", "gpt-neo", "xglm")
 
 
 def _request(source: Path, repository: Path, **changes: Any) -> CompileRequest:

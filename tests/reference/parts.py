@@ -64,7 +64,7 @@ def _sample(task: str) -> list[str]:
     words = "Python: " + ", ".join(map(code, _methods(task))) + "."
     if task not in TASKS:
         return [*lines, words]
-    request = first_request("NAME", task, "127.0.0.1:8080")
+    request = first_request("NAME", task, "127.0.0.1:8080").replace(" -d ", " \\\n  -d ", 1)
     lines += ["```text", request, "```", ""]  # tests/unit/cli/test_run.py tries each
     model = TaskModel(task)
     tensors = [

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
 
-# Of a turn of the event loop: its time, and the new calls of all connections, and of one while others wait. An answer
-# takes half a dozen turns, so these must be short.
+# Of a turn of the event loop: the time for reading, and the new calls of all connections, and of one while others wait.
+# An answer takes half a dozen turns, so these must be short.
 _TURN_S = 0.005
 _CALLS_A_TURN, _CALLS_OF_ONE = 32, 8
 
@@ -105,23 +105,24 @@ class LoopTurns:
     """
 
     def __init__(self) -> None:
-        self._left, self._ends_s = 0, 0.0
+        self._left, self._left_s = 0, 0.0
         self._is_open = self._is_resting = False
         self._waiting: dict[Callable[[], None], None] = {}
 
-    def has_room_after(self, calls: int) -> bool:
-        """Whether a connection with so many new calls in this turn may go on."""
+    def has_room_after(self, calls: int, began_s: float) -> bool:
+        """Whether a connection that is read since then, with so many new calls in this turn, may go on."""
         self._open()
-        if time.monotonic() < self._ends_s:
-            return self._left > 0 and (calls < _CALLS_OF_ONE or not self._waiting)
+        if time.monotonic() - began_s < self._left_s:
+            return calls < self._left and (calls < _CALLS_OF_ONE or not self._waiting)
         if not self._is_resting:
             self._is_resting = True
             asyncio.get_running_loop().call_later(_TURN_S, self._end_rest, context=Context())
         return False
 
-    def take(self, calls: int) -> None:
-        """So many calls are new."""
+    def take(self, calls: int, began_s: float) -> None:
+        """A connection was read since then, and so many calls are new."""
         self._left -= calls
+        self._left_s -= time.monotonic() - began_s
 
     def wait(self, go_on: Callable[[], None]) -> None:
         """Calls `go_on` in another turn."""
@@ -130,7 +131,7 @@ class LoopTurns:
 
     def _open(self) -> None:
         if not self._is_open:
-            self._is_open, self._left, self._ends_s = True, _CALLS_A_TURN, time.monotonic() + _TURN_S
+            self._is_open, self._left, self._left_s = True, _CALLS_A_TURN, _TURN_S
             # Not in the context of a call whose end has made room.
             asyncio.get_running_loop().call_soon(self._end, context=Context())
 
@@ -139,7 +140,7 @@ class LoopTurns:
         self._is_open = False
         for go_on in [] if self._is_resting else list(self._waiting):
             self._open()
-            if self._left <= _CALLS_A_TURN // 2 or time.monotonic() >= self._ends_s - _TURN_S / 2:
+            if self._left <= _CALLS_A_TURN // 2 or self._left_s <= _TURN_S / 2:
                 return
             del self._waiting[go_on]
             go_on()

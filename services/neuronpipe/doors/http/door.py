@@ -7,6 +7,7 @@ import math
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,13 +19,13 @@ from neuronpipe.core.addresses import is_loopback
 from neuronpipe.core.background import LoopTurns
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log
-from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.doors.http.app import App
 from neuronpipe.doors.http.exchange import HEALTH_ROUTES, LIVE, HttpRequest, HttpResponse, Route
 from neuronpipe.platform.process.door import Guard, Handler
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.platform.tls import ServerTls
 
@@ -106,7 +107,7 @@ class HttpDoor:
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what callers do wrong is told them
         config = uvicorn.Config(
             self._app,
-            http=partial(_Connection, self._settings, in_flight.meters, LoopTurns()),  # type: ignore[arg-type]
+            http=partial(_Connection, self._settings, in_flight, LoopTurns()),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -171,14 +172,15 @@ class _Connection(HttpToolsProtocol):
 
     transport: "_OwnTransport"  # type: ignore[assignment]  # it is none of asyncio's
 
-    def __init__(self, limits: ServerSettings, meters: Meters, turns: LoopTurns, **fields: Any) -> None:
+    def __init__(self, limits: ServerSettings, in_flight: InFlight, turns: LoopTurns, **fields: Any) -> None:
         super().__init__(**fields)
         self._limits = limits
-        self._meters = meters
+        self._in_flight = in_flight
         self._turns = turns
         # What has come and waits, and the requests of all time.
         self._held, self._requests = b"", 0
         self._unread: asyncio.TimerHandle | None = None
+        self._claim: Claim | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -196,17 +198,24 @@ class _Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_timer()
-        if self._unread:
-            self._unread.cancel()
+        self._end_unread()
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._unread = self.loop.call_later(self._limits.max_send_s, self._abort, "max_send_s")
+        self._claim = Claim(str(id(self)), lambda error: self._abort("max_send_s"))
+        self._in_flight.unread.grow(self._claim, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._end_unread()
+
+    def _end_unread(self) -> None:
         if self._unread:
             self._unread.cancel()
+        if self._claim:
+            self._in_flight.unread.end(self._claim)
+        self._unread = self._claim = None
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():  # or it would be open until the caller has read its answer
@@ -279,16 +288,16 @@ class _Connection(HttpToolsProtocol):
         self._take_held()
 
     def _take_held(self) -> None:
-        held, begin, size, first = self._held, 0, _PIECE_BYTES, self._requests
+        held, begin, size, first, began_s = self._held, 0, _PIECE_BYTES, self._requests, time.monotonic()
         while begin < len(held) and not (self.pipeline or self.transport.is_closing()):
             before = self._requests
-            if not self._turns.has_room_after(before - first):
+            if not self._turns.has_room_after(before - first, began_s):
                 self._turns.wait(self._take_held)
                 break
             self._take(held[begin : begin + size])
             begin += size
-            self._turns.take(self._requests - before)
             size = _PIECE_BYTES if self._is_in_head or self._requests > before else min(2 * size, _MAX_PIECE_BYTES)
+        self._turns.take(self._requests - first, began_s)
         self._held = b"" if self.transport.is_closing() else held[begin:]
         was_held, self.transport.is_held = self.transport.is_held, bool(self._held)
         if self._held:
@@ -317,7 +326,7 @@ class _Connection(HttpToolsProtocol):
             self._timer = None
 
     def _count(self, limit: str) -> None:
-        self._meters.counter(Metrics.CONNECTIONS_ENDED, "http", limit).add()
+        self._in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "http", limit).add()
 
     def _abort(self, limit: str) -> None:
         self._count(limit)

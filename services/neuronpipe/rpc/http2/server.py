@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import ssl
+import time
 from collections.abc import Iterable
 from ipaddress import ip_address
 from typing import Any
@@ -14,6 +15,7 @@ from ngh2.events import RequestReceived, SettingsAcknowledged
 from neuronpipe.core.background import LoopTurns
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.names import Metrics
+from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.rpc.http2.call import Call, NotGrpc
 from neuronpipe.rpc.http2.connection import NO_ERROR, Connection
 from neuronpipe.rpc.http2.listener import Listener
@@ -35,6 +37,8 @@ _KEEPALIVE_S = 30.0
 _REST_S = 0.002
 # What comes is looked at in pieces of this size, or larger ones while no call begins.
 _PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
+# Of answers that a caller has not read, those that do not count.
+_UNCOUNTED_UNREAD_BYTES = 64 << 10
 # What connections are ended for: settings, and what is no HTTP/2.
 _LIMITS = (
     "max_connections",
@@ -68,6 +72,7 @@ class _ServerConnection(Connection[Call]):
         # What the caller has not read: of each stream the number of the wait, and the bytes that it must read until the
         # wait is over. None is the connection itself, while the operating system takes nothing.
         self._unread: dict[Stream | None, tuple[int, int]] = {}
+        self._unread_claim: Claim | None = None
         self._has_served = self._is_resting = False
         # Of all time; and what has come, and waits for a turn.
         self._calls, self._held = 0, b""
@@ -87,6 +92,7 @@ class _ServerConnection(Connection[Call]):
         super().connection_lost(error)
         for stream in list(self._unread):
             self._is_read(stream)
+        self._claim_unread(0)
         self._server.lost(self)
 
     def pause_writing(self) -> None:
@@ -100,16 +106,16 @@ class _ServerConnection(Connection[Call]):
     # --- what comes ---
 
     def data_received(self, data: bytes) -> None:
-        turns, calls, begin, size = self._server.turns, 0, 0, _PIECE_BYTES
-        while begin < len(data) and not self._is_resting and turns.has_room_after(calls):
+        turns, calls, begin, size, began_s = self._server.turns, 0, 0, _PIECE_BYTES, time.monotonic()
+        while begin < len(data) and not self._is_resting and turns.has_room_after(calls, began_s):
             before = self._calls
             super().data_received(data[begin : begin + size])
             begin, new = begin + size, self._calls - before
             if new:
-                turns.take(new)
                 calls, size = calls + new, _PIECE_BYTES
             else:
                 size = min(2 * size, _MAX_PIECE_BYTES)
+        turns.take(calls, began_s)
         if begin < len(data) and not (self.is_lost or self.is_closing):
             self._held = data[begin:]
             self.transport.pause_reading()
@@ -208,6 +214,21 @@ class _ServerConnection(Connection[Call]):
         """Sends at once where there is nothing that could travel along."""
         if len(self.streams) == 1:
             self.flush()
+
+    def flush(self) -> None:
+        super().flush()
+        if not (self.is_lost or self.is_closing):
+            self._claim_unread(self.engine.queued_body_size())
+
+    def _claim_unread(self, size_bytes: int) -> None:
+        unread, claim = self.options.in_flight.unread, self._unread_claim
+        if size_bytes > _UNCOUNTED_UNREAD_BYTES:
+            claim = self._unread_claim = claim or Claim(str(id(self)), lambda error: self.end("max_send_s"))
+            if size_bytes > claim.bytes:
+                unread.grow(claim, size_bytes)
+        elif claim:
+            self._unread_claim = None
+            unread.end(claim)
 
     def flushed(self, written: Iterable[Stream]) -> None:
         engine = self.engine

@@ -329,6 +329,30 @@ async def test_messages_that_nobody_reads_count_as_arriving_until_they_are_read(
         assert [await caller.code(number) for number in numbers[:2]] == ["OK", "OK"]
 
 
+async def test_a_caller_that_leaves_answers_of_many_bytes_unread_loses_its_connection() -> None:
+    mib = 1 << 20
+    async with _serving(max_message_bytes=mib, max_receiving_bytes=4 * mib) as system:
+        _, writer = await asyncio.open_connection("127.0.0.1", system.port)
+        writer.write(
+            frames.PREFACE
+            + frames.settings([(frames.INITIAL_WINDOW_SIZE, 0)])
+            + frames.frame(frames.SETTINGS, frames.ACK)
+        )
+        wire = _message(b"x" * 900_000)
+        for number in (1, 3, 5):  # two of them are less than a connection's half of the budget
+            assert not system.ended("max_send_s")
+            head = frames.block(frames.call_fields("/a/Echo"))
+            writer.write(frames.frame(frames.HEADERS, frames.END_HEADERS, number, head))
+            for at in range(0, len(wire), 1 << 14):
+                flags = frames.END_STREAM if at + (1 << 14) >= len(wire) else 0
+                writer.write(frames.frame(frames.DATA, flags, number, wire[at : at + (1 << 14)]))
+            await soon(lambda accepted=(number + 1) // 2: system.method.accepted == accepted)  # type: ignore[misc]
+        await soon(lambda: system.ended("max_send_s") == 1)
+        assert not system.server.connections
+        assert not system.server.options.in_flight.unread._bytes
+        writer.close()
+
+
 def _calls(system: _System) -> list[Call]:
     return [call for connection in system.server.connections for call in connection.streams.values()]
 
