@@ -129,7 +129,7 @@ TOKENIZER_CONFIG: Rules = {
     ),
     # A large number, as transformers writes it (1e30), is none.
     **_all(lambda value: isinstance(value, int | float) and value >= 1, "model_max_length max_len"),
-    "chat_template": lambda value: isinstance(value, str | list),
+    "chat_template": lambda value: isinstance(value, str | list | dict),
     "truncation_side": TOLD,  # requests say at which side they are cut
 }
 SPECIAL_TOKENS_MAP: Rules = {
