@@ -153,7 +153,7 @@ _WRONG = {
     "an option of a service": ("$ neuronpipe serve all --repository models --max-batches 3", "--max-batches"),
     "the value of a setting": ("$ neuronpipe serve all --repository models --max-batch-size 0", "MAX_BATCH_SIZE"),
     "a variable": ("$ export NEURONPIPE_ALL_SIZE=8\n$ neuronpipe serve all --repository models", "NEURONPIPE_ALL_SIZE"),
-    "a setting that is missing": ("$ neuronpipe serve gateway", "--repository: is missing"),
+    "a setting that is missing": ("$ neuronpipe serve gateway", "--repository is required"),
     "a command in the background": ("$ neuronpipe serve al &\n$ make demo", "'al'"),
     "a command before another": ("$ neuronpipe infr && make demo", "'infr'"),
     "a command behind another": ("$ make demo && neuronpipe infr", "'infr'"),

@@ -78,7 +78,7 @@ def _request(**options: Any) -> InferRequest:
 
 
 async def test_chunks_are_the_text_that_infer_returns(client: AsyncClient) -> None:
-    events = await _generate(client, max_new_tokens=24)
+    events = await _generate(client, max_new_tokens=150)
     start, *chunks, last = events
     text = last.response.result.text_generation.sequences[0]
     assert (start.start.model, start.start.version) == ("writer", "1")
@@ -86,9 +86,9 @@ async def test_chunks_are_the_text_that_infer_returns(client: AsyncClient) -> No
     assert "".join(event.chunk.text for event in chunks) == text.text
     assert [token for event in chunks for token in event.chunk.token_ids] == list(text.token_ids)
     assert len(chunks) > 1
-    assert len(text.token_ids) == 24
+    assert len(text.token_ids) == 150
     assert text.finish_reason == FinishReason.FINISH_REASON_LENGTH
-    assert (await client.infer(_request(max_new_tokens=24))).result == last.response.result
+    assert (await client.infer(_request(max_new_tokens=150))).result == last.response.result
 
 
 def _said(content: str, role: str = "user") -> dict[str, str]:

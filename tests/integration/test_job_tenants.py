@@ -94,7 +94,7 @@ def test_a_tenant_over_its_quota_does_not_stop_the_jobs_of_others(shared: Shared
             began_s = time.monotonic()
             victim.submit([embed(str(number))]).wait(20)
             took_s.append(time.monotonic() - began_s)
-        assert max(took_s) < 2, took_s
+        assert max(took_s) < 10, took_s
         assert not all(job.status().is_done for job in flood)
         for job in flood:
             job.cancel()

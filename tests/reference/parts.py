@@ -1,9 +1,13 @@
 """Tables and samples made of the code, in pages written by hand: each between a line with its name and an end."""
 
+import ast
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from neuronpipe.cli.request import example_of
+from neuronpipe.cli.run import first_request
+from neuronpipe.client import task_methods
 from neuronpipe.core.generation_options import OPTIONS, Option
 from neuronpipe.core.task_inputs import SAMPLES
 from neuronpipe.doors.oip.task_model import TaskModel
@@ -55,8 +59,29 @@ def _tensor(spec: TensorSpec) -> str:
 
 
 def _sample(task: str) -> list[str]:
-    """The input that `neuronpipe infer --example` prints."""
-    return ["", "```json", example_of(task), "```"]
+    """The input that `neuronpipe infer --example` prints, and what each interface calls it."""
+    lines = ["", "```json", example_of(task), "```", ""]
+    words = "Python: " + ", ".join(map(code, _methods(task))) + "."
+    if task not in TASKS:
+        return [*lines, words]
+    request = first_request("NAME", task, "127.0.0.1:8080")
+    lines += ["```text", request, "```", ""]  # tests/unit/cli/test_run.py tries each
+    model = TaskModel(task)
+    tensors = [
+        ", ".join(code(one.name) + "?" * one.is_optional for one in ones) for ones in (model.inputs, model.outputs)
+    ]
+    return [*lines, f"{words} [OIP](oip.md#tensors-of-tasks): {' → '.join(tensors)}."]
+
+
+def _methods(task: str) -> list[str]:
+    """The methods of the Python client whose requests are for a task."""
+    tree = ast.parse(inspect.getsource(task_methods.TaskMethods))
+    methods = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return [
+        one.name
+        for one in methods
+        if any(isinstance(node, ast.Constant) and node.value == task for node in ast.walk(one))
+    ]
 
 
 # Page of docs/ → its parts by their names.

@@ -141,7 +141,8 @@ class Manifest(_Frozen):
             return cls.model_validate_json(written)
         except ValidationError as error:
             problems = "; ".join(
-                f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:3]
+                ": ".join(filter(None, (".".join(map(str, problem["loc"])), problem["msg"])))
+                for problem in error.errors()[:3]
             )
             raise SetupError(f"{path}: not a valid manifest: {problems}") from error
 

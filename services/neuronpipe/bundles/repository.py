@@ -193,6 +193,12 @@ def default_name(source: str) -> str:
     return name if name not in ("", "..") else Path(source).resolve().name
 
 
+def check_is_there(source: str) -> None:
+    """Raises SetupError if a model's source can only be a folder and is none."""
+    if (source.startswith((".", "/", "~")) or source.count("/") > 1) and not Path(source).is_dir():
+        raise SetupError(f"{source}: no such folder")
+
+
 def check_writable(repository: Path, name: str) -> None:
     """Raises SetupError if no bundle of the model can be written, which is tested by creating and deleting a folder."""
     if not name.strip() or name.startswith(".") or "/" in name or not name.isprintable():

@@ -54,8 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _unreachable(error: BaseException | None, options: argparse.Namespace) -> str:
-    """What to say where a command found nothing at its target; empty where something listens there."""
-    if not isinstance(error, Unavailable) or is_reachable(target := getattr(options, "target", "")):
+    """What to say where a command found no gRPC server at its target; empty where it may be one."""
+    if not isinstance(error, Unavailable):
+        return ""
+    target = getattr(options, "target", "")
+    if "http1.x server" in error.message:  # in the words of gRPC's core
+        return f"UNAVAILABLE: --target {target} speaks HTTP/1.1; give the port of gRPC, 50050 unless --listen names one"
+    if is_reachable(target):
         return ""
     return f"UNAVAILABLE: nothing listens at --target {target}; is `neuronpipe serve` running there?"
 

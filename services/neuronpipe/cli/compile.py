@@ -185,7 +185,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _compile(options: argparse.Namespace) -> Path:
     """Compiles and returns the bundle's folder; with --if-missing, it may be an existing one. Raises SetupError."""
-    from neuronpipe.bundles.repository import default_name, newest_bundle, read_bundle
+    from neuronpipe.bundles.repository import check_is_there, default_name, newest_bundle, read_bundle
 
     name = options.name if options.name is not None else default_name(options.source)
     signing_key = _signing_key(options.sign_key)
@@ -194,6 +194,7 @@ def _compile(options: argparse.Namespace) -> Path:
             # It is not signed here: who knows who put it there.
             read_bundle(present.folder, signing_key.trusted()).files.check()
         return present.folder
+    check_is_there(options.source)  # before the import of the compiler, which takes seconds
 
     from neuronpipe.compiler import CompileRequest, NeuronxOptions, PipelineOptions, compile_bundle
 

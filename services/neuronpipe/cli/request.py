@@ -154,7 +154,7 @@ def read_requests(options: argparse.Namespace, client: "Client") -> "list[InferR
         except SetupError as error:
             raise SetupError(f"--json: is not a valid TaskInput: {error}") from error
     elif not fields:
-        raise SetupError("there is no input: give its fields, such as --text, or --json")
+        raise SetupError("no input is given: add --text or another field of the task, or --json")
     else:
         if options.task:
             tasks, whose = [options.task.replace("-", "_")], f"--task {options.task}"
@@ -178,6 +178,8 @@ def parse_target(text: str) -> str:
             return text
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    if text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text!r} is a URL: give HOST:PORT of gRPC, such as localhost:50050")
     host, _, port = text.rpartition(":")
     if not (host and port.isascii() and port.isdigit() and 0 < int(port) <= _LAST_PORT):
         raise argparse.ArgumentTypeError(

@@ -36,10 +36,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"where the compiled model is kept (default: a folder for this model in {_CACHE})",
     )
     parser.add_argument(
-        "--listen", default="127.0.0.1:50050", metavar="HOST:PORT", help="of gRPC (default: %(default)s)"
+        "--listen", default="127.0.0.1:50050", metavar="HOST:PORT", help="address of gRPC (default: %(default)s)"
     )
     parser.add_argument(
-        "--http-listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="of HTTP (default: %(default)s)"
+        "--http-listen",
+        default="127.0.0.1:8080",
+        metavar="HOST:PORT",
+        help="address of HTTP and of the console (default: %(default)s)",
     )
 
 
@@ -69,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
             elif event == "ready":
                 _tell(name, bundle.spec.task, addresses["listening"], addresses["listening for HTTP"])
             elif event == "draining":
-                _say("stopping: answers what is on its way; press Ctrl-C again to end at once")
+                _say("stopping: finishing the requests in flight; press Ctrl-C again to end at once")
             elif event not in _UNTOLD:
                 _say(line.rstrip())
     if service.returncode:
@@ -121,10 +124,10 @@ def _tell(name: str, task: str, grpc: str, http: str) -> None:
     """Where the model is served, and a first request."""
     _say(f"\n{name} ({task.replace('_', '-')}) is served; Ctrl-C ends it.\n")
     _say(f"  gRPC     {grpc}\n  HTTP     http://{http}\n  console  http://{http}/\n")
-    _say(f"Try it:\n\n  {_first_request(name, task, http)}\n")
+    _say(f"Try it:\n\n  {first_request(name, task, http)}\n")
 
 
-def _first_request(name: str, task: str, http: str) -> str:
+def first_request(name: str, task: str, http: str) -> str:
     """A call by curl: with the task's sample, in the form of the protocol that has the task."""
     from neuronpipe.core.task_inputs import SAMPLES
     from neuronpipe.doors.http.huggingface_tasks import CONVERTERS

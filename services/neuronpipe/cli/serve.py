@@ -205,9 +205,8 @@ def _check_required(kind: "type[ProcessSettings]", given: Mapping[str, str]) -> 
     in_environment = {name.upper() for name, value in os.environ.items() if value}
     for name, field in kind.model_fields.items():
         if field.is_required() and name not in given and variable_name(kind, name) not in in_environment:
-            raise SetupError(
-                f"{option_name(name)}: is missing: {field.description} (or set {variable_name(kind, name)})"
-            )
+            variable = variable_name(kind, name)
+            raise SetupError(f"{option_name(name)} is required (variable: {variable}): {field.description}")
 
 
 def event_loop() -> asyncio.AbstractEventLoop:

@@ -28,7 +28,7 @@ from neuronpipe.bundles import sources
 from neuronpipe.cli import models, serve
 from neuronpipe.cli.request import parse_target
 from neuronpipe.core import logs
-from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError, Unavailable
 from neuronpipe.core.settings import variable_name
 from neuronpipe.core.task_inputs import SAMPLES
 from neuronpipe.platform.process.settings import ServerSettings
@@ -143,8 +143,7 @@ def test_a_missing_setting_exits_with_two_and_is_named_by_its_flag(
     variable = variable_name(_SERVICES[service], "repository")
     code, output, errors = _run(capsys, "serve", service)
     assert (code, output) == (2, "")
-    assert errors.startswith("neuronpipe: --repository: is missing: ")
-    assert errors.endswith(f" (or set {variable})\n")
+    assert errors.startswith(f"neuronpipe: --repository is required (variable: {variable}): folder ")
 
 
 def _serving_fails_with(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
@@ -206,6 +205,12 @@ def test_a_target_without_a_port_exits_with_two(
         f"error: argument --target: {target!r} does not end with a port from 1 to 65535: give HOST:PORT, as "
         "localhost:50050" in errors
     )
+
+
+def test_a_url_is_no_target(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, errors = _run(capsys, "models", "--target", "http://127.0.0.1:8080")
+    assert code == 2
+    assert "'http://127.0.0.1:8080' is a URL: give HOST:PORT of gRPC, such as localhost:50050" in errors
 
 
 @pytest.mark.parametrize(
@@ -438,6 +443,15 @@ def test_a_target_where_nothing_listens_is_told_with_what_may_be_missing(
     assert error == (
         f"neuronpipe: UNAVAILABLE: nothing listens at --target {_NOWHERE}; is `neuronpipe serve` running there?\n"
     )
+
+
+def test_a_target_of_http_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _failing_with(
+        monkeypatch, Unavailable("Failed parsing HTTP/2 (Trying to connect an http1.x server (HTTP status 400))")
+    )
+    code, _, error = _run(capsys, "models", "--target", _NOWHERE)
+    assert code == 1
+    assert f"--target {_NOWHERE} speaks HTTP/1.1; give the port of gRPC" in error
 
 
 def test_load_tells_the_same_of_its_target(capsys: pytest.CaptureFixture[str]) -> None:

