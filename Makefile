@@ -2,7 +2,7 @@
 # demo      a real model, compiled and served both ways, with its latency split
 # test      every test but the containers and the benchmarks, on all cores; of large matrices and long suites a sample
 # oracle    the whole of the matrices of which test takes a sample: every case of the oracle suites, and more
-# sampled   the long suites whole: console, demo, front processes, frameworks and others
+# sampled   the long suites whole: console, demo, front processes, frameworks and others; manifests in all combinations
 # long      the tests that take long and of which test takes none, whole
 # verify    format, lint, types, imports, protos, generated docs, links, English, locks, advisories of what is locked
 # sbom      a software bill of materials for each image, written to .cache/sbom
@@ -20,7 +20,7 @@
 # bench-quick  a short look, written to .cache/bench/quick
 # bench-cache  the caches, written to docs/benchmarks
 # bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to docs/benchmarks/neuron-sim.md
-# verify-deploy  the Kubernetes manifests of deploy/: rendered in all combinations, validated, and asked by rules
+# verify-deploy  the Kubernetes manifests of deploy/: rendered so that each two parts meet, validated, and asked by rules
 # simulate-cluster  rules of autoscaling under simulated loads, written to docs/autoscaling.md
 # pictures  of the console and of a trace, taken from a running system, written to docs/
 # up        the whole system in containers; up-observability with Jaeger, Prometheus and Grafana
@@ -198,7 +198,7 @@ endef
 test: setup
 	$(share_folders)
 	NEURONPIPE_FUZZ_SEQUENCES=$(FUZZ_SEQUENCES) \
-	  $(BIN)/python $(PYTEST) --share $(SHARE) -m "not alone and not long" --ignore $(NEURON_COMPILER)
+	  $(BIN)/python $(PYTEST) --share $(SHARE) -m "not alone and not long"
 	$(BIN)/python -m pytest --share 1 -m "alone and not long" $(ALONE)
 	NEURONPIPE_FUZZ_MESSAGES=300 $(BIN)/python $(PYTEST) --share $(OTHER_TRANSPORT_SHARE) $(OTHER_TRANSPORT)
 	$(TRANSFORMERS4) --share $(SHARE) $(WITH_TRANSFORMERS4)
@@ -210,16 +210,16 @@ oracle: .venv/.dev .venv-transformers4/.ready
 .PHONY: sampled
 sampled: setup
 	$(share_folders)
-	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) -m "sampled and not alone" tests/integration tests/contract --ignore $(NEURON_COMPILER)
+	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) -m "sampled and not alone" tests/integration tests/contract
 	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) $(OTHER_TRANSPORT)
 	$(TRANSFORMERS4) --share $(SAMPLED_SHARE) $(WITH_TRANSFORMERS4)
+	$(BIN)/python -m tests.deploy --all
 
 .PHONY: long
 long: setup
 	$(share_folders)
 	$(BIN)/python $(PYTEST) --share $(LONG_SHARE) -m "long and not alone" tests/integration tests/contract tests/oracle
-	$(BIN)/python $(PYTEST) --share $(LONG_SHARE) $(NEURON_COMPILER)
-	$(BIN)/python -m pytest --share 1 -m "alone and long" $(ALONE)
+	$(BIN)/python -m pytest --share $(LONG_SHARE) -m "alone and long" $(ALONE)
 
 .PHONY: fuzz
 fuzz: .venv/.dev
@@ -270,13 +270,18 @@ ray: .venv/.dev .venv-ray/.ready
 	$(BIN)/python -m pytest tests/integration/test_transform_ray.py
 
 .PHONY: check
-check: setup verify verify-package test
+check: setup
+	$(at_once) verify-package $(VERIFICATIONS)
+	$(MAKE) --no-print-directory test
 
 # --- verify and fix ---------------------------------------------------------------------------------------------------
 
+# Those that take longest begin first.
+VERIFICATIONS := $(addprefix verify-,deploy types format lint imports protos docs style locks models audit)
+at_once = $(MAKE) --no-print-directory --old-file .venv/.dev --jobs $$(nproc) --output-sync
 .PHONY: verify fix
-verify: verify-format verify-lint verify-types verify-imports
-verify: verify-protos verify-docs verify-style verify-locks verify-models verify-audit verify-deploy
+verify: .venv/.dev
+	$(at_once) $(VERIFICATIONS)
 fix: fix-protos fix-docs fix-locks fix-lint fix-format
 
 .PHONY: verify-format fix-format

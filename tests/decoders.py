@@ -71,6 +71,35 @@ DECODERS: Mapping[str, Callable[[int], Any]] = {
     "gpt-neox": lambda vocabulary: transformers.GPTNeoXConfig(
         vocab_size=vocabulary, **{name: value for name, value in _LLAMA.items() if name != "num_key_value_heads"}
     ),
+    # A token goes through two of four experts.
+    "mixtral": lambda vocabulary: transformers.MixtralConfig(
+        vocab_size=vocabulary, num_local_experts=4, num_experts_per_tok=2, **_LLAMA
+    ),
+    "qwen3-moe": lambda vocabulary: transformers.Qwen3MoeConfig(
+        vocab_size=vocabulary, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, **_LLAMA
+    ),
+    # Layers with masks of their own, one of them of a window.
+    "gpt-neo": lambda vocabulary: transformers.GPTNeoConfig(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=_WINDOW,
+        max_position_embeddings=_TOKENS,
+        bos_token_id=0,
+        eos_token_id=2,
+    ),
+    # Positions of sines.
+    "xglm": lambda vocabulary: transformers.XGLMConfig(
+        vocab_size=vocabulary,
+        d_model=64,
+        num_layers=2,
+        attention_heads=4,
+        ffn_dim=128,
+        max_position_embeddings=_TOKENS,
+        pad_token_id=1,
+    ),
     # OpenVINO's paged attention computes these wrongly.
     "gemma2": lambda vocabulary: transformers.Gemma2Config(vocab_size=vocabulary, **_GEMMA),
     "opt": lambda vocabulary: transformers.OPTConfig(

@@ -1,6 +1,7 @@
 """Requests of which more is made than their bytes: of a few kilobytes on the wire, gigabytes once."""
 
 import asyncio
+import time
 import zlib
 from collections.abc import Sequence
 from functools import cache
@@ -9,11 +10,14 @@ from typing import Any
 import grpc
 import httpx
 
-from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.inference_pb2 import InferBatchRequest, InferRequest
 from neuronpipe.api.v1.tasks_pb2 import ChatMessage, TaskInput, TextGenerationInput
 from tests.attack.frame import Attacked, attack
 from tests.fuzz.expanding import field_of
 from tests.integration.http_server import post
+from tests.integration.raw_http2 import RawHttp2, connect
+from tests.integration.requests import embed
+from tests.interop import frames
 
 _BODY_MIB, _MESSAGE_MIB = 8, 64
 _LIMIT_S = 60.0
@@ -194,8 +198,6 @@ async def bodies_that_never_come(server: Attacked) -> None:
 
 @attack("M1", "300 health checks a second without a key whose message never comes")
 async def health_checks_without_a_message(server: Attacked) -> None:
-    from tests.integration.raw_http2 import RawHttp2
-
     def attack_once() -> None:
         with RawHttp2(server.target) as caller:
             for _ in range(300):
@@ -215,3 +217,51 @@ async def answers_of_many_tokens(server: Attacked) -> None:
     text = b"a " * ((1 << 19) - 64)
     await _post(server, "/tokenize", b'{"model":"classifier","inputs":"' + text + b'"}')
     await _post(server, "/v1/infer", b'{"model":"classifier","input":{"tokenization":{"text":"' + text + b'"}}}')
+
+
+@attack("M8", "binary metadata without a key, of which a few kilobytes are a million values", is_quick=True)
+async def metadata_of_many_values(server: Attacked) -> None:
+    def attack_once() -> None:
+        name, value = b"x-bin", b"," * 3900
+        head = frames.block(frames.call_fields(f"{_API}/Infer"))
+        # Literal with incremental indexing (RFC 7541, 6.2.1); the newest entry of the table is number 62.
+        entry = b"\x40" + bytes([len(name)]) + name + b"\x7f\xbd\x1d" + value
+        flags = frames.END_HEADERS | frames.END_STREAM
+        with connect(server.target) as connection:
+            connection.sendall(frames.PREFACE + frames.settings() + frames.frame(frames.SETTINGS, frames.ACK))
+            connection.sendall(frames.frame(frames.HEADERS, flags, 1, head + entry))
+            for number in range(3, 41, 2):
+                connection.sendall(frames.frame(frames.HEADERS, flags, number, head + bytes([0x80 | 62]) * 60))
+            time.sleep(0.2)
+
+    await asyncio.to_thread(attack_once)
+
+
+@attack("K1", "thousands of requests over HTTP in one packet, without a key")
+async def pipelined_requests(server: Attacked) -> None:
+    host, _, port = server.http.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(b"GET /x HTTP/1.1\r\n\r\n" * 5000)
+        for _ in range(5000):
+            await reader.readuntil(b"\r\n\r\n")
+    finally:
+        writer.close()
+
+
+@attack("K2", "batches of a hundred requests, hundreds at once, whose answers nobody reads", sends_mib=1)
+async def batches_that_nobody_reads(server: Attacked) -> None:
+    data = InferBatchRequest(requests=[embed("a")] * 100).SerializeToString()
+    key = b"authorization", b"Bearer " + server.keys["mallory"].encode()
+
+    def attack_once() -> None:
+        with connect(server.target) as connection:
+            window = frames.settings([(frames.INITIAL_WINDOW_SIZE, 0)])
+            connection.sendall(frames.PREFACE + window + frames.frame(frames.SETTINGS, frames.ACK))
+            head = frames.block(frames.call_fields(f"{_API}/InferBatch", key))
+            for number in range(1, 401, 2):
+                connection.sendall(frames.frame(frames.HEADERS, frames.END_HEADERS, number, head))
+                connection.sendall(frames.frame(frames.DATA, frames.END_STREAM, number, frames.message(data)))
+            time.sleep(2)
+
+    await asyncio.to_thread(attack_once)

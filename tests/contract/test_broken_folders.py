@@ -4,6 +4,7 @@ Runs with transformers 4.57.6 as well: .venv-transformers4/bin/python -m pytest 
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import models, pre_tokenizers
 
 from neuronpipe.compiler import CompileRequest, compile_bundle
@@ -135,6 +137,77 @@ def _beside(*files: str) -> Change:
     return change
 
 
+def _weights(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Change:
+    def write(folder: Path) -> None:
+        changed = change(load_file(folder / "model.safetensors"))
+        (folder / "model.safetensors").unlink()
+        save_file(changed, folder / "model.safetensors", {"format": "pt"})
+
+    return write
+
+
+def _of_type(kind: torch.dtype) -> Change:
+    return _weights(lambda weights: {name: one.to(kind) for name, one in weights.items()})
+
+
+def _in_shards(index: Any) -> Change:
+    """The weights are the first of two shards."""
+
+    def write(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return write
+
+
+class _Code:
+    """Its pickle runs a command when it is read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch was-run",)
+
+
+def _pickled(name: str, content: object) -> Change:
+    def write(folder: Path) -> None:
+        (folder / "model.safetensors").unlink(missing_ok=name.startswith("2_Dense"))
+        torch.save(content, folder / name)
+
+    return write
+
+
+def _link(name: str, target: str) -> Change:
+    def write(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to(target)
+
+    return write
+
+
+def _is_folder(name: str) -> Change:
+    def write(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return write
+
+
+def _marked(name: str) -> Change:
+    return lambda folder: (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+
+
+def _modules(*modules: tuple[str, str]) -> Change:
+    listed = [
+        {"type": kind if "." in kind else f"sentence_transformers.models.{kind}", "path": path}
+        for kind, path in modules
+    ]
+    return _content("modules.json", json.dumps(listed).encode())
+
+
+def _dense(**tensors: torch.Tensor) -> Change:
+    return lambda folder: torch.save(tensors, folder / "2_Dense" / "pytorch_model.bin")
+
+
+_TRANSFORMER, _POOLING = ("Transformer", ""), ("Pooling", "1_Pooling")
 _WRONG: dict[str, tuple[Any, ...]] = {
     "config.json": (b"", b"[]", b"null", b"{", b"\xff\xfe{}", b'"x"', b"{}"),
     "tokenizer.json": (b"", b"[]", b"null", b"{}", b'{"model": 3}', b'{"version": "1.0"}'),
@@ -240,6 +313,78 @@ _PLACES: tuple[tuple[str, Change, str], ...] = (
 )
 
 
+# Folders as they come of interrupted downloads, of other programs and of hands; each with a part of the reason.
+_ODD: tuple[tuple[str, Change, str], ...] = (
+    ("classifier", _of_type(torch.int8), "those of a quantization"),
+    ("classifier", _of_type(torch.bool), "those of a quantization"),
+    ("classifier", _weights(lambda weights: weights | {"x.weight_scale": torch.ones(1)}), "those of a quantization"),
+    ("classifier", _weights(lambda weights: {"x": torch.zeros(1)}), "its weights lack"),
+    ("classifier", _in_shards({"weight_map": {"a": "model-00002-of-00002.safetensors"}}), "model-00002-of-00002.saf"),
+    ("classifier", _in_shards({"weight_map": None}), "has no weight_map"),
+    ("classifier", _in_shards([]), "holds list, not an object"),
+    ("classifier", _pickled("pytorch_model.bin", _Code()), "holds more than numbers"),
+    ("classifier", _pickled("pytorch_model.bin", [1]), "pytorch_model.bin holds list"),
+    ("embedder", _pickled("2_Dense/pytorch_model.bin", _Code()), "the weights of its Dense module cannot be read"),
+    ("classifier", _link("model.safetensors", "/nowhere/model.safetensors"), "or a link to none"),
+    ("classifier", _link("config.json", "config.json"), "or a link to none"),
+    ("classifier", _is_folder("config.json"), "has no config.json"),
+    ("classifier", _is_folder("tokenizer.json"), "tokenizer"),
+    (
+        "classifier",
+        _content("model.safetensors", b"version https://git-lfs.github.com/spec/v1"),
+        "a pointer of Git LFS",
+    ),
+    ("classifier", _content("config.json", b"<!doctype html>"), "config.json: cannot be read as JSON"),
+    ("classifier", _content("config.json", b"[" * 100_000), "config.json: cannot be read as JSON"),
+    ("classifier", _marked("config.json"), "config.json: cannot be read as JSON: Unexpected UTF-8 BOM"),
+    (
+        "classifier",
+        _content("tokenizer_config.json", b'{"a": "\xe9"}'),
+        "tokenizer_config.json: cannot be read as JSON",
+    ),
+    ("writer", _content("generation_config.json", b'{"a": "\xe9"}'), "generation_config.json"),
+    ("writer", _content("generation_config.json", b"[]"), "generation_config.json"),
+    ("classifier", _fields("config.json", id2label={"0": "\ud800", "1": "b", "2": "c"}), "config.json: cannot be read"),
+    ("classifier", _fields("config.json", id2label={"0": None, "1": "b", "2": "c"}), "no name for each label"),
+    ("classifier", _fields("config.json", id2label={"0": "a", "1": "b", "5": "c"}), "no name for each label"),
+    ("classifier", _fields("config.json", id2label={"0": "a", "1": "b"}, label2id=None), "another shape than config"),
+    ("classifier", _fields("config.json", vocab_size=10**30), "config.json has vocab_size"),
+    ("classifier", _fields("config.json", num_hidden_layers=-1), "has num_hidden_layers -1"),
+    ("classifier", _fields("config.json", layer_norm_eps=float("nan")), "NaN"),
+    ("classifier", _fields("config.json", architectures=["RobertaForSequenceClassification"]), "Roberta"),
+    (
+        "classifier",
+        _fields("config.json", model_type="own", auto_map={"AutoModel": "modeling.Own"}),
+        "'own', which transformers .* it has code of its own",
+    ),
+    ("classifier", _fields("tokenizer_config.json", model_max_length=-5), "model_max_length"),
+    ("classifier", _fields("tokenizer_config.json", model_max_length="512"), "model_max_length"),
+    ("embedder", _modules(_TRANSFORMER, _TRANSFORMER, _POOLING), "has a module Transformer"),
+    ("embedder", _modules(_TRANSFORMER, _POOLING, _POOLING), "has a module Pooling"),
+    ("embedder", _modules(_TRANSFORMER, ("Router", "1_Router"), _POOLING), "Router"),
+    ("embedder", _modules(("Asym", ""), _POOLING), "Asym"),
+    ("embedder", _modules(_TRANSFORMER, ("LSTM", "1_LSTM"), _POOLING), "LSTM"),
+    ("embedder", _modules(_TRANSFORMER, ("own.Module", "1_Module")), "own.Module|Module"),
+    ("embedder", _modules(_TRANSFORMER, ("Pooling", "9_Pooling")), "9_Pooling/config.json"),
+    ("embedder", _modules(_TRANSFORMER, _POOLING, ("LayerNorm", "2_Dense")), "has no number dimension"),
+    ("embedder", _dense(**{"linear.weight": torch.full((8, 32), float("nan")), "linear.bias": torch.ones(8)}), "NaN"),
+    ("embedder", _dense(**{"linear.weight": torch.ones(8, 31), "linear.bias": torch.ones(8)}), "Dense"),
+    ("embedder", _dense(**{"linear.weight": torch.ones(8, 32)}), "Dense"),
+    ("embedder", _fields("2_Dense/config.json", activation_function="os.system"), "os.system"),
+    ("embedder", _fields("2_Dense/config.json", out_features=0), "2_Dense"),
+    ("embedder", _fields("sentence_bert_config.json", max_seq_length=0), "max_seq_length"),
+    ("embedder", _fields("sentence_bert_config.json", max_seq_length=32.5), "max_seq_length"),
+    ("embedder", _fields("config_sentence_transformers.json", prompts={"query": 3}), "prompts"),
+    ("embedder", _fields("config_sentence_transformers.json", truncate_dim=-1), "truncate_dim"),
+    ("writer", _content("chat_template.jinja", b"{% for %}"), "its chat_template is none"),
+    ("writer", _content("chat_template.jinja", b"\xe9"), "chat_template.jinja"),
+    ("writer", _fields("tokenizer_config.json", chat_template=3), "tokenizer_config.json: sets chat_template to 3"),
+    ("writer", _fields("config.json", n_head=5), "config.json|n_head|num_heads"),
+    ("writer", _fields("config.json", n_positions=1), "shape"),
+    ("writer", _fields("adapter_config.json", base_model_name_or_path=None), "holds an adapter"),
+)
+
+
 def _cases() -> Iterator[Any]:
     for name, contents in _WRONG.items():
         for content in contents:
@@ -250,7 +395,7 @@ def _cases() -> Iterator[Any]:
         yield pytest.param("embedder", _content(name, json.dumps(value).encode()), "", id=f"{name} {value}")
     for fields in _GENERATION:
         yield pytest.param("writer", _fields("generation_config.json", **fields), "", id=str(fields))
-    for number, (base, change, message) in enumerate(_PLACES):
+    for number, (base, change, message) in enumerate((*_PLACES, *_ODD)):
         yield pytest.param(base, change, message, id=f"{number} {message}")
 
 

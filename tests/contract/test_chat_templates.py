@@ -1,6 +1,7 @@
 """Chats become the prompts that transformers makes of them, by templates of the kinds that models have."""
 
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from neuronpipe.compiler.tokenizers import SourceTokenizer, serving_json
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.stages.tokenizer.text import JsonTokenizer
 from tests.oracle.texts import PICKED, generated
-from tests.trained_tokenizers import byte_level_bpe, unigram
+from tests.trained_tokenizers import TRAINED, byte_level_bpe, mbart, unigram, unigram_charsmap
 
 _TEMPLATES = {
     "tags": "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -101,6 +102,11 @@ def _said(content: str) -> dict[str, str]:
 
 def _ours(tokenizer: Any, template: str) -> JsonTokenizer:
     return JsonTokenizer(tokenizer.backend_tokenizer.to_str().encode(), template, tokenizer.special_tokens_map)
+
+
+def _served(tokenizer: Any, template: str = "", **options: bool) -> JsonTokenizer:
+    source = SourceTokenizer(tokenizer, tokenizer.backend_tokenizer.to_str(), (), None, 0, None)
+    return JsonTokenizer(serving_json(source, "").encode(), template, tokenizer.special_tokens_map, **options)
 
 
 @pytest.mark.parametrize("kind", _TOKENIZERS)
@@ -420,10 +426,51 @@ def test_a_text_behind_a_special_token_of_a_prompt_is_the_same_whatever_it_spell
     else:
         tokenizer = unigram(max_tokens=64)
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    source = SourceTokenizer(tokenizer, tokenizer.backend_tokenizer.to_str(), (), None, 0, None)
-    ours = JsonTokenizer(serving_json(source, "").encode())
+    ours = _served(tokenizer)
     for text in ("the cat", " the cat", "cat"):
         expected = tokenizer(prompt + text)["input_ids"]
         found = ours.encode(f"{text} </s>", prompt=prompt).token_ids.tolist()
         assert found[: len(expected) - 1] == expected[:-1], text
         assert found.count(tokenizer.eos_token_id) == expected.count(tokenizer.eos_token_id)
+
+
+_TEXT_TOKENIZERS = _TOKENIZERS | {
+    name: partial(make, max_tokens=512)
+    for name, make in {**TRAINED, "unigram with a charsmap": unigram_charsmap, "mbart": mbart}.items()
+}
+
+
+@pytest.mark.parametrize("kind", _TEXT_TOKENIZERS)
+def test_special_tokens_of_texts_are_those_of_transformers_where_the_server_allows_them(kind: str) -> None:
+    tokenizer = _TEXT_TOKENIZERS[kind]()
+    ours, plain = _served(tokenizer, reads_special_tokens=True), _served(tokenizer)
+    chance, words = random.Random(43), [*PICKED, *generated(44, 40, words=(1, 12))]
+    special = [token for token in tokenizer.all_special_tokens if token != tokenizer.unk_token]
+    for _ in range(120):
+        sides = [chance.choice(("", " ", "\n")) for _ in range(4)]
+        text = "".join(f"{chance.choice(words)}{side}{chance.choice(special)}" for side in sides) + chance.choice(sides)
+        pair = f"{chance.choice(special)}{chance.choice(words)}"
+        expected, expected_pair = tokenizer(text), tokenizer(text, pair)
+        found = ours.encode(text, pair)
+        assert ours.encode(text).token_ids.tolist() == expected["input_ids"] == ours.locate(text).token_ids.tolist()
+        assert found.token_ids.tolist() == expected_pair["input_ids"]
+        assert found.token_type_ids.tolist() == expected_pair.get("token_type_ids", found.token_type_ids.tolist())
+        assert ours.encode(text, prompt=pair).token_ids.tolist() == tokenizer(pair + text)["input_ids"]
+        cut = tokenizer(text, truncation=True, max_length=16)["input_ids"]
+        assert ours.encode_truncated(text, None, max_tokens=16, side="right").token_ids.tolist() == cut
+        assert ours.count(text) == len(tokenizer(text, add_special_tokens=False)["input_ids"])
+        assert plain.encode(text).token_ids.tolist() != expected["input_ids"]
+        for special_tokens in (True, False):
+            decoded = plain.text_of(expected["input_ids"], special_tokens=special_tokens)
+            assert decoded == ours.text_of(expected["input_ids"], special_tokens=special_tokens)
+
+
+@pytest.mark.parametrize("kind", _TOKENIZERS)
+def test_messages_of_chats_spell_no_special_tokens_also_where_texts_do(kind: str) -> None:
+    tokenizer = _TOKENIZERS[kind]()
+    ours, plain = (
+        _served(tokenizer, _TEMPLATES["tags"], reads_special_tokens=reads_special_tokens)
+        for reads_special_tokens in (True, False)
+    )
+    for chat in _chats():
+        assert ours.encode_chat(chat).token_ids.tolist() == plain.encode_chat(chat).token_ids.tolist()

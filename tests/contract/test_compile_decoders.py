@@ -13,12 +13,16 @@ from neuronpipe.compiler.tasks import texts
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.text_generation import GenerationFacts
 from tests.decoders import save_decoder
-from tests.encoder_decoders import save_encoder_decoder
 from tests.models import for_neuron
 
-_EXACT = ("gpt2", "llama", "llama-tied", "mistral", "qwen2", "qwen3", "phi", "phi3", "gemma3", "gpt-neox")
+_EXACT = (
+    *("gpt2", "llama", "llama-tied", "mistral", "qwen2", "qwen3", "phi", "phi3", "gemma3", "gpt-neox"),
+    *("mixtral", "qwen3-moe", "gpt-neo"),
+)
 # Their graphs gather the cache themselves.
-_GATHERED = ("opt", "gemma2")
+_GATHERED = ("opt", "gemma2", "xglm")
+# Experts, and attention that is no function which slots could replace.
+_NOT_IN_SLOTS = ("mixtral", "qwen3-moe", "gpt-neo", "xglm")
 
 
 def _request(source: Path, repository: Path, **changes: Any) -> CompileRequest:
@@ -62,7 +66,7 @@ def test_a_decoder_is_compiled_for_pytorch_with_every_token_compared(family: str
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("family", [*_EXACT, *_GATHERED])
+@pytest.mark.parametrize("family", [one for one in (*_EXACT, *_GATHERED) if one not in _NOT_IN_SLOTS])
 def test_a_decoder_is_compiled_for_the_slots_of_neuron_with_every_token_compared(
     family: str, tmp_path: Path, neuron_double: object
 ) -> None:
@@ -81,14 +85,14 @@ def test_a_decoder_is_compiled_for_the_slots_of_neuron_with_every_token_compared
     [
         ("llama", ("4x96", "1x96"), "--bucket: what generates has one, SLOTSxTOKENS.*here are 2"),
         ("llama", (), "neuronx computes the shapes only that it was compiled for"),
+        ("gpt-neo", ("4x96",), "GPTNeoForCausalLM has attention of its own, and cannot be compiled for slots of fixed"),
     ],
 )
 def test_what_neuron_does_not_generate_is_refused(
     kind: str, buckets: tuple[str, ...], message: str, tmp_path: Path, neuron_double: object
 ) -> None:
-    save = save_decoder if kind == "llama" else save_encoder_decoder
     with pytest.raises(SetupError, match=message):
-        _compile(save(kind, tmp_path / "source"), tmp_path / "repository", **for_neuron(tmp_path, *buckets))
+        _compile(save_decoder(kind, tmp_path / "source"), tmp_path / "repository", **for_neuron(tmp_path, *buckets))
     assert not (tmp_path / "repository" / "m").exists()
 
 
@@ -204,12 +208,22 @@ def test_windows_are_those_of_each_layer(config: Any, windows: tuple[int, ...]) 
     assert layer_windows(config) == windows
 
 
-def test_layers_of_another_kind_of_attention_are_refused_by_name() -> None:
-    config = transformers.Llama4TextConfig(num_hidden_layers=2, layer_types=["chunked_attention", "full_attention"])
-    with pytest.raises(
-        SetupError, match=r"Llama4ForCausalLM cannot be compiled .*: it has layers of chunked_attention"
-    ):
-        check_kinds("Llama4ForCausalLM", config)
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            transformers.Llama4TextConfig(num_hidden_layers=2, layer_types=["chunked_attention", "full_attention"]),
+            "it has layers of chunked_attention",
+        ),
+        (transformers.MptConfig(max_seq_len=512), "its attention adds biases by distance"),
+        (transformers.BloomConfig(), "its attention adds biases by distance"),
+        (transformers.FalconConfig(alibi=True), "its attention adds biases by distance"),
+    ],
+    ids=["Llama 4", "MPT", "BLOOM", "Falcon with ALiBi"],
+)
+def test_layers_of_another_kind_of_attention_are_refused_by_name(config: Any, message: str) -> None:
+    with pytest.raises(SetupError, match=f"XForCausalLM cannot be compiled for text generation: {message}"):
+        check_kinds("XForCausalLM", config)
 
 
 def test_longrope_is_compiled_up_to_the_length_of_its_short_factors(tmp_path: Path) -> None:

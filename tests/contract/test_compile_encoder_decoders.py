@@ -1,6 +1,7 @@
 """A model with an encoder and a decoder is compiled if the graphs that run choose the tokens of `generate`."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,16 @@ def test_what_a_model_says_of_a_task_goes_before_what_it_says_of_all(tmp_path: P
     assert translations.prefixes == {
         "en": {"de": "translate English to German: ", "fr": "translate English to French: "}
     }
+
+
+@pytest.mark.parametrize(("said", "beams"), [({}, 4), ({"num_beams": 1}, 1), ({"num_beams": 3}, 3)])
+def test_beams_are_those_that_the_model_names_and_else_those_of_the_pipelines(
+    said: dict[str, int], beams: int, tmp_path: Path
+) -> None:
+    source = save_encoder_decoder("t5", tmp_path / "source")
+    path = source / "generation_config.json"  # transformers itself leaves out a 1
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    assert GenerationFacts.of(_spec(source, "summarization")).num_beams == beams
 
 
 def test_directions_with_settings_of_their_own_are_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.compiler import BucketRequest, CompileRequest, NeuronxOptions, compile_bundle
@@ -19,7 +20,7 @@ from neuronpipe.compiler.modules import Positional
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes import neuron
 
-pytestmark = pytest.mark.sampled
+pytestmark = pytest.mark.sampled if transformers.__version__.startswith("4.") else pytest.mark.long
 
 _FLAGS = ["--target=inf2", "--model-type=transformer", "--optlevel=2", "--enable-mixed-precision-accumulation"]
 

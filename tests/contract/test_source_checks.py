@@ -170,8 +170,8 @@ _MERGE = "made for owner/base; --merge-adapter compiles the two as one (pip inst
         pytest.param(
             _only_onnx,
             "",
-            "cannot load it: it has no weights of PyTorch (model.safetensors or pytorch_model.bin), only model.onnx; "
-            "get these as well",
+            "source: has no weights of PyTorch, only the graph model.onnx, which the back end openvino takes; leave "
+            "out --backend fake",
             id="ONNX only",
         ),
         pytest.param(

@@ -1,1 +1,1 @@
-"""Renders the manifests of deploy/ in every combination, and finds their faults: `python -m tests.deploy`."""
+"""Renders the manifests of deploy/ in combinations, and finds their faults: `python -m tests.deploy`."""

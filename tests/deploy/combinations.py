@@ -42,14 +42,22 @@ _TLS = (
 )
 
 
-def combinations() -> Iterator[tuple[str, ...]]:
-    """All sets of components that docs/kubernetes.md allows, each with `check`, which only adds containers to them, and
+def combinations(*, every: bool) -> Iterator[tuple[str, ...]]:
+    """Sets of components that docs/kubernetes.md allows, each with `check`, which only adds containers to them, and
     with metrics of workers where there are workers and metrics.
+
+    Where not every set is asked for, each two parts that go together are in one of those given.
     """
-    for parts in itertools.product(_BACKENDS, _MODELS, _SCALING, (*_PLAIN, *_TLS)):
-        found = tuple(itertools.chain.from_iterable(parts))
-        if {"scale-to-zero", "tls"} <= {*found}:
-            continue
+    pairs = {
+        parts: set(itertools.combinations(enumerate(parts), 2))
+        for parts in itertools.product(_BACKENDS, _MODELS, _SCALING, (*_PLAIN, *_TLS))
+        if not {"scale-to-zero", "tls"} <= {*itertools.chain(*parts)}
+    }
+    left = set().union(*pairs.values())
+    while pairs if every else left:
+        parts = max(pairs, key=lambda one: len(pairs[one] & left))
+        left -= pairs.pop(parts)
+        found = tuple(itertools.chain(*parts))
         of_workers = ("jobs-observability",) if {"jobs", "observability"} <= {*found} else ()
         yield (*found, *of_workers, "check")
 
@@ -85,10 +93,10 @@ def combined(components: Sequence[str], program: str) -> list[Manifest]:
         return rendered(Path(folder), program)
 
 
-def all_rendered(program: str) -> Iterator[tuple[str, list[Manifest]]]:
-    """Each combination, and each kustomization that stands alone, with its objects. Raises CalledProcessError."""
+def all_rendered(program: str, *, every: bool) -> Iterator[tuple[str, list[Manifest]]]:
+    """The combinations, and each kustomization that stands alone, with its objects. Raises CalledProcessError."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        sets = list(combinations())
+        sets = list(combinations(every=every))
         for parts, manifests in zip(sets, pool.map(lambda one: combined(one, program), sets), strict=True):
             yield f"base + {' + '.join(parts)}", manifests
         for name, manifests in zip(ALONE, pool.map(lambda one: rendered(DEPLOY / one, program), ALONE), strict=True):

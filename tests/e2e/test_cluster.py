@@ -26,12 +26,13 @@ _STOP_GRACE_S = 25.0
 def _one_of_each(stack: Stack) -> Iterator[None]:
     """Afterwards there is one container of each service again."""
     yield
-    stack.up()
+    stack.up("--no-deps")
     assert {len(stack.containers(service)) for service in _STAGES} == {1}
 
 
 def _scale(stack: Stack, **counts: int) -> None:
-    stack.up(*(word for name, count in counts.items() for word in ("--scale", f"{name.replace('_', '-')}={count}")))
+    scales = [f"--scale={name.replace('_', '-')}={count}" for name, count in counts.items()]
+    stack.up("--no-deps", *scales)
 
 
 def _stop(stack: Stack, container: Container) -> None:

@@ -17,9 +17,9 @@ async def doubled(stack: Stack) -> AsyncIterator[Load]:
     """Two containers of each scaled service, under a load that began when there was one;
     afterwards there is one again."""
     async with load(stack.target) as going:
-        await asyncio.to_thread(stack.up, *(word for service in _SCALED for word in ("--scale", f"{service}=2")))
+        await asyncio.to_thread(stack.up, "--no-deps", *(f"--scale={service}=2" for service in _SCALED))
         yield going
-        await asyncio.to_thread(stack.up)
+        await asyncio.to_thread(stack.up, "--no-deps")
         await going.answers(100)
     assert (going.wrong, going.failures) == ([], [])
     assert [len(stack.containers(service)) for service in _SCALED] == [1, 1]

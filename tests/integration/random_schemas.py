@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 _PATTERNS = ("^[a-z]{1,4}$", "^(north|south)-[0-9]{2}$", "^#[0-9a-f]{3}$")
-_FORMATS = ("date", "time", "uuid", "ipv4")
+_FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "email")
 
 
 def random_schema(chance: random.Random) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from neuronpipe.cli import main
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey, TokenizeItem
 from neuronpipe.core.packed import pack_input
-from neuronpipe.stages.settings import TokenCacheSettings
+from neuronpipe.stages.settings import EncodingSettings
 from neuronpipe.stages.tokenizer.stage import running_tokenizer
 from tests.integration.requests import classify
 from tests.redis_server import RedisServer, redis_server
@@ -53,7 +53,7 @@ async def test_a_tokenizer_finds_what_was_stored_ahead(
     fake_repository: Path, redis: RedisServer, tmp_path: Path
 ) -> None:
     await asyncio.to_thread(_warm, fake_repository, _written(tmp_path, "a text that is known"))
-    settings = TokenCacheSettings(
+    settings = EncodingSettings(
         redis_url=redis.url, redis_timeout_ms=1000, token_cache_redis="always", token_cache_bytes=0
     )
     async with running_tokenizer(read_repository(fake_repository), settings) as stage, asyncio.timeout(10):

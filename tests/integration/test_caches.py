@@ -17,7 +17,7 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import EncodedInput, ModelKey, TokenizeItem
 from neuronpipe.core.packed import pack_input
-from neuronpipe.stages.settings import TokenCacheSettings
+from neuronpipe.stages.settings import EncodingSettings
 from neuronpipe.stages.tokenizer.stage import TokenizerStage, running_tokenizer
 from tests.integration.requests import classify
 from tests.redis_server import RedisServer, redis_server
@@ -101,7 +101,7 @@ async def test_a_changed_tokenizer_finds_nothing_of_the_former(
     (bundle.folder / "manifest.json").unlink()
     write_manifest(bundle.folder, bundle.manifest)
 
-    settings = TokenCacheSettings(
+    settings = EncodingSettings(
         redis_url=redis.url, redis_timeout_ms=1000, token_cache_bytes=0, token_cache_redis="always"
     )
     former_bundles = [bundle for bundle in read_repository(fake_repository) if bundle.spec.name == "classifier"]

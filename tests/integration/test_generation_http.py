@@ -547,7 +547,7 @@ def _events(server: HttpServer, path: str, body: dict[str, Any]) -> list[Any]:
 
 def test_what_tgi_refuses_has_its_form(server: HttpServer) -> None:
     client = huggingface_hub.InferenceClient(model=f"{server.url}/generate_stream", timeout=60)
-    for options in ({"max_new_tokens": 400}, {"watermark": True}, {"truncate": 5}, {"top_p": 2.0}):
+    for options in ({"max_new_tokens": 400}, {"watermark": True}, {"top_p": 2.0}):
         with pytest.raises(huggingface_hub.errors.ValidationError, match=rf"^parameters\.{next(iter(options))}: "):
             list(client.text_generation(_PROMPT, stream=True, **options))
 

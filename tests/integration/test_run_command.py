@@ -63,22 +63,18 @@ def test_a_folder_becomes_a_server_whose_shown_request_is_answered_and_ctrl_c_en
         assert _request(said).status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(_LIMIT_S) == 0
-
-
-def test_what_cannot_be_compiled_or_served_ends_with_its_reason(sources: dict[str, Path], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "neuronpipe", "run"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "none")], capture_output=True, text=True, check=False, env=_environment(tmp_path)
-    )
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == f"neuronpipe: {tmp_path / 'none'}: no such folder"
-    done = subprocess.run(
-        [*command, str(sources["classifier"]), "--listen", "192.0.2.1:1"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=_environment(tmp_path),
-    )
+    done = _run(tmp_path, str(source), "--name", "first", "--listen", "192.0.2.1:1")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "192.0.2.1:1" in done.stderr
+
+
+def test_a_folder_that_is_not_there_ends_it_with_its_reason(tmp_path: Path) -> None:
+    done = _run(tmp_path, str(tmp_path / "none"))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f"neuronpipe: {tmp_path / 'none'}: no such folder"
+
+
+def _run(home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "neuronpipe", "run", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=_environment(home))

@@ -73,7 +73,7 @@ def _url(gateway: ServiceProcess) -> str:
 
 
 def _check(text: str, schema: Any = _SCHEMA) -> None:
-    jsonschema.validate(json.loads(text), schema)
+    jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 cases.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 
 import pytest
 import torch
@@ -15,6 +15,18 @@ from tests.sampling import Sample, sample_of
 def sample(pytestconfig: pytest.Config) -> Sample:
     """The part of each suite's cases that is compared."""
     return sample_of(pytestconfig)
+
+
+@pytest.fixture(scope="module")
+def asked(request: pytest.FixtureRequest) -> Set[str]:
+    """The models that a run's tests of the file name as a parameter; no others need a bundle."""
+    return {
+        value
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path and hasattr(item, "callspec")
+        for value in item.callspec.params.values()
+        if isinstance(value, str)
+    }
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Feature extraction equals FeatureExtractionPipeline, through four processes."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ _TEXTS = [*PICKED, *generated(51, 20, words=(1, 40)), *generated(52, 4, words=(8
 _PAIRS = [(text, pair) for text, pair in zip(_TEXTS, reversed(_TEXTS), strict=True)]
 # Of numbers up to 5, half of the distance between two of float16.
 _FLOAT16_TOLERANCE = 2**-9
+pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +44,11 @@ def encoder_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
 
 
 @pytest_asyncio.fixture(scope="module")
-async def served(encoder_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+async def served(
+    asked: Set[str], encoder_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
     # By an empty task it is found what the models are for.
-    sources = {family: ("", source) for family, source in encoder_sources.items()}
+    sources = {family: ("", source) for family, source in encoder_sources.items() if family in asked}
     async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
         yield running
 
@@ -152,9 +155,10 @@ async def test_chunks_have_the_means_of_their_tokens_in_the_whole_text(
     compared.check(at_least=20)
 
 
-async def test_the_client_gives_the_array_that_the_bytes_are(served: Served) -> None:
-    (outcome,) = await served.infer_all("Bert", [_input("one two", "three", "none", FeatureType.FEATURE_TYPE_INT8)])
-    array = await served.client.extract_features("Bert", "one two", "three", type=FeatureType.FEATURE_TYPE_INT8)
+@pytest.mark.parametrize("family", ["Bert"])
+async def test_the_client_gives_the_array_that_the_bytes_are(family: str, served: Served) -> None:
+    (outcome,) = await served.infer_all(family, [_input("one two", "three", "none", FeatureType.FEATURE_TYPE_INT8)])
+    array = await served.client.extract_features(family, "one two", "three", type=FeatureType.FEATURE_TYPE_INT8)
     np.testing.assert_array_equal(array, _vectors(outcome.response.result.feature_extraction))
 
 

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ _LONG = generated(23, 6, words=(150, 250))
 # Of probabilities the logarithms are compared, since most are about one in a thousand: the differences are those of
 # logits of up to 30.
 _TOLERANCE = 3e-4
+pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +32,10 @@ def filler_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def served(filler_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    sources = {family: ("fill_mask", source) for family, source in filler_sources.items()}
+async def served(
+    asked: Set[str], filler_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
+    sources = {family: ("fill_mask", source) for family, source in filler_sources.items() if family in asked}
     async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
         yield running
 
@@ -41,6 +44,9 @@ def _cases(tokenizer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Texts with one to four masks in place of words, at their ends, or inside of words; options in turns."""
     chosen, mask = random.Random(21), tokenizer.mask_token
     vocabulary = sorted(token for token in tokenizer.get_vocab() if token not in tokenizer.all_special_tokens)
+    # What results show of a token (token_str), such as " the", where that is read as one token.
+    shown = [tokenizer.decode(tokenizer.convert_tokens_to_ids([token])) for token in vocabulary]
+    shown = [one for one in shown if len(tokenizer(one, add_special_tokens=False)["input_ids"]) == 1 and one != "\0"]
     # What spells another special token: without its mask, transformers cannot be asked to take it for text.
     texts = [
         text
@@ -54,7 +60,8 @@ def _cases(tokenizer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             words[place] = words[place][:3] + mask if number % 7 == 0 else mask
         options: dict[str, Any] = [{}, {"top_k": 1}, {"top_k": 20}][number % 3]
         if number % 5 == 0:
-            options = {**options, "targets": chosen.sample(vocabulary, chosen.randint(1, 8))}
+            named = shown if number % 2 else vocabulary
+            options = {**options, "targets": chosen.sample(named, chosen.randint(1, 8))}
         yield " ".join(words), options
     for text in _LONG:  # cut at the end, the mask at the beginning
         yield f"The {mask} {text}", {"tokenizer_kwargs": {"truncation": True}}

@@ -2,7 +2,7 @@
 
 import io
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ _FUNCTIONS = {
 }
 _TOP_KS = (None, 1, 3, 7)
 pytestmark = [
+    pytest.mark.sampled,
     pytest.mark.filterwarnings("ignore:Palette images with Transparency"),
     pytest.mark.filterwarnings("ignore:.*use_fast"),
 ]
@@ -48,8 +49,10 @@ def image_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def served(image_sources: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    sources = {name: ("image_classification", source) for name, source in image_sources.items()}
+async def served(
+    asked: Set[str], image_sources: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
+    sources = {name: ("image_classification", source) for name, source in image_sources.items() if name in asked}
     async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
         yield running
 

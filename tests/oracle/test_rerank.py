@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ _FUNCTIONS: dict[str, tuple["ScoreFunction.ValueType", Any]] = {
 }
 _TEXTS = [*PICKED, *generated(31, 24, words=(1, 40)), *generated(32, 4, words=(80, 200))]
 _TOP_N = (0, 1, 3)
+pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +61,10 @@ def ranker_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def served(ranker_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    sources = {model: ("rerank", source) for model, source in ranker_sources.items()}
+async def served(
+    asked: Set[str], ranker_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
+    sources = {model: ("rerank", source) for model, source in ranker_sources.items() if model in asked}
     async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
         yield running
 

@@ -1,7 +1,7 @@
 """Sentence embedding equals sentence-transformers' encode, through four processes."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Set
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ _TRUNCATIONS = {"right": Truncation.TRUNCATION_RIGHT, "left": Truncation.TRUNCAT
 _TEXTS = (*PICKED, *generated(41, 30, words=(1, 30)), *generated(42, 8, words=(60, 400)))
 # None: all.
 _DIMENSIONS = (None, 1, 20)
+pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +44,10 @@ def embedder_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 
 
 @pytest_asyncio.fixture(scope="module")
-async def served(embedder_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    sources = {name: ("sentence_embedding", source) for name, source in embedder_sources.items()}
+async def served(
+    asked: Set[str], embedder_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
+    sources = {name: ("sentence_embedding", source) for name, source in embedder_sources.items() if name in asked}
     async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
         yield running
 

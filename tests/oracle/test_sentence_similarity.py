@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Set
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ _WIDTH = 32
 _POOLINGS = {"Bert": "mean", "Roberta": "cls", "XLMRoberta": "max"}
 _TEXTS = [*PICKED, *generated(41, 36, words=(1, 40)), *generated(42, 4, words=(80, 200))]
 _DIMENSIONS = (0, 1, 20)
+pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +43,11 @@ def embedder_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 
 
 @pytest_asyncio.fixture(scope="module")
-async def served(embedder_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+async def served(
+    asked: Set[str], embedder_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
     # By an empty task it is found what the models are for: sentence embedding, whose bundles answer this, too.
-    sources = {family: ("", source) for family, source in embedder_sources.items()}
+    sources = {family: ("", source) for family, source in embedder_sources.items() if family in asked}
     async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
         yield running
 

@@ -1,7 +1,7 @@
 """Text classification equals TextClassificationPipeline, through four processes."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ _FUNCTIONS = {
 }
 _TRUNCATIONS = {"right": Truncation.TRUNCATION_RIGHT, "left": Truncation.TRUNCATION_LEFT}
 _TEXTS = (*PICKED, *generated(31, 16, words=(1, 30)), *generated(32, 6, words=(60, 150)))
+pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +46,9 @@ def classifier_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
 @pytest_asyncio.fixture(scope="module")
 async def served(
-    classifier_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    asked: Set[str], classifier_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Served]:
-    sources = {name: ("text_classification", source) for name, source in classifier_sources.items()}
+    sources = {name: ("text_classification", source) for name, source in classifier_sources.items() if name in asked}
     async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
         yield running
 

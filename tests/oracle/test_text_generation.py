@@ -27,9 +27,12 @@ _FAMILIES = ("gpt2", "llama")
 # Of these a share: `make oracle` compares all of them.
 _OTHERS = ("qwen2", "qwen3", "mistral", "phi", "phi3", "gemma2", "gemma3", "llama-tied")
 # Prompts take several steps, and a cache of 24 to 48 blocks is less than 12 texts need, some with 4 beams: some are
-# preempted.
+# preempted. Random models repeat themselves, so drafts are often right.
 _STAGE_OPTIONS = {
-    "neuron-executor": ("--step-tokens", "24", "--max-batch-size", "12", "--kv-cache-bytes", str(768 << 10))
+    "neuron-executor": (
+        *("--step-tokens", "24", "--max-batch-size", "12", "--kv-cache-bytes", str(768 << 10)),
+        *("--prompt-lookup-tokens", "4"),
+    )
 }
 _AT_ONCE = 24
 # Sums of the logarithms of up to 60 probabilities, in float32.

@@ -5,7 +5,7 @@ and leave while others are generated.
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def served(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    named = {family: (_TASKS[family], source) for family, source in sources.items()}
+async def served(
+    asked: Set[str], sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
+    named = {family: (_TASKS[family], source) for family, source in sources.items() if family in asked}
     async with serving(tmp_path_factory.mktemp("repository"), named, stage_options=_STAGE_OPTIONS) as running:
         yield running
 

@@ -1,7 +1,7 @@
 """Token classification equals TokenClassificationPipeline, through four processes."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ _SHORT = [*PICKED, *generated(11, 16, words=(1, 12))]
 _LONG = generated(12, 8, words=(80, 200))
 _STRIDES = (1, 10, 40)
 # The pipeline says of each tokenizer but BERT's that it does not know words.
-pytestmark = pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
+pytestmark = [pytest.mark.sampled, pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")]
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,10 @@ def tagger_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def served(tagger_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    sources = {family: ("token_classification", source) for family, source in tagger_sources.items()}
+async def served(
+    asked: Set[str], tagger_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
+    sources = {family: ("token_classification", source) for family, source in tagger_sources.items() if family in asked}
     async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
         yield running
 

@@ -4,7 +4,7 @@ transformers' models, through four processes.
 
 import io
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ _LABELS = (["a cat", "a dog"], ["a ferry"], ["bread", "une montagne", "猫", "a"
 _TEMPLATES = (None, "{}", "It shows {}, or so they say.")
 _TOLERANCE = 2e-5
 pytestmark = [
+    pytest.mark.sampled,
     pytest.mark.filterwarnings("ignore:Palette images with Transparency"),
     pytest.mark.filterwarnings("ignore:.*use_fast"),
 ]
@@ -45,8 +46,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def served(sources: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    models = {name: ("zero_shot_image_classification", source) for name, source in sources.items()}
+async def served(
+    asked: Set[str], sources: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
+    models = {name: ("zero_shot_image_classification", source) for name, source in sources.items() if name in asked}
     async with serving(tmp_path_factory.mktemp("repository"), models) as running:
         yield running
 

@@ -59,6 +59,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     warm.add_argument(
         "--tenant", default="", metavar="T", help="the tenant that will send them, where tenants share no cache"
     )
+    warm.add_argument(
+        "--special-tokens-in-texts", action="store_true", help="the tokenizer has the model in its setting of this name"
+    )
     for verb in (stats, clear, warm):
         verb.add_argument(
             "--redis-url",
@@ -148,7 +151,8 @@ async def _warm(options: argparse.Namespace, remote: "Remote", settings: "RedisS
     bundles = ModelTable({bundle.key: bundle for bundle in read})
     bundle = bundles.find(options.model, options.version)
     inputs = list(_inputs(options, bundle.spec.tasks))
-    encoder, report = Encoder(bundle), _Report(len(inputs))
+    encoder = Encoder(bundle, reads_special_tokens=options.special_tokens_in_texts)
+    report = _Report(len(inputs))
     for begin in range(0, len(inputs), _BATCH):
         part = inputs[begin : begin + _BATCH]
         await _warm_batch(encoder, remote, settings.redis_ttl_s, part, options.tenant, report)

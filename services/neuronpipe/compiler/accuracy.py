@@ -207,8 +207,8 @@ def reference_outputs(module: SourceModule, batches: Sequence[Batch]) -> list[Ou
         difference = largest_difference(module.per_token_outputs, outputs, outputs, batches)  # NaN for infinities, too
     if np.isnan(difference):
         raise SetupError(
-            f"the outputs of {module.architecture} are also NaN or infinite in PyTorch: its weights are damaged; "
-            "train it again"
+            f"{module.config.name_or_path}: the outputs of {module.architecture} are also NaN or infinite in PyTorch: "
+            "its weights are damaged, or a number in its configuration; train it again"
         )
     return outputs
 

@@ -1,7 +1,7 @@
 """Special cases of some architectures that the compiler needs to know about. All others need nothing here.
 
 Among them are the attention masks of decoders that make vectors and scores, how far attention reaches, batches without
-rows, positions of images, and Longformer.
+rows, experts, positions of images, and Longformer.
 """
 
 import math
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from neuronpipe.core.errors import SetupError
@@ -21,8 +21,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 def layer_kinds(config: Any) -> tuple[str, ...]:
     """The kind of attention of each layer, by the names that transformers has for the masks of a model."""
-    given = getattr(config, "layer_types", None)
-    if given:
+    if config.model_type == "gpt_neo":
+        return tuple(SLIDING if kind == "local" else FULL for kind in config.attention_layers)
+    if given := getattr(config, "layer_types", None):
         return tuple(given)
     slides = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     return (SLIDING if slides else FULL,) * int(config.num_hidden_layers)
@@ -30,7 +31,7 @@ def layer_kinds(config: Any) -> tuple[str, ...]:
 
 def layer_windows(config: Any) -> tuple[int, ...]:
     """How many tokens each layer of a decoder sees, the last one included; 0: all of them."""
-    window = int(getattr(config, "sliding_window", None) or 0)
+    window = int(getattr(config, "window_size" if config.model_type == "gpt_neo" else "sliding_window", None) or 0)
     return tuple(window if kind == SLIDING else 0 for kind in layer_kinds(config))
 
 
@@ -40,8 +41,33 @@ def masks_by_kind(config: Any, masks: dict[int, Any]) -> Any:
     return by_kind if len(by_kind) > 1 else next(iter(by_kind.values()))
 
 
+@contextmanager
+def taking_masks(model: Any, mask: Any) -> Iterator[Any]:
+    """Gives what a decoder takes as its mask, of that of masks_by_kind.
+
+    GPT-Neo takes one for all layers, which have masks of their own for whole texts; here they see by `mask` alone.
+    """
+    layers = model.base_model.h if model.config.model_type == "gpt_neo" else ()
+    for layer, kind in zip(layers, layer_kinds(model.config) if layers else (), strict=True):
+        seen = mask[kind] if isinstance(mask, dict) else mask
+        layer.attn.attention._attn = lambda query, key, value, other, seen=seen: (
+            scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=1.0),
+            None,
+        )
+    try:
+        yield seen if layers else mask
+    finally:
+        for layer in layers:
+            del layer.attn.attention._attn
+
+
 def check_kinds(architecture: str, config: Any) -> None:
-    """Raises SetupError for layers whose attention is neither full nor in a window."""
+    """Raises SetupError for layers whose attention is neither full nor in a window, or adds more than a mask."""
+    if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
+        raise SetupError(
+            f"{architecture} cannot be compiled for text generation: its attention adds biases by distance (ALiBi), "
+            "which no back end computes with a cache in blocks; compile a model with positions or rotary embeddings"
+        )
     if others := sorted({*layer_kinds(config)} - {FULL, SLIDING}):
         raise SetupError(
             f"{architecture} cannot be compiled for text generation: it has layers of {', '.join(others)}; "
@@ -134,6 +160,38 @@ class EmptyBatches(TorchFunctionMode):
             tensor, start = args
             return tensor.reshape(*tensor.shape[:start], math.prod(tensor.shape[start:]))
         return func(*args, **(kwargs or {}))
+
+
+# Experts as a graph: each computes its own tokens. OpenVINO cannot convert grouped_mm of transformers 5, and batched_mm
+# copies weights for each token. Source: integrations/moe.py there.
+
+
+def compute_by_expert(model: Any) -> None:
+    """From then on the experts of a model's layers compute so."""
+    for part in model.modules():
+        if hasattr(part, "is_transposed") and hasattr(part, "has_gate"):
+            part.forward = types.MethodType(_by_expert, part)
+
+
+def _by_expert(experts: Any, vectors: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Of vectors, [tokens, width]. `chosen`, `weights`: each token's experts, [tokens, experts of a token]."""
+
+    def projected(name: str, number: int, of: torch.Tensor) -> torch.Tensor:
+        weight = getattr(experts, name)[number]
+        bias = getattr(experts, f"{name}_bias")[number] if experts.has_bias else None
+        return linear(of, weight.T if experts.is_transposed else weight, bias)
+
+    result = torch.zeros_like(vectors)
+    for number in range(experts.num_experts):
+        rows = (chosen == number).any(1).nonzero()[:, 0]
+        inner = projected("gate_up_proj" if experts.has_gate else "up_proj", number, vectors.index_select(0, rows))
+        inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
+        own = projected("down_proj", number, inner)
+        if getattr(experts, "has_post_expert_norm", False):
+            own = experts.post_expert_norm(own)
+        weight = torch.where(chosen == number, weights, 0.0).sum(1, keepdim=True).index_select(0, rows)
+        result = result.index_add(0, rows, (own * weight).to(result.dtype))
+    return result
 
 
 # Positions of image models for images of one size, computed once.

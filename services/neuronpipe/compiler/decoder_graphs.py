@@ -25,7 +25,12 @@ from neuronpipe.compiler.decoding import (
     decode,
 )
 from neuronpipe.stages.neuron_executor.runtimes.decoder import BLOCK_TOKENS, ENCODER, GATHERED, MODEL
-from neuronpipe.stages.neuron_executor.runtimes.openvino import apply_make_stateful_transformation, openvino, opset13
+from neuronpipe.stages.neuron_executor.runtimes.openvino import (
+    apply_make_stateful_transformation,
+    openvino,
+    opset13,
+    traced,
+)
 from neuronpipe.stages.neuron_executor.runtimes.paged import set_windows
 
 
@@ -267,7 +272,7 @@ def _encoder_graph(model: Any) -> Any:
 def _converted(module: torch.nn.Module, *example: torch.Tensor) -> Any:
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # of every Python value that the tracer treats as constant, as in openvino.py
-        return openvino.convert_model(module.eval(), example_input=example)
+        return traced(module.eval(), example)
 
 
 def _describe(graph: Any, inputs: Mapping[str, tuple[Sequence[int], Any]], outputs: Sequence[str]) -> None:

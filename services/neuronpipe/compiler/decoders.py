@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.compiler import accuracy, neuronx, quantization, slots
-from neuronpipe.compiler.architectures import layer_windows
+from neuronpipe.compiler.architectures import compute_by_expert, layer_windows
 from neuronpipe.compiler.conversion import Conversion
 from neuronpipe.compiler.decoder_graphs import exported_programs, gathered_graphs, paged_graphs
 from neuronpipe.compiler.detection import WITH_SHARED_BIASES
@@ -156,13 +156,17 @@ def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype:
         if backend == "torch":
             programs = exported_programs(copy.deepcopy(model).to(TORCH_DTYPES[dtype]))
         else:
+            compute_by_expert(model)
             graphs = gathered_graphs(model) if form == GATHERED else paged_graphs(model)
     except Exception as error:  # the tracers, the model's own code and OpenVINO raise different exceptions
         version = f"torch {torch.__version__}" if backend == "torch" else f"OpenVINO {openvino.__version__}"
-        other = "; --backend torch may" if backend == "openvino" and form == GATHERED else ""
+        other = "openvino" if backend == "torch" else "torch"
+        # What that form itself refuses (ValueError) PyTorch, which has no other, refuses as well.
+        is_refused = backend == "openvino" and form == GATHERED and isinstance(error, ValueError)
         raise SetupError(
             f"{module.architecture} cannot be compiled for {_shown(module)}: {version} makes no graph of it with a "
-            f"cache in blocks: {first_line(error.__cause__ or error)}{other}"
+            f"cache in blocks: {first_line(error.__cause__ or error)}"
+            + ("" if is_refused else f"; --backend {other} may")
         ) from error
     own.mkdir(parents=True)
     if backend == "torch":

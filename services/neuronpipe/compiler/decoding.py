@@ -14,6 +14,7 @@ from torch.nn.functional import embedding
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
+from neuronpipe.compiler.architectures import taking_masks
 from neuronpipe.compiler.modules import choosing
 
 # Heads, width of the keys and of the values of each cache.
@@ -61,6 +62,8 @@ def cache_shapes(model: Any) -> tuple[Shapes, Shapes]:
 
 
 def _shapes_of(cache: Cache) -> Shapes:
+    if not cache.layers or any(getattr(one, "keys", None) is None for one in cache.layers):
+        raise ValueError("its layers keep more than keys and values of tokens, as recurrent and state-space layers do")
     return [(one.keys.shape[1], one.keys.shape[3], one.values.shape[3]) for one in cache.layers]
 
 
@@ -84,8 +87,10 @@ def decode(
     has one. `choose`: of the vectors before the head, those of which logits are computed.
     """
     decoder = decoder_of(model)
-    given = {"input_ids": input_ids, "attention_mask": mask, "position_ids": positions}
     with ExitStack() as stack:
+        stack.enter_context(placing(decoder, positions))
+        taken = stack.enter_context(taking_masks(model, mask))
+        given = {"input_ids": input_ids, "attention_mask": taken, "position_ids": positions}
         if of_source is not None:
             unread = torch.zeros(1, 1, 1, dtype=of_source.dtype, device=of_source.device)
             given = {
@@ -94,7 +99,7 @@ def decode(
                 "decoder_input_ids": input_ids,
                 "decoder_attention_mask": mask,
             }
-            for context in (placing(decoder, positions), _masks_as_given(model), _without_biases(model)):
+            for context in (_masks_as_given(model), _without_biases(model)):
                 stack.enter_context(context)
         stack.enter_context(choosing(decoder, choose))
         logits: torch.Tensor = model(**given, past_key_values=cache, use_cache=True, return_dict=True)["logits"]
@@ -153,12 +158,13 @@ class Encoder(torch.nn.Module):
 @contextmanager
 def placing(part: Any, positions: torch.Tensor) -> Iterator[None]:
     """An encoder's or a decoder's positional embedding, if it has one, is of these: transformers' are the same for all
-    rows.
+    rows, and XGLM's grow with the text.
     """
     if (placed := getattr(part, "embed_positions", None)) is None:
         yield
         return
-    placed.forward = lambda *args, **further: embedding(positions + getattr(placed, "offset", 0), placed.weight)
+    table = placed.weights if hasattr(placed, "weights") else placed.weight
+    placed.forward = lambda *args, **further: embedding(positions + getattr(placed, "offset", 0), table)
     try:
         yield
     finally:

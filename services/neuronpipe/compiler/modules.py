@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from neuronpipe.bundles.buckets import BucketPlan
 from neuronpipe.compiler.architectures import MASKED_DECODERS, decoder_inputs, positions, prepare
 from neuronpipe.compiler.onnx import GRAPHS, OnnxModel, graph_file, has_weights
-from neuronpipe.compiler.sentence_transformers import transformer_folder
+from neuronpipe.compiler.sentence_transformers import read_object, transformer_folder
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec, TaskFacts
@@ -262,8 +262,11 @@ def check_tokens(folder: Path, module: SourceModule) -> None:
 
 
 _SHOWN = 4
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
 # Of ONNX, OpenVINO, TensorFlow, Flax and llama.cpp.
 _OTHER_WEIGHTS = (*GRAPHS, "openvino/*.xml", "*.h5", "*.msgpack", "*.gguf")
+# Ends of the names of what quantizations keep beside weights, or in their place.
+_QUANTIZED = (".weight_scale", ".weight_scale_inv", ".qweight", ".qzeros", ".scales", ".SCB", ".absmax", ".quant_map")
 # Heads whose parameters have the same names in some architectures (ModernBERT, a BERT of sequences for tokens), so that
 # none is missing.
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
@@ -297,6 +300,11 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
             f"{folder}: its weights {_names(resized)} have another shape than config.json says"
             + (labels if is_head else "; get its files again, both of one model")
         )
+    if quantized := sorted(name for name in info["unexpected_keys"] if name.endswith(_QUANTIZED)) or _integers(folder):
+        raise SetupError(
+            f"{folder}: its weights {_names(quantized)} are those of a quantization, which config.json does not name "
+            "(quantization_config); compile the original model, with --dtype int8 to have it quantized here"
+        )
     missing, parameters = sorted(info["missing_keys"]), dict(model.named_parameters(remove_duplicate=False))
     _refuse_missing(
         folder, model, [name for name in missing if name not in parameters]
@@ -315,6 +323,16 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
             parameters[name].zero_().requires_grad_(True)
     prepare(model)
     return model.eval()
+
+
+def _integers(folder: Path) -> list[str]:
+    """The names of weights that are whole numbers."""
+    found = list[str]()
+    for path in sorted(folder.glob("*.safetensors")):
+        with safetensors.safe_open(path, "pt") as file:
+            kinds = {name: file.get_slice(name).get_dtype() for name in file.keys() if name.endswith("weight")}  # noqa: SIM118
+        found += [name for name, kind in kinds.items() if not kind.startswith(("F", "BF"))]
+    return found
 
 
 def check_missing(folder: Path, module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> None:
@@ -373,7 +391,14 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _why_not_loaded(folder: Path, error: Exception) -> str:
-    """The reason why a model's weights cannot be loaded: a damaged file, or else the error of transformers."""
+    """Why a model's weights cannot be loaded: missing or damaged files, or else the error of transformers."""
+    whole = next((name for name in _WHOLE if (folder / name).is_file()), "")
+    for path in () if whole else sorted(folder.glob("*.index.json")):
+        named = read_object(path).get("weight_map")
+        if not isinstance(named, dict) or not named:
+            return f"{path.name} has no weight_map of files; get the file again"
+        if lost := sorted({str(one) for one in named.values() if not (folder / str(one)).is_file()}):
+            return f"{path.name} names {_names(lost)}, which is missing; get these files as well"
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safetensors.safe_open(path, "pt"):
@@ -382,7 +407,9 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
             return f"{path.name} is damaged or cut off ({damage}); get the file again"
     for path in sorted(folder.glob("pytorch_model*.bin")):
         try:
-            torch.load(path, map_location="meta", weights_only=True)
+            content = torch.load(path, map_location="meta", weights_only=True)
+            if not isinstance(content, dict):
+                return f"{path.name} holds {type(content).__name__}, not weights by their names; get the file again"
         except Exception as damage:
             if isinstance(damage, pickle.UnpicklingError) and "GLOBAL" in str(damage):
                 return (

@@ -15,7 +15,7 @@ from neuronpipe.compiler.modules import Batch, Named, Outputs, Pooled, Positiona
 from neuronpipe.compiler.onnx import HIDDEN, OnnxModel, onnx_model
 from neuronpipe.compiler.own_graphs import taking_rows
 from neuronpipe.core.errors import SetupError, first_line
-from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino
+from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino, traced
 from neuronpipe.stages.neuron_executor.runtimes.parts import part_names
 
 # The parts of an int8 artefact that are not quantized compute in float32, and so does all of an int8-weights artefact.
@@ -79,11 +79,8 @@ def _traced(module: SourceModule, example: Mapping[str, torch.Tensor]) -> openvi
         # the comparison shows.
         warnings.simplefilter("ignore")
         try:
-            return openvino.convert_model(
-                Positional(module.module, module.inputs, module.outputs),
-                example_input=tuple(example.values()),
-                input=inputs,
-            )
+            positional = Positional(module.module, module.inputs, module.outputs)
+            return traced(positional, tuple(example.values()), input=inputs)
         except Exception as error:
             raise SetupError(
                 f"OpenVINO {openvino.__version__} cannot convert {module.architecture}: "

@@ -104,9 +104,9 @@ TOKENIZER_CONFIG: Rules = {
         APPLIED,
         "bos_token eos_token unk_token sep_token pad_token cls_token mask_token additional_special_tokens "
         "extra_special_tokens model_specific_special_tokens added_tokens_decoder add_bos_token add_eos_token "
-        "add_prefix_space auto_map chat_template clean_text do_basic_tokenize do_lower_case do_split_on_punc "
-        "split_by_punct extra_ids offset keep_accents legacy legacy_behaviour model_input_names model_max_length "
-        "max_len never_split normalization remove_space separate_vocabs source_lang target_lang sp_model_kwargs "
+        "add_prefix_space auto_map clean_text do_basic_tokenize do_lower_case do_split_on_punc "
+        "split_by_punct extra_ids offset keep_accents legacy legacy_behaviour model_input_names "
+        "never_split normalization remove_space separate_vocabs source_lang target_lang sp_model_kwargs "
         "src_lang tgt_lang language_codes strip_accents tokenize_chinese_chars tokenizer_class tokenizer_type "
         "trim_offsets num_madeup_words suffix_first from_slow vocab_size unk_id wordpieces_prefix tokenizer_file "
         "fast_tokenizer_files vocab_file merges_file vocab merges fix_mistral_regex mask_token_sent spm_file "
@@ -127,6 +127,9 @@ TOKENIZER_CONFIG: Rules = {
         # Special tokens in texts are text, whatever it says.
         "split_special_tokens trust_remote_code use_default_system_prompt",
     ),
+    # A large number, as transformers writes it (1e30), is none.
+    **_all(lambda value: isinstance(value, int | float) and value >= 1, "model_max_length max_len"),
+    "chat_template": lambda value: isinstance(value, str | list | dict),
     "truncation_side": TOLD,  # requests say at which side they are cut
 }
 SPECIAL_TOKENS_MAP: Rules = {
@@ -180,7 +183,12 @@ def _is_of_templates(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value > 0
+    return isinstance(value, int) and value > 0 and value is not True
+
+
+def _are_texts(value: Any) -> bool:
+    """Whether an object has texts alone, or null."""
+    return isinstance(value, dict) and all(one is None or isinstance(one, str) for one in value.values())
 
 
 # Of sentence_bert_config.json, of a Transformer module.
@@ -198,7 +206,8 @@ TRANSFORMER: Rules = {
 }
 # Of config_sentence_transformers.json.
 SENTENCE_TRANSFORMERS: Rules = {
-    **_all(APPLIED, "model_type prompts default_prompt_name activation_fn"),
+    **_all(APPLIED, "model_type default_prompt_name activation_fn"),
+    "prompts": _are_texts,
     **_all(_is_count, "truncate_dim max_active_dims"),
     # Of PyLate.
     **_all(

@@ -12,7 +12,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import SetupError, first_line
 
 CONFIGURATION = "config_sentence_transformers.json"
 _PACKAGES = ("sentence_transformers", "pylate")
@@ -173,8 +173,8 @@ def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTra
         return SentenceTransformer(folder, Head(Pooling(["mean"])))
     model_folder, limits = folder, dict[str, Any]()
     poolings, layers = list[Pooling](), list[list[Layer]]([[], []])
-    for kind, path in read_modules(folder, is_known=True):
-        if kind == "Transformer" and model_folder == folder and not poolings:
+    for number, (kind, path) in enumerate(read_modules(folder, is_known=True)):
+        if kind == "Transformer" and not number:
             model_folder, limits = path, read_limits(path)
         elif kind == "Pooling" and not poolings:
             poolings.append(read_pooling(path))
@@ -247,9 +247,13 @@ def transformer_folder(folder: Path) -> Path:
 def read_json(path: Path) -> Any:
     """The content of a JSON file. Raises SetupError."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SetupError(f"{path}: cannot be read as JSON") from error
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
+        if "\\ud" in text.lower():  # half of a character, which no file of ours could hold
+            json.dumps(content, ensure_ascii=False).encode()
+    except (OSError, ValueError, RecursionError) as error:
+        raise SetupError(f"{path}: cannot be read as JSON: {first_line(error)}; get the file again") from error
+    return content
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -29,6 +29,8 @@ _SHOWN = 4
 def check_files(folder: Path) -> None:
     """Raises SetupError for files that cannot be read, and for Git LFS pointers in place of files."""
     for path in _files(folder):
+        if not path.is_file():
+            raise SetupError(f"{path}: is no file, or a link to none; get the file itself, or delete the link")
         try:
             with path.open("rb") as file:
                 head = file.read(len(_LFS))
@@ -142,6 +144,9 @@ _TYPES: Mapping[str, type] = {
     "sentence_transformers": dict,
     "task_specific_params": dict,
 }
+# Sizes that every kind has, by its names for them; none is 0, and none is this large.
+_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size", "d_model", "n_embd", "n_layer", "n_head", "num_layers")
+_TOO_LARGE = 1 << 31
 _WORDS: Mapping[type, str] = {str: "text", list: "list", dict: "object of names and values"}
 # Files beside weights that only their own programs read → what they are.
 _FOREIGN = {
@@ -174,6 +179,9 @@ def _check_types(folder: Path) -> None:
     for name, kind in _TYPES.items():
         if (value := content.get(name)) is not None and not isinstance(value, kind):
             raise SetupError(f"{folder}: config.json has {name} {value!r:.60}, which is no {_WORDS[kind]}; correct it")
+    for name in _SIZES:
+        if isinstance(value := content.get(name), int) and not 0 < value < _TOO_LARGE:
+            raise SetupError(f"{folder}: config.json has {name} {value!r:.20}, which no model has; correct it")
     if not all(isinstance(one, str) for one in content.get("architectures") or ()):
         raise SetupError(f"{folder}: config.json has architectures that are no names; correct them")
 

@@ -8,6 +8,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,12 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
             "it has code of its own (auto_map in tokenizer_config.json), which is not run; get a model whose tokenizer "
             "transformers has"
         )
+    if isinstance(error, UnicodeDecodeError):
+        for path in sorted(one for kind in ("json", "jinja", "txt") for one in folder.glob(f"*.{kind}")):
+            with suppress(UnicodeDecodeError):
+                path.read_text(encoding="utf-8")
+                continue
+            return f"{path.name} is no text in UTF-8; get the file again"
     return first_line(error)
 
 
@@ -305,8 +312,8 @@ def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
 
     The tokenizer stage leaves special tokens in texts alone. The mask is found because it is not special in this file.
     SentencePiece's Unigram model has the special tokens among its pieces, too, with the best score of all, and would
-    find "</s>" in a text. So these pieces get a prefix with NUL, which no text contains. (Google's SentencePiece never
-    finds its control symbols in texts; transformers does, even with split_special_tokens.)
+    find "</s>" in a text. So these get a prefix with NUL, which no text contains. (Google's SentencePiece never finds
+    its control symbols in texts; transformers does, even with split_special_tokens.)
     """
     content = json.loads(tokenizer.json)
     allowed = {mask_token} if mask_token else set()
@@ -315,8 +322,8 @@ def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
         pieces = content["model"]["vocab"]
         hidden = special & {piece for piece, _ in pieces}
         content["model"]["vocab"] = [["\0" + piece if piece in hidden else piece, score] for piece, score in pieces]
-        # A token that the model lacks would get a new number, after all others.
-        content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in hidden]
+        for token in content["added_tokens"]:
+            token["content"] = "\0" * (token["content"] in hidden) + token["content"]
     for token in content["added_tokens"]:
         token["special"] = token["special"] and token["content"] not in allowed
     return json.dumps(content, ensure_ascii=False)

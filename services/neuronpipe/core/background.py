@@ -1,12 +1,19 @@
 """Tasks that run beside a block of code and end with it, side by side to their results, or a few at once in turns."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from contextvars import Context
 from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
+
+# Of a turn of the event loop: the time for reading, and the new calls of all connections, and of one while others wait.
+# An answer takes half a dozen turns, so these must be short.
+_TURN_S = 0.005
+_CALLS_A_TURN, _CALLS_OF_ONE = 32, 8
 
 
 @asynccontextmanager
@@ -89,3 +96,55 @@ class Places:
             yield
         finally:
             self.leave()
+
+
+class LoopTurns:
+    """Shares each turn of the event loop among connections. The rest of what has come waits for the next one, as a
+    caller with thousands of calls or frames would otherwise hold up all others. After a turn whose time was used up,
+    those that wait rest for as long, in which threads compute.
+    """
+
+    def __init__(self) -> None:
+        self._left, self._left_s = 0, 0.0
+        self._is_open = self._is_resting = False
+        self._waiting: dict[Callable[[], None], None] = {}
+
+    def has_room_after(self, calls: int, began_s: float) -> bool:
+        """Whether a connection that is read since then, with so many new calls in this turn, may go on."""
+        self._open()
+        if time.monotonic() - began_s < self._left_s:
+            return calls < self._left and (calls < _CALLS_OF_ONE or not self._waiting)
+        if not self._is_resting:
+            self._is_resting = True
+            asyncio.get_running_loop().call_later(_TURN_S, self._end_rest, context=Context())
+        return False
+
+    def take(self, calls: int, began_s: float) -> None:
+        """A connection was read since then, and so many calls are new."""
+        self._left -= calls
+        self._left_s -= time.monotonic() - began_s
+
+    def wait(self, go_on: Callable[[], None]) -> None:
+        """Calls `go_on` in another turn."""
+        self._waiting[go_on] = None
+        self._open()
+
+    def _open(self) -> None:
+        if not self._is_open:
+            self._is_open, self._left, self._left_s = True, _CALLS_A_TURN, _TURN_S
+            # Not in the context of a call whose end has made room.
+            asyncio.get_running_loop().call_soon(self._end, context=Context())
+
+    def _end(self) -> None:
+        """Those that have waited leave some of the next turn to those for which something comes now."""
+        self._is_open = False
+        for go_on in [] if self._is_resting else list(self._waiting):
+            self._open()
+            if self._left <= _CALLS_A_TURN // 2 or self._left_s <= _TURN_S / 2:
+                return
+            del self._waiting[go_on]
+            go_on()
+
+    def _end_rest(self) -> None:
+        self._is_resting = False
+        self._open()

@@ -21,6 +21,7 @@
 A message names the thing and the limit. It holds no text of the caller and no text of other libraries' exceptions.
 """
 
+from itertools import pairwise
 from typing import ClassVar
 
 
@@ -142,7 +143,8 @@ def first_line(error: BaseException) -> str:
     """What another library says in its exception, on one line, for the users of commands."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     listed = next((line for line in lines if line.startswith("-- ")), "")  # in a summary, as OpenVINO's
-    text = listed.removeprefix("-- ") or " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    raised = next((after for line, after in pairwise(lines) if line == "Exception:"), "")  # what its tracer met
+    text = listed.removeprefix("-- ") or raised or " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     if isinstance(error, KeyError):  # which says the key alone
         text = f"{text} is missing"
     return text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + "…"

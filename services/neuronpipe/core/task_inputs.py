@@ -67,6 +67,7 @@ FIELDS: Mapping[str, InputField] = {
     "chunk_tokens": InputField(
         "number", "feature-extraction: a vector for each N tokens of a text that is read as a whole"
     ),
+    "truncation_tokens": InputField("number", "with --truncation right or left: the most tokens to keep"),
     "window_stride_tokens": InputField("number", "by how many tokens the windows of a long text overlap"),
     "token_ids": InputField("numbers", "ids of the model's own tokenizer, instead of a text"),
     "allow_no_answer": InputField("switch", "question-answering: allow 'no answer' as a result"),

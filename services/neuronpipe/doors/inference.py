@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation
@@ -229,3 +229,8 @@ def truncation_of(truncate: bool | str | None, direction: str | None) -> "Trunca
     if not truncate or truncate == "do_not_truncate":
         return Truncation.TRUNCATION_ERROR
     return Truncation.TRUNCATION_LEFT if direction and direction.lower() == "left" else Truncation.TRUNCATION_RIGHT
+
+
+def kept_tokens(kept: int | None, direction: str | None) -> dict[str, Any]:
+    """vLLM's truncate_prompt_tokens in our words, -1: as many as the model takes."""
+    return {"truncation": truncation_of(kept is not None, direction), "truncation_tokens": max(kept or 0, 0)}

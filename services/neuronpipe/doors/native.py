@@ -87,7 +87,7 @@ class NativeDoor:
         if not 1 <= count <= limit:
             raise InvalidInput("requests", f"{count} requests, a batch takes 1 to {limit}")
         outcomes = await infer_batch(
-            self._pipeline, call, lambda shared: [_read_request(one, shared) for one in message.requests]
+            self._pipeline, call, lambda shared: (_read_request(one, shared) for one in message.requests)
         )
         return _batch_response(outcomes, self._settings.max_batch_response_bytes)
 

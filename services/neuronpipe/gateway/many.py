@@ -1,7 +1,16 @@
 """Runs many requests of one call: a batch with one response, or a stream of responses as they are ready."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Sequence,
+)
 from typing import Any, TypeVar
 
 from neuronpipe.core.background import run_together
@@ -16,14 +25,23 @@ AnswerT = TypeVar("AnswerT")
 
 
 async def infer_batch(
-    pipeline: Pipeline, call: Call, make_requests: Callable[[Call], Sequence[InferenceRequest]]
+    pipeline: Pipeline, call: Call, make_requests: Callable[[Call], Iterable[InferenceRequest]]
 ) -> list[InferenceOutcome]:
     """Runs many inputs concurrently; each succeeds or fails alone.
 
-    `make_requests` makes the requests from the call that they share.
+    `make_requests` makes the requests from the call that they share, each as its turn comes.
     """
+    running: list[asyncio.Task[InferenceOutcome]] = []
     with pipeline.observe_together(call) as shared:
-        return await asyncio.gather(*(_outcome(pipeline, request, Spans.REQUEST) for request in make_requests(shared)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                await pipeline.wait_for_turn(shared)
+                for request in make_requests(shared):
+                    running.append(group.create_task(_outcome(pipeline, request, Spans.REQUEST)))
+                    await pipeline.wait_for_turn(shared)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+    return [task.result() for task in running]
 
 
 async def infer_together(
@@ -56,6 +74,7 @@ async def infer_stream(
     """
 
     async def answer(request: InferenceRequest) -> AsyncIterator[tuple[str, InferenceOutcome]]:
+        await pipeline.wait_for_turn(request.call)
         if request.call.request_id:
             yield request.call.request_id, await _outcome(pipeline, request, Spans.INFER_STREAM)
         else:

@@ -3,12 +3,14 @@
 Knows stages only as functions of values: the same code runs over the network and in one process, behind every door.
 """
 
+import asyncio
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.served import ServedModel
+from neuronpipe.core.background import Places
 from neuronpipe.core.callers import current_caller
 from neuronpipe.core.calls import Call, told_error
 from neuronpipe.core.deadlines import Deadlines, Timeout
@@ -38,6 +40,9 @@ from neuronpipe.gateway.shadow import ShadowCopies
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.tasks import TASKS
 
+# Requests of batches and streams that begin in a turn of the event loop, which thousands would hold up.
+_BEGINNINGS_A_TURN = 16
+
 
 class Pipeline:
     """Runs requests for the models that it knows. Raises the errors of core/errors.py."""
@@ -61,6 +66,7 @@ class Pipeline:
         self._holding = holding or Holding()
         self._settings = settings
         self._deadlines = Deadlines()
+        self._beginnings = Places(_BEGINNINGS_A_TURN)
         limits = parse_limits(settings.model_concurrency)
         self.gate = Gate(settings.max_requests_in_flight, settings.max_tokens_in_flight, tenants, limits)
         telemetry = telemetry or Telemetry()
@@ -89,6 +95,11 @@ class Pipeline:
         answer = InferenceResult(request.call.request_id, model.key, result, usage, observed.finish(usage.result_cache))
         self.copies.offer(request, model, answer, self._models.table)
         return answer
+
+    async def wait_for_turn(self, call: Call) -> None:
+        """Returns when one more request of a call with many may begin; tenants take turns."""
+        await self._beginnings.take(call.caller.tenant)
+        asyncio.get_running_loop().call_soon(self._beginnings.leave)
 
     def check_room(self, remaining_s: float | None) -> None:
         """Load shedding before a request is read; see Gate.check_room."""

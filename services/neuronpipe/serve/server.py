@@ -27,7 +27,7 @@ async def run(settings: PipelineProcessSettings, telemetry: Telemetry, tls: Serv
     """Serves the gateway's API until SIGTERM."""
     access = access_by(settings, telemetry)
     if isinstance(settings, AllSettings) and settings.front_processes:
-        from neuronpipe.serve.fronted import run_fronted
+        from neuronpipe.serve.fronts import run_fronted
 
         await run_fronted(settings, telemetry, access)
         return

@@ -9,14 +9,15 @@ from neuronpipe.bulk.jobs.settings import JobSettings
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.settings import option_name
 from neuronpipe.gateway.settings import NEAR, GatewaySettings, target_field
-from neuronpipe.stages.settings import EngineSettings, TokenCacheSettings
+from neuronpipe.platform.cache.economics import RedisSettings
+from neuronpipe.stages.settings import EncodingSettings, EngineSettings
 
 # A week.
 _LONGEST_IDLE_S = 7 * 86_400
-_TOKENIZER_SETTINGS = ("token_cache_bytes", "image_cache_bytes", "token_cache_redis")
+_TOKENIZER_SETTINGS = [name for name in EncodingSettings.model_fields if name not in RedisSettings.model_fields]
 
 
-class PipelineProcessSettings(GatewaySettings, JobSettings, EngineSettings, TokenCacheSettings):
+class PipelineProcessSettings(GatewaySettings, JobSettings, EngineSettings, EncodingSettings):
     """Settings of the gateway, and of the stages whose target is `local`."""
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_GATEWAY_")

@@ -128,9 +128,14 @@ class NeuronExecutorSettings(StageSettings, EngineSettings):
     listen: str = listen_field("127.0.0.1:50052")
 
 
-class TokenCacheSettings(RedisSettings):
-    """The caches of encoded inputs: texts' tokens, and images' pixels."""
+class EncodingSettings(RedisSettings):
+    """How inputs are encoded, and the caches of encoded ones: texts' tokens, and images' pixels."""
 
+    special_tokens_in_texts: str = Field(
+        "",
+        description="models that read special tokens in callers' texts, as [SEP] or <|im_start|>, separated by commas; "
+        "*: all; others, and all chat messages, have them as plain text",
+    )
     token_cache_bytes: int = Field(
         64 << 20, ge=0, description="memory for token ids of texts in this process, in bytes; 0: no cache"
     )
@@ -141,8 +146,12 @@ class TokenCacheSettings(RedisSettings):
         "auto", description="when to look in Redis: auto (where that is faster than encoding), always, never"
     )
 
+    def reads_special_tokens(self, model: str) -> bool:
+        """Whether those that a text of a caller spells are special."""
+        return not {model, "*"}.isdisjoint(map(str.strip, self.special_tokens_in_texts.split(",")))
 
-class TokenizerSettings(StageSettings, TokenCacheSettings):
+
+class TokenizerSettings(StageSettings, EncodingSettings):
     """Settings of the tokenizer."""
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_TOKENIZER_")

@@ -197,7 +197,8 @@ class Task:
 
     - `check(input, model)` runs first. Together with encode it checks the whole input, so nothing is computed for an
       invalid one.
-    - `encode(input, reader, model)` → Encoded. The reader is, as `reads` says, the model's TextTokenizer, its
+    - `encode(input, reader, model)` → Encoded. The model takes no more than an input's `truncation_tokens` (but see
+      `generates`). The reader is, as `reads` says, the model's TextTokenizer, its
       ImageReader, or its Readers for both. The encoding depends only on what `traits(input)` returns, and on what
       core/model.py's `encoding_traits` returns for the model. Inputs for which these are equal have the same encoding;
       caches rely on this.
@@ -274,10 +275,17 @@ def check_token_ids(token_ids: Sequence[int], model: ModelSpec) -> None:
         raise InvalidInput("token_ids", f"the id {largest}, the vocabulary has {model.vocabulary_size}")
 
 
-def check_truncation(truncation: "Truncation.ValueType") -> None:
+def check_truncation(input: Any) -> None:
     """Refuses an unknown value, which a newer client may send: a guess could drop text silently."""
-    if truncation not in _TRUNCATIONS:
-        raise InvalidInput("truncation", f"{truncation} is not known")
+    if input.truncation not in _TRUNCATIONS:
+        raise InvalidInput("truncation", f"{input.truncation} is not known")
+    if truncation_tokens(input) and or_default(input.truncation) == _ERROR:
+        raise InvalidInput("truncation_tokens", "is for truncation right or left")
+
+
+def truncation_tokens(input: Any) -> int:
+    """The most tokens that an input asks for; 0: those that the model takes."""
+    return getattr(input, "truncation_tokens", 0)
 
 
 def or_default(truncation: "Truncation.ValueType") -> "Truncation.ValueType":
@@ -337,7 +345,7 @@ def encode_text(
         if special_tokens >= model.max_tokens:
             raise InvalidInput(
                 field_name,
-                f"{special_tokens} special tokens leave no room for text, the model takes {model.token_limit}",
+                f"{special_tokens} special tokens leave no room for text, the limit is {model.token_limit}",
             )
     elif tokens > model.max_tokens:
         raise InvalidInput(field_name, f"{tokens} tokens, the model takes {model.token_limit}; set truncation to cut")

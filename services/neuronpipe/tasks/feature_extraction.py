@@ -61,7 +61,7 @@ def check(input: FeatureExtractionInput, model: ModelSpec) -> None:
     if input.pooling not in _POOLINGS:
         raise InvalidInput("pooling", f"{input.pooling} is not known")
     check_type(input.type)
-    check_truncation(input.truncation)
+    check_truncation(input)
     if input.chunk_tokens or input.chunks:
         _check_chunks(input)
 

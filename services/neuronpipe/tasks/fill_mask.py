@@ -57,7 +57,7 @@ class FillMaskFacts(TaskFacts):
 def check(input: FillMaskInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
     check_text("text", input.text)
-    check_truncation(input.truncation)
+    check_truncation(input)
     if input.top_k > _MAX_TOP_K:
         raise InvalidInput("top_k", f"{input.top_k}, the limit is {_MAX_TOP_K}")
     if len(input.targets) > _MAX_TARGETS:

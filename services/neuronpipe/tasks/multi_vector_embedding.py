@@ -47,7 +47,7 @@ def check(input: MultiVectorEmbeddingInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
     check_text("text", input.text)
     check_type(input.type)
-    check_truncation(input.truncation)
+    check_truncation(input)
 
 
 def traits(input: MultiVectorEmbeddingInput) -> tuple[str | int, ...]:

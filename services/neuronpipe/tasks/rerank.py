@@ -57,7 +57,7 @@ def check(input: RerankInput, model: ModelSpec) -> None:
     check_function(input.function)
     if input.function == ScoreFunction.SCORE_FUNCTION_SOFTMAX:
         raise InvalidInput("function", "softmax needs several labels, and this model has one; use sigmoid or none")
-    check_truncation(input.truncation)
+    check_truncation(input)
 
 
 def traits(input: RerankInput) -> tuple[str | int, ...]:
@@ -101,7 +101,7 @@ def _written(
         number = next(number for number, part in enumerate(template) if isinstance(part, str) and "{document}" in part)
         before = _filled(str(template[number]).partition("{document}")[0], input.query, "", tokenizer)
         if len(parts[number]) - len(before) <= excess:
-            raise InvalidInput(field, f"the query leaves no room for a text, the model takes {model.token_limit}")
+            raise InvalidInput(field, f"the query leaves no room for a text, the limit is {model.token_limit}")
         parts[number] = parts[number][:-excess]
     return Encoded([{"input_ids": np.concatenate(parts)}], truncated_tokens=excess)
 

@@ -41,7 +41,7 @@ def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
         raise InvalidInput("prompt_name", "is for a text; token_ids have no prompt")
     check_prompt(input.prompt_name, EmbeddingFacts.of(model))
     check_vector_options(input, model)
-    check_truncation(input.truncation)
+    check_truncation(input)
 
 
 def traits(input: SentenceEmbeddingInput) -> tuple[str | int, ...]:

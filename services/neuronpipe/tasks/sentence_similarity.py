@@ -18,7 +18,7 @@ def check(input: SentenceSimilarityInput, model: ModelSpec) -> None:
     check_text("source", input.source)
     check_texts("texts", input.texts)
     check_dimensions(input.dimensions, model)
-    check_truncation(input.truncation)
+    check_truncation(input)
 
 
 def traits(input: SentenceSimilarityInput) -> tuple[str | int, ...]:

@@ -24,7 +24,7 @@ def check(input: SparseEmbeddingInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
     check_text("text", input.text)
     check_prompt(input.prompt_name, SparseFacts.of(model))
-    check_truncation(input.truncation)
+    check_truncation(input)
 
 
 def traits(input: SparseEmbeddingInput) -> tuple[str | int, ...]:

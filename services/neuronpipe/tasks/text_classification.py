@@ -16,7 +16,7 @@ def check(input: TextClassificationInput, model: ModelSpec) -> None:
     if input.text_pair:
         check_text("text_pair", input.text_pair)
     check_labels(model, input.function, input.top_k)
-    check_truncation(input.truncation)
+    check_truncation(input)
 
 
 def traits(input: TextClassificationInput) -> tuple[str | int, ...]:

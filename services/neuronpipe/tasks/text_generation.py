@@ -100,7 +100,7 @@ class GenerationFacts(TaskFacts):
 
 def check(input: TextGenerationInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
-    check_truncation(input.truncation)
+    check_truncation(input)
     if input.messages:
         _check_messages(input, model)
     elif of_messages := [name for name in _OF_MESSAGES if getattr(input, name)]:
@@ -280,6 +280,7 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
     """
     reserved = _reserved(input.options)
     room = model.max_tokens - reserved
+    room = min(room, input.truncation_tokens or room)
     if input.messages:
         messages = [
             {"role": one.role, "content": one.content, **(json.loads(one.fields) if one.fields else {})}

@@ -6,7 +6,6 @@ Equal to transformers' `generate`, as text generation is, whose options these ta
 from collections.abc import Mapping
 from typing import ClassVar
 
-import numpy as np
 from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import (
@@ -40,7 +39,7 @@ class TranslationFacts(GenerationFacts):
 def _check_text(input: SummarizationInput | TranslationInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
     check_text("text", input.text)
-    check_truncation(input.truncation)
+    check_truncation(input)
     check_all_options(input.options, model)
 
 
@@ -103,12 +102,11 @@ def _encode_translation(input: TranslationInput, tokenizer: TextTokenizer, model
     encoded, facts = _encode(input, tokenizer, model), TranslationFacts.of(model)
     if not facts.languages or input.source_language in ("", facts.source_language):
         return encoded
-    ids, languages = encoded.sequences[0]["input_ids"], facts.languages
-    own, other = languages[facts.source_language], languages[input.source_language]
-    # What a text spells is text, so only the special token of the language has this id.
-    return Encoded(
-        [{"input_ids": np.where(ids == own, np.int32(other), ids)}], encoded.annotations, encoded.truncated_tokens
-    )
+    ids = encoded.sequences[0]["input_ids"].copy()
+    # It is before or behind the text, which may spell it, too.
+    is_first = tokenizer.encode("").token_ids[0] == facts.languages[facts.source_language]
+    ids[0 if is_first else -1] = facts.languages[input.source_language]
+    return Encoded([{"input_ids": ids}], encoded.annotations, encoded.truncated_tokens)
 
 
 def _complete_translation(input: TranslationInput, model: ModelSpec, tokens: int) -> GenerationOptions:

@@ -49,7 +49,7 @@ _CUTS = frozenset((Truncation.TRUNCATION_RIGHT, Truncation.TRUNCATION_LEFT))
 def check(input: TokenClassificationInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
     check_text("text", input.text)
-    check_truncation(input.truncation)
+    check_truncation(input)
     if input.aggregation not in _AGGREGATIONS:
         raise InvalidInput("aggregation", f"{input.aggregation} is not known")
     if input.keep_all_labels and input.ignore_labels:

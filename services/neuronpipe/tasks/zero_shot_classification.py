@@ -44,7 +44,7 @@ def check(input: ZeroShotClassificationInput, model: ModelSpec) -> None:
     check_text("text", input.text)
     check_hypotheses(input.candidate_labels, input.hypothesis_template)
     check_pairs("text", input.text + input.hypothesis_template, "candidate_labels", input.candidate_labels)
-    check_truncation(input.truncation)
+    check_truncation(input)
 
 
 def traits(input: ZeroShotClassificationInput) -> tuple[str | int, ...]:

@@ -44,7 +44,7 @@ def check(input: ZeroShotImageClassificationInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
     check_image(input.image)
     check_hypotheses(input.candidate_labels, input.hypothesis_template)
-    check_truncation(input.truncation)
+    check_truncation(input)
 
 
 def traits(input: ZeroShotImageClassificationInput) -> tuple[str | int, ...]:

@@ -19,7 +19,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey, TokenizeItem
 from neuronpipe.core.packed import pack_input
 from neuronpipe.platform.cache.economics import CachePolicy
-from neuronpipe.stages.settings import TokenCacheSettings
+from neuronpipe.stages.settings import EncodingSettings
 from neuronpipe.stages.tokenizer.stage import TokenizerStage, running_tokenizer
 from tests.bench.cache.texts import texts
 from tests.bench.systems import MODEL
@@ -62,7 +62,7 @@ async def measure_ways(bundle: Bundle, url: str) -> AsyncIterator[StageFigures]:
     """Off, memory hit, Redis hit, and a miss in both."""
     for (tokens, count), batch in itertools.product(LENGTHS.items(), BATCHES):
         known = list(itertools.islice(texts(tokens, seed=tokens + batch), count))
-        async with running_tokenizer([bundle], TokenCacheSettings(token_cache_bytes=0)) as stage:
+        async with running_tokenizer([bundle], EncodingSettings(token_cache_bytes=0)) as stage:
             await _run(stage, known[:64], batch)
             yield await _run(stage, known, batch, "off", tokens)
         async with running_tokenizer([bundle], _redis(url, "always", memory_bytes=256 << 20)) as stage:
@@ -73,7 +73,7 @@ async def measure_ways(bundle: Bundle, url: str) -> AsyncIterator[StageFigures]:
         async with running_tokenizer([bundle], _redis(url, "always")) as stage:
             await _connect(stage)
             yield await _run(stage, known, batch, "hit in Redis", tokens)
-        async with running_tokenizer([bundle], TokenCacheSettings()) as stage:
+        async with running_tokenizer([bundle], EncodingSettings()) as stage:
             await _run(stage, ["warm"], 1)
             yield await _run(stage, known, batch, "miss in memory, no Redis", tokens)
 
@@ -88,7 +88,7 @@ async def measure_hit_rates(bundle: Bundle, url: str) -> AsyncIterator[tuple[flo
             await _run(stage, known, 32)
             await asyncio.sleep(_REDIS_SETTLES_S)
         for policy in ("off", "always", "auto"):
-            settings = TokenCacheSettings(token_cache_bytes=0) if policy == "off" else _redis(url, policy)  # type: ignore[arg-type]
+            settings = EncodingSettings(token_cache_bytes=0) if policy == "off" else _redis(url, policy)  # type: ignore[arg-type]
             async with running_tokenizer([bundle], settings) as stage:
                 if policy != "off":
                     await _connect(stage)
@@ -100,8 +100,8 @@ async def measure_hit_rates(bundle: Bundle, url: str) -> AsyncIterator[tuple[flo
                 yield rate, figures
 
 
-def _redis(url: str, policy: CachePolicy, memory_bytes: int = 0) -> TokenCacheSettings:
-    return TokenCacheSettings(
+def _redis(url: str, policy: CachePolicy, memory_bytes: int = 0) -> EncodingSettings:
+    return EncodingSettings(
         redis_url=url, token_cache_redis=policy, token_cache_bytes=memory_bytes, redis_timeout_ms=1000
     )
 

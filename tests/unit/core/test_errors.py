@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError, first_line
 from tests.unit.every_error import EVERY_ERROR
 
 
@@ -34,3 +34,17 @@ def test_the_message_of_an_invalid_input_begins_with_the_field() -> None:
 
 def test_a_setup_error_is_none_of_the_errors_that_callers_get() -> None:
     assert not issubclass(SetupError, NeuronpipeError)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("one\ntwo", "one"),
+        ("It failed:\n  why", "It failed: why"),
+        ("Couldn't trace.\nException:\nsizes differ\nHelp.", "sizes differ"),
+        ("Check failed:\nSummary:\n-- No rule for aten::histc", "No rule for aten::histc"),
+        ("", "ValueError"),
+    ],
+)
+def test_of_what_another_library_says_the_reason_is_shown(said: str, shown: str) -> None:
+    assert first_line(ValueError(said)) == shown

@@ -1,12 +1,18 @@
-"""gateway/many.py: answers in the order of the requests of a stream."""
+"""gateway/many.py: batches begin in turns, and answers in the order of the requests of a stream."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
+from neuronpipe.core.background import Places
+from neuronpipe.core.callers import Caller
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.gateway.many import answer_in_order
+from neuronpipe.gateway.many import answer_in_order, infer_batch
+from neuronpipe.gateway.pipeline import Pipeline
 
 
 async def _numbers(count: int, read: list[int]) -> AsyncIterator[int]:
@@ -80,3 +86,37 @@ async def test_an_error_of_reading_comes_after_the_answers_to_what_was_read() ->
     assert await anext(answers) == 0
     with pytest.raises(InvalidInput, match="is broken"):
         await anext(answers)
+
+
+class _Beginning(Pipeline):
+    """Counts the requests that begin."""
+
+    def __init__(self) -> None:
+        self._beginnings = Places(16)
+        self.begun: list[str] = []
+
+    @contextmanager
+    def observe_together(self, call: Call, *_: Any) -> Iterator[Call]:
+        yield call
+
+    async def infer(self, request: Any, *_: Any) -> Any:
+        self.begun.append(request)
+        return request
+
+
+async def test_requests_of_large_batches_begin_a_few_in_a_turn_and_tenants_take_turns() -> None:
+    pipeline = _Beginning()
+
+    def batch(tenant: str, count: int) -> "asyncio.Task[list[Any]]":
+        call = Call("", caller=Caller(tenant))
+        return asyncio.create_task(infer_batch(pipeline, call, lambda _: [tenant] * count))  # type: ignore[list-item]
+
+    flood = [batch("mallory", 500) for _ in range(10)]
+    victim = batch("victim", 16)
+    begun = 0
+    while not victim.done():
+        await asyncio.sleep(0)
+        assert len(pipeline.begun) - begun <= 32  # a place that is given back is taken in the same turn
+        begun = len(pipeline.begun)
+    assert begun < 500
+    assert [len(one) for one in await asyncio.gather(*flood)] == [500] * 10

@@ -4,7 +4,7 @@ from neuronpipe.core.errors import DeadlineExceeded
 from neuronpipe.core.names import Attributes, Events, Spans
 from neuronpipe.core.tracing import AttributeValue, Clock, Event, Link, Span, SpanContext
 from neuronpipe.measure.waterfall import Mate, Trace, draw, read_trace, split
-from neuronpipe.platform.telemetry.store import Json, to_otlp_json
+from neuronpipe.platform.telemetry.start import Json, to_otlp_json
 
 _MS = 1_000_000
 _ROOT, _BATCH, _MATE = (SpanContext.new(is_sampled=True) for _ in range(3))

@@ -1,4 +1,4 @@
-"""rpc/item_observer.py: each item of a shared message joins the trace of its own request."""
+"""rpc/items.py: each item of a shared message joins the trace of its own request."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Attributes, Events, Metrics
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.core.tracing import SpanContext, current_span
-from neuronpipe.rpc.item_observer import ItemObserver
+from neuronpipe.rpc.items import ItemObserver
 from tests.unit.recorded import Recorded
 
 _METHOD = "neuronpipe.api.v1.TokenizerService/Tokenize"

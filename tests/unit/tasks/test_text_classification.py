@@ -31,7 +31,7 @@ def _labels(logits: list[float], input: TextClassificationInput, model: ModelSpe
 def test_special_tokens_that_leave_no_room_for_text_are_named(truncation: "Truncation.ValueType") -> None:
     input = TextClassificationInput(text="a b", text_pair="c", truncation=truncation)
     with pytest.raises(
-        InvalidInput, match="text and text_pair: 3 special tokens leave no room for text, the model takes 3"
+        InvalidInput, match="text and text_pair: 3 special tokens leave no room for text, the limit is 3"
     ):
         encode_checked(TASK, input, WordTokenizer(), model_spec(max_tokens=3))
 

@@ -558,6 +558,7 @@ class TextClassificationInput(_message.Message):
     TOP_K_FIELD_NUMBER: _builtins.int
     FUNCTION_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
+    TRUNCATION_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text. Required."""
     text_pair: _builtins.str
@@ -570,6 +571,8 @@ class TextClassificationInput(_message.Message):
     """What happens to a text, or a pair, that is too long. Truncation of a pair drops tokens of the longer text first.
     Default: TRUNCATION_ERROR.
     """
+    truncation_tokens: _builtins.int
+    """With truncation right or left: the most tokens of a sequence, if fewer than there is room for. Default: all."""
     def __init__(
         self,
         *,
@@ -578,10 +581,11 @@ class TextClassificationInput(_message.Message):
         top_k: _builtins.int = ...,
         function: Global___ScoreFunction.ValueType = ...,
         truncation: Global___Truncation.ValueType = ...,
+        truncation_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "text", b"text", "text_pair", b"text_pair", "top_k", b"top_k", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "text", b"text", "text_pair", b"text_pair", "top_k", b"top_k", "truncation", b"truncation", "truncation_tokens", b"truncation_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -650,6 +654,7 @@ class SentenceEmbeddingInput(_message.Message):
     PROMPT_NAME_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
+    TRUNCATION_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text. Required, unless there are token_ids."""
     skip_normalize: _builtins.bool
@@ -668,6 +673,8 @@ class SentenceEmbeddingInput(_message.Message):
     """
     truncation: Global___Truncation.ValueType
     """What happens to a text that is too long, or to too many token_ids. Default: TRUNCATION_ERROR."""
+    truncation_tokens: _builtins.int
+    """With truncation right or left: the most tokens of a sequence, if fewer than there is room for. Default: all."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Instead of the text: ids of the model's own tokenizer. The model gets them as they are, without special tokens or a
@@ -684,10 +691,11 @@ class SentenceEmbeddingInput(_message.Message):
         prompt_name: _builtins.str = ...,
         precision: Global___EmbeddingPrecision.ValueType = ...,
         truncation: Global___Truncation.ValueType = ...,
+        truncation_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "precision", b"precision", "prompt_name", b"prompt_name", "skip_normalize", b"skip_normalize", "text", b"text", "token_ids", b"token_ids", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "precision", b"precision", "prompt_name", b"prompt_name", "skip_normalize", b"skip_normalize", "text", b"text", "token_ids", b"token_ids", "truncation", b"truncation", "truncation_tokens", b"truncation_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1083,6 +1091,7 @@ class FeatureExtractionInput(_message.Message):
     CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
+    TRUNCATION_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text. Required."""
     text_pair: _builtins.str
@@ -1100,6 +1109,8 @@ class FeatureExtractionInput(_message.Message):
     """What happens to a text, or a pair, that is too long. Truncation of a pair drops tokens of the longer text first.
     Default: TRUNCATION_ERROR.
     """
+    truncation_tokens: _builtins.int
+    """With truncation right or left: the most tokens of a sequence, if fewer than there is room for. Default: all."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSpan]:
         """Instead of chunk_tokens: the chunks themselves, 1 to 1024 of them, which may overlap. A token is part of a chunk in
@@ -1116,10 +1127,11 @@ class FeatureExtractionInput(_message.Message):
         chunk_tokens: _builtins.int = ...,
         chunks: _abc.Iterable[Global___TextSpan] | None = ...,
         truncation: Global___Truncation.ValueType = ...,
+        truncation_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "chunks", b"chunks", "pooling", b"pooling", "text", b"text", "text_pair", b"text_pair", "truncation", b"truncation", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "chunks", b"chunks", "pooling", b"pooling", "text", b"text", "text_pair", b"text_pair", "truncation", b"truncation", "truncation_tokens", b"truncation_tokens", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1209,6 +1221,7 @@ class SentenceSimilarityInput(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
+    TRUNCATION_TOKENS_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """The text with which the others are compared. Required."""
     dimensions: _builtins.int
@@ -1217,6 +1230,8 @@ class SentenceSimilarityInput(_message.Message):
     """
     truncation: Global___Truncation.ValueType
     """What happens to a text that is too long. Default: TRUNCATION_ERROR."""
+    truncation_tokens: _builtins.int
+    """With truncation right or left: the most tokens of a sequence, if fewer than there is room for. Default: all."""
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The other texts, 1 to 1024 of them. None may be empty."""
@@ -1228,10 +1243,11 @@ class SentenceSimilarityInput(_message.Message):
         texts: _abc.Iterable[_builtins.str] | None = ...,
         dimensions: _builtins.int = ...,
         truncation: Global___Truncation.ValueType = ...,
+        truncation_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "source", b"source", "texts", b"texts", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "source", b"source", "texts", b"texts", "truncation", b"truncation", "truncation_tokens", b"truncation_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1272,6 +1288,7 @@ class RerankInput(_message.Message):
     TOP_N_FIELD_NUMBER: _builtins.int
     FUNCTION_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
+    TRUNCATION_TOKENS_FIELD_NUMBER: _builtins.int
     query: _builtins.str
     """The query. Required."""
     top_n: _builtins.int
@@ -1284,6 +1301,8 @@ class RerankInput(_message.Message):
     """What happens to a query and a text that are too long together. Truncation drops tokens of the longer one first.
     Default: TRUNCATION_ERROR.
     """
+    truncation_tokens: _builtins.int
+    """With truncation right or left: the most tokens of a sequence, if fewer than there is room for. Default: all."""
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The texts to sort, 1 to 1024 of them. None may be empty. The texts, each with a copy of the query, can have at most
@@ -1298,10 +1317,11 @@ class RerankInput(_message.Message):
         top_n: _builtins.int = ...,
         function: Global___ScoreFunction.ValueType = ...,
         truncation: Global___Truncation.ValueType = ...,
+        truncation_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "query", b"query", "texts", b"texts", "top_n", b"top_n", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "query", b"query", "texts", b"texts", "top_n", b"top_n", "truncation", b"truncation", "truncation_tokens", b"truncation_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1499,6 +1519,7 @@ class TextGenerationInput(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
+    TRUNCATION_TOKENS_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """The text to continue. Required, unless there are messages."""
     tools: _builtins.str
@@ -1516,6 +1537,8 @@ class TextGenerationInput(_message.Message):
     """What happens to a prompt that leaves no room for max_new_tokens. Messages are never cut. Default:
     TRUNCATION_ERROR.
     """
+    truncation_tokens: _builtins.int
+    """With truncation right or left: the most tokens of the prompt, if fewer than there is room for. Default: all."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """Instead of the prompt: a chat, which the model's own template makes a prompt of (Model.has_chat_template). The
@@ -1541,10 +1564,11 @@ class TextGenerationInput(_message.Message):
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         options: Global___GenerationOptions | None = ...,
         truncation: Global___Truncation.ValueType = ...,
+        truncation_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_final_message", b"continue_final_message", "messages", b"messages", "options", b"options", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "template_arguments", b"template_arguments", "tools", b"tools", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_final_message", b"continue_final_message", "messages", b"messages", "options", b"options", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "template_arguments", b"template_arguments", "tools", b"tools", "truncation", b"truncation", "truncation_tokens", b"truncation_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2413,6 +2437,7 @@ class MultiVectorEmbeddingInput(_message.Message):
     IS_QUERY_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
+    TRUNCATION_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text. Required."""
     is_query: _builtins.bool
@@ -2421,6 +2446,8 @@ class MultiVectorEmbeddingInput(_message.Message):
     """The data type of the numbers in the result. Default: FEATURE_TYPE_FLOAT32."""
     truncation: Global___Truncation.ValueType
     """What happens to a text that is too long. Default: TRUNCATION_ERROR."""
+    truncation_tokens: _builtins.int
+    """With truncation right or left: the most tokens of a sequence, if fewer than there is room for. Default: all."""
     def __init__(
         self,
         *,
@@ -2428,10 +2455,11 @@ class MultiVectorEmbeddingInput(_message.Message):
         is_query: _builtins.bool = ...,
         type: Global___FeatureType.ValueType = ...,
         truncation: Global___Truncation.ValueType = ...,
+        truncation_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_query", b"is_query", "text", b"text", "truncation", b"truncation", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_query", b"is_query", "text", b"text", "truncation", b"truncation", "truncation_tokens", b"truncation_tokens", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

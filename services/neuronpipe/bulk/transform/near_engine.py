@@ -45,12 +45,12 @@ from neuronpipe.gateway.routing import open_gateway_models
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.stages.neuron_executor.stage import running_executor
 from neuronpipe.stages.postprocessor.stage import running_postprocessor
-from neuronpipe.stages.settings import EngineSettings, TokenCacheSettings
+from neuronpipe.stages.settings import EncodingSettings, EngineSettings
 from neuronpipe.stages.tokenizer.stage import running_tokenizer
 from neuronpipe.tasks.inputs.kind import input_kind
 
 
-class TransformSettings(EngineSettings, TokenCacheSettings, PipelineSettings):
+class TransformSettings(EngineSettings, EncodingSettings, PipelineSettings):
     """Settings of `neuronpipe transform --repository`."""
 
     model_config = SettingsConfigDict(env_prefix="NEURONPIPE_TRANSFORM_")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import transformers
 from pydantic import ValidationError
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.compiler.architectures import check_kinds, positions, rotary_limit
@@ -17,7 +18,7 @@ from neuronpipe.compiler.saved_settings import unsupported_generation
 from neuronpipe.compiler.sentence_transformers import read_object
 from neuronpipe.compiler.tasks.base import Measured, SourceTask
 from neuronpipe.compiler.tokenizers import SourceTokenizer, language_codes, load_tokenizer
-from neuronpipe.core.errors import InvalidInput, SetupError
+from neuronpipe.core.errors import InvalidInput, SetupError, first_line
 from neuronpipe.tasks.text_generation import GenerationFacts, check_options, complete_options
 from neuronpipe.tasks.text_to_text import TranslationFacts
 
@@ -31,7 +32,7 @@ def _load_text_generation(folder: Path, tokenizer: SourceTokenizer) -> SourceMod
     model = load_weights(transformers.AutoModelForCausalLM, folder)
     check_kinds(type(model).__name__, model.config)
     limit = rotary_limit(model.config)
-    chat = _chat(tokenizer.transformers_tokenizer)
+    chat = _chat(folder, tokenizer.transformers_tokenizer)
     facts = {"text_generation": generation_facts(folder, model, GenerationFacts, **chat)}
     module = source_module(
         Named(model, "logits"),
@@ -100,12 +101,18 @@ def checked(folder: Path, module: SourceModule) -> SourceModule:
     return module
 
 
-def _chat(tokenizer: Any) -> dict[str, Any]:
+def _chat(folder: Path, tokenizer: Any) -> dict[str, Any]:
     """The template for chats, and the special tokens that it may name; none where the tokenizer has no default one."""
     try:
         template = tokenizer.get_chat_template()
     except ValueError:
         return {}
+    try:
+        _compile_jinja_template(template)
+    except Exception as error:  # Jinja's own, which is not imported here
+        raise SetupError(
+            f"{folder}: its chat_template is none: {first_line(error)}; correct it, or delete it"
+        ) from error
     named = tokenizer.special_tokens_map.items()
     return {
         "chat_template": template,

@@ -97,6 +97,8 @@ Integer = Annotated[
     int, BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
 ]
 Count = Annotated[Integer, Field(ge=1, lt=1 << 32)]
+# vLLM's truncate_prompt_tokens. -1: to what the model takes.
+KeptTokens = Literal[-1] | Count
 Whole = Annotated[Integer, Field(ge=0, lt=1 << 32)]
 # Of one text: more than any model takes, and few enough to be converted on the event loop, in about 10 ms.
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(fail_fast=True, max_length=1 << 16)]

@@ -7,6 +7,7 @@ import math
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,15 +16,16 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from neuronpipe.core.addresses import is_loopback
+from neuronpipe.core.background import LoopTurns
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log
-from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.doors.http.app import App
 from neuronpipe.doors.http.exchange import HEALTH_ROUTES, LIVE, HttpRequest, HttpResponse, Route
 from neuronpipe.platform.process.door import Guard, Handler
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.platform.tls import ServerTls
 
@@ -32,6 +34,8 @@ _FOR_EVER_S = 7 * 86_400
 _BACKLOG = 2048
 # How long a connection whose request was refused takes what the caller is still sending.
 _LINGER_S = 5.0
+# What comes is looked at in pieces of this size, or larger ones within a body.
+_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 64 << 10
 _BAD_HEAD = "The request's head, or what stands behind its body, is too large, or did not arrive in time."
 
 
@@ -103,7 +107,7 @@ class HttpDoor:
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what callers do wrong is told them
         config = uvicorn.Config(
             self._app,
-            http=partial(_Connection, self._settings, in_flight.meters),  # type: ignore[arg-type]
+            http=partial(_Connection, self._settings, in_flight, LoopTurns()),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -162,19 +166,26 @@ class _HeadTooLarge(Exception):
 
 class _Connection(HttpToolsProtocol):
     """Ends a connection that is one too many, whose next head does not arrive within its limits, whose caller does not
-    read, or that is old: uvicorn has no such limits.
+    read, or that is old: uvicorn has no such limits. What has come behind requests that wait for their answers stays
+    bytes.
     """
 
-    def __init__(self, limits: ServerSettings, meters: Meters, **fields: Any) -> None:
+    transport: "_OwnTransport"  # type: ignore[assignment]  # it is none of asyncio's
+
+    def __init__(self, limits: ServerSettings, in_flight: InFlight, turns: LoopTurns, **fields: Any) -> None:
         super().__init__(**fields)
         self._limits = limits
-        self._meters = meters
+        self._in_flight = in_flight
+        self._turns = turns
+        # What has come and waits, and the requests of all time.
+        self._held, self._requests = b"", 0
         self._unread: asyncio.TimerHandle | None = None
+        self._claim: Claim | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._has_rest = False  # whether the caller is still sending its request
-        super().connection_made(_LingeringTransport(transport, lambda: self._has_rest))  # type: ignore[arg-type]
+        super().connection_made(_OwnTransport(transport, lambda: self._has_rest or bool(self._held)))  # type: ignore[arg-type]
         self._is_in_head, self._is_in_trailers = True, False
         # Of a head that is not complete, and of its fields with those of the trailers.
         self._head_bytes = self._field_bytes = 0
@@ -187,17 +198,24 @@ class _Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_timer()
-        if self._unread:
-            self._unread.cancel()
+        self._end_unread()
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._unread = self.loop.call_later(self._limits.max_send_s, self._abort, "max_send_s")
+        self._claim = Claim(str(id(self)), lambda error: self._abort("max_send_s"))
+        self._in_flight.unread.grow(self._claim, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._end_unread()
+
+    def _end_unread(self) -> None:
         if self._unread:
             self._unread.cancel()
+        if self._claim:
+            self._in_flight.unread.end(self._claim)
+        self._unread = self._claim = None
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():  # or it would be open until the caller has read its answer
@@ -206,8 +224,14 @@ class _Connection(HttpToolsProtocol):
             self._count("max_connection_idle_s")
             super().timeout_keep_alive_handler()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._held and not self.pipeline:
+            self._turns.wait(self._take_held)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._requests += 1
         self._is_in_head, self._is_in_trailers = True, False
         self._head_bytes = self._field_bytes = 0
         self._has_rest = True
@@ -260,8 +284,28 @@ class _Connection(HttpToolsProtocol):
         super().send_400_response(msg)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
+        self._held += data
+        self._take_held()
+
+    def _take_held(self) -> None:
+        held, begin, size, first, began_s = self._held, 0, _PIECE_BYTES, self._requests, time.monotonic()
+        while begin < len(held) and not (self.pipeline or self.transport.is_closing()):
+            before = self._requests
+            if not self._turns.has_room_after(before - first, began_s):
+                self._turns.wait(self._take_held)
+                break
+            self._take(held[begin : begin + size])
+            begin += size
+            size = _PIECE_BYTES if self._is_in_head or self._requests > before else min(2 * size, _MAX_PIECE_BYTES)
+        self._turns.take(self._requests - first, began_s)
+        self._held = b"" if self.transport.is_closing() else held[begin:]
+        was_held, self.transport.is_held = self.transport.is_held, bool(self._held)
+        if self._held:
+            self.transport.pause_reading()
+        elif was_held and not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def _take(self, data: bytes) -> None:
         was_in_trailers = self._is_in_trailers
         super().data_received(data)
         if self.transport.is_closing():
@@ -282,7 +326,7 @@ class _Connection(HttpToolsProtocol):
             self._timer = None
 
     def _count(self, limit: str) -> None:
-        self._meters.counter(Metrics.CONNECTIONS_ENDED, "http", limit).add()
+        self._in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "http", limit).add()
 
     def _abort(self, limit: str) -> None:
         self._count(limit)
@@ -294,21 +338,27 @@ class _Connection(HttpToolsProtocol):
             self.send_400_response(_BAD_HEAD)
 
 
-class _LingeringTransport:
+class _OwnTransport:
     """A transport that takes the rest of a request before it closes: a connection that is closed with bytes unread is
     reset, and the caller can lose its answer (RFC 9112, section 9.6). Like nginx's `lingering_close`.
+
+    `is_held`: it reads no more, as something that was read waits.
     """
 
     def __init__(self, transport: asyncio.Transport, has_rest: Callable[[], bool]) -> None:
         self._transport = transport
         self._has_rest = has_rest
-        self._is_lingering = False
+        self._is_lingering = self.is_held = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
         return self._is_lingering or self._transport.is_closing()
+
+    def resume_reading(self) -> None:
+        if not self.is_held:
+            self._transport.resume_reading()
 
     def close(self) -> None:
         if self.is_closing() or not self._has_rest():

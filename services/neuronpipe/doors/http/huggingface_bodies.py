@@ -212,7 +212,7 @@ class GenerateParameters(WritingOptions):
     frequency_penalty: Annotated[Any, only(0)] = None
     grammar: Grammar | None = None
     top_n_tokens: Annotated[Any, only(0)] = None
-    truncate: Unsupported = None
+    truncate: Count | None = Field(None, description="the most tokens of the end of the prompt")
     watermark: Annotated[Any, only(False)] = None
 
 

@@ -29,7 +29,7 @@ from neuronpipe.doors.http.huggingface_bodies import (
     WritingOptions,
 )
 from neuronpipe.doors.http.problems import TGI_ERROR
-from neuronpipe.doors.inference import Inference, truncation_of
+from neuronpipe.doors.inference import Inference, kept_tokens, truncation_of
 from neuronpipe.doors.text_stream import Event
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
@@ -50,6 +50,7 @@ _LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
 TEXT_FIELDS = {
     "prompt": "inputs…",
     "truncation": "parameters.truncation",
+    "truncation_tokens": "parameters.truncate",
     **{f"options.{name}": f"parameters.{name}" for name in _OPTIONS},
     "options.stop_strings": "parameters.stop",
     "options.top_logprobs": "parameters.details",
@@ -91,7 +92,8 @@ def read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
         if form := form_of(options):
             raise InvalidInput("parameters.grammar", f"cannot be combined with {form}")
         options.MergeFrom(_form(given.grammar))
-    return TaskInput(text_generation=TextGenerationInput(prompt=input, options=options, truncation=_cuts(given)))
+    cuts = kept_tokens(given.truncate, "left") if given.truncate else {"truncation": _cuts(given)}
+    return TaskInput(text_generation=TextGenerationInput(prompt=input, options=options, **cuts))
 
 
 def _form(grammar: Grammar) -> GenerationOptions:

@@ -9,10 +9,10 @@ from pydantic import Field
 
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, TaskInput
-from neuronpipe.doors.http.bodies import Body, Count, Many, TokenIds, write_body
+from neuronpipe.doors.http.bodies import Body, Count, KeptTokens, Many, TokenIds, write_body
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.inference import Inference, ModelChoice, of_results, truncation_of
+from neuronpipe.doors.inference import Inference, ModelChoice, kept_tokens, of_results
 from neuronpipe.doors.vectors import embedding_input, float32_bytes, listed, vector
 from neuronpipe.gateway.catalog import Catalog
 
@@ -28,7 +28,7 @@ class EmbeddingsRequest(Body):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Count | None = Field(None, description="only the first this many numbers, scaled to length one")
     truncate: bool | None = Field(None, description="TEI's: a text that is too long loses its end, else it is an error")
-    truncate_prompt_tokens: Literal[-1] | None = Field(None, description="vLLM's: the same as truncate")
+    truncate_prompt_tokens: KeptTokens | None = Field(None, description="vLLM's: of a text; -1: the same as truncate")
 
 
 class Embedding(Body):
@@ -118,8 +118,8 @@ def embeddings_inputs(body: EmbeddingsRequest) -> list[TaskInput]:
 
 
 def _options(body: EmbeddingsRequest) -> dict[str, Any]:
-    is_cut = body.truncate or body.truncate_prompt_tokens is not None
-    return {"dimensions": body.dimensions or 0, "truncation": truncation_of(is_cut, None)}
+    kept = -1 if body.truncate and body.truncate_prompt_tokens is None else body.truncate_prompt_tokens
+    return {"dimensions": body.dimensions or 0, **kept_tokens(kept, None)}
 
 
 def embeddings_answer(

@@ -38,7 +38,7 @@ from neuronpipe.doors.http.openai_text_bodies import (
 )
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
-from neuronpipe.doors.inference import Inference, ModelChoice
+from neuronpipe.doors.inference import Inference, ModelChoice, kept_tokens
 from neuronpipe.doors.text_stream import Event
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, Usage
@@ -249,11 +249,12 @@ def openai_text_handlers(inference: Inference, models: ModelChoice, catalog: Cat
             options.prompt_logprobs = True
         elif body.echo and not all(isinstance(one, str) for one in prompts):
             raise InvalidInput("echo", "of token ids needs logprobs")
+        cuts = kept_tokens(body.truncate_prompt_tokens, "left")
 
         def make(prompt: str | Sequence[int]) -> TextGenerationInput:
             if isinstance(prompt, str):
-                return TextGenerationInput(prompt=prompt, options=options)
-            return TextGenerationInput(prompt_token_ids=prompt, options=options)
+                return TextGenerationInput(prompt=prompt, options=options, **cuts)
+            return TextGenerationInput(prompt_token_ids=prompt, options=options, **cuts)
 
         return await answer(request, _COMPLETION, prompts, make, "prompt")
 
@@ -388,6 +389,8 @@ def _fields(body: CompletionOptions) -> dict[str, str]:
             places = [place for place, one in enumerate(body.tools) if one.function.name == function or not function]
             # Of several functions, whose is wrong is not known.
             names["options.json_schema"] = f"tools[{places[0]}].function.parameters" if len(places) == 1 else "tools"
+    else:
+        names["truncation"] = names["truncation_tokens"] = "truncate_prompt_tokens"
     names |= {"template_arguments": "chat_template_kwargs", "prompt_token_ids": "prompt"}
     return names | {"options.max_new_tokens": most, "options.top_logprobs": best, "options.prompt_logprobs": "echo"}
 

@@ -6,7 +6,18 @@ from pydantic import ConfigDict, Field
 
 from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.model import with_fields
-from neuronpipe.doors.http.bodies import Body, Count, Many, StrictBody, TokenIds, Unsupported, Whole, only, option_field
+from neuronpipe.doors.http.bodies import (
+    Body,
+    Count,
+    KeptTokens,
+    Many,
+    StrictBody,
+    TokenIds,
+    Unsupported,
+    Whole,
+    only,
+    option_field,
+)
 
 
 class TextPart(Body):
@@ -112,7 +123,6 @@ class CompletionOptions(Body):
     bad_words: Annotated[Any, only([])] = None
     logits_processors: Annotated[Any, only([])] = None
     prompt_logprobs: Unsupported = None
-    truncate_prompt_tokens: Unsupported = None
     return_token_ids: Annotated[Any, only(False)] = None
     return_tokens_as_token_ids: Annotated[Any, only(False)] = None
     response_format: ResponseFormat | None = None
@@ -135,6 +145,7 @@ class ChatRequest(CompletionOptions):
     reasoning_effort: Annotated[Any, only("none")] = None
     verbosity: Annotated[Any, only("medium")] = None
     # vLLM's.
+    truncate_prompt_tokens: Unsupported = None
     echo: Annotated[Any, only(False)] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(None, description="whether the text continues the last message")
@@ -152,6 +163,9 @@ class CompletionRequest(CompletionOptions):
     logprobs: Whole | None = None
     echo: Annotated[bool | None, Field(description="the prompt before the text")] = None
     best_of: Count | None = Field(None, description="as many as n")
+    truncate_prompt_tokens: KeptTokens | None = Field(
+        None, description="vLLM's: of the end of a prompt; -1: as many as there is room for"
+    )
     suffix: Annotated[Any, only("")] = None
     add_special_tokens: Annotated[Any, only(True)] = None
 

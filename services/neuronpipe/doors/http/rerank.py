@@ -1,14 +1,14 @@
 """Reranking, as Cohere, Jina and TEI have it."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from neuronpipe.api.v1.tasks_pb2 import RerankInput, RerankResult, ScoreFunction, TaskInput, Truncation
-from neuronpipe.doors.http.bodies import Body, Direction, Many, Unsupported, Whole, write_body
+from neuronpipe.api.v1.tasks_pb2 import RerankInput, RerankResult, ScoreFunction, TaskInput
+from neuronpipe.doors.http.bodies import Body, Direction, KeptTokens, Many, Unsupported, Whole, write_body
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import COHERE_ERROR, TEI_ERROR
-from neuronpipe.doors.inference import Inference, ModelChoice, truncation_of
+from neuronpipe.doors.inference import Inference, ModelChoice, kept_tokens, truncation_of
 from neuronpipe.gateway.inference import InferenceResult
 
 _DOCUMENTS, _TEI_FIELDS = {"texts": "documents"}, {"truncation": "truncate"}
@@ -28,7 +28,7 @@ class CohereRerank(Body):
     documents: Many[str | Document]
     top_n: Whole | None = Field(None, description="how many; default, and of 0: all")
     return_documents: bool | None = Field(None, description="whether results have the documents; default: no")
-    truncate_prompt_tokens: Literal[-1] | None = None
+    truncate_prompt_tokens: KeptTokens | None = Field(None, description="vLLM's: of the query and a document")
     max_tokens_per_doc: Unsupported = None
     max_chunks_per_doc: Unsupported = None
     rank_fields: Unsupported = None
@@ -86,7 +86,8 @@ def rerank_handlers(inference: Inference, models: ModelChoice) -> dict[str, Http
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         # A client may ask for more than there are.
         top_n = min(body.top_n or 0, len(texts))
-        input = RerankInput(query=body.query, texts=texts, top_n=top_n, truncation=Truncation.TRUNCATION_RIGHT)
+        cuts = kept_tokens(body.truncate_prompt_tokens or -1, None)
+        input = RerankInput(query=body.query, texts=texts, top_n=top_n, **cuts)
         result = await inference.one(request.call, model, TaskInput(rerank=input), _DOCUMENTS)
         results: list[dict[str, Any]] = [
             {"index": one.index, "relevance_score": one.score} for one in _ranked(result).texts

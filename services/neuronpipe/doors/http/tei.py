@@ -278,7 +278,7 @@ def tei_handlers(
     }
 
 
-def _pair(texts: list[str], path: str) -> dict[str, str]:
+def _pair(texts: list[str], path: str) -> dict[str, Any]:
     if len(texts) not in (1, 2):
         raise InvalidInput(path, f"{len(texts)} texts, must be one or a pair")
     return dict(zip(("text", "text_pair"), texts, strict=False))

@@ -22,19 +22,18 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskInput,
     TaskResult,
     TextClassificationInput,
-    Truncation,
 )
 from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.doors.http.bodies import Body, Count, Many, texts_of, write_body
+from neuronpipe.doors.http.bodies import Body, Count, KeptTokens, Many, texts_of, write_body
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.inference import Fields, Inference, ModelChoice, ModelName, of_results, truncation_of
+from neuronpipe.doors.inference import Fields, Inference, ModelChoice, ModelName, kept_tokens, of_results
 from neuronpipe.doors.vectors import token_vectors, vector
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import InferenceResult
 
-_CUTS = {"truncation": "truncate_prompt_tokens"}
+_CUTS = dict.fromkeys(("truncation", "truncation_tokens"), "truncate_prompt_tokens")
 _TOKEN_TASKS = ("multi_vector_embedding", "feature_extraction")
 # By vLLM's words: the tasks that may answer, in the order in which a model is asked for them.
 _POOLING: Mapping[str, Sequence[str]] = {
@@ -49,14 +48,14 @@ class _Pooled(Body):
     """What all have. A text that is too long is an error without `truncate_prompt_tokens`."""
 
     model: str | None = None
-    truncate_prompt_tokens: Literal[-1] | None = Field(None, description="-1: cuts a text to what the model takes")
+    truncate_prompt_tokens: KeptTokens | None = Field(None, description="of a text; -1: as many as the model takes")
     truncation_side: Literal["left", "right"] | None = None
     use_activation: bool | None = Field(None, description="false: logits, or vectors of their own length")
 
     @property
-    def truncation(self) -> "Truncation.ValueType":
+    def cuts(self) -> dict[str, Any]:
         """In our words."""
-        return truncation_of(self.truncate_prompt_tokens is not None, self.truncation_side)
+        return kept_tokens(self.truncate_prompt_tokens, self.truncation_side)
 
     @property
     def function(self) -> "ScoreFunction.ValueType":
@@ -217,12 +216,12 @@ def _pair_fields(body: Score, index: int) -> Fields:
 
 def _ranked(body: Score, pair: tuple[str, str]) -> TaskInput:
     query, text = pair
-    return TaskInput(rerank=RerankInput(query=query, texts=[text], function=body.function, truncation=body.truncation))
+    return TaskInput(rerank=RerankInput(query=query, texts=[text], function=body.function, **body.cuts))
 
 
 def _compared(body: Score, pair: tuple[str, str]) -> TaskInput:
     source, text = pair
-    input = SentenceSimilarityInput(source=source, texts=[text], truncation=body.truncation)
+    input = SentenceSimilarityInput(source=source, texts=[text], **body.cuts)
     return TaskInput(sentence_similarity=input)
 
 
@@ -233,9 +232,7 @@ def _score_of(result: TaskResult) -> float:
 
 
 def _classified(body: _Pooled, spec: ModelSpec, text: str) -> TaskInput:
-    input = TextClassificationInput(
-        text=text, top_k=len(spec.labels), function=body.function, truncation=body.truncation
-    )
+    input = TextClassificationInput(text=text, top_k=len(spec.labels), function=body.function, **body.cuts)
     return TaskInput(text_classification=input)
 
 
@@ -258,11 +255,11 @@ def _pooled(body: Pooling, task: str, spec: ModelSpec, text: str) -> TaskInput:
     if task == "text_classification":
         return _classified(body, spec, text)
     if task == "multi_vector_embedding":
-        return TaskInput(multi_vector_embedding=MultiVectorEmbeddingInput(text=text, truncation=body.truncation))
+        return TaskInput(multi_vector_embedding=MultiVectorEmbeddingInput(text=text, **body.cuts))
     if task == "feature_extraction":
-        return TaskInput(feature_extraction=FeatureExtractionInput(text=text, truncation=body.truncation))
+        return TaskInput(feature_extraction=FeatureExtractionInput(text=text, **body.cuts))
     options: dict[str, Any] = {"dimensions": body.dimensions or 0, "skip_normalize": body.use_activation is False}
-    return TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, truncation=body.truncation, **options))
+    return TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, **body.cuts, **options))
 
 
 def _array(task: str, result: TaskResult, spec: ModelSpec) -> Any:

@@ -142,6 +142,8 @@ class InFlight:
         self._max_calls = max_calls
         self._max_message_bytes = max_message_bytes
         self.budget = ReceivingBudget(max_message_bytes, max_receiving_bytes)
+        # For answers that callers do not read, by connection.
+        self.unread = ReceivingBudget(max_message_bytes, max_receiving_bytes)
         # Of work, and of what doors answer themselves, such as health, which needs no credentials.
         self._new_reads, self._own_new_reads = Places(_MAX_NEW_READS), Places(_MAX_NEW_READS)
         # Messages that are being received, by the time of their next check. Those that have ended stay until then.

@@ -30,8 +30,12 @@ _NOT_GRPC_BODY = b"this port speaks gRPC: POST with the content-type application
 _RESERVED = frozenset((b"te", b"content-type", b"user-agent", b"grpc-accept-encoding", b"grpc-message-type"))
 _TIMEOUT_UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _MAX_TIMEOUT_DIGITS = 8
+# What each of several values in a field of binary metadata counts, beside its bytes (RFC 9113, 6.5.2).
+_VALUE_BYTES = 32
 # Printable characters but the percent sign stay as they are (PROTOCOL-HTTP2.md, Status-Message).
 _MESSAGE_CHARACTERS = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+# Of messages that wait to be read, those that do not count as arriving.
+_UNCOUNTED_BYTES = 1 << 16
 # For the first message of a call with a stream of messages that is refused.
 _REFUSAL_PATIENCE_S = 0.1
 
@@ -104,8 +108,12 @@ class Call(Stream):
     # --- its head ---
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """Takes the head of the call, and returns its path. Raises CallEnd; NotGrpc where it is no gRPC."""
+        """Takes the head of the call, and returns its path. Raises CallEnd; NotGrpc where it is no gRPC.
+
+        Of metadata beyond the limit, which the door refuses, nothing more is kept or decoded.
+        """
         path = method = content_type = b""
+        max_bytes = self.connection.options.settings.max_header_bytes
         metadata: list[tuple[str, str | bytes]] = []
         for name, value in headers:
             if name[:1] == b":":
@@ -122,8 +130,10 @@ class Call(Stream):
             elif name == b"grpc-encoding":
                 self.encoding = value
             elif name[-4:] == b"-bin":
-                metadata += [(name.decode("latin-1"), one) for one in _unpacked(value)]
-            elif name not in _RESERVED:
+                self.metadata_bytes += _VALUE_BYTES * value.count(b",")
+                if self.metadata_bytes <= max_bytes:
+                    metadata += [(name.decode("latin-1"), one) for one in _unpacked(value)]
+            elif name not in _RESERVED and self.metadata_bytes <= max_bytes:
                 metadata.append((name.decode("latin-1"), value.decode("latin-1")))
         if method != b"POST" or not (
             content_type == b"application/grpc" or content_type.startswith((b"application/grpc+", b"application/grpc;"))
@@ -143,17 +153,28 @@ class Call(Stream):
         """Whether it can be answered with what has come."""
         return bool(self.method and self.method.takes_stream) or bool(self.messages) or self.is_ended
 
+    @property
+    def is_claiming(self) -> bool:
+        """Whether what has come, and was not read, counts."""
+        return self.buffered_bytes > 0 or self.unread_bytes > _UNCOUNTED_BYTES
+
     def note_arrival(self) -> None:
-        """Limits the memory and the time of a message that is arriving."""
+        """Limits the memory of messages that are arriving, or wait to be read, and the time of the first one."""
         connection = self.connection
         if self._arrival is None and self.task is None:
             self._arrival = connection.arrivals.begin(self._arrives_too_slowly)
-        if self.buffered_bytes:
+        if self.is_claiming:
             claim = self.claim = self.claim or Claim(str(id(connection)), self._refuse)
-            if self.buffered_bytes > claim.bytes:
-                connection.budget.grow(claim, self.buffered_bytes)
+            if (size_bytes := self.buffered_bytes + self.unread_bytes) > claim.bytes:
+                connection.budget.grow(claim, size_bytes)
         else:
             self.end_claim()
+
+    def next_message(self) -> bytes:
+        message = super().next_message()
+        if self.claim and not self.is_claiming:
+            self.end_claim()
+        return message
 
     def _arrives_too_slowly(self, is_late: bool) -> None:
         options = self.connection.options
@@ -166,7 +187,7 @@ class Call(Stream):
             self.finish(end_of(error))
 
     def end_claim(self) -> None:
-        """The message that was arriving has come, or never will."""
+        """The messages that were arriving have been read, or never will be."""
         if self.claim:
             self.connection.budget.end(self.claim)
             self.claim = None
@@ -303,6 +324,7 @@ class Call(Stream):
 
     def close(self) -> None:
         super().close()
+        self.drop_received()
         self._forget()
         if self.task and not self.task.done():
             self.task.cancel()

@@ -33,8 +33,8 @@ _CONNECTION_WINDOW_BYTES = 16 << 20
 _WRITE_BYTES = 1 << 18
 # Header lists within this limit reach us, so that one call is refused for its own metadata. nghttp2 ends the connection
 # for longer ones.
-_MAX_HEADER_LIST_BYTES = 1 << 20
-_MAX_HEADERS = _MAX_HEADER_LIST_BYTES // 32
+_MAX_HEADER_LIST_BYTES = 1 << 18
+_MAX_HEADERS = 1 << 12
 # Frames that bring nothing (PING, SETTINGS, RST_STREAM, empty DATA), since data came or went. A peer that sends
 # more ends its connection.
 _MAX_IDLE_FRAMES = 500

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import ssl
+import time
 from collections.abc import Iterable
 from ipaddress import ip_address
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 from ngh2 import NGH2Error, Role
 from ngh2.events import RequestReceived, SettingsAcknowledged
 
+from neuronpipe.core.background import LoopTurns
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.names import Metrics
+from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.rpc.http2.call import Call, NotGrpc
 from neuronpipe.rpc.http2.connection import NO_ERROR, Connection
 from neuronpipe.rpc.http2.listener import Listener
@@ -32,12 +35,10 @@ _KEEPALIVE_S = 30.0
 # A connection with a call that was refused for load is not read for this time, so that refusals of many calls share
 # their turns of the event loop: at sixteen times the load that can be borne, turns would cost more than the refusals.
 _REST_S = 0.002
-# New calls in a turn of the event loop: of all connections, and of one while others wait. The rest of what has come
-# waits for the next turn, as a caller with thousands of calls would otherwise hold up all others. An answer takes half
-# a dozen turns, so these must be short.
-_CALLS_A_TURN, _CALLS_OF_ONE = 32, 8
 # What comes is looked at in pieces of this size, or larger ones while no call begins.
-_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 64 << 10
+_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
+# Of answers that a caller has not read, those that do not count.
+_UNCOUNTED_UNREAD_BYTES = 64 << 10
 # What connections are ended for: settings, and what is no HTTP/2.
 _LIMITS = (
     "max_connections",
@@ -71,6 +72,7 @@ class _ServerConnection(Connection[Call]):
         # What the caller has not read: of each stream the number of the wait, and the bytes that it must read until the
         # wait is over. None is the connection itself, while the operating system takes nothing.
         self._unread: dict[Stream | None, tuple[int, int]] = {}
+        self._unread_claim: Claim | None = None
         self._has_served = self._is_resting = False
         # Of all time; and what has come, and waits for a turn.
         self._calls, self._held = 0, b""
@@ -90,6 +92,7 @@ class _ServerConnection(Connection[Call]):
         super().connection_lost(error)
         for stream in list(self._unread):
             self._is_read(stream)
+        self._claim_unread(0)
         self._server.lost(self)
 
     def pause_writing(self) -> None:
@@ -103,21 +106,21 @@ class _ServerConnection(Connection[Call]):
     # --- what comes ---
 
     def data_received(self, data: bytes) -> None:
-        turns, calls, begin, size = self._server.turns, 0, 0, _PIECE_BYTES
-        while begin < len(data) and not self._is_resting and turns.has_room_after(calls):
+        turns, calls, begin, size, began_s = self._server.turns, 0, 0, _PIECE_BYTES, time.monotonic()
+        while begin < len(data) and not self._is_resting and turns.has_room_after(calls, began_s):
             before = self._calls
             super().data_received(data[begin : begin + size])
             begin, new = begin + size, self._calls - before
             if new:
-                turns.take(new)
                 calls, size = calls + new, _PIECE_BYTES
             else:
                 size = min(2 * size, _MAX_PIECE_BYTES)
+        turns.take(calls, began_s)
         if begin < len(data) and not (self.is_lost or self.is_closing):
             self._held = data[begin:]
             self.transport.pause_reading()
             if not self._is_resting:
-                turns.wait(self)
+                turns.wait(self.go_on)
 
     def go_on(self) -> None:
         """Takes what has waited, and reads again."""
@@ -180,7 +183,7 @@ class _ServerConnection(Connection[Call]):
                 continue
             if call.task is None and call.can_begin():
                 call.begin()
-            if call.task is None or call.buffered_bytes or call.claim:
+            if call.task is None or call.claim or call.is_claiming:
                 call.note_arrival()
 
     def refuse(self, stream: Call, end: CallEnd) -> None:
@@ -211,6 +214,21 @@ class _ServerConnection(Connection[Call]):
         """Sends at once where there is nothing that could travel along."""
         if len(self.streams) == 1:
             self.flush()
+
+    def flush(self) -> None:
+        super().flush()
+        if not (self.is_lost or self.is_closing):
+            self._claim_unread(self.engine.queued_body_size())
+
+    def _claim_unread(self, size_bytes: int) -> None:
+        unread, claim = self.options.in_flight.unread, self._unread_claim
+        if size_bytes > _UNCOUNTED_UNREAD_BYTES:
+            claim = self._unread_claim = claim or Claim(str(id(self)), lambda error: self.end("max_send_s"))
+            if size_bytes > claim.bytes:
+                unread.grow(claim, size_bytes)
+        elif claim:
+            self._unread_claim = None
+            unread.end(claim)
 
     def flushed(self, written: Iterable[Stream]) -> None:
         engine = self.engine
@@ -316,45 +334,6 @@ class _ServerConnection(Connection[Call]):
         self._server.count_ended("protocol")
 
 
-class _Turns:
-    """Shares the new calls of each turn of the event loop among connections."""
-
-    def __init__(self) -> None:
-        self._left = _CALLS_A_TURN
-        self._waiting: dict[_ServerConnection, None] = {}
-        self._is_due = False
-
-    def has_room_after(self, calls: int) -> bool:
-        """Whether a connection with so many new calls in this turn may have one more."""
-        return self._left > 0 and (calls < _CALLS_OF_ONE or not self._waiting)
-
-    def take(self, calls: int) -> None:
-        """So many calls are new."""
-        self._left -= calls
-        self._prepare()
-
-    def wait(self, connection: _ServerConnection) -> None:
-        """A connection goes on in another turn."""
-        self._waiting[connection] = None
-        self._prepare()
-
-    def _prepare(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_soon(self._begin)
-
-    def _begin(self) -> None:
-        """A new turn. Those that have waited leave some of it to those for which something comes now."""
-        self._is_due, self._left = False, _CALLS_A_TURN
-        for connection in list(self._waiting):
-            if self._left <= _CALLS_A_TURN // 2:
-                break
-            del self._waiting[connection]
-            connection.go_on()
-        if self._waiting:
-            self._prepare()
-
-
 class Http2Server:
     """Listens at one address; a Server of rpc/transport.py."""
 
@@ -373,7 +352,7 @@ class Http2Server:
         self.all_know: asyncio.Event | None = None
         self._is_empty: asyncio.Event | None = None
         self._resting: set[_ServerConnection] = set()
-        self.turns = _Turns()
+        self.turns = LoopTurns()
 
     def rest(self, connection: _ServerConnection) -> None:
         """Reads a connection again after a moment."""

@@ -23,7 +23,7 @@ from neuronpipe.platform.cache.cache import Kind
 from neuronpipe.platform.cache.sealing import ValueCodec
 from neuronpipe.stages.tokenizer.text import LIBRARY_VERSION, JsonTokenizer
 from neuronpipe.tasks import ANSWERED_TASKS
-from neuronpipe.tasks.base import ImageReader, Readers, Reads, Task, TextTokenizer
+from neuronpipe.tasks.base import ImageReader, Readers, Reads, Task, TextTokenizer, truncation_tokens
 from neuronpipe.tasks.inputs import images
 from neuronpipe.tasks.text_generation import GenerationFacts
 
@@ -88,12 +88,15 @@ _LONG_WORK_BYTES = 1 << 20
 class Encoder:
     """Encodes the inputs of one model, and gives inputs with the same encoding the same key."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        """Loads the tokenizer. Raises SetupError for a file that is missing or was changed."""
+    def __init__(self, bundle: Bundle, *, reads_special_tokens: bool = False) -> None:
+        """Loads the tokenizer. Raises SetupError for a file that is missing or was changed.
+
+        `reads_special_tokens`: see JsonTokenizer.
+        """
         self._spec = bundle.spec
-        self._readers, reader_traits = _readers(bundle)
+        self._readers, reader_traits = _readers(bundle, reads_special_tokens)
         # Another release may encode differently.
-        traits = (__version__, *reader_traits, *encoding_traits(bundle.spec))
+        traits = (__version__, reads_special_tokens, *reader_traits, *encoding_traits(bundle.spec))
         self._key = blake2b(repr(traits).encode(), digest_size=_KEY_BYTES)
         # The kind of encoded inputs, and so the cache that they are in.
         self.kind: Kind = "pixels" if bundle.spec.image else "tokens"
@@ -113,7 +116,8 @@ class Encoder:
         if scope:
             key.update(repr(scope).encode())
         # repr separates the values, so that different values never give the same bytes.
-        key.update(repr((task.name, *task.traits(getattr(input, task.name)))).encode())
+        own = getattr(input, task.name)
+        key.update(repr((task.name, truncation_tokens(own), *task.traits(own))).encode())
         return key.digest()
 
     def work_bytes(self, size_bytes: int) -> int:
@@ -126,7 +130,10 @@ class Encoder:
     def encode(self, input: TaskInput) -> EncodedInput:
         """Encodes an input that was checked; the arrays are read-only. Raises InvalidInput."""
         task = self._task_of(input)
-        encoded = task.encode(getattr(input, task.name), self._readers[task.reads], self._spec)
+        own, spec = getattr(input, task.name), self._spec
+        if (most := truncation_tokens(own)) and not task.generates:  # which leave room behind a prompt
+            spec = spec.model_copy(update={"max_tokens": min(most, spec.max_tokens), "largest_bucket": ""})
+        encoded = task.encode(own, self._readers[task.reads], spec)
         for arrays in (*encoded.sequences, *encoded.annotations):
             for array in arrays.values():
                 array.setflags(write=False)
@@ -141,7 +148,9 @@ class Encoder:
         return ANSWERED_TASKS[input.WhichOneof("task") or self._spec.task]
 
 
-def _readers(bundle: Bundle) -> tuple[Mapping[Reads, TextTokenizer | ImageReader | Readers], tuple[str, ...]]:
+def _readers(
+    bundle: Bundle, reads_special_tokens: bool
+) -> tuple[Mapping[Reads, TextTokenizer | ImageReader | Readers], tuple[str, ...]]:
     """Loads what reads a model's inputs, and everything else besides the model's spec that its results depend on.
 
     Raises SetupError.
@@ -154,7 +163,10 @@ def _readers(bundle: Bundle) -> tuple[Mapping[Reads, TextTokenizer | ImageReader
         facts = spec.facts.get("text_generation")
         chat = (facts.chat_template, facts.template_variables) if isinstance(facts, GenerationFacts) else ()
         readers["texts"] = tokenizer = JsonTokenizer(
-            bundle.tokenizer_json(), *chat, cuts_windows=spec.answers("question_answering")
+            bundle.tokenizer_json(),
+            *chat,
+            cuts_windows=spec.answers("question_answering"),
+            reads_special_tokens=reads_special_tokens,
         )
         traits += (LIBRARY_VERSION, bundle.manifest.files[bundle.manifest.tokenizer_file])
     if spec.image and spec.takes_texts:

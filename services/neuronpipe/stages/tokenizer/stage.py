@@ -13,7 +13,7 @@ from neuronpipe.core.lanes import Lane, Lanes, is_on_event_loop
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.platform.cache.cache import Cache, Kind, TimedValue
-from neuronpipe.stages.settings import TokenCacheSettings
+from neuronpipe.stages.settings import EncodingSettings
 from neuronpipe.stages.tokenizer.encoder import PACKING, Encoder
 from neuronpipe.stages.tokenizer.text import LONG_TEXT
 
@@ -93,7 +93,7 @@ class TokenizerStage:
 
 @asynccontextmanager
 async def running_tokenizer(
-    bundles: list[Bundle], settings: TokenCacheSettings, telemetry: Telemetry | None = None
+    bundles: list[Bundle], settings: EncodingSettings, telemetry: Telemetry | None = None
 ) -> AsyncIterator[TokenizerStage]:
     """The stage with every tokenizer loaded. Raises SetupError for a file that is missing or was changed."""
     async with AsyncExitStack() as stack:
@@ -110,7 +110,8 @@ async def running_tokenizer(
 
         @asynccontextmanager
         async def open_model(bundle: Bundle) -> AsyncIterator[EncodingModel]:
-            encoder = await asyncio.to_thread(Encoder, bundle)
+            reads_special = settings.reads_special_tokens(bundle.spec.name)
+            encoder = await asyncio.to_thread(Encoder, bundle, reads_special_tokens=reads_special)
             of_model = [one.lane(bundle.spec.name) for one in (lanes, lanes, long_lanes)]
             try:
                 yield EncodingModel(encoder, caches[encoder.kind], *of_model)
@@ -121,7 +122,7 @@ async def running_tokenizer(
         yield TokenizerStage(await stack.enter_async_context(running_models(ServedModels(open_model), bundles)))
 
 
-def _cache(kind: Kind, memory_bytes: int, settings: TokenCacheSettings) -> Cache[EncodedInput] | None:
+def _cache(kind: Kind, memory_bytes: int, settings: EncodingSettings) -> Cache[EncodedInput] | None:
     policy = settings.token_cache_redis
     has_cache = memory_bytes or (settings.redis_url and policy != "never")
     return Cache(kind, memory_bytes, settings, policy, PACKING) if has_cache else None

@@ -76,25 +76,30 @@ class JsonTokenizer:
         template_variables: Mapping[str, str] | None = None,
         *,
         cuts_windows: bool = False,
+        reads_special_tokens: bool = False,
     ) -> None:
         """`written`: the file's content. `template_variables`: special tokens by their names in the template.
-        `cuts_windows`: most texts will be cut into windows, so what does that is loaded now.
+        `cuts_windows`: most texts will be cut into windows, so what does that is loaded now. `reads_special_tokens`:
+        those that a text spells are special, as in transformers; in messages of chats they are always plain text.
         """
         content = json.loads(written)
-        load = partial(_load, counts_deleted="precompiled_charsmap" in json.dumps(content["normalizer"]))
+        counts_deleted = "precompiled_charsmap" in json.dumps(content["normalizer"])
+        load = partial(_load, written, counts_deleted=counts_deleted, reads_special_tokens=reads_special_tokens)
         # What calls share is never changed. An allowed mask is not a special token in the file
         # (compiler/tokenizers.py).
-        self._tokenizer = load(written)
-        self._load_trusting = partial(_load_trusting, load, written)
-        self._short_windows, self._long_windows = _Windows(partial(load, written)), _Windows(partial(load, written))
+        self._tokenizer = self._chat_tokenizer = load()
+        if chat_template and reads_special_tokens:
+            self._chat_tokenizer = load(reads_special_tokens=False)
+        self._load_trusting = partial(load, reads_special_tokens=True, in_normalized=False)
+        self._reads_special_tokens = reads_special_tokens
+        self._short_windows, self._long_windows = _Windows(load), _Windows(load)
         # To load takes up to a second, for which the first request would hold up all others.
         if cuts_windows:
             self._short_windows.load()
         if chat_template:
             self._trusting_tokenizer  # noqa: B018 (a cached property)
         self._words = WordRule.of_model(content["model"])
-        special = [token["content"] for token in content["added_tokens"] if token["special"]]
-        special += _hidden_pieces(content).values()
+        special = [token["content"].removeprefix("\0") for token in content["added_tokens"] if token["special"]]
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self._chat = ChatTemplate(chat_template, template_variables or {}, special)
 
@@ -121,7 +126,7 @@ class JsonTokenizer:
 
     def text_of(self, token_ids: Iterable[int], *, special_tokens: bool) -> str:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
-        return text
+        return text.replace("\0", "")  # of special tokens that are hidden from texts (compiler/tokenizers.py)
 
     def special_tokens(self, *, pair: bool) -> int:
         return self._tokenizer.num_special_tokens_to_add(pair)
@@ -140,7 +145,7 @@ class JsonTokenizer:
     ) -> EncodedText:
         parts, ids = self._chat.render(messages, tools, arguments, continues=continues), list[int]()
         for index, part in enumerate(parts):
-            tokenizer = self._tokenizer if index % 2 else self._trusting_tokenizer
+            tokenizer = self._chat_tokenizer if index % 2 else self._trusting_tokenizer
             encode = _encode_behind_other if index else partial(_encode, add_special_tokens=False)
             ids += encode(tokenizer, part).ids if part else []
         return EncodedText(_array(ids), np.zeros(len(ids), np.int32))
@@ -191,7 +196,7 @@ class JsonTokenizer:
     def _encode_behind(self, prompt: str, text: str, text_pair: str | None) -> Encoding:
         """A text or a pair behind a prompt, whose special tokens are special."""
         found = [*self._special.finditer(prompt)]
-        if not found:
+        if not found or self._reads_special_tokens:
             return _encode(self._tokenizer, prompt + text, text_pair)
         if not (self._special.search(text) or self._special.search(text_pair or "")):
             return _encode(self._trusting_tokenizer, prompt + text, text_pair)
@@ -234,34 +239,25 @@ class _Windows:
             return _encode(tokenizer, first, second, with_offsets=True)
 
 
-def _hidden_pieces(content: Mapping[str, Any]) -> dict[int, str]:
-    """The special tokens of a Unigram model, which are hidden from texts (compiler/tokenizers.py), by their numbers."""
-    pieces = content["model"]["vocab"] if content["model"].get("type") == "Unigram" else ()
-    # Numbers stand where a vocabulary has no piece.
-    return {at: one[1:] for at, (one, _) in enumerate(pieces) if one.startswith("\0") and not one[1:].isdigit()}
-
-
-def _with_special_pieces(written: bytes) -> bytes:
-    """The file in which they are special tokens as those of other models are, and none is found in what a normalizer
-    made of a text: a caller could write one in letters of another width.
+def _with_special_pieces(written: bytes, *, in_normalized: bool) -> bytes:
+    """The file in which the special tokens of a Unigram model, which are hidden from texts (compiler/tokenizers.py),
+    are as those of other models. Without `in_normalized`, none is found in what a normalizer made of a text: a caller
+    could write one in letters of another width.
     """
     content = json.loads(written)
-    hidden = _hidden_pieces(content)
-    normalized = [token for token in content["added_tokens"] if token["special"] and token["normalized"]]
-    if not (hidden or normalized):
-        return written
-    for token in normalized:
-        token["normalized"] = False
-    sides = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    for token_id, piece in hidden.items():
-        content["model"]["vocab"][token_id][0] = piece
-        content["added_tokens"].append({"id": token_id, "content": piece, "special": True, **sides})
-    content["added_tokens"].sort(key=lambda token: token["id"])
+    for token in content["added_tokens"]:
+        if token["content"].startswith("\0"):
+            token["content"] = content["model"]["vocab"][token["id"]][0] = token["content"][1:]
+        token["normalized"] &= in_normalized or not token["special"]
     return json.dumps(content).encode()
 
 
-def _load(written: bytes, *, counts_deleted: bool, reads_special_tokens: bool = False) -> Tokenizer:
+def _load(
+    written: bytes, *, counts_deleted: bool, reads_special_tokens: bool = False, in_normalized: bool = True
+) -> Tokenizer:
     """The library's tokenizer. `reads_special_tokens`: those that a text spells are no plain text."""
+    if reads_special_tokens:
+        written = _with_special_pieces(written, in_normalized=in_normalized)
     tokenizer = Tokenizer.from_buffer(written)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -271,10 +267,6 @@ def _load(written: bytes, *, counts_deleted: bool, reads_special_tokens: bool = 
     if counts_deleted:
         tokenizer.normalizer = _counting_what_it_deletes(tokenizer.normalizer)
     return tokenizer
-
-
-def _load_trusting(load: Callable[..., Tokenizer], written: bytes) -> Tokenizer:
-    return load(_with_special_pieces(written), reads_special_tokens=True)
 
 
 def _encode(

@@ -13,6 +13,7 @@ from neuronpipe.doors.http.exchange import HEALTH_ROUTES, HttpHandler, HttpReque
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.settings import ServerSettings
+from tests.unit.soon import soon
 
 _WAIT = Route("GET", "/wait", "waits")
 _TAKE = Route("POST", "/take", "takes a body", is_raw=True)
@@ -95,6 +96,26 @@ async def test_a_request_that_is_slow_to_answer_is_no_head_that_is_slow_to_come(
 
     async with _running({_WAIT.key: wait}, max_handshake_s=0.1) as (_, _, port):
         assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_requests_behind_one_that_waits_stay_bytes_until_their_turn() -> None:
+    may_answer = asyncio.Event()
+
+    async def wait(request: HttpRequest) -> HttpResponse:
+        await may_answer.wait()
+        return HttpResponse(b"{}")
+
+    async with _running({_WAIT.key: wait}) as (door, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /wait HTTP/1.1\r\n\r\n" * 5000)
+        connections: Any = door._server.server_state.connections
+        await soon(lambda: any(one.pipeline for one in connections))
+        assert [len(one.pipeline) < 100 for one in connections] == [True]
+        may_answer.set()
+        for _ in range(5000):
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+            await reader.readuntil(b"\r\n\r\n{}")
+        writer.close()
 
 
 async def test_what_outlasts_the_grace_is_told_that_the_server_stops() -> None:

@@ -134,6 +134,21 @@ async def test_truncation(browser: Browser, task: str, given: dict[str, Any], cu
     assert _asked(browser).truncation == cut
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "kept"),
+    [
+        ("/v1/completions", {"prompt": "t", "truncate_prompt_tokens": 5}, 5),
+        ("/v1/completions", {"prompt": [1, 2], "truncate_prompt_tokens": -1}, 0),
+        ("/generate", {"inputs": "t", "parameters": {"truncate": 5}}, 5),
+    ],
+)
+async def test_prompts_keep_their_ends_as_in_vllm_and_tgi(
+    browser: Browser, path: str, body: dict[str, Any], kept: int
+) -> None:
+    assert (await browser.post(path, {"model": "text_generation", **body}))[0] == 200
+    assert (_asked(browser).truncation, _asked(browser).truncation_tokens) == (Truncation.TRUNCATION_LEFT, kept)
+
+
 async def test_several_texts_of_one_input_are_a_list(browser: Browser) -> None:
     several = {"num_return_sequences": 2, "do_sample": True}
     _, texts = await browser.post("/models/summarization", {"inputs": "t", "parameters": several})

@@ -1,4 +1,4 @@
-"""doors/http/console/live.py: figures by hand, and who listens."""
+"""doors/http/console/pages.py: live figures by hand, and who listens."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 from neuronpipe.core.errors import Overloaded
 from neuronpipe.core.metrics import Family, Meters
 from neuronpipe.core.names import Metrics
-from neuronpipe.doors.http.console.live import LiveFigures, Reading, figures, read
+from neuronpipe.doors.http.console.pages import LiveFigures, Reading, figures, read
 
 
 class _CountedMeters(Meters):

@@ -58,6 +58,13 @@ async def test_more_may_be_asked_for_than_there_are(browser: Browser) -> None:
     assert (status, len(answer["results"])) == (200, 2)
 
 
+@pytest.mark.parametrize("kept", [None, -1, 6])
+async def test_documents_are_cut_to_as_many_tokens_as_the_request_says(browser: Browser, kept: int | None) -> None:
+    await browser.post("/v2/rerank", {"query": "q", "documents": ["a"], "truncate_prompt_tokens": kept})
+    input = browser.inputs[0].rerank
+    assert (input.truncation, input.truncation_tokens) == (Truncation.TRUNCATION_RIGHT, max(kept or 0, 0))
+
+
 async def test_an_error_names_the_document(browser: Browser) -> None:
     status, answer = await browser.post("/v2/rerank", {"query": "q", "documents": ["a", ""]})
     assert (status, answer["message"]) == (400, "query and documents[1]: is empty")

@@ -80,12 +80,14 @@ async def test_lists_of_one_length_are_pairs_by_each_versions_names(browser: Bro
     assert [(one.rerank.query, list(one.rerank.texts)) for one in browser.inputs] == [("q", ["a"]), ("r", ["b"])]
 
 
-async def test_logits_and_cutting_are_asked_for_as_in_vllm(browser: Browser) -> None:
-    options = {"use_activation": False, "truncate_prompt_tokens": -1, "truncation_side": "left"}
+@pytest.mark.parametrize("kept", [-1, 6])
+async def test_logits_and_cutting_are_asked_for_as_in_vllm(browser: Browser, kept: int) -> None:
+    options = {"use_activation": False, "truncate_prompt_tokens": kept, "truncation_side": "left"}
     await browser.post("/score", {"model": "reranker", "text_1": "q", "text_2": "a", **options})
     [input] = browser.inputs
     assert input.rerank.function == ScoreFunction.SCORE_FUNCTION_NONE
     assert input.rerank.truncation == Truncation.TRUNCATION_LEFT
+    assert input.rerank.truncation_tokens == max(kept, 0)
 
 
 async def test_vectors_are_scored_by_their_cosine(browser: Browser) -> None:
@@ -101,7 +103,7 @@ async def test_vectors_are_scored_by_their_cosine(browser: Browser) -> None:
         ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_2: 1 texts, must be as many as text_1 has, 2"),
         ({"text_1": "a", "text_2": []}, "text_2: 0 inputs, must be from 1 to 2048 (the gateway's max_http_inputs)"),
         ({"text_1": "a"}, "text_2: field required"),
-        ({"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 9}, "truncate_prompt_tokens: input should be -1"),
+        ({"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens: input should be -1"),
     ],
 )
 async def test_what_is_wrong_is_named(browser: Browser, body: Any, error: str) -> None:

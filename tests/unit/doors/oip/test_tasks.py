@@ -576,8 +576,8 @@ def _empty_parameter() -> Any:
         ),
         (
             asks("small", {"topk": 1}, text=[["a"]]),
-            "parameters: there is no parameter 'topk', only top_k, function, truncation, priority, timeout, "
-            "cache_control",
+            "parameters: there is no parameter 'topk', only top_k, function, truncation, truncation_tokens, "
+            "priority, timeout, cache_control",
         ),
         (asks("small", {"top_k": "1"}, text=[["a"]]), "top_k: '1', must be a whole number"),
         (asks("small", {"top_k": True}, text=[["a"]]), "top_k: True, must be a whole number"),

@@ -1,4 +1,4 @@
-"""platform/telemetry/store.py: the last traces, in a form that every collector reads."""
+"""platform/telemetry/start.py: the last traces, in a form that every collector reads."""
 
 import base64
 import copy
@@ -8,7 +8,7 @@ from google.protobuf import json_format
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from neuronpipe.core.tracing import Clock, Event, Link, Span, SpanContext
-from neuronpipe.platform.telemetry.store import Json, TraceStore
+from neuronpipe.platform.telemetry.start import Json, TraceStore
 
 
 def _store(max_traces: int = 10) -> TraceStore:

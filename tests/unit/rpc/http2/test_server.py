@@ -33,6 +33,7 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.tls import ServerTls, TlsFiles
+from neuronpipe.rpc.http2.call import Call
 from neuronpipe.rpc.http2.server import Http2Server
 from neuronpipe.rpc.transport import CallEnd, ServerCall, ServerOptions, end_of
 from tests.certificates import Authority
@@ -285,6 +286,94 @@ async def test_large_metadata_reach_the_door_and_harm_no_other_call(fields: list
         assert sizes[0] >= sum(len(name) + len(value) for name, value in fields)
         caller.send(other, _message(b"a"), ends=True)
         assert await caller.code(other) == "OK"
+
+
+async def test_metadata_beyond_the_limit_are_neither_kept_nor_decoded() -> None:
+    seen: list[Any] = []
+
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        seen.append((call.metadata_bytes, sum(len(value) for _, value in call.metadata)))
+
+    async with _serving(answer, max_header_bytes=4096) as system:
+        caller = await system.connect()
+        # Of each comma a value would be made, and of an entry of HPACK's table, which has one byte, thousands of them.
+        for fields in ([(b"x-bin", b"," * 200)], [(b"x", b"a" * 3000)] * 60):
+            assert await caller.code(caller.call(b"a", "/a/Echo", *fields)) == "OK"
+        assert [size_bytes > 4096 and kept_bytes <= 4096 for size_bytes, kept_bytes in seen] == [True, True]
+        assert seen[0][1] == 0
+
+
+async def test_messages_that_nobody_reads_count_as_arriving_until_they_are_read() -> None:
+    may_read, ends = asyncio.Event(), asyncio.Event()
+
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        await may_read.wait()
+        await call.read()
+        await call.read()
+        await ends.wait()
+
+    mib = 1 << 20
+    async with _serving(answer, takes_stream=True, max_message_bytes=mib, max_receiving_bytes=4 * mib) as system:
+        caller = await system.connect()
+        numbers = [caller.open() for _ in range(4)]
+        for number in numbers:
+            caller.send(number, _message(b"x" * 900_000))
+            caller.send(number, _message(b"a"))
+        # A connection has half of the budget.
+        await soon(lambda: [bool(call.error) for call in _calls(system)] == [False, False, True, True])
+        assert len(_claims(system)) == 2
+        may_read.set()
+        await soon(lambda: not _claims(system))
+        assert [await caller.code(number) for number in numbers[2:]] == ["RESOURCE_EXHAUSTED"] * 2
+        ends.set()
+        assert [await caller.code(number) for number in numbers[:2]] == ["OK", "OK"]
+
+
+async def test_a_caller_that_leaves_answers_of_many_bytes_unread_loses_its_connection() -> None:
+    mib = 1 << 20
+    async with _serving(max_message_bytes=mib, max_receiving_bytes=4 * mib) as system:
+        _, writer = await asyncio.open_connection("127.0.0.1", system.port)
+        writer.write(
+            frames.PREFACE
+            + frames.settings([(frames.INITIAL_WINDOW_SIZE, 0)])
+            + frames.frame(frames.SETTINGS, frames.ACK)
+        )
+        wire = _message(b"x" * 900_000)
+        for number in (1, 3, 5):  # two of them are less than a connection's half of the budget
+            assert not system.ended("max_send_s")
+            head = frames.block(frames.call_fields("/a/Echo"))
+            writer.write(frames.frame(frames.HEADERS, frames.END_HEADERS, number, head))
+            for at in range(0, len(wire), 1 << 14):
+                flags = frames.END_STREAM if at + (1 << 14) >= len(wire) else 0
+                writer.write(frames.frame(frames.DATA, flags, number, wire[at : at + (1 << 14)]))
+            await soon(lambda accepted=(number + 1) // 2: system.method.accepted == accepted)  # type: ignore[misc]
+        await soon(lambda: system.ended("max_send_s") == 1)
+        assert not system.server.connections
+        assert not system.server.options.in_flight.unread._bytes
+        writer.close()
+
+
+def _calls(system: _System) -> list[Call]:
+    return [call for connection in system.server.connections for call in connection.streams.values()]
+
+
+def _claims(system: _System) -> list[int]:
+    return [call.claim.bytes for call in _calls(system) if call.claim]
+
+
+async def test_frames_that_take_a_turn_of_the_event_loop_leave_the_next_one_to_others() -> None:
+    async with _serving() as system:
+        caller, other = await system.connect(), await system.connect()
+        number = caller.open()
+        await soon(lambda: len(system.server.connections) == 2)
+        caller._writer.write(frames.frame(frames.DATA, 0, number, b"\0\0\xff\xff\xff"))
+        caller._writer.write(frames.frame(frames.DATA, 0, number, b"a") * 100_000)
+        began_s = time.monotonic()
+        while not any(connection._held for connection in system.server.connections):
+            await asyncio.sleep(0)
+            assert time.monotonic() - began_s < _LIMIT_S
+        assert await other.code(other.call(b"a")) == "OK"
+        assert any(connection._held for connection in system.server.connections)
 
 
 async def test_a_call_that_is_answered_early_is_reset_without_an_error_after_its_status() -> None:

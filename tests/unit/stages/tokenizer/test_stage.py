@@ -20,6 +20,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     ScoreFunction,
     TaskInput,
     TextClassificationInput,
+    TextGenerationInput,
     Truncation,
 )
 from neuronpipe.bundles.repository import new_bundle, read_bundle, read_repository, write_manifest
@@ -30,7 +31,7 @@ from neuronpipe.core.model import ImageSpec
 from neuronpipe.core.packed import Packed, pack_input
 from neuronpipe.core.tensors import Array
 from neuronpipe.measure.load.inputs import make_image
-from neuronpipe.stages.settings import TokenCacheSettings
+from neuronpipe.stages.settings import EncodingSettings
 from neuronpipe.stages.tokenizer.encoder import Encoder
 from neuronpipe.stages.tokenizer.stage import TokenizerStage, running_tokenizer
 from neuronpipe.tasks.inputs import images
@@ -47,7 +48,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-_NO_CACHE = TokenCacheSettings(token_cache_bytes=0, image_cache_bytes=0)
+_NO_CACHE = EncodingSettings(token_cache_bytes=0, image_cache_bytes=0)
 _EXPIRED = Call(deadline_s=0.0)
 
 
@@ -161,8 +162,13 @@ def test_models_that_share_a_tokenizer_share_its_keys(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"text": "One two "}, {"text_pair": "four"}, {"truncation": Truncation.TRUNCATION_RIGHT}],
-    ids=["text", "pair", "truncation"],
+    [
+        {"text": "One two "},
+        {"text_pair": "four"},
+        {"truncation": Truncation.TRUNCATION_RIGHT},
+        {"truncation_tokens": 8},
+    ],
+    ids=["text", "pair", "truncation", "tokens"],
 )
 def test_inputs_that_may_be_encoded_otherwise_have_other_keys(tmp_path: Path, changes: dict[str, Any]) -> None:
     encoder = _encoder(tmp_path / "a")
@@ -193,8 +199,66 @@ def test_another_tokenizer_and_another_model_have_other_keys(tmp_path: Path, cha
     assert _key(_encoder(tmp_path / "a", **spec)) != _key(_encoder(tmp_path / "b", **spec | changes))
 
 
+def test_special_tokens_in_texts_have_other_keys(tmp_path: Path) -> None:
+    plain = _encoder(tmp_path / "a")
+    assert _key(plain) != _key(Encoder(read_bundle(tmp_path / "a/m/1"), reads_special_tokens=True))
+
+
+@pytest.mark.parametrize(("models", "reads"), [("", False), ("other", False), ("other, m", True), ("*", True)])
+async def test_special_tokens_in_texts_are_read_where_the_setting_names_the_model(
+    repository: Path, models: str, reads: bool
+) -> None:
+    settings = EncodingSettings(special_tokens_in_texts=models)
+    async with running_tokenizer(read_repository(repository), settings) as stage:
+        [ids] = _ids(await stage.tokenize(_item("one[SEP]two")))
+    assert (ids == [101, 2028, 102, 2048, 102]) is reads
+
+
+@pytest.mark.parametrize(
+    ("kept", "side", "expected"),
+    [
+        (3, Truncation.TRUNCATION_RIGHT, [101, 2028, 102]),
+        (3, Truncation.TRUNCATION_LEFT, [101, 2048, 102]),
+        (99, Truncation.TRUNCATION_LEFT, [101, 2028, 2048, 102]),
+    ],
+)
+def test_an_input_is_cut_to_as_many_tokens_as_it_asks_for(
+    tmp_path: Path, kept: int, side: "Truncation.ValueType", expected: list[int]
+) -> None:
+    input = TextClassificationInput(text="one two", truncation=side, truncation_tokens=kept)
+    encoded = _encoder(tmp_path).encode(TaskInput(text_classification=input))
+    assert _ids(encoded) == [expected]
+    assert encoded.truncated_tokens == 4 - len(expected)
+
+
+def test_a_prompt_is_cut_to_as_many_tokens_as_it_asks_for_beside_the_new_ones(tmp_path: Path) -> None:
+    encoder = _encoder(tmp_path, task="text_generation", max_tokens=16)
+    input = TextGenerationInput(prompt="one two", truncation=Truncation.TRUNCATION_LEFT, truncation_tokens=3)
+    input.options.max_new_tokens = 12
+    assert _ids(encoder.encode(TaskInput(text_generation=input))) == [[101, 2048, 102]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"truncation_tokens": 8, "truncation": Truncation.TRUNCATION_ERROR}, "truncation_tokens: is for truncation"),
+        ({"truncation_tokens": 3}, "text and text_pair: 3 special tokens leave no room for text, the limit is 3"),
+    ],
+)
+async def test_a_length_to_which_nothing_can_be_cut_is_refused(
+    stage: TokenizerStage, changes: dict[str, Any], problem: str
+) -> None:
+    input = TextClassificationInput()
+    input.CopyFrom(_INPUT)
+    for name, value in changes.items():
+        setattr(input, name, value)
+    packed = pack_input(TaskInput(text_classification=input))
+    with pytest.raises(InvalidInput, match=problem):
+        await stage.tokenize(TokenizeItem(Call(), ModelKey("m", 1), packed))
+
+
 async def test_what_was_encoded_before_is_found_and_is_the_same(repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
         first, second = await stage.tokenize(_item()), await stage.tokenize(_item())
     assert (first.token_cache, second.token_cache) == (
         CacheOutcome.CACHE_OUTCOME_MISS,
@@ -205,7 +269,7 @@ async def test_what_was_encoded_before_is_found_and_is_the_same(repository: Path
 
 
 async def test_an_input_that_decodes_otherwise_is_checked_though_its_encoding_is_known(repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
         await stage.tokenize(_item())
         bad = _item()
         bad.input.message.text_classification.top_k = 99
@@ -214,14 +278,14 @@ async def test_an_input_that_decodes_otherwise_is_checked_though_its_encoding_is
 
 
 async def test_an_expired_item_is_refused_though_its_encoding_is_known(repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
         await stage.tokenize(_item())
         with pytest.raises(DeadlineExceeded):
             await stage.tokenize(_item(call=_EXPIRED))
 
 
 async def test_there_is_no_cache_without_memory_and_without_redis(repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), TokenCacheSettings(token_cache_bytes=0)) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings(token_cache_bytes=0)) as stage:
         assert [(await stage.tokenize(_item())).token_cache for _ in range(2)] == [
             CacheOutcome.CACHE_OUTCOME_UNSPECIFIED
         ] * 2
@@ -290,7 +354,7 @@ async def test_a_broken_image_fails_alone(image_stage: TokenizerStage) -> None:
 async def test_images_of_one_model_do_not_delay_texts_of_another(
     repository: Path, image_repository: Path, reading: _Reading
 ) -> None:
-    async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
         queued = [asyncio.create_task(stage.tokenize(_image_item(b"image %d" % number))) for number in range(20)]
         await asyncio.to_thread(reading.began.wait, 10)
         short = await asyncio.wait_for(stage.tokenize(_item()), 5)
@@ -315,7 +379,7 @@ async def test_an_image_that_is_known_does_not_wait_for_images_that_are_not(
 ) -> None:
     # Large enough to be hashed in a thread.
     known = _image_item(bytes(100_000))
-    async with running_tokenizer(read_repository(image_repository), TokenCacheSettings()) as stage:
+    async with running_tokenizer(read_repository(image_repository), EncodingSettings()) as stage:
         reading.may_end.set()
         await stage.tokenize(known)
         reading.may_end.clear()
@@ -344,7 +408,7 @@ async def test_a_large_image_is_parsed_checked_and_hashed_off_the_event_loop(
     for name in ("check", "key"):
         monkeypatch.setattr(Encoder, name, noted(getattr(Encoder, name)))
     monkeypatch.setattr(Packed, "message", property(noted(Packed.message.fget)))  # type: ignore[attr-defined]
-    async with running_tokenizer(read_repository(image_repository), TokenCacheSettings()) as stage:
+    async with running_tokenizer(read_repository(image_repository), EncodingSettings()) as stage:
         with pytest.raises(InvalidInput, match="is not a JPEG"):
             await stage.tokenize(_image_item(bytes(size_bytes)))
     # The last look at the message is that of the encoding, which is always in a thread.
@@ -352,7 +416,7 @@ async def test_a_large_image_is_parsed_checked_and_hashed_off_the_event_loop(
 
 
 async def test_images_do_not_drive_texts_out_of_the_cache(repository: Path, image_repository: Path) -> None:
-    settings = TokenCacheSettings(token_cache_bytes=1 << 20, image_cache_bytes=1 << 20)
+    settings = EncodingSettings(token_cache_bytes=1 << 20, image_cache_bytes=1 << 20)
     async with running_tokenizer(read_repository(repository), settings) as stage:
         await stage.tokenize(_item())
         # Pixels of 4.6 KB: three times what either cache holds.
@@ -362,13 +426,13 @@ async def test_images_do_not_drive_texts_out_of_the_cache(repository: Path, imag
 
 
 async def test_images_are_not_kept_without_memory_for_them(image_repository: Path) -> None:
-    async with running_tokenizer(read_repository(image_repository), TokenCacheSettings(image_cache_bytes=0)) as stage:
+    async with running_tokenizer(read_repository(image_repository), EncodingSettings(image_cache_bytes=0)) as stage:
         outcomes = [(await stage.tokenize(_image_item(make_image("one")))).token_cache for _ in range(2)]
     assert outcomes == [CacheOutcome.CACHE_OUTCOME_UNSPECIFIED] * 2
 
 
 async def test_what_several_callers_get_cannot_be_changed(repository: Path, image_repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
         for item in (_item(), _image_item(make_image("one"))):
             for encoded in (await stage.tokenize(item), await stage.tokenize(item)):
                 assert not any(
@@ -377,7 +441,7 @@ async def test_what_several_callers_get_cannot_be_changed(repository: Path, imag
 
 
 async def test_a_serialized_form_that_a_caller_makes_is_not_kept_by_the_cache(repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), TokenCacheSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
         first, second = [(await stage.tokenize(_item())).sequences.data for _ in range(2)]
     assert first == second
     assert first is not second

@@ -1,19 +1,31 @@
 """The console's routes: its files, what they ask, kept traces, and the stream of live figures."""
 
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
+import numpy as np
 from google.protobuf.json_format import MessageToDict
+from numpy.typing import NDArray
 
 from neuronpipe import __version__
 from neuronpipe.api.v1.traces_pb2 import GetTraceRequest
-from neuronpipe.core.metrics import Meters
+from neuronpipe.core.callers import current_caller
+from neuronpipe.core.errors import Overloaded
+from neuronpipe.core.metrics import Histogram, Meters
+from neuronpipe.core.names import Attributes, Instrument, Metrics, Spans
 from neuronpipe.core.task_inputs import SAMPLES
+from neuronpipe.core.tracing import status_name
 from neuronpipe.doors.http.bodies import write_body
-from neuronpipe.doors.http.console.live import LiveFigures
-from neuronpipe.doors.http.events import EVENTS
+from neuronpipe.doors.http.events import EVENTS, event
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import Refused
 from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.tenants.tenants import Shares
 from neuronpipe.platform.process.door import Handler
 
 # Open as health is: without its files the page cannot ask for a key.
@@ -92,3 +104,164 @@ def console_handlers(
         return HttpResponse(b"", EVENTS, _HEADERS, stream=live.listen(request.parameter("model")), is_endless=True)
 
     return {PAGE.key: page, FILE.key: file, STATE.key: state, TRACE.key: trace, LIVE.key: stream}
+
+
+_INTERVAL_S = 1.0
+# Percentiles, means and shares are of so many intervals, rates of the last one.
+_WINDOW = 10
+_MAX_LISTENERS = 16
+_RETRY_S = 5.0
+# A console asks again then.
+_LONGEST_S = 3600.0
+_PERCENTILES = (50, 95, 99)
+_STAGES = (Spans.PREPROCESS, Spans.PREDICT, Spans.QUEUE, Spans.COMPUTE, Spans.POSTPROCESS)
+_OK = status_name(None)
+_INSTRUMENTS = (
+    *(Metrics.REQUEST_DURATION, Metrics.STAGE_DURATION, Metrics.REQUEST_TOKENS, Metrics.TOKEN_CACHE),
+    *(Metrics.RESULT_CACHE, Metrics.SHED, Metrics.EXPIRED, Metrics.CANCELLED, Metrics.REQUESTS_IN_FLIGHT),
+    *(Metrics.TOKENS_IN_FLIGHT, Metrics.QUEUE_SEQUENCES, Metrics.QUEUE_TOKENS, Metrics.BATCH_SIZE),
+    *(Metrics.BATCH_PADDING, Metrics.CORE_BUSY),
+)
+_NAMES = frozenset(instrument.name for instrument in _INSTRUMENTS)
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The metrics at one time, by instrument and, where it has one beside the model, by the value of its last label.
+
+    Numbers are float64: [1] of a counter or gauge; of a histogram its total and then its counts.
+    """
+
+    at_s: float
+    numbers: Mapping[str, Mapping[str, Numbers]]
+
+    def total(self, instrument: Instrument) -> float | None:
+        """The sum over all labels; None where this process has no such metric."""
+        parts = self.numbers.get(instrument.name)
+        return float(sum(part[0] for part in parts.values())) if parts else None
+
+    def since(self, before: "Reading", instrument: Instrument) -> dict[str, Numbers]:
+        """What was recorded between two readings."""
+        then = before.numbers.get(instrument.name, {})
+        return {part: now - then.get(part, 0.0) for part, now in self.numbers.get(instrument.name, {}).items()}
+
+
+class LiveFigures:
+    """Streams of server-sent events, one for each listener, of whom there is a limited number."""
+
+    def __init__(self, meters: Meters, interval_s: float = _INTERVAL_S) -> None:
+        self.listeners = Shares(_MAX_LISTENERS)
+        self._meters = meters
+        self._interval_s = interval_s
+
+    def listen(self, model: str) -> AsyncGenerator[bytes, None]:
+        """The figures of one model, or of all, now and after every interval, for an hour. Raises Overloaded where the
+        caller's tenant has as many listeners as are left for others.
+        """
+        tenant = current_caller().tenant
+        if not self.listeners.has_room(tenant):
+            raise Overloaded(f"{self.listeners.total} consoles show live figures, the limit", retry_after_s=_RETRY_S)
+        return self._events(model, tenant)
+
+    async def _events(self, model: str, tenant: str) -> AsyncGenerator[bytes, None]:
+        self.listeners.take(tenant)
+        ends_s = time.monotonic() + _LONGEST_S
+        try:
+            readings = deque([read(self._meters, model)] * 2, _WINDOW + 1)
+            while time.monotonic() < ends_s:
+                yield event(write_body(figures(readings)))
+                await asyncio.sleep(self._interval_s)
+                readings.append(read(self._meters, model))
+        finally:
+            self.listeners.give_back(tenant)
+
+
+def read(meters: Meters, model: str) -> Reading:
+    """The metrics of one model, or of all."""
+    numbers: dict[str, dict[str, Numbers]] = {}
+    for family in meters.families():
+        instrument = family.instrument
+        if instrument.name not in _NAMES:
+            continue
+        is_of_model = Attributes.MODEL in instrument.labels
+        parts = numbers.setdefault(instrument.name, {})
+        for labels, series in family.series.items():
+            if model and is_of_model and labels[0] != model:
+                continue
+            part = labels[2] if len(labels) > 2 else ""
+            found = [series.total, *series.counts] if isinstance(series, Histogram) else [family.number(series)]
+            parts[part] = parts.get(part, 0.0) + np.array(found, np.float64)
+    return Reading(time.monotonic(), numbers)
+
+
+def figures(readings: Sequence[Reading]) -> dict[str, Any]:
+    """What the page shows, from the oldest reading to the newest."""
+    oldest, before, now = readings[0], readings[-2], readings[-1]
+    elapsed_s = now.at_s - before.at_s
+
+    def per_s(new: float) -> float:
+        return new / elapsed_s if elapsed_s else 0.0
+
+    def rate(instrument: Instrument) -> float:
+        return per_s(sum(float(part[0]) for part in now.since(before, instrument).values()))
+
+    ended = {status: float(one[1:].sum()) for status, one in now.since(before, Metrics.REQUEST_DURATION).items()}
+    requests = sum(now.since(oldest, Metrics.REQUEST_DURATION).values(), np.zeros(1))
+    stages = now.since(oldest, Metrics.STAGE_DURATION)
+    return {
+        "window_s": now.at_s - oldest.at_s,
+        "requests_per_s": per_s(sum(ended.values())),
+        "errors_per_s": per_s(sum(ended.values()) - ended.get(_OK, 0.0)),
+        "tokens_per_s": rate(Metrics.REQUEST_TOKENS),
+        "shed_per_s": rate(Metrics.SHED),
+        "expired_per_s": rate(Metrics.EXPIRED),
+        "cancelled_per_s": rate(Metrics.CANCELLED),
+        "in_flight": now.total(Metrics.REQUESTS_IN_FLIGHT),
+        "tokens_in_flight": now.total(Metrics.TOKENS_IN_FLIGHT),
+        "queue_sequences": now.total(Metrics.QUEUE_SEQUENCES),
+        "queue_tokens": now.total(Metrics.QUEUE_TOKENS),
+        "batch_size": _mean(now.since(oldest, Metrics.BATCH_SIZE)),
+        "padding_ratio": _mean(now.since(oldest, Metrics.BATCH_PADDING)),
+        "busy_cores": rate(Metrics.CORE_BUSY),
+        "token_cache_hits": _hits(now.since(oldest, Metrics.TOKEN_CACHE)),
+        "result_cache_hits": _hits(now.since(oldest, Metrics.RESULT_CACHE)),
+        "stages": {
+            "request": _percentiles_ms(Metrics.REQUEST_DURATION, requests),
+            **{
+                str(stage): _percentiles_ms(Metrics.STAGE_DURATION, stages.get(stage, np.zeros(1))) for stage in _STAGES
+            },
+        },
+    }
+
+
+def _mean(parts: Mapping[str, Numbers]) -> float | None:
+    count = sum(float(part[1:].sum()) for part in parts.values())
+    return sum(float(part[0]) for part in parts.values()) / count if count else None
+
+
+def _hits(parts: Mapping[str, Numbers]) -> float | None:
+    """The share of lookups that found something."""
+    total = sum(float(part[0]) for part in parts.values())
+    return sum(float(part[0]) for word, part in parts.items() if word.startswith("hit")) / total if total else None
+
+
+def _percentiles_ms(instrument: Instrument, numbers: Numbers) -> dict[str, float | None]:
+    counts = numbers[1:]
+    return {
+        f"p{percent}_ms": _quantile(instrument.bounds, counts, percent / 100) if counts.any() else None
+        for percent in _PERCENTILES
+    }
+
+
+def _quantile(bounds_ns: Sequence[float], counts: Numbers, share: float) -> float:
+    """A quantile in milliseconds, as Prometheus' histogram_quantile estimates it: values lie evenly in their bucket."""
+    reached = np.cumsum(counts)
+    wanted = share * reached[-1]
+    bucket = int(np.searchsorted(reached, wanted))
+    if bucket == len(bounds_ns):  # beyond the last bound
+        return bounds_ns[-1] / 1e6
+    below = bounds_ns[bucket - 1] if bucket else 0.0
+    inside = (wanted - (reached[bucket] - counts[bucket])) / counts[bucket]
+    return float(below + (bounds_ns[bucket] - below) * inside) / 1e6

@@ -50,6 +50,9 @@ from neuronpipe.tasks.text_generation import (
 # The shortest retry delay of a refused caller.
 _MIN_RETRY_AFTER_S = 0.05
 _DIGEST_BYTES = 16
+# Of the scores after a step's tokens, 4 bytes for each of the vocabulary. Without it, prompts that are scored had
+# 155 MB in a step, with a vocabulary of 152,000.
+_SPARE_SCORES_BYTES = 16 << 20
 # The number of times that a step is looked at before it counts as hung.
 _LOOKS = 10
 
@@ -82,7 +85,8 @@ class Generator:
         """
         self.spec = spec
         pool = BlockPool(model.blocks, model.block_tokens)
-        self.planner = Planner(pool, Pace(model.part_tokens), max_sequences, step_tokens)
+        spare_scores = max(model.part_tokens, _SPARE_SCORES_BYTES // (4 * spec.vocabulary_size))
+        self.planner = Planner(pool, Pace(model.part_tokens), max_sequences, step_tokens, spare_scores)
         self._most_scored = model.part_tokens if model.scores_all else 1
         self._draft_tokens = prompt_lookup_tokens if model.scores_all else 0
         self._grammars = Grammars(spec, tokenizer_json)

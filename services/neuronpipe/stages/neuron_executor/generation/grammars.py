@@ -8,6 +8,8 @@ import asyncio
 import copy
 import json
 import re
+import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _COMPILE_LIMIT_S = 5.0
+_LOOKS_S = 0.1
 # Of the grammars that are kept compiled, the least recently used go first. One of 42,000 characters takes 15 MB.
 _MAX_KEPT, _MAX_KEPT_CHARACTERS, _KEPT_S = 64, 1 << 18, 600
 # llguidance finds multiples of a number with an automaton of as many states, which its own limits do not count: a
@@ -45,6 +48,21 @@ _LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 _MAX_REASON = 200
+# llguidance computes with floats of 64 bits, in which larger integers have others' values, and with no bound beyond.
+_MAX_EXACT, _MAX_INT64 = 1 << 53, (1 << 63) - 1
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+# What else texts of these formats must have, or Python takes some for no date or time: there are leap years, and no
+# year 0 and no second 60.
+_DATE = (
+    "^([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-",
+    "^([0-9]{4}-(0[13-9]|1[0-2]|02-([01]|2[0-8]))"
+    "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)",
+)
+_FORMATS = {
+    "date": _DATE,
+    "time": ("^[0-9]{2}:[0-9]{2}:[0-5]",),
+    "date-time": (*_DATE, "[Tt][0-9]{2}:[0-9]{2}:[0-5]"),
+}
 # Between the parts of JSON. Models that may write white space without an end sometimes do.
 _WHITE_SPACE = r"\n[ \t]{0,40}|[ \t]{1,2}"
 
@@ -113,6 +131,8 @@ class Grammars:
         self._thread = ComputeThread(f"grammars-{spec.name}")
         # By option and value, the least recently used first; when each was used.
         self._kept: OrderedDict[tuple[str, str], tuple[float, Future[LLMatcher | NeuronpipeError]]] = OrderedDict()
+        # How long the thread has computed on its last grammar.
+        self._spent_s: Callable[[], float] = float
 
     def close(self) -> None:
         """Compiles no more."""
@@ -128,11 +148,14 @@ class Grammars:
         value = getattr(options, option)
         job = self._job(option, json.dumps([*value]) if option == "choices" else str(value))
         compiling = asyncio.wrap_future(job)
-        await asyncio.wait([compiling], timeout=_COMPILE_LIMIT_S)  # cancels nothing, since others may wait, too
-        if not compiling.done() or compiling.cancelled():
-            if job.cancel():
+        left_s = _COMPILE_LIMIT_S
+        while not compiling.done():
+            await asyncio.wait([compiling], timeout=max(left_s, _LOOKS_S))  # cancels nothing
+            if compiling.cancelled() or job.cancel():
                 raise Overloaded("the grammars of other requests are being compiled", _COMPILE_LIMIT_S)
-            raise InvalidInput(f"options.{option}", f"takes more than {_COMPILE_LIMIT_S:g} s to compile, the limit")
+            left_s = _COMPILE_LIMIT_S - self._spent_s()
+            if not compiling.done() and left_s <= 0:
+                raise InvalidInput(f"options.{option}", f"takes more than {_COMPILE_LIMIT_S:g} s to compile, the limit")
         compiled = compiling.result()
         if isinstance(compiled, NeuronpipeError):
             raise compiled.with_traceback(None)  # or each of its callers would make it longer
@@ -160,9 +183,10 @@ class Grammars:
         """The grammar before the first token, or why there is none. In the thread."""
         from llguidance import LLMatcher, LLParserLimits
 
+        self._spent_s = _stopwatch()
         try:
             tokenizer, _ = self._tokenizer
-            _check_multiples(option, text)
+            _check(option, text)
             matcher = LLMatcher(tokenizer, _written(option, text), log_level=0, limits=LLParserLimits(**_LIMITS))
             matcher.compute_bitmask()  # the first takes longest, and tells whether any text has this grammar
             return _refusal(option, matcher) if matcher.is_error() else matcher
@@ -195,12 +219,20 @@ class Grammars:
             raise ValueError(f"{kind} is not supported") from error
 
 
+def _stopwatch() -> Callable[[], float]:
+    """Seconds that the calling thread has computed since then, or that have passed where the system cannot tell."""
+    on_linux = sys.platform == "linux"
+    clock = time.pthread_getcpuclockid(threading.get_ident()) if on_linux else time.CLOCK_MONOTONIC
+    began_s = time.clock_gettime(clock)
+    return lambda: time.clock_gettime(clock) - began_s
+
+
 def _written(option: str, text: str) -> str:
     """A grammar as llguidance takes it. Raises ValueError."""
     from llguidance import LLMatcher, grammar_from
 
     if option in ("json_schema", "json_object"):
-        schema = text if option == "json_schema" else '{"type": "object"}'
+        schema = json.dumps(_with_formats(json.loads(text))) if option == "json_schema" else '{"type": "object"}'
         # A schema could change these itself, and then it would allow other texts than JSON.
         return LLMatcher.grammar_from_json_schema(
             schema,
@@ -209,6 +241,7 @@ def _written(option: str, text: str) -> str:
                 "item_separator": ",",
                 "key_separator": ":",
                 "lenient": False,
+                "coerce_one_of": False,
             },
         )
     if option == "choices":
@@ -216,33 +249,67 @@ def _written(option: str, text: str) -> str:
     return LLMatcher.grammar_from_regex(text) if option == "regex" else LLMatcher.grammar_from_lark(text)
 
 
-def _check_multiples(option: str, text: str) -> None:
-    """Raises ValueError for schemas with multiples of large numbers, and for those that are no JSON."""
+def _with_formats(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_with_formats(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    as_given = ("const", "enum")
+    made = {name: one if name in as_given else _with_formats(one) for name, one in schema.items()}
+    if isinstance(name := schema.get("format"), str) and name in _FORMATS:
+        given = [{"allOf": made["allOf"]}] if "allOf" in made else []
+        made["allOf"] = [*given, *({"pattern": one} for one in _FORMATS[name])]
+    return made
+
+
+def _check(option: str, text: str) -> None:
+    """Raises ValueError for what llguidance would follow wrongly, or at a cost that it does not count, and for schemas
+    that are no JSON.
+    """
+    if option == "regex" and (len(text) - len(text.rstrip("\\"))) % 2:
+        raise ValueError("it ends within an escape")
     decoder = json.JSONDecoder(parse_float=Decimal)
     schemas: list[Any] = [decoder.decode(text)] if option == "json_schema" else []
     if option == "grammar":
         schemas += [decoder.raw_decode(text, place.end())[0] for place in re.finditer(r"%json\s*", text)]
     states = Decimal(0)
-    for number in chain.from_iterable(map(_multiples, schemas)):
-        if abs(number.adjusted()) > 20:  # beyond what can be computed with
-            states = Decimal("inf")
-            break
-        exponent = number.normalize().as_tuple().exponent
-        states += abs(number.scaleb(-exponent) if isinstance(exponent, int) and exponent < 0 else number)
+    for schema in chain.from_iterable(map(_parts, schemas)):
+        if not isinstance(schema, dict):
+            continue
+        if isinstance(multiple := schema.get("multipleOf"), int | Decimal):
+            states += _states(Decimal(multiple))
+        for keyword in ("const", "enum", *_BOUNDS):
+            for one in _parts(schema.get(keyword)):
+                if isinstance(one, int | Decimal) and not _is_exact(Decimal(one).copy_abs(), keyword in _BOUNDS):
+                    raise ValueError(f"{keyword} has a number beyond {_MAX_EXACT} that a float of 64 bits has not")
+        least, required = schema.get("minProperties"), schema.get("required")
+        named = len({*map(str, required)}) if isinstance(required, list) else 0
+        if isinstance(least, int) and least > named + 1:
+            raise ValueError(f"minProperties of {least} and {named} required ones, others may have the same name")
     if states > _MAX_MULTIPLES:
         raise ValueError(
             f"the values of multipleOf add up to more than {_MAX_MULTIPLES}, in units of their last digits"
         )
 
 
-def _multiples(schema: Any) -> Iterator[Decimal]:
-    """The values of multipleOf anywhere in a schema."""
-    if isinstance(schema, list):
-        yield from chain.from_iterable(map(_multiples, schema))
-    elif isinstance(schema, dict):
-        if isinstance(number := schema.get("multipleOf"), int | Decimal):
-            yield Decimal(number)
-        yield from chain.from_iterable(map(_multiples, schema.values()))
+def _parts(value: Any) -> Iterator[Any]:
+    """A value of JSON, and all that it holds."""
+    yield value
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _parts(one)
+
+
+def _states(multiple: Decimal) -> Decimal:
+    if abs(multiple.adjusted()) > 20:  # beyond what can be computed with
+        return Decimal("inf")
+    exponent = multiple.normalize().as_tuple().exponent
+    return abs(multiple.scaleb(-exponent) if isinstance(exponent, int) and exponent < 0 else multiple)
+
+
+def _is_exact(number: Decimal, is_bound: bool) -> bool:
+    if number >= _MAX_INT64:
+        return is_bound or number == _MAX_INT64
+    return number <= _MAX_EXACT or Decimal(float(number)) == number
 
 
 def _refusal(option: str, matcher: "LLMatcher") -> InvalidInput:

@@ -127,6 +127,10 @@ class Sequence:
         left = len(self.token_ids) - self.computed
         return min(left, self.most_scored) if self.scores_prompt else left
 
+    def left_with(self, spare_scores: int) -> int:
+        """As `left`, in a step that has room for so many further scores."""
+        return min(self.left, 1 + spare_scores) if self.scores_prompt else self.left
+
     @property
     def figures(self) -> GenerationFigures:
         """What it took so far."""
@@ -151,11 +155,15 @@ class Sequence:
 class Planner:
     """The sequences of one model, and their blocks."""
 
-    def __init__(self, pool: BlockPool, pace: Pace, max_sequences: int, step_tokens: int) -> None:
-        """`max_sequences`: in one step. `step_tokens`: at most so many, but one for each sequence in any case."""
+    def __init__(self, pool: BlockPool, pace: Pace, max_sequences: int, step_tokens: int, spare_scores: int) -> None:
+        """`max_sequences`: in one step. `step_tokens`: at most so many, but one for each sequence in any case.
+
+        `spare_scores`: of prompts and drafts in one step, beyond those after one token of each text.
+        """
         self._pool = pool
         self._max_sequences = max_sequences
         self._step_tokens = max(step_tokens, max_sequences)
+        self._spare_scores = spare_scores
         self.pace = pace
         # How many texts run side by side while others wait: fewer where they need the whole cache.
         self._places = max_sequences
@@ -200,14 +208,14 @@ class Planner:
         """The next step; nothing if there is no sequence."""
         planned: dict[Sequence, int] = {}
         most, is_reading = self._most_tokens(), False
-        room, self._places = most, self._max_sequences
+        room, spare, self._places = most, self._spare_scores, self._max_sequences
         # Those with one token left first: each of them costs one token of the budget, and somebody reads along.
         answered = [one for one in self.running if one.left == 1]
         reading = [one for one in self.running if one.left > 1]
         for sequence in (*answered, *reading):
             rows = len(sequence.rows)
             # A search alone may be wider than the step.
-            count = min(sequence.left, room // rows if planned else max(1, room // rows))
+            count = min(sequence.left_with(spare), room // rows if planned else max(1, room // rows))
             if not count or sequence not in self.running:  # it has been preempted
                 continue
             freed = self._hold(sequence, count, planned)
@@ -215,12 +223,13 @@ class Planner:
             if sequence in self.running:
                 planned[sequence] = count
                 room -= count * rows
+                spare -= (count - 1) * sequence.scores_prompt
         while self.waiting and self._has_room_for(self.waiting[0]):
             sequence = self.waiting[0]
             if planned and room < len(sequence.rows):
                 break
             self._begin(sequence)
-            count = min(sequence.left, max(1, room // len(sequence.rows)))
+            count = min(sequence.left_with(spare), max(1, room // len(sequence.rows)))
             # A source is read as a whole, so one may be longer than the step.
             if is_reading and sequence.unread > room - count * len(sequence.rows):
                 self._give_back(sequence)
@@ -234,9 +243,10 @@ class Planner:
             insort(self.running, sequence, key=_rank)
             planned[sequence] = count
             room -= count * len(sequence.rows) + sequence.unread
+            spare -= (count - 1) * sequence.scores_prompt
             is_reading = is_reading or sequence.unread > 0
         # More tokens than these take longer than the drafts of many texts save.
-        room = min(room, self.pace.part_tokens)
+        room = min(room, spare, self.pace.part_tokens)
         for sequence in answered:
             if sequence in planned:
                 room -= self._add_draft(sequence, room)

@@ -239,9 +239,14 @@ def _choose(sequence: Sequence, scores: Scores, row: int, run: Run) -> tuple[int
         return sequence.chooser.advance([one.token_ids for one in sequence.rows], scores.at(rows))
     token_ids, chosen, sequence.logprobs = sequence.token_ids, tuple[int, ...](), []
     for place, guess in enumerate((*sequence.draft, None), row + run.scored - 1 - drafted):
-        token_id = sequence.chooser.choose(token_ids, scores, place)
-        if sequence.options.HasField("top_logprobs"):
-            sequence.logprobs.append(token_logprobs(token_id, scores, place, sequence.options.top_logprobs))
+        try:
+            token_id = sequence.chooser.choose(token_ids, scores, place)
+            if sequence.options.HasField("top_logprobs"):
+                sequence.logprobs.append(token_logprobs(token_id, scores, place, sequence.options.top_logprobs))
+        except Exception:
+            if chosen:  # they are passed on, and the next step meets the error again
+                break
+            raise
         chosen += (token_id,)
         if token_id != guess or token_id in sequence.end_token_ids:
             break

@@ -27,6 +27,7 @@ __all__ = [
     "openvino",
     "opset13",
     "paged_attention_transformation",
+    "traced",
 ]
 
 
@@ -44,6 +45,17 @@ def engine() -> openvino.Core:
     # lock and waits for the table, the other builds the table and waits for the lock.
     openvino.Type.f32.to_dtype()
     return core
+
+
+def traced(module: Any, example: Any, **options: Any) -> openvino.Model:
+    """The graph of a PyTorch module, for the compiler, which compares what it computes. `options`: of convert_model.
+
+    PyTorch need not compare it, too: it would trace the module again, which took a fifth of the time to compile.
+    """
+    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder  # imports torch
+
+    decoder = TorchScriptPythonDecoder(module, example_input=example, trace_kwargs={"check_trace": False})
+    return openvino.convert_model(decoder, **options)
 
 
 def compute(request: openvino.InferRequest, inputs: Mapping[str, NDArray[Any]]) -> None:

@@ -25,6 +25,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.stages.neuron_executor.cores import CoresLost
+from neuronpipe.stages.neuron_executor.generation import engine
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules
@@ -396,15 +397,35 @@ async def test_drafts_change_no_text(options: dict[str, Any]) -> None:
     assert accepted < generated == sum(len(told) for _, told in texts)
 
 
-async def test_a_text_that_ends_within_a_draft_ends_there() -> None:
-    class Counting(WrittenDecoder):
-        def scores_after(self, token_ids: Sequence[int]) -> np.ndarray:
-            scores = np.zeros(VOCABULARY, np.float32)
-            scores[(token_ids[-1] + 1) % 8] = 1
-            return scores
+class _CountingDecoder(WrittenDecoder):
+    def scores_after(self, token_ids: Sequence[int]) -> np.ndarray:
+        scores = np.zeros(VOCABULARY, np.float32)
+        scores[(token_ids[-1] + 1) % 8] = 1
+        return scores
 
+
+@pytest.mark.parametrize("drafts", [0, 4])
+async def test_tokens_before_an_error_are_passed_on_also_those_of_a_draft(
+    drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(rules: LogitRules, token_ids: Sequence[int], *_: Any) -> Any:
+        if len(token_ids) == 19:
+            raise InvalidInput("options.regex", "no token may follow")
+        return None, None
+
+    monkeypatch.setattr(LogitRules, "forced", refuse)
+    told: list[int] = []
+    async with _generator(_CountingDecoder(16), prompt_lookup_tokens=drafts) as generator:
+        with pytest.raises(InvalidInput, match="no token may follow"):
+            await generator.generate(
+                _item([*range(8), *range(8)], 12, report=lambda new: told.extend(new.token_ids), top_logprobs=1)
+            )
+    assert told == [0, 1, 2]
+
+
+async def test_a_text_that_ends_within_a_draft_ends_there() -> None:
     prompt = [*range(8), *range(8)]
-    async with _generator(Counting(16), prompt_lookup_tokens=4) as generator:
+    async with _generator(_CountingDecoder(16), prompt_lookup_tokens=4) as generator:
         by_token = await generator.generate(_item(prompt, 12, stop_token_ids=[4]))
         by_length = await generator.generate(_item(prompt, 4))
     assert (_tokens(by_token), _reason(by_token)) == ([0, 1, 2, 3, 4], FinishReason.FINISH_REASON_END)
@@ -427,6 +448,23 @@ async def test_without_the_scores_of_all_tokens_there_are_no_drafts_and_prompts_
     assert len(decoders[0].steps) < 2 + 11, "of the prompt, and of the tokens but the first"
     assert len(decoders[1].steps) == 12 + 11
     assert {(len(run.token_ids), run.scored) for step in decoders[1].steps for run in step} == {(1, 1)}
+
+
+async def test_scores_of_prompts_and_drafts_are_few_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"top_logprobs": 2, "prompt_logprobs": True}
+    expected, _ = await _copied(options, prompt_lookup_tokens=4)
+    computed, most = _CopyingDecoder.compute, 0
+
+    def compute(decoder: _CopyingDecoder, runs: Sequence[Run]) -> Scores:
+        nonlocal most
+        most = max(most, sum(run.scored - 1 for run in runs))
+        return computed(decoder, runs)
+
+    monkeypatch.setattr(_CopyingDecoder, "compute", compute)
+    monkeypatch.setattr(_CopyingDecoder, "part_tokens", 2)
+    monkeypatch.setattr(engine, "_SPARE_SCORES_BYTES", 3 * 4 * VOCABULARY)
+    assert (await _copied(options, prompt_lookup_tokens=4))[0] == expected
+    assert most == 3
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2}], ids=str)

@@ -181,9 +181,21 @@ async def test_a_forced_last_token_gives_way_to_the_form() -> None:
         ({"json_schema": '{"multipleOf": 999983}'}, "json_schema", "multipleOf add up to more than 10000"),
         ({"json_schema": '{"multipleOf": 1e999999999}'}, "json_schema", "multipleOf add up to more than 10000"),
         ({"grammar": 'start: %json {"multipleOf": 0.00999983}'}, "grammar", "multipleOf add up to more than 10000"),
+        ({"json_schema": '{"enum": [{"a": [9007199254740993]}]}'}, "json_schema", "enum has a number beyond"),
+        ({"json_schema": '{"const": 1e23}'}, "json_schema", "const has a number beyond"),
+        ({"json_schema": '{"minimum": -9007199254740993}'}, "json_schema", "minimum has a number beyond"),
+        ({"json_schema": '{"minProperties": 2}'}, "json_schema", "minProperties of 2 and 0 required ones"),
+        ({"json_schema": '{"const": "\\ud800"}'}, "json_schema", "unexpected end of hex escape"),
+        # Its author may choose it, but one text would be valid by both.
+        (
+            {"json_schema": '{"x-guidance": {"coerce_one_of": true}, "oneOf": [{"minimum": 1}, {"maximum": 2}]}'},
+            "json_schema",
+            "oneOf constraints are not supported",
+        ),
         ({"json_schema": "[" * 5000 + "]" * 5000}, "json_schema", "cannot be followed: maximum recursion"),
         ({"regex": "(a"}, "regex", "cannot be followed: at 1(8): invalid regex"),
         ({"regex": "(?=a)b"}, "regex", "look-ahead"),
+        ({"regex": "a\\"}, "regex", "it ends within an escape"),
         ({"grammar": 'start: start "a"'}, "grammar", "no text has it"),
         ({"grammar": "start: " + "(" * 9000 + '"a"' + ")" * 9000}, "grammar", "too deeply nested"),
         ({"choices": ["\u4e2d"]}, "choices", "no text has it"),
@@ -199,6 +211,30 @@ async def test_a_form_that_cannot_be_followed_is_refused_by_name(
                 await generator.generate(_item([5], **options))
             assert refused.value.field == f"options.{field}"
             assert problem in refused.value.problem
+
+
+async def test_dates_and_times_are_those_that_python_takes() -> None:
+    own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
+
+    async def can_write(text: str, schema: dict[str, Any]) -> bool:
+        grammar = await own.of(GenerationOptions(json_schema=json.dumps(schema)))
+        assert grammar
+        token_ids = [*_TOKENIZER.encode(json.dumps(text)).ids, END]
+        try:
+            return all(grammar.allowed(token_ids[:count])[one] for count, one in enumerate(token_ids))
+        except InvalidInput:
+            return False
+
+    dates = ["2024-02-29", "2000-02-29", "0004-12-31", "1900-02-28", "0100-10-20", "2023-02-29", "1900-02-29"]
+    dates += ["0000-02-29", "2024-04-31"]
+    for text in dates:
+        for schema in ({"format": "date", "type": "string"}, {"anyOf": [{"format": "date", "allOf": [{}]}]}):
+            assert await can_write(text, schema) == (text in dates[:5]), text
+        assert await can_write(f"{text}t10:20:30z", {"format": "date-time"}) == (text in dates[:5]), text
+    assert not await can_write("2024-02-29t10:20:60z", {"format": "date-time"})
+    assert await can_write("23:59:59z", {"format": "time"})
+    assert not await can_write("23:59:60z", {"format": "time"})
+    own.close()
 
 
 @pytest.mark.parametrize(
@@ -285,7 +321,8 @@ async def test_a_grammar_that_takes_long_is_refused_and_nobody_waits_for_it(monk
     goes_on = threading.Event()
 
     def tokenizer_json() -> bytes:
-        goes_on.wait()
+        while not goes_on.is_set():  # it computes: a thread that waits for a core costs nothing
+            pass
         return TOKENIZER_JSON
 
     own = Grammars(_SPEC, tokenizer_json)
