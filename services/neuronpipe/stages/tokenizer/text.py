@@ -99,8 +99,10 @@ class JsonTokenizer:
         if chat_template:
             self._trusting_tokenizer  # noqa: B018 (a cached property)
         self._words = WordRule.of_model(content["model"])
-        special = [token["content"].removeprefix("\0") for token in content["added_tokens"] if token["special"]]
-        self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
+        written_special = [token["content"] for token in content["added_tokens"] if token["special"]]
+        special = [token.removeprefix("\0") for token in written_special]
+        self._special = _any_of(special)
+        self._hidden = _any_of(token for token in written_special if token.startswith("\0"))
         self._chat = ChatTemplate(chat_template, template_variables or {}, special)
 
     @cached_property
@@ -126,7 +128,7 @@ class JsonTokenizer:
 
     def text_of(self, token_ids: Iterable[int], *, special_tokens: bool) -> str:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
-        return text.replace("\0", "")  # of special tokens that are hidden from texts (compiler/tokenizers.py)
+        return self._hidden.sub(lambda found: found[0][1:], text)
 
     def special_tokens(self, *, pair: bool) -> int:
         return self._tokenizer.num_special_tokens_to_add(pair)
@@ -267,6 +269,10 @@ def _load(
     if counts_deleted:
         tokenizer.normalizer = _counting_what_it_deletes(tokenizer.normalizer)
     return tokenizer
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, tokens)) or "(?!)")
 
 
 def _encode(
