@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -253,6 +254,8 @@ class _Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._stop_timer()
+        if self._asks_for_other_protocol:
+            return
         super().on_headers_complete()
         max_age_s = self._limits.max_connection_age_s
         if max_age_s and self.loop.time() - self._made_s >= max_age_s:
@@ -266,6 +269,8 @@ class _Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._asks_for_other_protocol:
+            return
         super().on_message_complete()
         self._has_rest = self._is_in_trailers = False
 
@@ -307,7 +312,8 @@ class _Connection(HttpToolsProtocol):
 
     def _take(self, data: bytes) -> None:
         was_in_trailers = self._is_in_trailers
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self.transport.is_closing():
             return
         if self._is_in_head or (was_in_trailers and self._is_in_trailers):  # more of it is to come
@@ -316,6 +322,28 @@ class _Connection(HttpToolsProtocol):
                 self._end("max_header_bytes")
             elif self._is_in_head and self._timer is None:
                 self._start_timer()
+
+    @property
+    def _asks_for_other_protocol(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as end:
+            if not self._asks_for_other_protocol:
+                return
+            # Java's client asks for h2c with each request. That is ignored (RFC 9110, section 7.8), but the parser ends
+            # behind such a head: another one reads it without the question.
+            is_last = any(name == b"connection" and b"close" in value.lower() for name, value in self.headers)
+            head = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]
+            head += [name + b": " + value for name, value in self.headers if name not in (b"connection", b"upgrade")]
+            head += [b"connection: close"] * is_last + [b"", b""]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._feed(b"\r\n".join(head) + data[end.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(self._limits.max_handshake_s, self._end, "max_handshake_s")

@@ -98,6 +98,22 @@ async def test_a_request_that_is_slow_to_answer_is_no_head_that_is_slow_to_come(
         assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
 
 
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+async def test_a_request_that_asks_for_another_protocol_is_answered(protocol: str) -> None:
+    async def take(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(request.body)
+
+    head = f"POST /take HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: {protocol}\r\n"
+    body = b"a" * 3000
+    async with _running({_TAKE.key: take}) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(head.encode() + b"content-length: 3000\r\n\r\n" + body)
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+            assert (await reader.readuntil(body)).endswith(b"\r\n\r\n" + body)
+        writer.close()
+
+
 async def test_requests_behind_one_that_waits_stay_bytes_until_their_turn() -> None:
     may_answer = asyncio.Event()
 
