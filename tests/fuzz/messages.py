@@ -84,15 +84,16 @@ class Maker:
                 self.change(message)
         else:
             message = self.make(descriptor)
-        data = message.SerializeToString()
+        data = message.SerializeToString(deterministic=True)
         return change_bytes(data, self._chance) if self._chance.random() < 0.2 else data
 
     def make(self, descriptor: Descriptor, depth: int = 0) -> Message:
         """A message with fields of any value."""
         message: Message = GetMessageClass(descriptor)()
-        chosen = {id(self._chance.choice(one.fields)) for one in descriptor.oneofs if self._chance.random() < 0.9}
+        # By number: a descriptor's object in Python lives no longer than what refers to it.
+        chosen = {self._chance.choice(one.fields).number for one in descriptor.oneofs if self._chance.random() < 0.9}
         for field in descriptor.fields:
-            if id(field) in chosen if field.containing_oneof else self._chance.random() < 0.6:
+            if field.number in chosen if field.containing_oneof else self._chance.random() < 0.6:
                 self._fill(message, field, depth)
         agree = self._agree.get(descriptor.full_name)
         if agree and self._chance.random() < 0.7:
