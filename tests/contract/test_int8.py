@@ -330,9 +330,7 @@ def test_options_of_the_command_reach_the_compiler(
     options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(
-            ["compile", "/no/such/model", "--task", "text-classification", "--repository", str(tmp_path), *options]
-        )
+        cli.main(["compile", str(tmp_path), "--task", "text-classification", "--repository", str(tmp_path), *options])
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"neuronpipe: {message}\n"
 
