@@ -336,7 +336,7 @@ class _Connection(HttpToolsProtocol):
             # Java's client asks for h2c with each request. That is ignored (RFC 9110, section 7.8), but the parser ends
             # behind such a head: another one reads it without the question.
             is_last = any(name == b"connection" and b"close" in value.lower() for name, value in self.headers)
-            head = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]
+            head = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
             head += [name + b": " + value for name, value in self.headers if name not in (b"connection", b"upgrade")]
             head += [b"connection: close"] * is_last + [b"", b""]
             self.parser = httptools.HttpRequestParser(self)

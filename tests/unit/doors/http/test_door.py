@@ -114,6 +114,17 @@ async def test_a_request_that_asks_for_another_protocol_is_answered(protocol: st
         writer.close()
 
 
+async def test_a_caller_of_http_1_0_that_asks_for_another_protocol_sees_the_end_of_its_answer() -> None:
+    async def wait(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"{}")
+
+    async with _running({_WAIT.key: wait}) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /wait HTTP/1.0\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"\r\n\r\n{}")
+        writer.close()
+
+
 async def test_requests_behind_one_that_waits_stay_bytes_until_their_turn() -> None:
     may_answer = asyncio.Event()
 
