@@ -249,7 +249,7 @@ async def pipelined_requests(server: Attacked) -> None:
         writer.close()
 
 
-@attack("K2", "batches of a hundred requests, hundreds at once, whose answers nobody reads", sends_mib=1)
+@attack("K2", "batches of a hundred requests, hundreds at once, whose answers stay unread", sends_mib=1)
 async def batches_that_nobody_reads(server: Attacked) -> None:
     data = InferBatchRequest(requests=[embed("a")] * 100).SerializeToString()
     key = b"authorization", b"Bearer " + server.keys["mallory"].encode()

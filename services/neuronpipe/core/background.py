@@ -110,7 +110,7 @@ class LoopTurns:
         self._waiting: dict[Callable[[], None], None] = {}
 
     def has_room_after(self, calls: int, began_s: float) -> bool:
-        """Whether a connection that is read since then, with so many new calls in this turn, may go on."""
+        """Whether a connection that is read since `began_s`, with `calls` new ones in this turn, may go on."""
         self._open()
         if time.monotonic() - began_s < self._left_s:
             return calls < self._left and (calls < _CALLS_OF_ONE or not self._waiting)
@@ -120,7 +120,7 @@ class LoopTurns:
         return False
 
     def take(self, calls: int, began_s: float) -> None:
-        """A connection was read since then, and so many calls are new."""
+        """Counts a connection that was read since `began_s`, with `calls` new ones."""
         self._left -= calls
         self._left_s -= time.monotonic() - began_s
 

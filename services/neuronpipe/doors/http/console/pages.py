@@ -107,7 +107,7 @@ def console_handlers(
 
 
 _INTERVAL_S = 1.0
-# Percentiles, means and shares are of so many intervals, rates of the last one.
+# Percentiles, means and shares are of this number of intervals, rates of the last one.
 _WINDOW = 10
 _MAX_LISTENERS = 16
 _RETRY_S = 5.0

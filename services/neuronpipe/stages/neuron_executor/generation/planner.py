@@ -128,7 +128,7 @@ class Sequence:
         return min(left, self.most_scored) if self.scores_prompt else left
 
     def left_with(self, spare_scores: int) -> int:
-        """As `left`, in a step that has room for so many further scores."""
+        """As `left`, in a step that has room for `spare_scores` further scores."""
         return min(self.left, 1 + spare_scores) if self.scores_prompt else self.left
 
     @property
@@ -156,7 +156,7 @@ class Planner:
     """The sequences of one model, and their blocks."""
 
     def __init__(self, pool: BlockPool, pace: Pace, max_sequences: int, step_tokens: int, spare_scores: int) -> None:
-        """`max_sequences`: in one step. `step_tokens`: at most so many, but one for each sequence in any case.
+        """`max_sequences`: in one step. `step_tokens`: the most of a step, but one for each sequence in any case.
 
         `spare_scores`: of prompts and drafts in one step, beyond those after one token of each text.
         """
