@@ -596,9 +596,9 @@ def test_tritons_client_reads_a_text_as_it_comes(server: HttpServer, ours: Clien
     def read(parameters: dict[str, Any]) -> Any:
         return _read_by_triton(server, parameters)
 
-    parameters = {"stream": True, "max_new_tokens": 60, "do_sample": True, "temperature": 0.9, "seed": 11}
+    parameters = {"stream": True, "max_new_tokens": 150, "do_sample": True, "temperature": 0.9, "seed": 11}
     answer = read(parameters)
-    expected = ours.generate_text("writer", _PROMPT, max_new_tokens=60, do_sample=True, temperature=0.9, seed=11)
+    expected = ours.generate_text("writer", _PROMPT, max_new_tokens=150, do_sample=True, temperature=0.9, seed=11)
     *parts, last = answer["responses"]
     assert answer["is_decoupled"]
     assert len(parts) > 1

@@ -334,10 +334,10 @@ async def test_a_core_that_is_lost_ends_the_text_and_the_process(writer: Path, m
             async def read() -> None:
                 async for event in client.generate("writer", "A module", max_new_tokens=60):
                     chunks.append(event.chunk.text)
-                    if len(chunks) == 3:
+                    if len(chunks) == 1:
                         (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
 
             with pytest.raises(Unavailable):
                 await read()
-            assert len(chunks) >= 3
+            assert chunks
         assert process.wait() == 1
