@@ -406,7 +406,6 @@ class _Endpoint:
     def _pop(self, item_id: int) -> QueuedItem | None:
         queued = self._in_flight.pop(item_id, None)
         if queued:
-            queued.endpoint = None
             self.cost_tokens -= queued.cost_tokens
             if self._is_retired and not self._in_flight:
                 self._is_answered.set()

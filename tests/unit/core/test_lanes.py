@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from neuronpipe.core.errors import Overloaded
-from neuronpipe.core.lanes import Lane, Lanes
+from neuronpipe.core.lanes import Lane, Lanes, is_on_event_loop
 
 _SMALL_BYTES = 100
 _LARGE_BYTES = 1 << 20
@@ -39,6 +39,11 @@ async def other(lanes: Lanes) -> AsyncIterator[Lane]:
 
 async def test_small_work_is_done_at_once(lane: Lane) -> None:
     assert await lane.run(_SMALL_BYTES, threading.get_ident) == threading.get_ident()
+
+
+async def test_work_can_tell_whether_it_is_done_on_the_loop(lane: Lane) -> None:
+    assert await lane.run(_SMALL_BYTES, is_on_event_loop)
+    assert not await lane.run(_LARGE_BYTES, is_on_event_loop)
 
 
 async def test_large_work_leaves_the_event_loop_free(lane: Lane) -> None:

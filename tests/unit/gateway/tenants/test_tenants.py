@@ -16,7 +16,7 @@ from neuronpipe.core.model import ModelTable
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.admission import Admission, Gate
 from neuronpipe.gateway.tenants.tenants import NOTHING, Rights, Tenants
-from neuronpipe.gateway.tenants.turns import REQUEST_TOKENS
+from neuronpipe.gateway.tenants.turns import REQUEST_TOKENS, Turn, Turns
 
 _MODEL = ModelKey("m", 1)
 
@@ -252,6 +252,19 @@ def test_a_tenant_in_debt_is_not_forgotten(gates: list[_Gate]) -> None:
         gate.tenants.check(f"tenant {number}")
     with pytest.raises(Overloaded):
         gate.enter("a")
+
+
+def test_the_time_until_its_turn_is_recorded_in_nanoseconds(gates: list[_Gate]) -> None:
+    gate = _with(gates)
+
+    class Slow(Turns):
+        async def take(self, turn: Turn) -> None:
+            gate.now_s += 0.25
+            await super().take(turn)
+
+    gate.tenants._turns[_MODEL] = Slow(0.05, gate._clock)
+    _run(gate, gate.enter("a"))
+    assert gate.meters.histogram(Metrics.TENANT_WAIT, "a").total == 0.25e9
 
 
 def test_rights_count_as_they_are_now(gates: list[_Gate]) -> None:

@@ -18,7 +18,15 @@ from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest
 from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.stages.neuron_executor.batching import Limits
-from neuronpipe.stages.neuron_executor.forecast import BatchTime, ComputedSequence, QueuedSequence, SequenceQueue
+from neuronpipe.stages.neuron_executor.cores import Cores
+from neuronpipe.stages.neuron_executor.forecast import (
+    BatchTime,
+    BatchTimes,
+    ComputedSequence,
+    Forecast,
+    QueuedSequence,
+    SequenceQueue,
+)
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.jumping_time import JumpingLoop
 from tests.unit.stages.neuron_executor.scheduling import running_model
@@ -358,6 +366,16 @@ def test_an_overhead_that_noise_has_hidden_does_not_keep_sequences_apart() -> No
     batch_time.anchor(4, 2)
     batch_time.anchor(64, 32)
     assert batch_time.overhead_tokens == 4  # the least
+
+
+async def test_until_a_device_that_lost_all_cores_has_ended_its_queue_takes_as_long_as_on_one(
+    queue: SequenceQueue, push: _Push, batch_time: BatchTime
+) -> None:
+    cores, on_device = Cores(1), list[Forecast]()
+    on_device.append(Forecast(queue, cores, BatchTimes(batch_time, batch_time), on_device))
+    push()
+    cores.lose(0)
+    assert on_device[0].queue_s(is_bulk=False) == on_device[0].work_s() == pytest.approx(2)  # four tokens
 
 
 _SPEC = model_spec(max_tokens=64)
