@@ -32,7 +32,7 @@ WORDS: Mapping[str, str] = {
     r"\bturn(s|ed)? away\b": "refuse",
     r"\b(not at hand|where this is developed|where neuronpipe is developed|the version before)\b": "the status page",
     r"(?<=[.:;] )Of [a-z]": "the subject first",
-    r"(?:^|(?<=[.:;] ))What [a-z][^?.]*\.": "a noun as the subject",
+    r"(?:^|(?<=[.:;] ))(?-i:What) (?!an? )[a-z][^?.]*\.": "a noun as the subject",
     r"\bthe begin of\b": "the start of",
     r"(?<!feature )\bgate\b": "admission control",
     r"\b(?-i:unix) (?=sockets?\b)": "Unix",
