@@ -1,8 +1,8 @@
 """Checks the English of pages, protos, alerts, the dashboard and the texts of the program: `python -m tests.style`.
 
 The rules are on docs/contributing.md; here are those that a pattern can find. Guides have no dates, sentences an end,
-docs/ a limit of words, and figures that a page quotes from results are on the page that results.json makes. It is not
-textlint, as most of these texts are strings of Python and comments of protos, and as it takes a few seconds.
+docs/ a limit of words, and figures that a page quotes from results are on the page that results.json makes.
+docs/decisions/0067 says why it is not textlint.
 """
 
 import ast
@@ -19,7 +19,7 @@ from markdown_it.token import Token
 from tests.pages import ROOT, all_pages, blocks
 
 # A pattern → what to write.
-_WORDS: Mapping[str, str] = {
+WORDS: Mapping[str, str] = {
     r"\bin place of\b": "instead of",
     r"\banew\b": "again, or reloaded",
     r"\b(whoever|whatever|nobody|everybody|somebody)\b": "the actor: any client, no caller",
@@ -32,8 +32,12 @@ _WORDS: Mapping[str, str] = {
     r"\bturn(s|ed)? away\b": "refuse",
     r"\b(not at hand|where this is developed|where neuronpipe is developed|the version before)\b": "the status page",
     r"(?<=[.:;] )Of [a-z]": "the subject first",
+    r"(?:^|(?<=[.:;] ))(?-i:What) (?!an? )[a-z][^?.]*\.": "a noun as the subject",
     r"\bthe begin of\b": "the start of",
     r"(?<!feature )\bgate\b": "admission control",
+    r"\b(?-i:unix) (?=sockets?\b)": "Unix",
+    r"\b(host names?|file name)\b": "hostname, filename",
+    r"\blife cycles?\b": "lifecycle",
 }
 _HEADING = re.compile(r"(What|Who|Is|Are|Does|Do) ")
 _DATE = re.compile(r"20\d\d-\d\d-\d\d")
@@ -119,7 +123,7 @@ def faults() -> Iterator[str]:
     by_hand = [page for page in all_pages() if not is_generated(page)]
     for place, line, is_heading, text in (*(one for page in by_hand for one in prose(page)), *sources()):
         is_guide = place.endswith(".md") and Path(place).name not in _WITH_DATES
-        for fault in wrong_words(text, is_heading=is_heading, is_guide=is_guide, is_page=place.endswith(".md")):
+        for fault in wrong_words(text, is_heading=is_heading, is_guide=is_guide):
             yield f"{place}:{line}: {fault}"
     if (count := sum(map(words, (page for page in by_hand if page.is_relative_to(_DOCS))))) > _MAX_WORDS:
         yield f"docs/: {count} words by hand, at most {_MAX_WORDS}"
@@ -130,17 +134,17 @@ def faults() -> Iterator[str]:
         yield from wrong_results(folder)
 
 
-def wrong_words(text: str, *, is_heading: bool = False, is_guide: bool = False, is_page: bool = True) -> Iterator[str]:
+def wrong_words(text: str, *, is_heading: bool = False, is_guide: bool = False) -> Iterator[str]:
     """What is wrong with a text, and what to write instead."""
-    for pattern, instead in _WORDS.items():
+    for pattern, instead in WORDS.items():
         for found in re.finditer(pattern, text, 0 if pattern.endswith("[a-z]") else re.IGNORECASE):
             yield f"“{found[0]}”: {instead}"
     if is_heading and _HEADING.match(text):
         yield f"“{text}”: a noun phrase or an imperative"
     if is_guide and _DATE.search(text):
         yield "a date: link to a page of results"
-    for sentence in re.split(r"(?<=[.!?;:]) ", text) if is_page else ():
-        if (length := len(sentence.split())) > _MAX_WORDS_OF_SENTENCE:
+    for sentence in re.split(r"(?<=[.!?;:])\s", text):
+        if (length := sum("_" not in word for word in sentence.split())) > _MAX_WORDS_OF_SENTENCE:
             yield f"a sentence of {length} words: “{sentence[:60]}…”"
 
 

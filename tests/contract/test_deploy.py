@@ -392,7 +392,7 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
         traffic.routes_lead_to_services,
         _PLAIN,
         lambda one: one["Gateway/neuronpipe"]["spec"]["listeners"][1].update(hostname="neuronpipe.example.com"),
-        "HTTPRoute neuronpipe: neuronpipe.example.com is the host name of another route",
+        "HTTPRoute neuronpipe: neuronpipe.example.com is the hostname of another route",
     ),
     "HTTP that is closed": (
         traffic.the_network_lets_through_what_is_needed,

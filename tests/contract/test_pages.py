@@ -141,7 +141,32 @@ def test_a_file_of_docs_that_is_not_there_is_found_where_a_source_names_it(page:
     assert list(dead_mentions([source])) == [f"source.py:1: {missing}"]
 
 
-_WRONG = ("in place of a text", "reads it anew", "whoever calls", "texts, too", "and so they go on", "so. Of these two")
+# A wrong text for each pattern, in the order of the patterns.
+_WRONG = (
+    "in place of a text",
+    "reads it anew",
+    "whoever calls",
+    "at most so many bytes",
+    "and so they go on",
+    "shares out the cores",
+    "texts, too",
+    "besides the cache",
+    "the stage is away",
+    "turns away callers",
+    "the version before",
+    "so. Of these two",
+    "What is wrong has a status.",
+    "the begin of a text",
+    "waits at the gate",
+    "over a unix socket",
+    "its host name",
+    "the life cycle",
+)
+
+
+def test_each_pattern_of_style_finds_its_text() -> None:
+    found = ["".join(style.wrong_words(text)).rpartition("”: ")[2] for text in _WRONG]
+    assert found == [*style.WORDS.values()]
 
 
 @pytest.mark.parametrize("text", [*_WRONG, "measured on 2026-11-21", " ".join(["word"] * 46)])

@@ -265,7 +265,7 @@ def test_a_port_that_another_service_has_is_refused(service: _Service, fake_repo
     for options in ((), ("--front-processes", "2")):
         result = serve("all", "--repository", str(fake_repository), "--listen", service.target, *options)
         assert result.returncode == 2
-        assert f"neuronpipe: cannot listen on {service.target}: Address already in use" in result.stderr
+        assert f"neuronpipe: --listen: cannot listen on {service.target}: Address already in use" in result.stderr
 
 
 def test_a_front_process_that_cannot_start_ends_the_service_with_its_reason(

@@ -257,9 +257,10 @@ def test_a_gateway_over_other_processes_has_the_door_too(http_repository: Path) 
 
 
 def test_an_address_that_is_taken_is_named(http_server: HttpServer, http_repository: Path) -> None:
+    taken = http_server.address
     with (
-        ServiceProcess("all", "--repository", str(http_repository), "--http-listen", http_server.address) as process,
-        pytest.raises(RuntimeError, match=f"cannot listen on {http_server.address} for HTTP: Address already in use"),
+        ServiceProcess("all", "--repository", str(http_repository), "--http-listen", taken) as process,
+        pytest.raises(RuntimeError, match=f"--http-listen: cannot listen on {taken}: Address already in use"),
     ):
         process.wait_until_ready()
 

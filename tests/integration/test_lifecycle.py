@@ -173,7 +173,7 @@ def test_port_in_use_is_said_at_start(fake_repository: Path) -> None:
         result = serve("postprocessor", "--repository", str(fake_repository), "--listen", address)
 
     assert result.returncode == 2
-    assert f"neuronpipe: cannot listen on {address}: Address already in use" in result.stderr
+    assert f"neuronpipe: --listen: cannot listen on {address}: Address already in use" in result.stderr
 
 
 def test_two_services_cannot_share_a_port(fake_repository: Path) -> None:

@@ -96,4 +96,4 @@ def test_two_services_cannot_share_a_socket(fake_repository: Path, processes: di
     target = processes["gateway"].target
     result = serve("postprocessor", "--repository", str(fake_repository), "--listen", target)
     assert result.returncode == 2
-    assert f"neuronpipe: cannot listen on {target}: Address already in use" in result.stderr
+    assert f"neuronpipe: --listen: cannot listen on {target}: Address already in use" in result.stderr

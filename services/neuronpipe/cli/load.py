@@ -185,7 +185,7 @@ def _check_json(file: str | None) -> None:
     if file is None or file == "-":
         return
     if not file:
-        raise SetupError("--json: the file name is empty")
+        raise SetupError("--json: the filename is empty")
     try:
         Path(file).open("a").close()
     except OSError as error:

@@ -10,20 +10,20 @@ _PROBE_LIMIT_S = 2.0
 
 
 def unix_path(address: str) -> str | None:
-    """The path of a unix socket's address; None for another. Raises ValueError for a path that no socket can have."""
+    """The path of a Unix socket's address; None for another. Raises ValueError for a path that no socket can have."""
     if not address.startswith("unix:"):
         return None
     path = address.removeprefix("unix:")
     path = path.removeprefix("//")
     if not path:
-        raise ValueError("the path of the unix socket is empty")
+        raise ValueError("the path of the Unix socket is empty")
     if (size_bytes := len(os.fsencode(path))) > _MAX_PATH_BYTES:
-        raise ValueError(f"the path of a unix socket has at most {_MAX_PATH_BYTES} bytes; this one has {size_bytes}")
+        raise ValueError(f"the path of a Unix socket has at most {_MAX_PATH_BYTES} bytes; this one has {size_bytes}")
     return path
 
 
 def is_listened_on(path: str) -> bool:
-    """Whether a process listens on a unix socket. Else its file was left behind by one that was killed, or is none."""
+    """Whether a process listens on a Unix socket. Else its file was left behind by one that was killed, or is none."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:

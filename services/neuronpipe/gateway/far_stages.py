@@ -30,7 +30,7 @@ async def running_far_stages(
     transport: str = "nghttp2",
 ) -> AsyncIterator[Mapping[str, Coalescer]]:
     """The stages behind targets, by their services' names. `report` is told of each whether it can be reached, at first
-    and when that changes. `tls`: of the connections to hosts; unix sockets have none. `holding`: see Coalescer.
+    and when that changes. `tls`: of the connections to hosts; Unix sockets have none. `holding`: see Coalescer.
     `transport`: as --grpc-transport.
     """
     reached: set[str] = set()

@@ -136,7 +136,7 @@ class ResultCacheSettings(RedisSettings):
 
 
 class HttpSettings(Settings):
-    """The HTTP door, and what it shares with other protocols of servers of one model."""
+    """HTTP, and what it shares with other protocols of servers of one model."""
 
     http_listen: str = optional_listen_field("HTTP")
     http_max_body_bytes: int = Field(
@@ -152,7 +152,7 @@ class HttpSettings(Settings):
     )
     http_cors_origins: str = Field(
         "",
-        description="origins whose pages may call the HTTP door from a browser, as https://app.example, with commas; "
+        description="origins whose pages may call over HTTP from a browser, as https://app.example, with commas; "
         "*: all; empty: none",
     )
     http_path_prefix: str = Field(
@@ -167,7 +167,7 @@ class HttpSettings(Settings):
     )
 
     console: Literal["auto", "on", "off"] = Field(
-        "auto", description="the console, a page at / of the HTTP door; auto: where that listens on a loopback address"
+        "auto", description="the console, a page at / of the HTTP port; auto: where that listens on a loopback address"
     )
 
     @field_validator("http_listen")

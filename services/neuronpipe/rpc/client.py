@@ -37,7 +37,7 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """A channel that spreads calls over all addresses of its target and reconnects soon after a loss.
 
-    `tls`: without, and to a unix socket, nothing is encrypted. `server_name`: what the server's certificate must name;
+    `tls`: without, and to a Unix socket, nothing is encrypted. `server_name`: what the server's certificate must name;
     empty: the host of the target. `connect_ms`: what an attempt to connect gets; later ones get up to 2 s if that is
     more.
     """

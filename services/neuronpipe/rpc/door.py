@@ -36,10 +36,10 @@ _REFLECTION_SERVICE = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflecti
 class GrpcDoor:
     """Takes gRPC calls at the address of the settings; a Door (platform/process/door.py).
 
-    `port`: 0 where it is not known before the door listens, and for a unix socket.
+    `port`: 0 where it is not known before the door listens, and for a Unix socket.
 
     `shares_port`: other processes listen on it, too. `event`: what the log says once it listens. `tls`: of a port; a
-    unix socket has none. `allowed_peers`: see StageSettings; health is told to every caller, and there is no
+    Unix socket has none. `allowed_peers`: see StageSettings; health is told to every caller, and there is no
     reflection.
     """
 

@@ -93,7 +93,7 @@ FindMethod: TypeAlias = Callable[[str], Method | None]
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What a transport needs to serve a port. `tls`: not for unix sockets."""
+    """What a transport needs to serve a port. `tls`: not for Unix sockets."""
 
     settings: ProcessSettings
     in_flight: InFlight
@@ -106,7 +106,7 @@ class Server(Protocol):
     """Listens at one address."""
 
     async def listen(self) -> int:
-        """Takes connections from now on. Returns the port, 0 for a unix socket. Raises SetupError."""
+        """Takes connections from now on. Returns the port, 0 for a Unix socket. Raises SetupError."""
 
     def ask_to_leave(self) -> bool:
         """Asks the callers of open connections to send new calls elsewhere, and answers those that still come.

@@ -169,42 +169,43 @@ class _Front:
 class SharedPort:
     """A port for processes that all listen with SO_REUSEPORT: the kernel gives each new connection to one of them.
 
-    `address`: HOST:PORT, with the number of a free port where 0 was asked for; "" for none.
+    `address`: HOST:PORT, with the number of a free port where 0 was asked for; "" for none. `option` has set it.
     """
 
-    def __init__(self, address: str, sockets: list[socket.socket]) -> None:
+    def __init__(self, option: str, address: str, sockets: list[socket.socket]) -> None:
         self.address = address
+        self._option = option
         self._sockets = sockets
 
     def check_unused(self) -> None:
         """Raises SetupError where a process listens on it, which SO_REUSEPORT alone would allow."""
         for held in self._sockets:
-            _bind(self.address, held.family, held.getsockname(), is_shared=False).close()
+            _bind(self._option, self.address, held.family, held.getsockname(), is_shared=False).close()
 
 
 @contextmanager
-def shared_port(listen: str) -> Iterator[SharedPort]:
+def shared_port(option: str, listen: str) -> Iterator[SharedPort]:
     """Keeps a port from others for the block: bound, but without taking connections. Raises SetupError."""
     if not listen:
-        yield SharedPort("", [])
+        yield SharedPort(option, "", [])
         return
     host, _, text = listen.rpartition(":")
     port = int(text)
     try:
         found: list[Any] = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise SetupError(f"cannot listen on {listen}: {error.strerror}") from error
+        raise SetupError(f"{option}: cannot listen on {listen}: {error.strerror}") from error
     with ExitStack() as stack:
         sockets = []
         for family, _, _, _, where in found:
-            _bind(listen, family, (where[0], port, *where[2:]), is_shared=False).close()
-            held = stack.enter_context(_bind(listen, family, (where[0], port, *where[2:]), is_shared=True))
+            _bind(option, listen, family, (where[0], port, *where[2:]), is_shared=False).close()
+            held = stack.enter_context(_bind(option, listen, family, (where[0], port, *where[2:]), is_shared=True))
             port = held.getsockname()[1]
             sockets.append(held)
-        yield SharedPort(f"{host}:{port}", sockets)
+        yield SharedPort(option, f"{host}:{port}", sockets)
 
 
-def _bind(listen: str, family: int, where: Any, *, is_shared: bool) -> socket.socket:
+def _bind(option: str, listen: str, family: int, where: Any, *, is_shared: bool) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         # To bind beside closed connections and sockets that do not listen; with the second also beside those that do.
@@ -215,7 +216,7 @@ def _bind(listen: str, family: int, where: Any, *, is_shared: bool) -> socket.so
         bound.bind(where)
     except OSError as error:
         bound.close()
-        raise SetupError(f"cannot listen on {listen}: {error.strerror}") from error
+        raise SetupError(f"{option}: cannot listen on {listen}: {error.strerror}") from error
     return bound
 
 
@@ -228,8 +229,8 @@ async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Acces
     async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
         repository = live_repository(settings, with_artifacts=True)
         with (
-            shared_port(settings.listen) as port,
-            shared_port(settings.http_listen) as http_port,
+            shared_port("--listen", settings.listen) as port,
+            shared_port("--http-listen", settings.http_listen) as http_port,
             TemporaryDirectory(prefix="neuronpipe-") as folder,
         ):
             executor = f"unix:{folder}/executor.sock"

@@ -71,5 +71,5 @@ class AllSettings(PipelineProcessSettings):
         if self.front_processes and self.scaler_listen:
             raise ValueError("--scaler-listen: not with --front-processes, whose executor is always there")
         if self.front_processes and unix_path(self.listen):
-            raise ValueError("--front-processes: they share a port, HOST:PORT; a unix socket belongs to one process")
+            raise ValueError("--front-processes: they share a port, HOST:PORT; a Unix socket belongs to one process")
         return self

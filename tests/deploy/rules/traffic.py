@@ -188,7 +188,7 @@ def routes_lead_to_services(objects: Objects) -> Iterator[str]:
             if listener is None:
                 yield f"{name}: there is no listener {parent.get('sectionName')}"
             elif listener["hostname"] not in route["spec"]["hostnames"] or listener["hostname"] in taken:
-                yield f"{name}: {listener['hostname']} is the host name of another route"
+                yield f"{name}: {listener['hostname']} is the hostname of another route"
             else:
                 taken.add(listener["hostname"])
         for backend in (one for rule in route["spec"]["rules"] for one in rule["backendRefs"]):

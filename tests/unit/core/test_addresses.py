@@ -27,5 +27,5 @@ def test_a_path_is_as_long_as_the_kernel_takes() -> None:
 
 
 def test_an_empty_path_is_an_error() -> None:
-    with pytest.raises(ValueError, match="the path of the unix socket is empty"):
+    with pytest.raises(ValueError, match="the path of the Unix socket is empty"):
         unix_path("unix:")

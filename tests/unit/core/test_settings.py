@@ -250,7 +250,7 @@ def test_settings_that_the_gateway_shares_with_a_far_tokenizer_are_its_own() -> 
     ("given", "problem"),
     [
         ({"executor_target": "127.0.0.1:50052"}, "they share the executor of this service"),
-        ({"listen": "unix:/run/a.sock"}, "a unix socket belongs to one process"),
+        ({"listen": "unix:/run/a.sock"}, "a Unix socket belongs to one process"),
     ],
 )
 def test_front_processes_need_what_they_can_share(given: dict[str, str], problem: str) -> None:

@@ -425,7 +425,7 @@ async def test_a_port_in_use_is_named_with_the_reason() -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         life = _life(_settings(address))
-        with pytest.raises(SetupError, match=rf"^cannot listen on {address}: Address already in use$"):
+        with pytest.raises(SetupError, match=rf"^--listen: cannot listen on {address}: Address already in use$"):
             await life.listen()
         await life.stop()
 
@@ -434,7 +434,7 @@ async def test_a_port_in_use_is_named_with_the_reason() -> None:
 @pytest.mark.parametrize("address", ["192.0.2.1:50050", "name.invalid:50050"])
 async def test_an_address_that_cannot_be_used_is_named(address: str) -> None:
     life = _life(_settings(address))
-    with pytest.raises(SetupError, match=rf"^cannot listen on {address}: ."):
+    with pytest.raises(SetupError, match=rf"^--listen: cannot listen on {address}: ."):
         await life.listen()
     await life.stop()
 

@@ -85,7 +85,9 @@ async def test_a_socket_that_a_killed_process_left_behind_is_replaced(socket_fil
 
 async def test_a_socket_that_somebody_listens_on_is_left_to_them(socket_file: Path) -> None:
     async with _listening(socket_file):
-        with pytest.raises(SetupError, match=f"^cannot listen on unix:{socket_file}: Address already in use$"):
+        with pytest.raises(
+            SetupError, match=f"^--listen: cannot listen on unix:{socket_file}: Address already in use$"
+        ):
             async with _listening(socket_file):
                 pass
         await _ask(f"unix:{socket_file}")
@@ -105,7 +107,7 @@ async def test_a_socket_whose_owner_has_no_room_for_another_connection_is_in_use
 
 async def test_a_file_that_is_no_socket_is_not_deleted(socket_file: Path) -> None:
     socket_file.write_text("a diary")
-    with pytest.raises(SetupError, match=f"^cannot listen on unix:{socket_file}: Address already in use$"):
+    with pytest.raises(SetupError, match=f"^--listen: cannot listen on unix:{socket_file}: Address already in use$"):
         async with _listening(socket_file):
             pass
     assert socket_file.read_text() == "a diary"
@@ -113,7 +115,7 @@ async def test_a_file_that_is_no_socket_is_not_deleted(socket_file: Path) -> Non
 
 async def test_a_folder_that_is_not_there_is_named(folder: Path) -> None:
     missing = folder / "missing" / "door.sock"
-    with pytest.raises(SetupError, match=f"^cannot listen on unix:{missing}: No such file or directory$"):
+    with pytest.raises(SetupError, match=f"^--listen: cannot listen on unix:{missing}: No such file or directory$"):
         async with _listening(missing):
             pass
 
@@ -121,7 +123,7 @@ async def test_a_folder_that_is_not_there_is_named(folder: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 async def test_a_folder_that_is_not_writable_is_named(folder: Path, socket_file: Path) -> None:
     folder.chmod(0o500)
-    with pytest.raises(SetupError, match=f"^cannot listen on unix:{socket_file}: Permission denied$"):
+    with pytest.raises(SetupError, match=f"^--listen: cannot listen on unix:{socket_file}: Permission denied$"):
         async with _listening(socket_file):
             pass
 

@@ -436,6 +436,6 @@ def _bind(listen: str, shares_port: bool) -> socket.socket:
     try:
         listener = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG, reuse_port=shares_port)
     except OSError as error:
-        raise SetupError(f"cannot listen on {listen} for HTTP: {os.strerror(error.errno or 0)}") from error
+        raise SetupError(f"--http-listen: cannot listen on {listen}: {os.strerror(error.errno or 0)}") from error
     listener.setblocking(False)
     return listener

@@ -219,4 +219,4 @@ def _tables(results: Results, costs: Costs, goal: Goal | None) -> Iterator[Table
     yield missing_table(results)
     steal, others = _taken(results)
     busy = ("CPU time taken while measuring", f"{steal:.1%} by the hypervisor (steal), {others:.1%} by other processes")
-    yield Table("Machine", "What the figures depend on.", ("", ""), [*results.machine.items(), busy])
+    yield Table("Machine", "The figures depend on it.", ("", ""), [*results.machine.items(), busy])

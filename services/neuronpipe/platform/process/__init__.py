@@ -1,1 +1,1 @@
-"""The life cycle of a process: signals, loading, health, draining, and calls in flight."""
+"""The lifecycle of a process: signals, loading, health, draining, and calls in flight."""

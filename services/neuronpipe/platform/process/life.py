@@ -1,4 +1,4 @@
-"""The life cycle of a process, for any protocol.
+"""The lifecycle of a process, for any protocol.
 
 Listen (calls are refused as "starting") → load → SERVING → SIGTERM → NOT_SERVING → notify the parts of the process →
 refuse new calls, finish those in flight within the grace period → unload.

@@ -73,7 +73,7 @@ class MetricsPort:
             app = _guarded(make_wsgi_app(_registry(meters)), may_read)
             self._server = make_server(host.strip("[]"), int(port), app, kind, _Scrape)
         except OSError as error:
-            raise SetupError(f"cannot listen on {listen} for metrics: {error.strerror}") from error
+            raise SetupError(f"--metrics-listen: cannot listen on {listen}: {error.strerror}") from error
         self.address = f"{host}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()

@@ -46,12 +46,12 @@ class Listener:
             }
 
     def open(self) -> int:
-        """Accepts connections from now on. Returns the port, 0 for a unix socket. Raises SetupError."""
+        """Accepts connections from now on. Returns the port, 0 for a Unix socket. Raises SetupError."""
         try:
             self._sockets = [_bind_path(self._path)] if self._path else _bind_port(self._address, self._shares_port)
         except OSError as error:
             problem = error.strerror if error.errno and not isinstance(error, socket.gaierror) else "no such address"
-            raise SetupError(f"cannot listen on {self._address}: {problem}") from error
+            raise SetupError(f"--listen: cannot listen on {self._address}: {problem}") from error
         self._accept_from(self._sockets)
         return 0 if self._path else int(self._sockets[0].getsockname()[1])
 

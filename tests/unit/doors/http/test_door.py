@@ -171,7 +171,7 @@ async def test_it_may_stop_before_it_listens_and_twice() -> None:
 @pytest.mark.parametrize("address", ["host.invalid:1", "192.0.2.1:80"])
 async def test_an_address_that_cannot_be_used_is_named(address: str) -> None:
     door = HttpDoor(address, HEALTH_ROUTES, _SERVICE, _settings())
-    with pytest.raises(SetupError, match=f"cannot listen on {address} for HTTP: "):
+    with pytest.raises(SetupError, match=f"^--http-listen: cannot listen on {address}: ."):
         await door.listen(HealthBoard(door.services), InFlight("all", 1 << 20, 1 << 22))
 
 

@@ -92,7 +92,7 @@ def test_a_port_that_is_taken_is_a_fault_of_the_settings() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(SetupError, match=f"cannot listen on {address} for metrics"):
+        with pytest.raises(SetupError, match=f"^--metrics-listen: cannot listen on {address}: Address already in use$"):
             MetricsPort(address, Meters())
 
 
