@@ -36,7 +36,7 @@ _BACKLOG = 2048
 # How long a connection whose request was refused takes what the caller is still sending.
 _LINGER_S = 5.0
 # What comes is looked at in pieces of this size, or larger ones within a body.
-_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 64 << 10
+_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
 _BAD_HEAD = "The request's head, or what stands behind its body, is too large, or did not arrive in time."
 
 
@@ -328,22 +328,29 @@ class _Connection(HttpToolsProtocol):
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _feed(self, data: bytes) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as end:
-            if not self._asks_for_other_protocol:
-                return
-            # Java's client asks for h2c with each request. That is ignored (RFC 9110, section 7.8), but the parser ends
-            # behind such a head: another one reads it without the question.
-            is_last = any(name == b"connection" and b"close" in value.lower() for name, value in self.headers)
-            head = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
-            head += [name + b": " + value for name, value in self.headers if name not in (b"connection", b"upgrade")]
-            head += [b"connection: close"] * is_last + [b"", b""]
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            self._feed(b"\r\n".join(head) + data[end.args[0] :])
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as end:
+                if self._asks_for_other_protocol:
+                    data = self._without_question(data[end.args[0] :])
+                    continue
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+            return
+
+    def _without_question(self, rest: bytes) -> bytes:
+        """A head that asks for another protocol, without the question, and what came behind it, for another parser: the
+        first one ends behind such a head. Java's client asks for h2c with each request, which is ignored (RFC 9110,
+        section 7.8).
+        """
+        is_last = any(name == b"connection" and b"close" in value.lower() for name, value in self.headers)
+        head = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        head += [name + b": " + value for name, value in self.headers if name not in (b"connection", b"upgrade")]
+        head += [b"connection: close"] * is_last + [b"", rest]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return b"\r\n".join(head)
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(self._limits.max_handshake_s, self._end, "max_handshake_s")

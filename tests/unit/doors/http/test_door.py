@@ -114,6 +114,20 @@ async def test_a_request_that_asks_for_another_protocol_is_answered(protocol: st
         writer.close()
 
 
+async def test_thousands_of_questions_for_another_protocol_behind_a_body_are_all_answered() -> None:
+    async def take(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"", "text/plain")
+
+    question = b"GET /health HTTP/1.1\r\nupgrade:a\r\nconnection:upgrade\r\n\r\n"
+    async with _running({_TAKE.key: take}) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = b"a" * (156 << 10)  # so that what follows comes in the largest pieces
+        writer.write(b"POST /take HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body + question * 1400)
+        for _ in range(1401):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+        writer.close()
+
+
 async def test_a_caller_of_http_1_0_that_asks_for_another_protocol_sees_the_end_of_its_answer() -> None:
     async def wait(request: HttpRequest) -> HttpResponse:
         return HttpResponse(b"{}")
