@@ -186,7 +186,8 @@ class _Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._has_rest = False  # whether the caller is still sending its request
-        super().connection_made(_OwnTransport(transport, lambda: self._has_rest or bool(self._held)))  # type: ignore[arg-type]
+        own = _OwnTransport(transport, lambda: self._has_rest or bool(self._held), self._limits.max_send_s)
+        super().connection_made(own)  # type: ignore[arg-type]
         self._is_in_head, self._is_in_trailers = True, False
         # Of a head that is not complete, and of its fields with those of the trailers.
         self._head_bytes = self._field_bytes = 0
@@ -380,9 +381,10 @@ class _OwnTransport:
     `is_held`: it reads no more, as something that was read waits.
     """
 
-    def __init__(self, transport: asyncio.Transport, has_rest: Callable[[], bool]) -> None:
+    def __init__(self, transport: asyncio.Transport, has_rest: Callable[[], bool], max_send_s: float) -> None:
         self._transport = transport
         self._has_rest = has_rest
+        self._max_send_s = max_send_s
         self._is_lingering = self.is_held = False
 
     def __getattr__(self, name: str) -> Any:
@@ -397,13 +399,18 @@ class _OwnTransport:
 
     def close(self) -> None:
         if self.is_closing() or not self._has_rest():
-            self._transport.close()
+            self._end()
             return
         self._is_lingering = True
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._transport.resume_reading()
-        asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)
+        asyncio.get_running_loop().call_later(_LINGER_S, self._end)
+
+    def _end(self) -> None:
+        if self._transport.get_write_buffer_size():  # or a caller that reads nothing would keep it for ever
+            asyncio.get_running_loop().call_later(self._max_send_s, self._transport.abort)
+        self._transport.close()
 
 
 class _Server(uvicorn.Server):

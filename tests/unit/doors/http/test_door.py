@@ -1,6 +1,7 @@
 """doors/http/door.py: the server's own limits, and its end."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -112,6 +113,30 @@ async def test_a_request_that_asks_for_another_protocol_is_answered(protocol: st
             assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
             assert (await reader.readuntil(body)).endswith(b"\r\n\r\n" + body)
         writer.close()
+
+
+async def test_a_connection_that_closes_does_not_wait_for_ever_for_a_caller_that_reads_nothing() -> None:
+    may_answer = asyncio.Event()
+
+    async def wait(request: HttpRequest) -> HttpResponse:
+        await may_answer.wait()
+        return HttpResponse(b"a" * 60_000, "text/plain", is_compressible=False)  # too little to pause who writes it
+
+    async with _running({_WAIT.key: wait}, max_send_s=0.3) as (door, _, port):
+        caller = socket.socket()
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        await asyncio.to_thread(caller.connect, ("127.0.0.1", port))
+        await asyncio.to_thread(caller.sendall, b"GET /wait HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        connections = door._server.server_state.connections
+        await soon(lambda: bool(connections))
+        (connection,) = connections
+        transport: Any = connection.transport
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+        may_answer.set()
+        await soon(lambda: transport.is_closing())
+        assert transport.get_write_buffer_size()
+        await soon(lambda: not connections)
+        caller.close()
 
 
 async def test_thousands_of_questions_for_another_protocol_behind_a_body_are_all_answered() -> None:
