@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _PORTS = {"http": 80, "https": 443}
-# Public by their numbers, but they may lead to addresses inside: NAT64 (RFC 6052, 8215), Teredo, 6to4, and site-local
-# addresses, which Python takes for public ones.
+# Public by their numbers, but they may lead to addresses inside: those of IPv4 in an older form (RFC 4291, 2765), NAT64
+# (RFC 6052, 8215), Teredo, 6to4, and site-local addresses, which Python takes for public ones.
 _LEADING_INSIDE = [
     ipaddress.IPv6Network(network)
-    for network in ("64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16", "fec0::/10")
+    for network in ["::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16", "fec0::/10"]
 ]
 
 

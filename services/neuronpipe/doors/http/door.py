@@ -36,7 +36,7 @@ _BACKLOG = 2048
 # How long a connection whose request was refused takes what the caller is still sending.
 _LINGER_S = 5.0
 # What comes is looked at in pieces of this size, or larger ones within a body.
-_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 64 << 10
+_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
 _BAD_HEAD = "The request's head, or what stands behind its body, is too large, or did not arrive in time."
 
 
@@ -186,7 +186,8 @@ class _Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._has_rest = False  # whether the caller is still sending its request
-        super().connection_made(_OwnTransport(transport, lambda: self._has_rest or bool(self._held)))  # type: ignore[arg-type]
+        own = _OwnTransport(transport, lambda: self._has_rest or bool(self._held), self._limits.max_send_s)
+        super().connection_made(own)  # type: ignore[arg-type]
         self._is_in_head, self._is_in_trailers = True, False
         # Of a head that is not complete, and of its fields with those of the trailers.
         self._head_bytes = self._field_bytes = 0
@@ -328,22 +329,29 @@ class _Connection(HttpToolsProtocol):
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _feed(self, data: bytes) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as end:
-            if not self._asks_for_other_protocol:
-                return
-            # Java's client asks for h2c with each request. That is ignored (RFC 9110, section 7.8), but the parser ends
-            # behind such a head: another one reads it without the question.
-            is_last = any(name == b"connection" and b"close" in value.lower() for name, value in self.headers)
-            head = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
-            head += [name + b": " + value for name, value in self.headers if name not in (b"connection", b"upgrade")]
-            head += [b"connection: close"] * is_last + [b"", b""]
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            self._feed(b"\r\n".join(head) + data[end.args[0] :])
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as end:
+                if self._asks_for_other_protocol:
+                    data = self._without_question(data[end.args[0] :])
+                    continue
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+            return
+
+    def _without_question(self, rest: bytes) -> bytes:
+        """A head that asks for another protocol, without the question, and what came behind it, for another parser: the
+        first one ends behind such a head. Java's client asks for h2c with each request, which is ignored (RFC 9110,
+        section 7.8).
+        """
+        is_last = any(name == b"connection" and b"close" in value.lower() for name, value in self.headers)
+        head = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        head += [name + b": " + value for name, value in self.headers if name not in (b"connection", b"upgrade")]
+        head += [b"connection: close"] * is_last + [b"", rest]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return b"\r\n".join(head)
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(self._limits.max_handshake_s, self._end, "max_handshake_s")
@@ -373,9 +381,10 @@ class _OwnTransport:
     `is_held`: it reads no more, as something that was read waits.
     """
 
-    def __init__(self, transport: asyncio.Transport, has_rest: Callable[[], bool]) -> None:
+    def __init__(self, transport: asyncio.Transport, has_rest: Callable[[], bool], max_send_s: float) -> None:
         self._transport = transport
         self._has_rest = has_rest
+        self._max_send_s = max_send_s
         self._is_lingering = self.is_held = False
 
     def __getattr__(self, name: str) -> Any:
@@ -390,13 +399,18 @@ class _OwnTransport:
 
     def close(self) -> None:
         if self.is_closing() or not self._has_rest():
-            self._transport.close()
+            self._end()
             return
         self._is_lingering = True
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._transport.resume_reading()
-        asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)
+        asyncio.get_running_loop().call_later(_LINGER_S, self._end)
+
+    def _end(self) -> None:
+        if self._transport.get_write_buffer_size():  # or a caller that reads nothing would keep it for ever
+            asyncio.get_running_loop().call_later(self._max_send_s, self._transport.abort)
+        self._transport.close()
 
 
 class _Server(uvicorn.Server):

@@ -1,8 +1,11 @@
 """One HTTP/2 connection (RFC 9113), as both sides have it: bytes of the transport ↔ frames (nghttp2) ↔ streams."""
 
 import asyncio
+import contextlib
+import fcntl
 import socket
 import ssl
+import termios
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
@@ -52,7 +55,9 @@ _CONFIGURATION: Mapping[str, Any] = {
 # After our last byte, the peer gets this time to read it and to end its side. What it still sends would otherwise make
 # the operating system reset the connection, and the peer lose what it has not read.
 _LINGER_S = 1.0
-# asyncio waits for the peer's close_notify by default for 30 s.
+# A peer that has not read all by then loses the rest, also over TLS, where asyncio counts the time from the first try.
+CLOSE_LIMIT_S = 30.0
+# The peer's time for its close_notify.
 TLS_CLOSE_S = 0.5
 PING_LIMIT_S = 10.0
 _KEEPALIVE_PING = b"alive\0\0\0"
@@ -335,15 +340,35 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         for stream in list(self.streams.values()):
             self.stream_closed(stream, CANCEL)
         self.streams.clear()
-        if self.transport.can_write_eof():
+        has_eof = self.transport.can_write_eof()
+        if has_eof:
             self.transport.write_eof()
-            if self._timer:
-                self._timer.cancel()
-            self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
         else:
             self.transport.close()
+        if self._timer:
+            self._timer.cancel()
+        until_s, pause_s = self.loop.time() + CLOSE_LIMIT_S, _LINGER_S if has_eof else TLS_CLOSE_S
+        self._timer = self.loop.call_later(pause_s, self._end_once_sent, until_s, pause_s)
+
+    def _end_once_sent(self, until_s: float, pause_s: float) -> None:
+        if self.loop.time() >= until_s or _is_sent(self.transport):
+            self.abort()
+        else:
+            self._timer = self.loop.call_later(pause_s, self._end_once_sent, until_s, pause_s)
 
     def abort(self) -> None:
         """Ends the connection at once."""
         self.is_lost = True
         self.transport.abort()
+
+
+def _is_sent(transport: asyncio.Transport) -> bool:
+    """Whether the peer's system has all bytes. Those that wait below TLS no transport tells, but then the operating
+    system has some, too.
+    """
+    if transport.get_write_buffer_size():
+        return False
+    with contextlib.suppress(OSError):  # another system than Linux, or the socket has ended
+        unsent = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        return not any(unsent)
+    return True

@@ -9,7 +9,7 @@ from typing import Any
 from neuronpipe.core.addresses import is_listened_on, unix_path
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log_warning
-from neuronpipe.rpc.http2.connection import TLS_CLOSE_S
+from neuronpipe.rpc.http2.connection import CLOSE_LIMIT_S
 from neuronpipe.rpc.transport import ServerOptions
 
 _BACKLOG = 1024
@@ -42,7 +42,7 @@ class Listener:
             self._tls = {
                 "ssl": options.tls.h2_context,
                 "ssl_handshake_timeout": options.settings.max_handshake_s,
-                "ssl_shutdown_timeout": TLS_CLOSE_S,
+                "ssl_shutdown_timeout": CLOSE_LIMIT_S,
             }
 
     def open(self) -> int:

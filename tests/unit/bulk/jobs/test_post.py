@@ -153,7 +153,17 @@ def test_hosts_that_are_allowed() -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["64:ff9b::a00:1", "64:ff9b:1::1", "2002:a00:1::1", "2001:0:1::1", "fec0::1", "::ffff:10.0.0.1", "10.0.0.1"],
+    [
+        "64:ff9b::a00:1",
+        "64:ff9b:1::1",
+        "2002:a00:1::1",
+        "2001:0:1::1",
+        "fec0::1",
+        "::ffff:10.0.0.1",
+        "::10.0.0.1",
+        "::ffff:0:10.0.0.1",
+        "10.0.0.1",
+    ],
 )
 async def test_an_address_that_may_lead_inside_is_not_public(address: str) -> None:
     to = Destination("http", address, 80, "/")

@@ -1,6 +1,7 @@
 """doors/http/door.py: the server's own limits, and its end."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -111,6 +112,44 @@ async def test_a_request_that_asks_for_another_protocol_is_answered(protocol: st
             writer.write(head.encode() + b"content-length: 3000\r\n\r\n" + body)
             assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
             assert (await reader.readuntil(body)).endswith(b"\r\n\r\n" + body)
+        writer.close()
+
+
+async def test_a_connection_that_closes_does_not_wait_for_ever_for_a_caller_that_reads_nothing() -> None:
+    may_answer = asyncio.Event()
+
+    async def wait(request: HttpRequest) -> HttpResponse:
+        await may_answer.wait()
+        return HttpResponse(b"a" * 60_000, "text/plain", is_compressible=False)  # too little to pause who writes it
+
+    async with _running({_WAIT.key: wait}, max_send_s=0.3) as (door, _, port):
+        caller = socket.socket()
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        await asyncio.to_thread(caller.connect, ("127.0.0.1", port))
+        await asyncio.to_thread(caller.sendall, b"GET /wait HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        connections = door._server.server_state.connections
+        await soon(lambda: bool(connections))
+        (connection,) = connections
+        transport: Any = connection.transport
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+        may_answer.set()
+        await soon(lambda: transport.is_closing())
+        assert transport.get_write_buffer_size()
+        await soon(lambda: not connections)
+        caller.close()
+
+
+async def test_thousands_of_questions_for_another_protocol_behind_a_body_are_all_answered() -> None:
+    async def take(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"", "text/plain")
+
+    question = b"GET /health HTTP/1.1\r\nupgrade:a\r\nconnection:upgrade\r\n\r\n"
+    async with _running({_TAKE.key: take}) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = b"a" * (156 << 10)  # so that what follows comes in the largest pieces
+        writer.write(b"POST /take HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body + question * 1400)
+        for _ in range(1401):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
         writer.close()
 
 

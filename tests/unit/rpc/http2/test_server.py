@@ -5,6 +5,7 @@ import base64
 import contextlib
 import gc
 import gzip
+import socket
 import ssl
 import time
 import weakref
@@ -33,6 +34,7 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.tls import ServerTls, TlsFiles
+from neuronpipe.rpc.http2 import connection as connection_module
 from neuronpipe.rpc.http2.call import Call
 from neuronpipe.rpc.http2.server import Http2Server
 from neuronpipe.rpc.transport import CallEnd, ServerCall, ServerOptions, end_of
@@ -678,6 +680,85 @@ async def test_handshakes_count_as_connections_until_they_are_over(tmp_path: Pat
         for writer in (one_more, secure, *(writer for _, writer in silent)):
             writer.close()
         await soon(lambda: not (system.server.connections or system.server.listener.handshakes))
+
+
+_ASKED = frames.PREFACE + frames.settings(((frames.INITIAL_WINDOW_SIZE, 1 << 24),)) + frames.window_update(0, 1 << 24)
+_ASKED += frames.frame(frames.HEADERS, frames.END_HEADERS, 1, frames.block(frames.call_fields("/a/Echo")))
+_ASKED += frames.frame(frames.DATA, frames.END_STREAM, 1, frames.message(b"a"))
+_UNREAD_BYTES = 100_000
+
+
+async def _narrow_socket(system: _System) -> socket.socket:
+    """A caller's socket that holds little of what it does not read."""
+    caller = socket.socket()
+    caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+    caller.settimeout(_LIMIT_S)
+    await asyncio.to_thread(caller.connect, ("127.0.0.1", system.port))
+    return caller
+
+
+async def _narrow_end(system: _System) -> Any:
+    """The server's end of the only connection, once a call is open; its socket holds little, too."""
+    await soon(lambda: any(one.streams for one in system.server.connections))
+    (connection,) = system.server.connections
+    connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+    return connection
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
+async def test_an_answer_that_is_read_slowly_is_whole_though_its_connection_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_tls: bool
+) -> None:
+    monkeypatch.setattr(connection_module, "TLS_CLOSE_S", 0.05)
+    monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
+    authority, may_answer = Authority(), asyncio.Event()
+    authority.issue("localhost").write(tmp_path)
+    tls = ServerTls(TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key")) if is_tls else None
+    trusted = ssl.create_default_context(cadata=authority.certificate.decode())
+    trusted.set_alpn_protocols(["h2"])
+
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        await may_answer.wait()
+        await call.send(b"a" * _UNREAD_BYTES)
+
+    async with _serving(answer, tls=tls) as system:
+        caller = await _narrow_socket(system)
+        if is_tls:
+            caller = await asyncio.to_thread(trusted.wrap_socket, caller, server_hostname="localhost")
+        await asyncio.to_thread(caller.sendall, _ASKED)
+        end = await _narrow_end(system)
+        end._take_no_more()
+        may_answer.set()
+        await soon(lambda: end.is_closing)
+        await asyncio.sleep(0.5)  # in which nothing may be given up
+        received = b""
+        while part := await asyncio.to_thread(caller.recv, 1 << 16):
+            received += part
+        sizes = [len(data) for kind, _, _, data in frames.frames_in(received)[0] if kind == frames.DATA]
+        assert sum(sizes) == 5 + _UNREAD_BYTES
+        caller.close()
+
+
+async def test_a_connection_that_closes_does_not_wait_for_ever_for_a_caller_that_reads_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection_module, "CLOSE_LIMIT_S", 0.3)
+    monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
+    may_answer = asyncio.Event()
+
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        await may_answer.wait()
+        await call.send(b"a" * _UNREAD_BYTES)
+
+    async with _serving(answer) as system:
+        caller = await _narrow_socket(system)
+        await asyncio.to_thread(caller.sendall, _ASKED)
+        end = await _narrow_end(system)
+        may_answer.set()
+        await soon(lambda: end.transport.get_write_buffer_size() > 0)
+        await asyncio.to_thread(caller.sendall, b"no frame of HTTP/2")
+        await soon(lambda: not system.server.connections)
+        caller.close()
 
 
 async def test_an_idle_connection_is_asked_to_leave() -> None:
