@@ -155,7 +155,7 @@ async def running_scaler(settings: GatewaySettings, gateway: Gateway, health: He
 
     unlimited = {"max_connection_age_s": 0.0, "max_stream_idle_s": 0.0}
     own = settings.model_copy(update={"listen": settings.scaler_listen, **unlimited})
-    door = GrpcDoor(own, scaler_rpcs(), event="listening for KEDA")
+    door = GrpcDoor(own, scaler_rpcs(), option="--scaler-listen", event="listening for KEDA")
     # Counted by itself: KEDA keeps a stream open, and draining must not wait for it.
     in_flight = InFlight("gateway", own.max_message_bytes, own.max_receiving_bytes)
     try:

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.callers import enter_caller
-from neuronpipe.core.errors import InvalidInput, NeuronpipeError, NotConfigured, Overloaded
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, NotConfigured, Overloaded, SetupError
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.names import ON_BEHALF
 from neuronpipe.platform.process.door import Credentials, Guard, Handler
@@ -38,9 +38,9 @@ class GrpcDoor:
 
     `port`: 0 where it is not known before the door listens, and for a Unix socket.
 
-    `shares_port`: other processes listen on it, too. `event`: what the log says once it listens. `tls`: of a port; a
-    Unix socket has none. `allowed_peers`: see StageSettings; health is told to every caller, and there is no
-    reflection.
+    `shares_port`: other processes listen on it, too. `option`: what set the address. `event`: what the log says once it
+    listens. `tls`: of a port; a Unix socket has none. `allowed_peers`: see StageSettings; health is told to every
+    caller, and there is no reflection.
     """
 
     def __init__(
@@ -52,13 +52,14 @@ class GrpcDoor:
         *,
         allowed_peers: Collection[str] = (),
         shares_port: bool = False,
+        option: str = "--listen",
         event: str = "listening",
     ) -> None:
         self._settings = settings
         self._guard = guard
         self._tls = tls
         self._allowed_peers = allowed_peers
-        self._event = event
+        self._option, self._event = option, event
         self._rpcs = {rpc.path: rpc for rpc in rpcs}
         self._handlers: Mapping[str, Handler] = {}
         self._reads: set[StreamRead] = set()
@@ -95,7 +96,10 @@ class GrpcDoor:
         self._server = _make_server(
             ServerOptions(self._settings, in_flight, methods.get, self._tls, shares_port=self._shares_port)
         )
-        self.port = await self._server.listen()
+        try:
+            self.port = await self._server.listen()
+        except SetupError as error:
+            raise SetupError(f"{self._option}: {error}") from error
         address = self._settings.listen
         log(self._event, address=f"{address.rpartition(':')[0]}:{self.port}" if self.port else address)
 

@@ -123,7 +123,7 @@ class GrpcioServer(grpc.GenericRpcHandler):
                 else self._server.add_insecure_port(address)
             )
         except RuntimeError as error:
-            raise SetupError(f"--listen: cannot listen on {address}: {_bind_problem(address, path)}") from error
+            raise SetupError(f"cannot listen on {address}: {_bind_problem(address, path)}") from error
         await self._server.start()
         self._port = 0 if path else port
         if self._port:

@@ -51,7 +51,7 @@ class Listener:
             self._sockets = [_bind_path(self._path)] if self._path else _bind_port(self._address, self._shares_port)
         except OSError as error:
             problem = error.strerror if error.errno and not isinstance(error, socket.gaierror) else "no such address"
-            raise SetupError(f"--listen: cannot listen on {self._address}: {problem}") from error
+            raise SetupError(f"cannot listen on {self._address}: {problem}") from error
         self._accept_from(self._sockets)
         return 0 if self._path else int(self._sockets[0].getsockname()[1])
 
