@@ -13,6 +13,7 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pytest
@@ -37,6 +38,7 @@ from neuronpipe.platform.tls import ServerTls, TlsFiles
 from neuronpipe.rpc.http2 import connection as connection_module
 from neuronpipe.rpc.http2.call import Call
 from neuronpipe.rpc.http2.server import Http2Server
+from neuronpipe.rpc.http2.stream import Stream
 from neuronpipe.rpc.transport import CallEnd, ServerCall, ServerOptions, end_of
 from tests.certificates import Authority
 from tests.interop import frames
@@ -196,6 +198,14 @@ async def test_a_message_in_pieces_and_messages_in_one_piece_are_the_same() -> N
         caller.send(pieces, wire[300:], ends=True)
         assert [await caller.code(number) for number in (whole, pieces)] == ["OK", "OK"]
         assert caller.received(whole) == caller.received(pieces) == wire
+
+
+def test_short_pieces_of_a_message_are_kept_as_one() -> None:
+    carrier: Any = SimpleNamespace(acknowledge=lambda size_bytes, number: None)
+    stream = Stream(carrier, 1, 1 << 20)
+    for byte in _message(b"x" * 10_000)[:9_000]:
+        stream.receive(bytes([byte]))
+    assert len(stream._chunks) == 1
 
 
 @pytest.mark.parametrize(

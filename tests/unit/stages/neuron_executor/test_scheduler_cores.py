@@ -14,6 +14,7 @@ from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver
 from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.forecast import BatchTime, ComputedSequence
+from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
 from tests.unit.soon import soon
 from tests.unit.stages.neuron_executor.held_backend import FAILING, KILLING, HeldBackend
 from tests.unit.stages.neuron_executor.scheduling import (
@@ -23,6 +24,7 @@ from tests.unit.stages.neuron_executor.scheduling import (
     KnownTime,
     System,
     held_scheduler,
+    joined,
     queued,
     running_model,
     sequence,
@@ -246,6 +248,18 @@ async def test_with_the_last_core_all_who_wait_are_told_and_the_scheduler_ends(i
     assert {type(outcome) for outcome in outcomes} == {Unavailable}
     with pytest.raises(Unavailable):
         await made[0].submit([11])
+
+
+async def test_the_worker_that_finds_no_core_left_tells_who_waits_and_the_others_end_in_peace() -> None:
+    device = DeviceScheduler(1, 2, batch_limit_s=60)
+    model = joined(device, HeldBackend(SPEC, in_flight=2), SPEC, LIMITS, KnownTime(0, 0))
+    waiting = asyncio.create_task(model.run([sequence(1)], Call()))
+    await queued()
+    device.cores.lose(0)
+    ended = await asyncio.gather(*device.workers(), return_exceptions=True)
+    assert [type(one) for one in ended] == [CoresLost, type(None)]
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(waiting, 5)
 
 
 async def test_the_last_core_may_be_lost_while_a_failed_batch_is_run_again() -> None:

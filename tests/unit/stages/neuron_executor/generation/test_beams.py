@@ -123,7 +123,8 @@ async def test_searches_that_join_and_leave_do_not_change_others() -> None:
 
     async with _generator(WrittenDecoder(200)) as generator:
         alone = [_tokens(await generator.generate(item(number))) for number in range(len(prompts))]
-    async with _generator(WrittenDecoder(36)) as generator:
+    decoder = WrittenDecoder(36)
+    async with _generator(decoder) as generator:
 
         async def ask(number: int) -> None:
             for _ in range(chance.randrange(6)):
@@ -141,6 +142,7 @@ async def test_searches_that_join_and_leave_do_not_change_others() -> None:
         while generator.planner.running or generator.planner.waiting:
             await asyncio.sleep(0)
         assert generator.planner.blocks_in_use == 0
+    assert max(sum(len(run.token_ids) for run in step) for step in decoder.steps) <= 8
 
 
 async def test_texts_of_a_search_share_the_blocks_of_their_prompt() -> None:

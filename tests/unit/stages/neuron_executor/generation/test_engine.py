@@ -127,6 +127,7 @@ async def test_sequences_that_join_and_leave_do_not_change_others() -> None:
             while generator.planner.blocks_in_use:
                 await asyncio.sleep(0.01)
     assert generator.planner.preemptions > 0, "the cache was never too small"
+    assert max(map(len, decoder.steps)) <= 4
 
 
 async def _together(generator: Generator, *items: ExecuteItem) -> list[Prediction]:
