@@ -90,9 +90,12 @@ class Pipeline:
         except BaseException as error:
             told = told_error(error, request.call) if isinstance(error, Exception) else error
             observed.fail(told)
-            if told is error:
-                raise
-            raise told from error
+            try:
+                if told is error:
+                    raise
+                raise told from error
+            finally:
+                del told  # it keeps this frame
         answer = InferenceResult(request.call.request_id, model.key, result, usage, observed.finish(usage.result_cache))
         self.copies.offer(request, model, answer, self._models.table)
         return answer
