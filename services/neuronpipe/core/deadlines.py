@@ -72,7 +72,9 @@ class Timeout:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._deadlines.remove(self)
-        if self.is_expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+        task = self._task
+        del self._task  # a cancelled task keeps its frames, one of which has this
+        if self.is_expired and task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
     def expire(self) -> None:

@@ -13,6 +13,7 @@ from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
 from neuronpipe.core.items import ModelKey
 from neuronpipe.gateway.load_shedding import Load, ModelLoad, TenantLoad
 from neuronpipe.gateway.tenants.tenants import Admitted, Tenants
+from neuronpipe.gateway.tenants.turns import REQUEST_TOKENS
 
 # Bulk requests leave this share of the gate to interactive ones, so that it is seldom necessary to end one that is
 # under way.
@@ -203,7 +204,7 @@ class Gate:
             if self.tenants:
                 self.tenants.correct(admission, more)
         if admission.turns:
-            admission.turns[0].resize(admission.turns[1], tokens)
+            admission.turns[0].resize(admission.turns[1], REQUEST_TOKENS + tokens)
         admission.tokens, admission.new_tokens = tokens + new_tokens, new_tokens
 
     def shed_error(self, admission: Admission) -> Overloaded:

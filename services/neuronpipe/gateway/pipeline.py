@@ -40,8 +40,9 @@ from neuronpipe.gateway.shadow import ShadowCopies
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.tasks import TASKS
 
-# Requests of batches and streams that begin in a turn of the event loop, which thousands would hold up.
-_BEGINNINGS_A_TURN = 16
+# Requests of batches and streams that begin in a turn of the event loop, which thousands would hold up; and the turns
+# that each of them takes where other tenants call, too.
+_BEGINNINGS, _SHARED_TURNS = 4, 4
 
 
 class Pipeline:
@@ -66,7 +67,7 @@ class Pipeline:
         self._holding = holding or Holding()
         self._settings = settings
         self._deadlines = Deadlines()
-        self._beginnings = Places(_BEGINNINGS_A_TURN)
+        self._beginnings = Places(_BEGINNINGS)
         limits = parse_limits(settings.model_concurrency)
         self.gate = Gate(settings.max_requests_in_flight, settings.max_tokens_in_flight, tenants, limits)
         telemetry = telemetry or Telemetry()
@@ -89,9 +90,12 @@ class Pipeline:
         except BaseException as error:
             told = told_error(error, request.call) if isinstance(error, Exception) else error
             observed.fail(told)
-            if told is error:
-                raise
-            raise told from error
+            try:
+                if told is error:
+                    raise
+                raise told from error
+            finally:
+                del told  # it keeps this frame
         answer = InferenceResult(request.call.request_id, model.key, result, usage, observed.finish(usage.result_cache))
         self.copies.offer(request, model, answer, self._models.table)
         return answer
@@ -99,7 +103,11 @@ class Pipeline:
     async def wait_for_turn(self, call: Call) -> None:
         """Returns when one more request of a call with many may begin; tenants take turns."""
         await self._beginnings.take(call.caller.tenant)
-        asyncio.get_running_loop().call_soon(self._beginnings.leave)
+        self._leave_after(_SHARED_TURNS if self.gate.tenants and self.gate.tenants.are_several else 1)
+
+    def _leave_after(self, turns: int) -> None:
+        leave = partial(self._leave_after, turns - 1) if turns > 1 else self._beginnings.leave
+        asyncio.get_running_loop().call_soon(leave)
 
     def check_room(self, remaining_s: float | None) -> None:
         """Load shedding before a request is read; see Gate.check_room."""

@@ -5,7 +5,9 @@ show.
 """
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -550,6 +552,28 @@ async def test_a_caller_who_leaves_cancels_the_stage() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (gate.entered, gate.left) == (1, 1)
+
+
+async def test_a_call_that_is_cancelled_leaves_nothing_to_the_garbage_collector() -> None:
+    kept: list[weakref.ref[object]] = []
+
+    async def execute(_: ExecuteItem) -> Prediction:
+        of_this_frame = _Gate()
+        kept.append(weakref.ref(of_this_frame))
+        await asyncio.sleep(60)
+        raise AssertionError("answered")
+
+    pipeline = _pipeline(execute=execute)
+    gc.disable()
+    try:
+        task = asyncio.create_task(pipeline.infer(_request(), Call(deadline_s=time.monotonic() + 60)))
+        await _settled()
+        task.cancel()
+        await asyncio.wait([task])
+        del task
+        assert [one() for one in kept] == [None]
+    finally:
+        gc.enable()
 
 
 async def _last_comes_first(item: TokenizeItem, others: asyncio.Event) -> EncodedInput:

@@ -20,7 +20,7 @@ from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.load_shedding import Load, ModelLoad, TenantLoad
-from neuronpipe.gateway.tenants.turns import Turn, Turns
+from neuronpipe.gateway.tenants.turns import REQUEST_TOKENS, Turn, Turns
 
 _MINUTE_S = 60.0
 
@@ -132,6 +132,8 @@ _QUOTAS = "requests_in_flight", "tokens_in_flight", "tokens_per_minute"
 _IDLE_S, _MAX_IDLE = 3600.0, 500
 # Of a refused caller.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 120.0
+# For so long after another one's request, tenants count as several.
+_SEVERAL_S = 2.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -240,6 +242,9 @@ class Tenants:
         self._tenants: dict[str, Tenant] = {}
         self._turns: dict[ModelKey, Turns] = {}
         self._look_from = _MAX_IDLE
+        # The tenant that asked last for a turn, and when that was another one than before.
+        self._last: str | None = None
+        self._changed_s = -math.inf
 
     def table_of(self, caller: Caller, table: ModelTable[EntryT]) -> ModelTable[EntryT]:
         """The models that a caller may use. Without a tenant it is the gateway itself, which sees all."""
@@ -324,14 +329,22 @@ class Tenants:
         """The tenants that have called and have a budget."""
         return [one for one in self._tenants.values() if one.bucket]
 
+    @property
+    def are_several(self) -> bool:
+        """Whether more than one has called of late."""
+        return self._clock() - self._changed_s < _SEVERAL_S
+
     @asynccontextmanager
     async def turn(self, admission: Admitted, model: ModelKey) -> AsyncIterator[Call]:
         """Waits until the request may run, which it does in the block, with the call that it yields; see Turns."""
         turns = self._turns.get(model) or self._turns.setdefault(model, Turns(self._window_s, self._clock))
         weight = self._rights_of(admission.call.caller.tenant).weight
-        tokens = admission.tokens - admission.new_tokens
+        tokens = REQUEST_TOKENS + admission.tokens - admission.new_tokens
         turn = Turn(admission.call.caller.tenant, weight, tokens, is_bulk=admission.call.is_bulk)
         began_s = self._clock()
+        if turn.tenant != self._last:
+            self._changed_s = self._changed_s if self._last is None else began_s
+            self._last = turn.tenant
         await turns.take(turn)
         is_answered = False
         try:

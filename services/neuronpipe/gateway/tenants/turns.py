@@ -10,6 +10,9 @@ import math
 import time
 from collections.abc import Callable
 
+# What a request costs beside its tokens, in tokens: the services compute for it as long as a model for so many. Else a
+# tenant of many tiny requests would have nearly all of their time.
+REQUEST_TOKENS = 32
 # So many requests may always run: one is computed while the next one is on its way.
 _MIN_RUNNING = 2
 # The window of a model whose quickest answer takes long: so many of these, or its batches would be too small.
@@ -25,8 +28,8 @@ _MEMORY_S, _FADE_EVERY_S = 5.0, 0.1
 
 
 class Turn:
-    """A request that runs, or waits to. `tokens`: of its input, which is what runs at once; what it generates counts
-    for its tenant's share only.
+    """A request that runs, or waits to. `tokens`: what runs at once, of its input and `REQUEST_TOKENS`; what it
+    generates counts for its tenant's share only.
     """
 
     __slots__ = ("began_s", "future", "is_beyond_share", "is_bulk", "tenant", "tokens", "weight")

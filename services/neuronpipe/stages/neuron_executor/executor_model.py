@@ -132,6 +132,8 @@ class ExecutorModel:
                 one.future.cancel()
                 if one.is_waiting:
                     self.queue.forget(one)
+            # A cancelled future keeps its error, which keeps this frame: both would wait for the garbage collector.
+            del one, queued
 
     def _enqueue(self, sequences: Sequence[Arrays], call: Call, trace: SpanContext | None) -> list[QueuedSequence]:
         limit = self._max_queue_sequences

@@ -16,6 +16,7 @@ from neuronpipe.core.model import ModelTable
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.admission import Admission, Gate
 from neuronpipe.gateway.tenants.tenants import NOTHING, Rights, Tenants
+from neuronpipe.gateway.tenants.turns import REQUEST_TOKENS
 
 _MODEL = ModelKey("m", 1)
 
@@ -166,6 +167,27 @@ def test_a_budget_pays_what_was_generated_not_what_was_asked_for(gates: list[_Ga
     gate.leave(admission)
     assert gate.level("a") == 920
     assert gate.tokens("a") == 80
+
+
+async def test_a_request_has_what_each_costs_beside_its_tokens(gates: list[_Gate]) -> None:
+    gate = _with(gates, a=Rights())
+    call = Call(caller=Caller("x", "a"))
+    with gate.gate.admit(call, 40, model="m", shed=lambda: None) as admission:  # ten tokens
+        async with admission.turn(_MODEL):
+            assert admission.turns
+            assert admission.turns[1].tokens == REQUEST_TOKENS + 10
+            admission.count(3)
+            assert admission.turns[1].tokens == REQUEST_TOKENS + 3
+
+
+async def test_tenants_are_several_for_a_while_after_another_ones_request(gates: list[_Gate]) -> None:
+    gate = _with(gates)
+    seen = []
+    for name in ("a", "a", "b", "b"):
+        async with gate.enter(name).turn(_MODEL):
+            seen.append(gate.tenants.are_several)
+    gate.now_s += 3
+    assert [*seen, gate.tenants.are_several] == [False, False, True, True, False]
 
 
 def test_a_request_that_turns_out_larger_than_its_budget_is_refused(gates: list[_Gate]) -> None:
