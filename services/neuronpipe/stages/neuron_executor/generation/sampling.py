@@ -243,7 +243,7 @@ def warped(options: GenerationOptions, ids: _Ids, logits: _Floats, least: int = 
         kept = int(np.count_nonzero(np.cumsum(shares[::-1])[::-1] > 1 - options.top_p))
         weights = weights[: max(least, kept)]
     if options.min_p > 0:
-        weights = weights[: max(least, int(np.count_nonzero(weights >= options.min_p * weights[0])))]
+        weights = weights[: max(least, int(np.count_nonzero(weights >= options.min_p)))]  # the best one has 1
     return ids[: len(weights)], scaled[: len(weights)]
 
 

@@ -39,8 +39,9 @@ def _probabilities(logits: np.ndarray, processors: list[Any]) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("penalty", [0.5, 1.3, 4.0])
-def test_greedy_with_a_penalty_is_transformers(seed: int, penalty: float) -> None:
-    logits, seen = _logits(seed), [int(one) for one in np.argsort(-_logits(seed))[:6]]
+@pytest.mark.parametrize("count", [6, _VOCABULARY])  # with all, a logit below 1 would be best if it were multiplied
+def test_greedy_with_a_penalty_is_transformers(seed: int, penalty: float, count: int) -> None:
+    logits, seen = _logits(seed), [int(one) for one in np.argsort(-_logits(seed))[:count]]
     processor = logits_process.RepetitionPenaltyLogitsProcessor(penalty)
     expected = int(processor(torch.tensor([seen]), torch.from_numpy(logits[None].copy())).argmax())
     assert _choose(logits, seen, repetition_penalty=penalty) == expected
