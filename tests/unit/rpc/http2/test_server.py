@@ -359,8 +359,8 @@ async def test_a_caller_that_leaves_answers_of_many_bytes_unread_loses_its_conne
                 flags = frames.END_STREAM if at + (1 << 14) >= len(wire) else 0
                 writer.write(frames.frame(frames.DATA, flags, number, wire[at : at + (1 << 14)]))
             await soon(lambda accepted=(number + 1) // 2: system.method.accepted == accepted)  # type: ignore[misc]
-        await soon(lambda: system.ended("max_send_s") == 1)
         await soon(lambda: not system.server.connections)
+        assert system.ended("max_send_s") == 1
         assert not system.server.options.in_flight.unread._bytes
         writer.close()
 
