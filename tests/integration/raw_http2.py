@@ -12,6 +12,7 @@ import h2.settings
 
 # For what the server does by a limit of a second or two.
 _LIMIT_S = 60.0
+_HEAD = 9  # bytes of each frame's
 
 
 def connect(address: str) -> socket.socket:
@@ -33,6 +34,7 @@ class RawHttp2:
 
     def __init__(self, address: str, window: int = 65_535) -> None:
         self.socket = connect(address)
+        self._rest, self._is_left = b"", False
         config = h2.config.H2Configuration(header_encoding="utf-8", validate_outbound_headers=False)
         self.frames = h2.connection.H2Connection(config)
         self.frames.local_settings = h2.settings.Settings(
@@ -90,12 +92,23 @@ class RawHttp2:
                 return events
             if not data:
                 return events
-            new = self.frames.receive_data(data)
+            new = self._received(data)
             self.flush_if_open()
             events += new
             if any(map(is_enough, new)):
                 return events
         raise TimeoutError
+
+    def _received(self, data: bytes) -> list[h2.events.Event]:
+        """Behind a GOAWAY, h2 takes nothing: also not the ping with which a server asks whether it was read."""
+        events: list[h2.events.Event] = []
+        self._rest += data
+        while len(self._rest) >= _HEAD and len(self._rest) >= (size := _HEAD + int.from_bytes(self._rest[:3], "big")):
+            frame, self._rest = self._rest[:size], self._rest[size:]
+            if not self._is_left:
+                events += self.frames.receive_data(frame)
+                self._is_left = any(isinstance(event, h2.events.ConnectionTerminated) for event in events)
+        return events
 
     def flush_if_open(self) -> None:
         """As flush, also where the server has just ended the connection."""
