@@ -307,6 +307,7 @@ class _Connection(HttpToolsProtocol):
         self._held = b"" if self.transport.is_closing() else held[begin:]
         was_held, self.transport.is_held = self.transport.is_held, bool(self._held)
         if self._held:
+            self._stop_timer()  # the rest of the head has come: it is not the caller who is late
             self.transport.pause_reading()
         elif was_held and not self.flow.read_paused:
             self.transport.resume_reading()
