@@ -227,12 +227,12 @@ async def test_sigterm_drains_all_front_processes(slow_repository: Path) -> None
             answers: list[list[InferStreamResponse]] = [[first] for first in firsts]
             for found, stream in zip(answers, streams, strict=True):
                 found += [answer async for answer in stream]
+            assert process.wait() == 0
             with pytest.raises(Unavailable):
                 await late.infer(classify("a"))
         for found in answers:
             assert {answer.request_id for answer in found} == {"1", "2", "3"}
             assert {answer.outcome.WhichOneof("outcome") for answer in found} == {"response"}
-        assert process.wait() == 0
         await _wait_until_gone(fronts)
         assert [line["event"] for line in process.events() if line["level"] != "info"] == []
 
