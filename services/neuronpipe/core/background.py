@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from contextvars import Context
+from functools import partial
 from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
@@ -87,6 +88,11 @@ class Places:
                 turn.set_result(None)
                 return
         self._free += 1
+
+    def leave_after(self, turns: int) -> None:
+        """Passes a place on after so many turns of the event loop."""
+        leave = partial(self.leave_after, turns - 1) if turns > 1 else self.leave
+        asyncio.get_running_loop().call_soon(leave)
 
     @asynccontextmanager
     async def taken(self, group: str) -> AsyncIterator[None]:

@@ -3,7 +3,6 @@
 Knows stages only as functions of values: the same code runs over the network and in one process, behind every door.
 """
 
-import asyncio
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -103,11 +102,7 @@ class Pipeline:
     async def wait_for_turn(self, call: Call) -> None:
         """Returns when one more request of a call with many may begin; tenants take turns."""
         await self._beginnings.take(call.caller.tenant)
-        self._leave_after(_SHARED_TURNS if self.gate.tenants and self.gate.tenants.are_several else 1)
-
-    def _leave_after(self, turns: int) -> None:
-        leave = partial(self._leave_after, turns - 1) if turns > 1 else self._beginnings.leave
-        asyncio.get_running_loop().call_soon(leave)
+        self._beginnings.leave_after(_SHARED_TURNS if self.gate.tenants and self.gate.tenants.are_several else 1)
 
     def check_room(self, remaining_s: float | None) -> None:
         """Load shedding before a request is read; see Gate.check_room."""
