@@ -333,8 +333,8 @@ _LAYERS: Mapping[str, Callable[[Path], Layer]] = {
 
 
 def _widths(folder: Path, config: Mapping[str, Any], *names: str) -> list[int]:
-    if wrong := [name for name in names if not isinstance(config.get(name), int)]:
-        raise SetupError(f"{folder / 'config.json'}: has no number {' and '.join(wrong)}")
+    if wrong := [name for name in names if not (isinstance(config.get(name), int) and config[name] >= 1)]:
+        raise SetupError(f"{folder / 'config.json'}: has no number {' and '.join(wrong)} of 1 or more")
     return [config[name] for name in names]
 
 
