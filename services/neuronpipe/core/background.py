@@ -90,7 +90,7 @@ class Places:
         self._free += 1
 
     def leave_after(self, turns: int) -> None:
-        """Passes a place on after so many turns of the event loop."""
+        """Passes a place on after `turns` of the event loop."""
         leave = partial(self.leave_after, turns - 1) if turns > 1 else self.leave
         asyncio.get_running_loop().call_soon(leave)
 

@@ -13,7 +13,6 @@ from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
 from neuronpipe.core.items import ModelKey
 from neuronpipe.gateway.load_shedding import Load, ModelLoad, TenantLoad
 from neuronpipe.gateway.tenants.tenants import Admitted, Tenants
-from neuronpipe.gateway.tenants.turns import REQUEST_TOKENS
 
 # Bulk requests leave this share of the gate to interactive ones, so that it is seldom necessary to end one that is
 # under way.
@@ -189,10 +188,11 @@ class Gate:
         """Replaces the estimates by a request's real tokens. Raises Overloaded where there is no room for the rest, in
         the gate or in its tenant's quota.
         """
+        thought = admission.tokens - admission.new_tokens
         if admission.is_estimate:
             admission.of_tenant.estimate.learn(admission.input_bytes, tokens)
         else:
-            tokens = admission.tokens - admission.new_tokens
+            tokens = thought
         more = tokens + new_tokens - admission.tokens
         if more and not admission.is_shed:
             if more > 0:
@@ -204,7 +204,7 @@ class Gate:
             if self.tenants:
                 self.tenants.correct(admission, more)
         if admission.turns:
-            admission.turns[0].resize(admission.turns[1], REQUEST_TOKENS + tokens)
+            admission.turns[0].resize(admission.turns[1], tokens - thought)
         admission.tokens, admission.new_tokens = tokens + new_tokens, new_tokens
 
     def shed_error(self, admission: Admission) -> Overloaded:

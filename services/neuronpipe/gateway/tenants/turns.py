@@ -10,8 +10,8 @@ import math
 import time
 from collections.abc import Callable
 
-# What a request costs beside its tokens, in tokens: the services compute for it as long as a model for so many. Else a
-# tenant of many tiny requests would have nearly all of their time.
+# A request costs these beside its own: the services compute for it as long as a model for 32 tokens. Else a tenant of
+# many tiny requests would have nearly all of their time.
 REQUEST_TOKENS = 32
 # So many requests may always run: one is computed while the next one is on its way.
 _MIN_RUNNING = 2
@@ -136,9 +136,9 @@ class Turns:
             share.used_tokens += tokens
             self._used_tokens += tokens
 
-    def resize(self, turn: Turn, tokens: int) -> None:
-        """A request that runs turns out to have so many tokens."""
-        more, turn.tokens = max(1, tokens) - turn.tokens, max(1, tokens)
+    def resize(self, turn: Turn, more: int) -> None:
+        """A request that runs turns out to have `more` tokens than was thought, or fewer where it is negative."""
+        turn.tokens += more
         self._running_tokens += more
         self._shares[turn.tenant].running_tokens += more
         self.charge(turn, more)
