@@ -242,7 +242,7 @@ async def pipelined_requests(server: Attacked) -> None:
     host, _, port = server.http.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        writer.write(b"GET /x HTTP/1.1\r\n\r\n" * 5000)
+        writer.write(b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n" * 5000)
         for _ in range(5000):
             await reader.readuntil(b"\r\n\r\n")
     finally:

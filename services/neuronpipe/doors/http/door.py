@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -14,7 +12,7 @@ from typing import Any
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from neuronpipe.core.addresses import is_loopback
 from neuronpipe.core.background import LoopTurns
@@ -26,15 +24,15 @@ from neuronpipe.doors.http.exchange import HEALTH_ROUTES, LIVE, HttpRequest, Htt
 from neuronpipe.platform.process.door import Guard, Handler
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.platform.process.listener import Listener
 from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.platform.tls import ServerTls
 
 # Days, where connections may be idle for ever.
 _FOR_EVER_S = 7 * 86_400
-_BACKLOG = 2048
-# How long a connection whose request was refused takes what the caller is still sending.
-_LINGER_S = 5.0
+# How long a connection whose request was refused takes what the caller is still sending; and when the process stops.
+_LINGER_S, _LAST_LINGER_S = 5.0, 1.0
 # What comes is looked at in pieces of this size, or larger ones within a body.
 _PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
 _BAD_HEAD = "The request's head, or what stands behind its body, is too large, or did not arrive in time."
@@ -79,7 +77,7 @@ class HttpDoor:
         self._shares_port = shares_port
         self._routes = routes
         self._service = service
-        self._settings = settings
+        self.settings = settings
         self._serving: asyncio.Task[None] | None = None
 
     @property
@@ -89,26 +87,23 @@ class HttpDoor:
 
     async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
         """Takes connections, and refuses requests until it is open. Raises SetupError."""
-        self._health = health
+        self._health, self.in_flight = health, in_flight
         self._app = App(
             self._routes,
             in_flight,
-            self._settings.max_message_bytes,
+            self.settings.max_message_bytes,
             self._guard,
             max_body_bytes=self._max_body_bytes,
             max_input_bytes=self._max_input_bytes,
-            has_metrics_port=bool(self._settings.metrics_listen),
+            has_metrics_port=bool(self.settings.metrics_listen),
             hosts=self._hosts,
             cors_origins=self._cors_origins,
             path_prefix=self._path_prefix,
         )
         self._app.handlers = self._health_handlers()
-        listener = _bind(self._listen, self._shares_port)
-        self.port = listener.getsockname()[1]
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what callers do wrong is told them
         config = uvicorn.Config(
             self._app,
-            http=partial(_Connection, self._settings, in_flight, LoopTurns()),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -116,15 +111,26 @@ class HttpDoor:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=math.ceil(self._settings.max_connection_idle_s) or _FOR_EVER_S,
-            backlog=_BACKLOG,
+            timeout_keep_alive=math.ceil(self.settings.max_connection_idle_s) or _FOR_EVER_S,
         )
         config.load()
-        config.ssl = self._tls.context if self._tls else None
-        self._server = _Server(config, self._settings.max_handshake_s)
-        open_connections = self._server.server_state.connections
-        in_flight.meters.gauge(Metrics.CONNECTIONS, lambda: len(open_connections), "http")
-        self._serving = asyncio.create_task(self._server.serve([listener]))
+        self._server = _Server(config)
+        state = self._server.server_state
+        self.listener = Listener(
+            self._listen,
+            self.settings,
+            state.connections,
+            partial(_Connection, self, LoopTurns(), config=config, server_state=state, app_state={}),
+            in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "http", "max_connections").add,
+            tls=self._tls.context if self._tls else None,
+            shares_port=self._shares_port,
+        )
+        try:
+            self.port = self.listener.open()
+        except SetupError as error:
+            raise SetupError(f"--http-listen: {error}") from error
+        in_flight.meters.gauge(Metrics.CONNECTIONS, lambda: len(state.connections), "http")
+        self._serving = asyncio.create_task(self._server.serve())
         log("listening for HTTP", address=f"{self._listen.rpartition(':')[0]}:{self.port}")
 
     def open(self, handlers: Mapping[str, Handler]) -> None:
@@ -137,7 +143,7 @@ class HttpDoor:
         return True
 
     async def stop_listening(self, limit_s: float) -> None:
-        """Each answer ends its connection already; uvicorn listens until it stops."""
+        """Each answer ends its connection already, also that of a new one."""
 
     def drain(self) -> None:
         """Ends streams, and asks callers to connect elsewhere."""
@@ -146,6 +152,8 @@ class HttpDoor:
     async def stop(self, grace_s: float) -> None:
         """uvicorn's own: closes idle connections, waits for answers to leave, and then cancels what is left."""
         if self._serving:
+            self.listener.close()
+            self.listener.end_handshakes()
             self._server.config.timeout_graceful_shutdown = grace_s  # type: ignore[assignment]
             self._server.should_exit = True
             await self._serving
@@ -161,8 +169,10 @@ class HttpDoor:
         return {route.key: live if route is LIVE else tell for route in HEALTH_ROUTES}
 
 
-class _HeadTooLarge(Exception):
-    pass
+class _BadHead(Exception):
+    def __init__(self, message: str = _BAD_HEAD, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class _Connection(HttpToolsProtocol):
@@ -173,10 +183,10 @@ class _Connection(HttpToolsProtocol):
 
     transport: "_OwnTransport"  # type: ignore[assignment]  # it is none of asyncio's
 
-    def __init__(self, limits: ServerSettings, in_flight: InFlight, turns: LoopTurns, **fields: Any) -> None:
+    def __init__(self, door: HttpDoor, turns: LoopTurns, **fields: Any) -> None:
         super().__init__(**fields)
-        self._limits = limits
-        self._in_flight = in_flight
+        self._door = door
+        self._limits, self._in_flight = door.settings, door.in_flight
         self._turns = turns
         # What has come and waits, and the requests of all time.
         self._held, self._requests = b"", 0
@@ -192,10 +202,8 @@ class _Connection(HttpToolsProtocol):
         # Of a head that is not complete, and of its fields with those of the trailers.
         self._head_bytes = self._field_bytes = 0
         self._made_s = self.loop.time()
-        if len(self.connections) > self._limits.max_connections:
-            self._abort("max_connections")
-        else:
-            self._start_timer()
+        self._door.listener.handshakes.pop(self, None)
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -218,6 +226,13 @@ class _Connection(HttpToolsProtocol):
         if self._claim:
             self._in_flight.unread.end(self._claim)
         self._unread = self._claim = None
+
+    def shutdown(self) -> None:
+        """The process stops: ends it after the answer that is due. A caller that is still sending gets a moment."""
+        if not self.transport.is_closing():
+            super().shutdown()
+        if self.transport.is_closing():
+            self.loop.call_later(_LAST_LINGER_S, self.transport.close)
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():  # or it would be open until the caller has read its answer
@@ -250,17 +265,33 @@ class _Connection(HttpToolsProtocol):
     def _count_field(self, size_bytes: int) -> None:
         self._field_bytes += size_bytes
         if self._field_bytes > self._limits.max_header_bytes:
-            raise _HeadTooLarge  # the parser then says that it failed
+            self._count("max_header_bytes")
+            raise _BadHead  # the parser then says that it failed
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._stop_timer()
         if self._asks_for_other_protocol:
             return
+        self._check_framing()
         super().on_headers_complete()
         max_age_s = self._limits.max_connection_age_s
         if max_age_s and self.loop.time() - self._made_s >= max_age_s:
             self.cycle.keep_alive = False
+
+    def _check_framing(self) -> None:
+        """Refuses what a proxy before this door may take for another request (RFC 9112, 3.2 and 6.1). The parser has
+        refused the rest of it.
+        """
+        is_old, hosts = self.parser.get_http_version() == "1.0", sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or not (hosts or is_old):
+            raise _BadHead(f"A request has one field host; this one has {hosts}.")
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and is_old:
+            raise _BadHead("HTTP/1.0 has no transfer-encoding.")
+        if codings not in ([], [b"chunked"]):
+            status = 501 if codings[-1].endswith(b"chunked") else 400
+            raise _BadHead("Of transfer-encoding, only chunked is known; content-encoding may be gzip.", status)
 
     def on_chunk_header(self) -> None:
         self._is_in_trailers = True  # unless a body follows
@@ -275,10 +306,7 @@ class _Connection(HttpToolsProtocol):
         super().on_message_complete()
         self._has_rest = self._is_in_trailers = False
 
-    def send_400_response(self, msg: str) -> None:
-        if self._field_bytes > self._limits.max_header_bytes:
-            self._count("max_header_bytes")
-            msg = _BAD_HEAD
+    def _refuse(self, message: str, status: int = 400) -> None:
         cycle = self.cycle
         if cycle and not cycle.response_complete:
             if self.pipeline or cycle.response_started or not cycle.more_body:
@@ -287,7 +315,15 @@ class _Connection(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self._has_rest = True
-        super().send_400_response(msg)
+        fields = [
+            *self.server_state.default_headers,
+            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"content-length", b"%d" % len(message)),
+            (b"connection", b"close"),
+        ]
+        head = STATUS_LINE[status] + b"".join(b"%s: %s\r\n" % field for field in fields)
+        self.transport.write(head + b"\r\n" + message.encode())
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         self._held += data
@@ -337,8 +373,12 @@ class _Connection(HttpToolsProtocol):
                 if self._asks_for_other_protocol:
                     data = self._without_question(data[end.args[0] :])
                     continue
-            except httptools.HttpParserError:
-                self.send_400_response("Invalid HTTP request received.")
+            except httptools.HttpParserError as error:
+                bad = error.__context__
+                if isinstance(bad, _BadHead):
+                    self._refuse(str(bad), bad.status)
+                else:
+                    self._refuse("Invalid HTTP request received.")
             return
 
     def _without_question(self, rest: bytes) -> bytes:
@@ -372,7 +412,7 @@ class _Connection(HttpToolsProtocol):
     def _end(self, limit: str) -> None:
         self._count(limit)
         if not self.transport.is_closing():
-            self.send_400_response(_BAD_HEAD)
+            self._refuse(_BAD_HEAD)
 
 
 class _OwnTransport:
@@ -415,42 +455,11 @@ class _OwnTransport:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, max_handshake_s: float) -> None:
-        super().__init__(config)
-        self._max_handshake_s = max_handshake_s
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens. uvicorn's own has no limit for the handshake of TLS."""
-
-        def make_connection() -> asyncio.Protocol:
-            protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
-                config=self.config, server_state=self.server_state, app_state={}
-            )
-            return protocol
-
-        limit_s = self._max_handshake_s if self.config.ssl else None
-        loop = asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(
-                make_connection, sock=one, ssl=self.config.ssl, backlog=_BACKLOG, ssl_handshake_timeout=limit_s
-            )
-            for one in sockets or ()
-        ]
-        self.started = True
+    async def startup(self, sockets: object = None) -> None:
+        """The door has a listener of its own."""
+        self.servers, self.started = [], True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Leaves them to platform/process/life.py."""
         yield
-
-
-def _bind(listen: str, shares_port: bool) -> socket.socket:
-    host, _, port = listen.rpartition(":")
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, int(port)), family=family, backlog=_BACKLOG, reuse_port=shares_port)
-    except OSError as error:
-        raise SetupError(f"--http-listen: cannot listen on {listen}: {os.strerror(error.errno or 0)}") from error
-    listener.setblocking(False)
-    return listener

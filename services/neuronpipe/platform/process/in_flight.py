@@ -55,6 +55,11 @@ class CallerWaits:
         """It no longer waits. May be called again."""
         self._waits.pop(number, None)
 
+    def end_all(self) -> None:
+        """Ends all that waits now."""
+        while self._waits:
+            self._waits.pop(next(iter(self._waits)))[1](False)
+
     def _look(self) -> None:
         """One timer serves all, as hardly anything waits until its limit."""
         self._timer = None
@@ -135,7 +140,9 @@ class InFlight:
         self.count = 0
         self.meters = meters or Meters()
         self._max_receive_s = max_receive_s
-        self._arrivals = self.caller_waits("max_receive_s", max_receive_s)
+        # Messages that are arriving.
+        self.arrivals = self.caller_waits("max_receive_s", max_receive_s)
+        self.refuses_arriving = False
         # Called before a call's message is read, with the seconds left until its deadline; raises Overloaded.
         self.check_room: Callable[[float | None], None] = lambda remaining_s: None
         self._service = service
@@ -210,7 +217,7 @@ class InFlight:
         try:
             return await read()
         finally:
-            self._arrivals.done(arrival)
+            self.arrivals.done(arrival)
             self.budget.end(reading)
             reading.end_new()
 
@@ -224,7 +231,7 @@ class InFlight:
         try:
             yield lambda size_bytes: self.budget.grow(claim, size_bytes)
         finally:
-            self._arrivals.done(arrival)
+            self.arrivals.done(arrival)
             self.budget.end(claim)
 
     async def make(self, connection: str, size_bytes: int, work: Callable[[], T]) -> T:
@@ -291,6 +298,11 @@ class InFlight:
         """Refuses new calls from now on."""
         self._is_draining = True
 
+    def refuse_arriving(self) -> None:
+        """Refuses the calls whose messages have not come yet: nothing of them was worked on."""
+        self.refuses_arriving = True
+        self.arrivals.end_all()
+
     async def wait_until_idle(self, limit_s: float) -> None:
         """Returns once no call is in flight, and after `limit_s` in any case."""
         try:
@@ -320,12 +332,14 @@ class InFlight:
             return DeadlineExceeded(late)
         return Overloaded(f"{_MAX_WAITS} calls wait for their callers, the limit", retry_after_s=1)
 
-    def too_slow(self, is_late: bool, limit_s: float) -> NeuronpipeError:
-        """The error of a call whose message did not arrive within so many seconds, or while too many others waited."""
-        return self.waited(is_late, f"the message took longer than {limit_s:g} s, the limit")
+    def too_slow(self, is_late: bool) -> NeuronpipeError:
+        """The error of a call whose message did not arrive in time, or while too many others waited."""
+        if self.refuses_arriving:
+            return self.stopping()
+        return self.waited(is_late, f"the message took longer than {self._max_receive_s:g} s, the limit")
 
     def _begin_arrival(self, refuse: Callable[[NeuronpipeError], None]) -> int:
-        return self._arrivals.begin(lambda is_late: refuse(self.too_slow(is_late, self._max_receive_s)))
+        return self.arrivals.begin(lambda is_late: refuse(self.too_slow(is_late)))
 
     def stopping(self) -> Unavailable:
         """The error of calls, and of reads from streams, while the process drains."""

@@ -5,10 +5,12 @@ refuse new calls, finish those in flight within the grace period → unload.
 """
 
 import asyncio
+import ctypes
 import gc
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -76,7 +78,8 @@ class Life:
 
     async def drain(self, grace_s: float, *, answers_late_calls: bool = True) -> None:
         """Asks callers to leave, and answers them until no new call has come for a moment, or half of the time is over.
-        Then it refuses new calls, and waits for the calls in flight and for their responses to be sent.
+        Then it refuses new calls, after half of the time also those whose messages have not come, and waits for the
+        calls in flight and for their responses to be sent.
 
         After `grace_s` it ends the rest.
         """
@@ -102,6 +105,8 @@ class Life:
         self.in_flight.drain()
         for door in self._doors:
             door.drain()
+        await self.in_flight.wait_until_idle(max(0.0, deadline_s - grace_s / 2 - time.monotonic()))
+        self.in_flight.refuse_arriving()
         await self.in_flight.wait_until_idle(max(0.0, deadline_s - time.monotonic()))
         self.health.end_watches()
         await self.in_flight.wait_until_quiet(min(_LATE_CALLS_LIMIT_S, max(0.0, deadline_s - time.monotonic())))
@@ -137,9 +142,9 @@ async def serve(
     make_room_for(len(doors) * settings.max_connections)
 
     def on_signal() -> None:
-        stop.set()
-        if serving and not life.is_open:  # loading can take minutes
+        if serving and not (life.is_open or stop.is_set()):  # loading can take minutes
             serving.cancel()
+        stop.set()
 
     async def stop_when_unused() -> None:
         await life.in_flight.wait_until_unused(idle_exit_s)
@@ -150,36 +155,49 @@ async def serve(
         loop.add_signal_handler(number, on_signal)
     give_up = None
     try:
-        if listens_first:
-            await life.listen()
-        async with assemble(life) as handlers:
-            if not listens_first:
+        try:
+            if listens_first:
                 await life.listen()
-            life.open(handlers)
-            try:
-                async with run_beside(*([stop_when_unused()] if idle_exit_s else [])):
-                    await stop.wait()
-                await life.drain(settings.grace_s)
-            except asyncio.CancelledError:
-                # A part has crashed. Its calls may take long to end, and nobody should wait for them.
-                await life.drain(min(settings.grace_s, _CRASH_GRACE_S), answers_late_calls=False)
-                raise
-            finally:
-                give_up = loop.call_later(_UNLOAD_LIMIT_S, _end_process)
-    except asyncio.CancelledError:
+            async with assemble(life) as handlers:
+                if not listens_first:
+                    await life.listen()
+                life.open(handlers)
+                try:
+                    async with run_beside(*([stop_when_unused()] if idle_exit_s else [])):
+                        await stop.wait()
+                    await life.drain(settings.grace_s)
+                except asyncio.CancelledError:
+                    # A part has crashed. Its calls may take long to end, and nobody should wait for them.
+                    await life.drain(min(settings.grace_s, _CRASH_GRACE_S), answers_late_calls=False)
+                    raise
+                finally:
+                    give_up = loop.call_later(_UNLOAD_LIMIT_S, _end_process)
+        finally:
+            await life.stop()
+            if give_up:
+                give_up.cancel()
+    except asyncio.CancelledError:  # also where a start fails as it is ended
         if life.is_open or not stop.is_set() or not serving:
             raise
         serving.uncancel()
-    finally:
-        await life.stop()
-        if give_up:
-            give_up.cancel()
     log("stopped")
 
 
 def _end_process() -> None:
     log_warning("a batch did not end; the process ends without it", limit_s=_UNLOAD_LIMIT_S)
     os._exit(1)
+
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with(parent_pid: int, number: int) -> None:
+    """Has the kernel send a signal to this process when its parent dies, however that happens."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number):
+        raise OSError(ctypes.get_errno(), "prctl")
+    if os.getppid() != parent_pid:
+        sys.exit(1)
 
 
 # For everything else: bundles, libraries, pipes, connections to other services.

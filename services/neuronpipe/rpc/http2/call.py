@@ -14,8 +14,7 @@ from ngh2 import NGH2Error
 
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError
-from neuronpipe.platform.process.in_flight import CallerWaits
-from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
+from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.rpc.http2.stream import INTERNAL, RESOURCE_EXHAUSTED, Carrier, Stream
 from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions, end_of
 
@@ -45,11 +44,9 @@ class NotGrpc(Exception):
 
 
 class CallCarrier(Carrier, Protocol):
-    """What a call needs of its connection. `arrivals`: the waits for messages. `peer_names`: see ServerCall."""
+    """What a call needs of its connection. `peer_names`: see ServerCall."""
 
     options: ServerOptions
-    arrivals: CallerWaits
-    budget: ReceivingBudget
     deadlines: Deadlines
     peer: str
     peer_names: tuple[str, ...]
@@ -161,12 +158,13 @@ class Call(Stream):
     def note_arrival(self) -> None:
         """Limits the memory of messages that are arriving, or wait to be read, and the time of the first one."""
         connection = self.connection
+        in_flight = connection.options.in_flight
         if self._arrival is None and self.task is None:
-            self._arrival = connection.arrivals.begin(self._arrives_too_slowly)
+            self._arrival = in_flight.arrivals.begin(self._arrives_too_slowly)
         if self.is_claiming:
             claim = self.claim = self.claim or Claim(str(id(connection)), self._refuse)
             if (size_bytes := self.buffered_bytes + self.unread_bytes) > claim.bytes:
-                connection.budget.grow(claim, size_bytes)
+                in_flight.budget.grow(claim, size_bytes)
         else:
             self.end_claim()
 
@@ -177,8 +175,11 @@ class Call(Stream):
         return message
 
     def _arrives_too_slowly(self, is_late: bool) -> None:
-        options = self.connection.options
-        self._refuse(options.in_flight.too_slow(is_late, options.settings.max_receive_s))
+        in_flight = self.connection.options.in_flight
+        if in_flight.refuses_arriving:
+            self.refuse_stream()
+        else:
+            self._refuse(in_flight.too_slow(is_late))
 
     def _refuse(self, error: NeuronpipeError) -> None:
         if self.task and not self.task.done():
@@ -189,13 +190,13 @@ class Call(Stream):
     def end_claim(self) -> None:
         """The messages that were arriving have been read, or never will be."""
         if self.claim:
-            self.connection.budget.end(self.claim)
+            self.connection.options.in_flight.budget.end(self.claim)
             self.claim = None
 
     def end_arrival(self) -> None:
         """The message of a caller that sends one has come, or never will."""
         if self._arrival is not None:
-            self.connection.arrivals.done(self._arrival)
+            self.connection.options.in_flight.arrivals.done(self._arrival)
             self._arrival = None
 
     async def inflate(self, message: bytes, window_bits: int) -> bytes | None:

@@ -24,6 +24,7 @@ from ngh2.events import (
     WindowUpdated,
 )
 
+from neuronpipe.platform.process.listener import CLOSE_LIMIT_S
 from neuronpipe.rpc.http2.stream import Stream
 from neuronpipe.rpc.transport import CallEnd
 
@@ -55,8 +56,6 @@ _CONFIGURATION: Mapping[str, Any] = {
 # After our last byte, the peer gets this time to read it and to end its side. What it still sends would otherwise make
 # the operating system reset the connection, and the peer lose what it has not read.
 _LINGER_S = 1.0
-# A peer that has not read all by then loses the rest, also over TLS, where asyncio counts the time from the first try.
-CLOSE_LIMIT_S = 30.0
 # The peer's time for its close_notify.
 TLS_CLOSE_S = 0.5
 PING_LIMIT_S = 10.0

@@ -6,6 +6,7 @@ import math
 import ssl
 import time
 from collections.abc import Iterable
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
@@ -15,10 +16,10 @@ from ngh2.events import RequestReceived, SettingsAcknowledged
 from neuronpipe.core.background import LoopTurns
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.names import Metrics
+from neuronpipe.platform.process.listener import Listener
 from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.rpc.http2.call import Call, NotGrpc
 from neuronpipe.rpc.http2.connection import NO_ERROR, Connection
-from neuronpipe.rpc.http2.listener import Listener
 from neuronpipe.rpc.http2.stream import ENCODINGS, UNIMPLEMENTED, Stream
 from neuronpipe.rpc.transport import CallEnd, ServerOptions
 
@@ -63,7 +64,7 @@ class _ServerConnection(Connection[Call]):
         super().__init__(_KEEPALIVE_S)
         self._server = server
         self.options = server.options
-        self.arrivals, self.deadlines, self.budget = server.arrivals, server.deadlines, server.options.in_flight.budget
+        self.deadlines = server.deadlines
         self.settings = {3: self.options.settings.max_connection_calls, 6: self.options.settings.max_header_bytes}
         self.idle_since_s = 0.0
         self._is_greeted = self.takes_no_more = False
@@ -340,11 +341,19 @@ class Http2Server:
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
         self.connections: set[_ServerConnection] = set()
-        self.listener = Listener(options, self._begin_connection, self.note_leaving)
+        self.listener = Listener(
+            options.settings.listen,
+            options.settings,
+            self.connections,
+            partial(_ServerConnection, self),
+            partial(self.count_ended, "max_connections"),
+            self.note_leaving,
+            tls=options.tls.h2_context if options.tls else None,
+            shares_port=options.shares_port,
+        )
         self.is_stopping = False
         self.deadlines = Deadlines()
         in_flight, settings = options.in_flight, options.settings
-        self.arrivals = in_flight.caller_waits("max_receive_s", settings.max_receive_s)
         self.sends = in_flight.caller_waits("max_send_s", settings.max_send_s)
         # A rate from nothing to one is none.
         self._ended = {limit: in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "grpc", limit) for limit in _LIMITS}
@@ -369,13 +378,6 @@ class Http2Server:
         port = self.listener.open()
         self.options.in_flight.meters.gauge(Metrics.CONNECTIONS, lambda: len(self.connections), "grpc")
         return port
-
-    def _begin_connection(self) -> _ServerConnection | None:
-        """A connection that has come, before TLS; None where it is one too many."""
-        if len(self.connections) + len(self.listener.handshakes) < self.options.settings.max_connections:
-            return _ServerConnection(self)
-        self.count_ended("max_connections")
-        return None
 
     def ask_to_leave(self) -> bool:
         for connection in list(self.connections):

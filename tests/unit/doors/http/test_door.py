@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +16,14 @@ from neuronpipe.doors.http.exchange import HEALTH_ROUTES, HttpHandler, HttpReque
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.settings import ServerSettings
+from neuronpipe.platform.tls import ServerTls, TlsFiles
+from tests.certificates import Authority
 from tests.unit.soon import soon
 
 _WAIT = Route("GET", "/wait", "waits")
 _TAKE = Route("POST", "/take", "takes a body", is_raw=True)
 _SERVICE = "a.Service"
+_HALF_BODY = b"POST /take HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\nabc"
 
 
 def _settings(**limits: float) -> ServerSettings:
@@ -28,10 +33,10 @@ def _settings(**limits: float) -> ServerSettings:
 
 @asynccontextmanager
 async def _running(
-    handlers: dict[str, HttpHandler], **limits: float
+    handlers: dict[str, HttpHandler], *, tls: ServerTls | None = None, **limits: float
 ) -> AsyncIterator[tuple[HttpDoor, HealthBoard, int]]:
     """A door that is open, the health that it shows, and its port."""
-    door = HttpDoor("127.0.0.1:0", (*HEALTH_ROUTES, _WAIT, _TAKE), _SERVICE, _settings(**limits))
+    door = HttpDoor("127.0.0.1:0", (*HEALTH_ROUTES, _WAIT, _TAKE), _SERVICE, _settings(**limits), tls)
     health = HealthBoard(door.services)
     await door.listen(health, InFlight("all", 1 << 20, 1 << 22))
     health.open()
@@ -143,11 +148,12 @@ async def test_thousands_of_questions_for_another_protocol_behind_a_body_are_all
     async def take(request: HttpRequest) -> HttpResponse:
         return HttpResponse(b"", "text/plain")
 
-    question = b"GET /health HTTP/1.1\r\nupgrade:a\r\nconnection:upgrade\r\n\r\n"
+    question = b"GET /health HTTP/1.1\r\nhost:localhost\r\nupgrade:a\r\nconnection:upgrade\r\n\r\n"
     async with _running({_TAKE.key: take}) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         body = b"a" * (156 << 10)  # so that what follows comes in the largest pieces
-        writer.write(b"POST /take HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body + question * 1400)
+        head = b"POST /take HTTP/1.1\r\nhost:localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+        writer.write(head + body + question * 1400)
         for _ in range(1401):
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
         writer.close()
@@ -173,7 +179,7 @@ async def test_requests_behind_one_that_waits_stay_bytes_until_their_turn() -> N
 
     async with _running({_WAIT.key: wait}) as (door, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /wait HTTP/1.1\r\n\r\n" * 5000)
+        writer.write(b"GET /wait HTTP/1.1\r\nhost:localhost\r\n\r\n" * 5000)
         connections: Any = door._server.server_state.connections
         await soon(lambda: any(one.pipeline for one in connections))
         assert [len(one.pipeline) < 100 for one in connections] == [True]
@@ -238,6 +244,103 @@ async def _refused(port: int, *parts: bytes) -> bytes:
     except ConnectionError:
         return b""
     finally:
+        writer.close()
+
+
+_HOST = b"host: localhost\r\n"
+_LENGTH, _CODING = b"content-length: 3\r\n", b"transfer-encoding: chunked\r\n"
+_CHUNK = b"3\r\nabc\r\n0\r\n\r\n"
+_SMUGGLED = b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "rest", "status"),
+    [
+        ("1.1", _HOST + b"transfer-encoding: gzip, chunked\r\n\r\n" + _CHUNK, 501),
+        ("1.1", _HOST + b"transfer-encoding: gzip\r\n" + _CODING + b"\r\n" + _CHUNK, 501),
+        ("1.1", _HOST + b"transfer-encoding: chunked, gzip\r\n\r\n" + _CHUNK, 400),
+        ("1.1", _HOST + b"transfer-encoding: gzip\r\n\r\n" + _CHUNK, 400),
+        ("1.1", _HOST + _CODING * 2 + b"\r\n" + _CHUNK, 400),
+        ("1.0", _HOST + _CODING + b"\r\n" + _CHUNK, 400),
+        ("1.1", _HOST + _LENGTH + _CODING + b"\r\n" + _CHUNK, 400),
+        ("1.1", _HOST + _CODING + _LENGTH + b"\r\n" + _CHUNK, 400),
+        ("1.1", _HOST + _LENGTH * 2 + b"\r\nabc", 400),
+        ("1.1", _HOST + b"content-length: 3, 3\r\n\r\nabc", 400),
+        ("1.1", _HOST + b"content-length: +3\r\n\r\nabc", 400),
+        ("1.1", _HOST + b"content-length: 99999999999999999999\r\n\r\nabc", 400),
+        ("1.1", _HOST + b"content-length : 3\r\n\r\nabc", 400),
+        ("1.1", _HOST + b"a: b\r\n content-length: 3\r\n\r\nabc", 400),
+        ("1.1", _HOST + b"a: b\ncontent-length: 3\r\n\r\nabc", 400),
+        ("1.1", _HOST + b"a: b\rcontent-length: 3\r\n\r\nabc", 400),
+        ("1.1", _HOST + _CODING + b"\r\n+3\r\nabc\r\n0\r\n\r\n", 400),
+        ("1.1", _HOST + _CODING + b"\r\n0x3\r\nabc\r\n0\r\n\r\n", 400),
+        ("1.1", _HOST + _CODING + b"\r\n3;a\nb\r\nabc\r\n0\r\n\r\n", 400),
+        ("1.1", _HOST + _CODING + b"\r\n10000000000000000003\r\nabc\r\n0\r\n\r\n", 400),
+        ("1.1", _HOST + _CODING + b"\r\n3\r\nabc\n0\r\n\r\n", 400),
+        ("1.1", _HOST + _CODING + b"\r\n3\r\nabc\r\n0\r\ncontent-length: 3\r\n\r\n", 400),
+        ("1.1", _HOST * 2 + _LENGTH + b"\r\nabc", 400),
+        ("1.1", _LENGTH + b"\r\nabc", 400),
+    ],
+    ids=lambda value: value.decode("ascii", "replace") if isinstance(value, bytes) else "",
+)
+async def test_a_request_that_a_proxy_may_read_as_another_one_is_refused_and_the_last(
+    version: str, rest: bytes, status: int
+) -> None:
+    """RFC 9112, 3.2, 5.1, 5.2, 6.1, 6.3 and 7.1."""
+
+    async def answer(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"{}")
+
+    async with _running({_TAKE.key: answer, _WAIT.key: answer}) as (_, _, port):
+        answers = await _refused(port, b"POST /take HTTP/%s\r\n" % version.encode() + rest + _SMUGGLED)
+    assert answers.count(b"HTTP/1.1 ") == answers.count(b"HTTP/1.1 %d " % status) == 1
+
+
+@pytest.mark.parametrize("chunk", [b"3;a=b", b"0000000000000000000000003", b'3;a="b;\\""'])
+async def test_extensions_and_zeros_of_a_chunk_mean_nothing(chunk: bytes) -> None:
+    bodies: list[bytes] = []
+
+    async def take(request: HttpRequest) -> HttpResponse:
+        bodies.append(request.body)
+        return HttpResponse(b"{}")
+
+    async with _running({_TAKE.key: take}) as (_, _, port):
+        request = b"POST /take HTTP/1.1\r\n" + _HOST + _CODING + b"\r\n" + chunk + b"\r\nabc\r\n0\r\n\r\n"
+        assert await _ask(port, request) == b"HTTP/1.1 200 OK\r\n"
+    assert bodies == [b"abc"]
+
+
+async def test_handshakes_count_as_connections_until_they_are_over(tmp_path: Path) -> None:
+    Authority().issue("localhost").write(tmp_path)
+    tls = ServerTls(TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key"))
+    async with _running({}, tls=tls, max_connections=2) as (door, _, port):
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await soon(lambda: len(door.listener.handshakes) == 2)
+        assert await _refused(port, b"\x16\x03") == b""
+        assert len(door.listener.handshakes) == 2
+        silent[0][1].write(b"no TLS")
+        await soon(lambda: len(door.listener.handshakes) == 1)
+        for _, writer in silent:
+            writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"GET /hea", _HALF_BODY, b"GET /health HTTP/1.1\r\nhost: a\r\n\r\nGET"])
+async def test_a_caller_that_never_sends_the_rest_holds_the_end_up_for_a_moment(sent: bytes) -> None:
+    async def take(request: HttpRequest) -> HttpResponse:
+        raise AssertionError
+
+    async with _running({_TAKE.key: take}) as (door, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        connections: Any = door._server.server_state.connections
+        await soon(lambda: any(one._requests for one in connections))
+        await asyncio.sleep(0.05)
+        door.in_flight.refuse_arriving()
+        began_s = time.monotonic()
+        await door.stop(20)
+        assert time.monotonic() - began_s < 4
+        answer = await reader.read()
+        assert (sent == _HALF_BODY) == answer.startswith(b"HTTP/1.1 503 ")
         writer.close()
 
 

@@ -237,3 +237,48 @@ async def test_a_door_without_an_address_ends_the_others(door: _Door, events: li
     with pytest.raises(SetupError, match="cannot listen"):
         await serve("gateway", _settings(), [door, Broken(events, "broken")], assemble)
     assert events == ["door listens", "door stops", "broken stops"]
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+async def test_a_start_that_fails_while_it_is_ended_has_ended(events: list[str], signals: int) -> None:
+    class Broken(_Door):
+        async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
+            for _ in range(signals):
+                os.kill(os.getpid(), signal.SIGTERM)
+            raise SetupError("cannot listen")
+
+        async def stop(self, grace_s: float) -> None:
+            for _ in range(signals):
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.sleep(0.05)
+
+    @asynccontextmanager
+    async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
+        yield {}
+
+    await asyncio.wait_for(serve("gateway", _settings(), [Broken(events)], assemble), _LIMIT_S)
+    task = asyncio.current_task()
+    assert task
+    assert not task.cancelling()
+
+
+async def test_a_message_that_never_comes_holds_up_the_end_for_half_of_the_grace(life: Life, door: _Door) -> None:
+    refusals: list[Exception] = []
+    refused = asyncio.Event()
+
+    def refuse(error: Exception) -> None:
+        refusals.append(error)
+        refused.set()
+
+    async def receive() -> None:
+        with door.in_flight, door.in_flight.arriving("a caller", refuse):
+            await refused.wait()
+
+    receiving = asyncio.create_task(receive())
+    await soon(lambda: door.in_flight.count == 1)
+    draining = asyncio.create_task(life.drain(1.0))
+    await asyncio.sleep(0.3)
+    assert not refusals
+    await asyncio.wait_for(draining, _LIMIT_S)
+    await receiving
+    assert [str(error) for error in refusals] == ["the gateway service is stopping"]

@@ -658,6 +658,21 @@ async def test_a_connection_that_breaks_the_protocol_is_counted(data: bytes) -> 
         writer.close()
 
 
+async def test_a_call_whose_message_has_not_come_can_be_refused_without_loss() -> None:
+    async with _serving() as system:
+        caller = await system.connect()
+        silent, half, whole = caller.open(), caller.open(), caller.open()
+        caller.send(half, _message(b"a" * 100)[:50])
+        await soon(lambda: system.method.accepted == 3)
+        caller.send(whole, _message(b"a"), ends=True)
+        assert await caller.code(whole) == "OK"
+        system.server.options.in_flight.refuse_arriving()
+        assert await caller.code(silent) == await caller.code(half) == "reset"
+        resets = [event.error_code for number in (silent, half) for event in caller.of(number, StreamReset)]
+        assert resets == [_REFUSED_STREAM] * 2
+        assert system.method.ended == 3
+
+
 async def test_a_connection_that_the_caller_ends_with_an_error_is_not_counted() -> None:
     async with _serving() as system:
         caller = await system.connect()

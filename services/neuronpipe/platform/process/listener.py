@@ -2,46 +2,61 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterable
+import ssl
+from collections.abc import Callable, Iterable, Sized
 from pathlib import Path
 from typing import Any
 
 from neuronpipe.core.addresses import is_listened_on, unix_path
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log_warning
-from neuronpipe.rpc.http2.connection import CLOSE_LIMIT_S
-from neuronpipe.rpc.transport import ServerOptions
+from neuronpipe.platform.process.settings import CallerLimits
 
 _BACKLOG = 1024
 # What is accepted in a turn of the event loop: a new connection costs a third of a millisecond.
 _ACCEPTED_AT_ONCE = 8
 # Between two attempts to accept, where no file is free.
 _PAUSE_S = 1.0
+# For a peer that reads slowly, over TLS: from the first try to say that nothing follows.
+CLOSE_LIMIT_S = 30.0
 
 
 class Listener:
     """Accepts connections at one address. By hand, as asyncio's servers begin any number of TLS handshakes.
 
-    `begin`: the protocol of a connection that has come, or None to refuse it. `ended`: called after a handshake.
-    `handshakes`: connections that were not made yet, with their tasks. A protocol takes itself out when it is made.
+    `connections`: those that were made. `begin`: the protocol of one that has come. `refused`: called for one beyond
+    `max_connections`. `ended`: called after a handshake. `tls`: not for Unix sockets. `handshakes`: connections that
+    were not made yet, with their tasks. A protocol takes itself out when it is made.
     """
 
     def __init__(
-        self, options: ServerOptions, begin: Callable[[], asyncio.Protocol | None], ended: Callable[[], None]
+        self,
+        address: str,
+        limits: CallerLimits,
+        connections: Sized,
+        begin: Callable[[], asyncio.Protocol],
+        refused: Callable[[], None],
+        ended: Callable[[], None] = lambda: None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        shares_port: bool = False,
     ) -> None:
         self.handshakes: dict[asyncio.Protocol, asyncio.Task[None]] = {}
-        self._address = options.settings.listen
-        self._path = unix_path(self._address)
-        self._shares_port = options.shares_port
+        self._address = address
+        self._path = unix_path(address)
+        self._shares_port = shares_port
+        self._max_connections = limits.max_connections
+        self._connections = connections
         self._begin = begin
+        self._refused = refused
         self._ended = ended
         self._sockets: list[socket.socket] = []
         # Of connect_accepted_socket.
         self._tls: dict[str, Any] = {}
-        if options.tls and not self._path:
+        if tls and not self._path:
             self._tls = {
-                "ssl": options.tls.h2_context,
-                "ssl_handshake_timeout": options.settings.max_handshake_s,
+                "ssl": tls,
+                "ssl_handshake_timeout": limits.max_handshake_s,
                 "ssl_shutdown_timeout": CLOSE_LIMIT_S,
             }
 
@@ -56,12 +71,13 @@ class Listener:
         return 0 if self._path else int(self._sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Accepts those that wait, and no more. Handshakes go on."""
-        for listening in self._sockets:
+        """Accepts those that wait, and no more. Handshakes go on. May be called again."""
+        sockets, self._sockets = self._sockets, []
+        for listening in sockets:
             self._accept(listening, _BACKLOG)
             asyncio.get_running_loop().remove_reader(listening)
             listening.close()
-        if self._path and self._sockets:
+        if self._path and sockets:
             Path(self._path).unlink(missing_ok=True)
 
     def end_handshakes(self) -> None:
@@ -86,9 +102,11 @@ class Listener:
                 loop.remove_reader(listening)
                 loop.call_later(_PAUSE_S, self._accept_from, [listening])
                 return
-            if protocol := self._begin():
+            if len(self._connections) + len(self.handshakes) < self._max_connections:
+                protocol = self._begin()
                 self.handshakes[protocol] = loop.create_task(self._shake_hands(protocol, accepted))
             else:
+                self._refused()
                 accepted.close()
 
     async def _shake_hands(self, protocol: asyncio.Protocol, accepted: socket.socket) -> None:
