@@ -10,6 +10,7 @@ import argparse
 import importlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "_ARGCOMPLETE" in os.environ:
         _complete(os.environ.get("COMP_LINE", "").split())
     options = _parse(sys.argv[1:] if arguments is None else arguments)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if getattr(options, "api_key_file", None):
             use_key_of(options.api_key_file)

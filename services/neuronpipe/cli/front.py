@@ -2,7 +2,6 @@
 `python -m neuronpipe.cli.front NUMBER PARENT_PID`, with a socket to the parent as its standard input.
 """
 
-import ctypes
 import json
 import logging
 import os
@@ -14,17 +13,15 @@ from neuronpipe.cli.serve import run_service
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import start_logging
 from neuronpipe.core.settings import read_settings
+from neuronpipe.platform.process.life import end_with
 from neuronpipe.serve.front import run_front
 from neuronpipe.serve.settings import AllSettings
-
-# linux/prctl.h
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Serves until SIGTERM. Exit codes: see cli/serve.py."""
     number, parent_pid = map(int, sys.argv[1:])
-    _end_with(parent_pid)
+    end_with(parent_pid, signal.SIGKILL)  # it must not serve on alone
     parent = socket.socket(fileno=sys.stdin.fileno())
     # What changes its state is in the log of the parent.
     start_logging(f"all, front {number}", logging.WARNING)
@@ -36,14 +33,6 @@ def main() -> None:
     except SetupError as error:
         print(f"neuronpipe: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def _end_with(parent_pid: int) -> None:
-    """Has the kernel kill this process when its parent dies, however that happens: it must not serve on alone."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
-        raise OSError(ctypes.get_errno(), "prctl")
-    if os.getppid() != parent_pid:
-        sys.exit(1)
 
 
 def _read_line(parent: socket.socket) -> bytes:

@@ -3,12 +3,15 @@
 import argparse
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from neuronpipe.cli.repository import folder
 from neuronpipe.core.errors import SetupError
@@ -55,9 +58,8 @@ def run(options: argparse.Namespace) -> None:
     compiling = ["compile", options.source, "--name", name, "--backend", options.backend, "--if-missing"]
     compiling += ["--task", options.task, "--dtype", options.dtype, "--repository", str(repository)]
     # In a process of its own: what compiling needs (PyTorch, transformers) stays out of the one that serves.
-    compiled = subprocess.run([*_NEURONPIPE, *compiling], stdout=subprocess.DEVNULL, check=False)  # noqa: S603
-    if compiled.returncode:
-        sys.exit(compiled.returncode)
+    if code := _started(*compiling, stdout=subprocess.DEVNULL).wait():
+        sys.exit(code)
     bundle = newest_bundle(repository, name, options.backend)
     if bundle is None:
         raise SetupError(f"--repository {repository}: has no model {name!r} for {options.backend}")
@@ -88,14 +90,20 @@ def _own_repository(options: argparse.Namespace) -> Path:
     return _CACHE.expanduser() / hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
 
 
+def _started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """A command of ours, which ends when this process does, however that happens."""
+    from neuronpipe.platform.process.life import end_with
+
+    end = partial(end_with, os.getpid(), signal.SIGTERM)
+    return subprocess.Popen([*_NEURONPIPE, *arguments], text=True, preexec_fn=end, **options)  # noqa: S603
+
+
 @contextmanager
 def _service(*settings: str) -> Iterator[subprocess.Popen[str]]:
     """`neuronpipe serve all`, which a signal to this process ends: at the first one it drains, at the second one at
     once.
     """
-    service = subprocess.Popen(  # noqa: S603 (our own command)
-        [*_NEURONPIPE, "serve", "all", *settings], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    service = _started("serve", "all", *settings, stderr=subprocess.PIPE, start_new_session=True)
     signals = [signal.SIGTERM, signal.SIGKILL]
 
     def end(*_: object) -> None:
