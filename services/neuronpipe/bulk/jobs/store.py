@@ -26,6 +26,8 @@ _MIN_VERSION = 7
 _TIMEOUT_S = 5.0
 # Commands at once, which wait for each other instead of for connections.
 _CONNECTIONS = 32
+# Those that wait for a place. While Redis hangs, more of them would leave no room in the process for other calls.
+_MAX_WAITING = 1024
 # Results in one list of jobs; the last one may exceed it.
 _MAX_LISTED_BYTES = 2 << 20
 _FULL_RETRY_S = 30.0
@@ -53,6 +55,7 @@ class JobStore:
         self._prefix = settings.jobs_redis_prefix
         self._is_checked = False
         self._places = asyncio.Semaphore(_CONNECTIONS)
+        self._asked = 0
         sources = {name: source for name, source in vars(scripts).items() if name.isupper() and name[0] != "_"}
         self._scripts = {name: client.register_script(source) for name, source in sources.items()}
 
@@ -248,9 +251,16 @@ class JobStore:
         await self.check()
         return await self._ask(self._scripts[script](keys=[], args=[self._prefix, *arguments]))
 
-    async def _ask(self, reply: "Awaitable[ReplyT] | Any") -> Any:
-        async with self._places:
-            return await self._told(reply)
+    async def _ask(self, reply: Any) -> Any:
+        if self._asked >= _CONNECTIONS + _MAX_WAITING:
+            reply.close()
+            raise Overloaded(f"{_MAX_WAITING} commands wait for the Redis of jobs, the limit", _PAUSE_S)
+        self._asked += 1
+        try:
+            async with self._places:
+                return await self._told(reply)
+        finally:
+            self._asked -= 1
 
     async def _told(self, reply: "Awaitable[ReplyT] | Any") -> Any:
         try:

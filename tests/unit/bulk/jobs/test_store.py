@@ -58,6 +58,18 @@ async def test_jobs_of_a_refused_tenant_wait_behind_those_of_others(store: JobSt
     assert await _waiting(store) == 11
 
 
+async def test_a_redis_that_hangs_leaves_room_for_calls_of_other_kinds(redis: RedisServer) -> None:
+    store = JobStore(JobSettings(jobs_redis_url=redis.url))
+    await store.check()
+    redis.ask("CLIENT", "PAUSE", "500")
+    asking = [asyncio.create_task(store.get("none")) for _ in range(1100)]
+    done, waiting = await asyncio.wait(asking, timeout=0.2)
+    assert [len(waiting), len(done)] == [1024 + 32, 1100 - 1024 - 32]
+    assert all("the Redis of jobs, the limit" in str(one.exception()) for one in done)
+    assert set(await asyncio.gather(*waiting)) == {None}
+    await store.close()
+
+
 async def test_what_a_tenants_jobs_take_is_known_until_redis_forgets_them(store: JobStore, redis: RedisServer) -> None:
     def size() -> int:
         return int(redis.ask("GET", "neuronpipe-jobs:bytes:a"))
