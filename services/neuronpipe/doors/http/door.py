@@ -6,13 +6,15 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from email.utils import formatdate
 from functools import partial
 from typing import Any
 
 import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from neuronpipe.core.addresses import is_loopback
 from neuronpipe.core.background import LoopTurns
@@ -33,6 +35,8 @@ from neuronpipe.platform.tls import ServerTls
 _FOR_EVER_S = 7 * 86_400
 # How long a connection whose request was refused takes what the caller is still sending; and when the process stops.
 _LINGER_S, _LAST_LINGER_S = 5.0, 1.0
+# While it stops, whether all connections have ended.
+_LOOK_EVERY_S = 0.05
 # What comes is looked at in pieces of this size, or larger ones within a body.
 _PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
 _BAD_HEAD = "The request's head, or what stands behind its body, is too large, or did not arrive in time."
@@ -78,7 +82,7 @@ class HttpDoor:
         self._routes = routes
         self._service = service
         self.settings = settings
-        self._serving: asyncio.Task[None] | None = None
+        self._dating: asyncio.Task[None] | None = None
 
     @property
     def services(self) -> Collection[str]:
@@ -114,8 +118,7 @@ class HttpDoor:
             timeout_keep_alive=math.ceil(self.settings.max_connection_idle_s) or _FOR_EVER_S,
         )
         config.load()
-        self._server = _Server(config)
-        state = self._server.server_state
+        state = self._state = ServerState()
         self.listener = Listener(
             self._listen,
             self.settings,
@@ -130,7 +133,7 @@ class HttpDoor:
         except SetupError as error:
             raise SetupError(f"--http-listen: {error}") from error
         in_flight.meters.gauge(Metrics.CONNECTIONS, lambda: len(state.connections), "http")
-        self._serving = asyncio.create_task(self._server.serve())
+        self._dating = asyncio.create_task(_keep_date(state))
         log("listening for HTTP", address=f"{self._listen.rpartition(':')[0]}:{self.port}")
 
     def open(self, handlers: Mapping[str, Handler]) -> None:
@@ -150,13 +153,20 @@ class HttpDoor:
         self._app.drain()
 
     async def stop(self, grace_s: float) -> None:
-        """uvicorn's own: closes idle connections, waits for answers to leave, and then cancels what is left."""
-        if self._serving:
-            self.listener.close()
-            self.listener.end_handshakes()
-            self._server.config.timeout_graceful_shutdown = grace_s  # type: ignore[assignment]
-            self._server.should_exit = True
-            await self._serving
+        """Closes idle connections, waits for answers to leave, and then cancels what is left."""
+        if not self._dating:
+            return
+        self.listener.close()
+        self.listener.end_handshakes()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self._state.connections or self._state.tasks:  # noqa: ASYNC110 (uvicorn tells nobody)
+                    await asyncio.sleep(_LOOK_EVERY_S)
+        for task in self._state.tasks:
+            task.cancel()
+        self._dating.cancel()
 
     def _health_handlers(self) -> dict[str, Handler]:
         async def tell(request: HttpRequest) -> HttpResponse:
@@ -229,10 +239,11 @@ class _Connection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """The process stops: ends it after the answer that is due. A caller that is still sending gets a moment."""
-        if not self.transport.is_closing():
-            super().shutdown()
+        self.transport.linger_s = _LAST_LINGER_S
         if self.transport.is_closing():
             self.loop.call_later(_LAST_LINGER_S, self.transport.close)
+        else:
+            super().shutdown()
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():  # or it would be open until the caller has read its answer
@@ -419,8 +430,10 @@ class _OwnTransport:
     """A transport that takes the rest of a request before it closes: a connection that is closed with bytes unread is
     reset, and the caller can lose its answer (RFC 9112, section 9.6). Like nginx's `lingering_close`.
 
-    `is_held`: it reads no more, as something that was read waits.
+    `is_held`: it reads no more, as something that was read waits. `linger_s`: the time for the rest.
     """
+
+    linger_s = _LINGER_S
 
     def __init__(self, transport: asyncio.Transport, has_rest: Callable[[], bool], max_send_s: float) -> None:
         self._transport = transport
@@ -446,7 +459,7 @@ class _OwnTransport:
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._transport.resume_reading()
-        asyncio.get_running_loop().call_later(_LINGER_S, self._end)
+        asyncio.get_running_loop().call_later(self.linger_s, self._end)
 
     def _end(self) -> None:
         if self._transport.get_write_buffer_size():  # or a caller that reads nothing would keep it for ever
@@ -454,12 +467,8 @@ class _OwnTransport:
         self._transport.close()
 
 
-class _Server(uvicorn.Server):
-    async def startup(self, sockets: object = None) -> None:
-        """The door has a listener of its own."""
-        self.servers, self.started = [], True
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Leaves them to platform/process/life.py."""
-        yield
+async def _keep_date(state: ServerState) -> None:
+    """Puts the date into all answers."""
+    while True:
+        state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        await asyncio.sleep(1)

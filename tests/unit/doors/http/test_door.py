@@ -132,7 +132,7 @@ async def test_a_connection_that_closes_does_not_wait_for_ever_for_a_caller_that
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
         await asyncio.to_thread(caller.connect, ("127.0.0.1", port))
         await asyncio.to_thread(caller.sendall, b"GET /wait HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-        connections = door._server.server_state.connections
+        connections = door._state.connections
         await soon(lambda: bool(connections))
         (connection,) = connections
         transport: Any = connection.transport
@@ -180,7 +180,7 @@ async def test_requests_behind_one_that_waits_stay_bytes_until_their_turn() -> N
     async with _running({_WAIT.key: wait}) as (door, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /wait HTTP/1.1\r\nhost:localhost\r\n\r\n" * 5000)
-        connections: Any = door._server.server_state.connections
+        connections: Any = door._state.connections
         await soon(lambda: any(one.pipeline for one in connections))
         assert [len(one.pipeline) < 100 for one in connections] == [True]
         # A head in pieces, of which some wait here: its time to come does not run on.
@@ -332,7 +332,7 @@ async def test_a_caller_that_never_sends_the_rest_holds_the_end_up_for_a_moment(
     async with _running({_TAKE.key: take}) as (door, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
-        connections: Any = door._server.server_state.connections
+        connections: Any = door._state.connections
         await soon(lambda: any(one._requests for one in connections))
         await asyncio.sleep(0.05)
         door.in_flight.refuse_arriving()
