@@ -399,6 +399,8 @@ class Http2Server:
     async def stop(self, grace_s: float) -> None:
         self.take_no_more()
         await self.stop_listening(0)
+        for connection in list(self.connections):  # those that did not acknowledge the notice, too
+            connection._take_no_more()
         if self.connections:
             self._is_empty = asyncio.Event()
             with contextlib.suppress(TimeoutError):

@@ -673,6 +673,17 @@ async def test_a_call_whose_message_has_not_come_can_be_refused_without_loss() -
         assert system.method.ended == 3
 
 
+async def test_a_caller_that_acknowledges_nothing_holds_up_the_end_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
+    async with _serving() as system:
+        _, writer = await asyncio.open_connection("127.0.0.1", system.port)
+        await soon(lambda: bool(system.server.connections))
+        await asyncio.wait_for(system.server.stop(30), 4)  # the notice has five seconds
+        writer.close()
+
+
 async def test_a_connection_that_the_caller_ends_with_an_error_is_not_counted() -> None:
     async with _serving() as system:
         caller = await system.connect()
