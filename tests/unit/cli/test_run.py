@@ -1,7 +1,9 @@
-"""cli/run.py: the first request that it shows is one that its door takes."""
+"""cli/run.py: the first request that it shows is one that its door takes, and its processes end with it."""
 
 import json
 import shlex
+import subprocess
+import sys
 
 import pytest
 
@@ -23,3 +25,18 @@ def test_thefirst_request_of_each_task_is_one_that_its_door_takes(task: str) -> 
     else:
         assert address == "http://127.0.0.1:8080/models/m"
         CONVERTERS[task].takes.validate_python(body)
+
+
+def test_what_it_has_started_ends_with_it_also_when_it_is_killed() -> None:
+    code = """
+import sys, time
+from neuronpipe.cli import run
+run._NEURONPIPE = (sys.executable, "-c")
+run._started("import time; print('started', flush=True); time.sleep(600)")
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout
+        assert command.stdout.readline() == "started\n"
+        command.kill()
+        assert command.stdout.read() == ""  # its end is that of the last process that could write
