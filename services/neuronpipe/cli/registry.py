@@ -196,11 +196,11 @@ def _import(options: argparse.Namespace) -> None:
 
     name = options.name or re.split("[/@]", options.registered)[0]
     with ending_on_sigterm(), tempfile.TemporaryDirectory(prefix="neuronpipe-") as scratch:
-        found = fetch_mlflow_model(options.registered, options.tracking_uri, Path(scratch))
+        folder, origin = fetch_mlflow_model(options.registered, options.tracking_uri, Path(scratch))
         task = options.task.replace("-", "_")
-        request = made(CompileRequest, options, source=str(found.folder), task=task, name=name)
+        request = made(CompileRequest, options, source=str(folder), task=task, name=name)
         bundle = compile_bundle(request, report)
-    note = f"imported from {found.origin}"
+    note = f"imported from {origin}"
     signed = Signed(options.author, note) if options.author else Signed(note=note)
 
     def decide(registry: "Registry") -> "Registry":
