@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from neuronpipe.measure import processes
 from neuronpipe.stages.neuron_executor.runtimes import neuron
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
+from tests.forked import Forks
 from tests.oracle.comparison import HEADER, PROPERTY, row, write
 from tests.sampling import DEFAULT_SEED, DEFAULT_SHARE, sample_of
 from tests.shared_folder import shared_folder
@@ -127,6 +129,13 @@ def _models() -> Any:
     from tests import models
 
     return models
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _services_are_forks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "start_module", Forks().start)
+        yield
 
 
 @pytest.fixture(scope="session")
