@@ -47,6 +47,7 @@ from neuronpipe.tasks.generated_text import WINDOW_TOKENS, Detokenizer, release
 
 # Without a value of the model's own; transformers' pipeline has the same.
 _MAX_NEW_TOKENS = 256
+_FINISH_REASONS = frozenset(FinishReason.values())
 _MAX_MESSAGES, _MAX_ROLE_LENGTH = 1024, 64
 _MAX_JSON = 1 << 18
 _OF_MESSAGES = ("tools", "template_arguments", "continue_final_message")
@@ -412,11 +413,12 @@ def _read_part(arrays: Arrays, model: ModelSpec) -> tuple[list[int], int]:
     most = _room(model, 0)
     if ids is None or ids.dtype != np.int32 or ids.ndim != 1 or len(ids) > most:
         raise InvalidInput("outputs[0].token_ids", f"must be int32 [tokens], at most {most}")
-    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < model.vocabulary_size:
+    token_ids: list[int] = ids.tolist()
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < model.vocabulary_size:
         raise InvalidInput("outputs[0].token_ids", f"has ids outside the vocabulary of {model.vocabulary_size}")
-    if reason is None or reason.dtype != np.int32 or reason.shape or int(reason) not in FinishReason.values():
+    if reason is None or reason.dtype != np.int32 or reason.shape or int(reason) not in _FINISH_REASONS:
         raise InvalidInput("outputs[0].finish_reason", "must be a FinishReason, int32 []")
-    return ids.tolist(), int(reason)
+    return token_ids, int(reason)
 
 
 def _logprobs(arrays: Arrays, token_ids: list[int], window: list[int], detokenizer: Detokenizer) -> list[TokenLogprob]:

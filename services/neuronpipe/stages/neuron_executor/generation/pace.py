@@ -1,7 +1,8 @@
 """What the steps of a model and its texts took: how much of a prompt a step may have, and how long new prompts wait."""
 
-# A step beside texts that are being answered takes this many times the time of one without a prompt.
-_LONGER = 2
+# A step beside texts that are being answered takes this many times the time of one without a prompt: more where more
+# texts wait for their first token than would wait for the next one.
+_LONGER, _MOST_LONGER = 2, 4
 # After so many steps with prompts in a row there is one without: what such a step takes depends on how many texts there
 # are, and is not known otherwise where prompts come all the time.
 _MOST_READING = 16
@@ -35,13 +36,14 @@ class Pace:
         """A text was complete so long after its first step began."""
         self._text_s = _mean(self._text_s, took_s)
 
-    def most_read_tokens(self) -> float:
-        """The tokens of prompts that a step may have beside texts that are being answered."""
+    def most_read_tokens(self, answered: int, unread: int) -> float:
+        """The tokens of prompts that a step may have beside `answered` texts, while `unread` wait for their first token."""
         if not self._reading_s or not self._answering_s:
             return float("inf")
         if self._reading_steps >= _MOST_READING:
             return 0
-        room_s = (_LONGER - 1) * self._answering_s
+        longer = min(max(_LONGER, 1 + unread / answered), _MOST_LONGER)
+        room_s = (longer - 1) * self._answering_s
         return max(self.part_tokens, room_s * self._read_tokens / self._reading_s)
 
     def wait_s(self, texts: int, places: int) -> float:

@@ -207,8 +207,8 @@ class Planner:
     def plan(self) -> dict[Sequence, list[Run]]:
         """The next step; nothing if there is no sequence."""
         planned: dict[Sequence, int] = {}
-        most, is_reading = self._most_tokens(), False
-        room, spare, self._places = most, self._spare_scores, self._max_sequences
+        room, is_reading = self._most_tokens(), False
+        spare, self._places = self._spare_scores, self._max_sequences
         # Those with one token left first: each of them costs one token of the budget, and somebody reads along.
         answered = [one for one in self.running if one.left == 1]
         reading = [one for one in self.running if one.left > 1]
@@ -373,9 +373,18 @@ class Planner:
         return sum(one.most_rows for one in self.running)
 
     def _most_tokens(self) -> int:
-        """The most tokens of the next step: of prompts only so many that the other texts wait little."""
-        answered = sum(len(one.rows) for one in self.running if one.left == 1)
-        return int(min(self._step_tokens, answered + self.pace.most_read_tokens())) if answered else self._step_tokens
+        """The most tokens of the next step: of prompts only so many that the other texts wait little.
+
+        Bulk texts that are unread do not make interactive ones wait longer.
+        """
+        answered = [one for one in self.running if one.left == 1]
+        if not answered:
+            return self._step_tokens
+        first, rows = answered[0].rank[:-1], sum(len(one.rows) for one in answered)
+        unread = sum(one.left > 1 and one.rank[:-1] <= first for one in self.running)
+        places = self._max_sequences - self._rows
+        unread += sum(one.rank[:-1] <= first for one in self.waiting[: max(0, places)])
+        return int(min(self._step_tokens, rows + self.pace.most_read_tokens(len(answered), unread)))
 
     def _has_room_for(self, sequence: Sequence) -> bool:
         return not self._rows or self._rows + sequence.most_rows <= self._max_sequences
