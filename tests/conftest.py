@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,8 @@ def _models() -> Any:
 
 @pytest.fixture(scope="session", autouse=True)
 def _services_are_forks() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "start_module", Forks().start)
+    with closing(Forks()) as forks, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "start_module", forks.start)
         yield
 
 

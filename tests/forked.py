@@ -72,29 +72,36 @@ class _Fork(subprocess.Popen[bytes]):
 
 
 class Forks:
-    """Starts services. The process that they are forks of starts with the first, and ends with this one."""
+    """Starts services. The process that they are forks of starts with the first."""
 
     def __init__(self) -> None:
         self._variables = _read_early(os.environ)
-        self._requests: socket.socket | None = None
+        self._source: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
 
     def start(self, words: Sequence[str], log: IO[str], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         """See start_module."""
         if list(words[:2]) != _SERVE or _read_early(variables) != self._variables:
             return start_module(words, log, variables)
-        requests = self._requests or self._started()
-        end, theirs = os.pipe()
+        self._source = self._source or _started()
+        pipe, theirs = os.pipe()
         asked = {"words": words[1:], "variables": dict(variables), "folder": str(Path.cwd())}
-        socket.send_fds(requests, [json.dumps(asked).encode()], [log.fileno(), theirs])
+        socket.send_fds(self._source[0], [json.dumps(asked).encode()], [log.fileno(), theirs])
         os.close(theirs)
-        return _Fork(os.fdopen(end, "rb", buffering=0))
+        return _Fork(os.fdopen(pipe, "rb", buffering=0))
 
-    def _started(self) -> socket.socket:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def close(self) -> None:
+        """Ends that process. The services stay."""
+        if self._source:
+            requests, process = self._source
+            requests.close()
+            process.wait()
+
+
+def _started() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
         command = [sys.executable, "-m", "tests.forked", str(theirs.fileno())]
-        subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
-        theirs.close()
-        return self._requests
+        return ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
 
 
 def _serve(requests: socket.socket) -> None:
