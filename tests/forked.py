@@ -51,6 +51,7 @@ class _Fork(subprocess.Popen[bytes]):
     """A service, by the pipe that its process id and its exit code come from."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
+        self.args = "neuronpipe serve"
         self._pipe, self._lock = pipe, threading.Lock()
         (self.pid,) = _NUMBER.unpack(pipe.read(_NUMBER.size))
         self.returncode = None
@@ -66,7 +67,7 @@ class _Fork(subprocess.Popen[bytes]):
         began_s = time.monotonic()
         while (code := self.poll()) is None:
             if timeout is not None and time.monotonic() > began_s + timeout:
-                raise subprocess.TimeoutExpired("neuronpipe serve", timeout)
+                raise subprocess.TimeoutExpired(self.args, timeout)
             time.sleep(_POLL_S)
         return code
 
