@@ -187,10 +187,12 @@ setup:
 demo: .venv/.demo
 	$(BIN)/python -m demo
 
-# What several runs of pytest need is made by the first; see tests/shared_folder.py.
+# What several runs of pytest need is made by the first; see tests/shared_folder.py. .ci/run has one for all targets.
 define share_folders
-	export NEURONPIPE_SHARED_FOLDERS=$$(mktemp -d)
-	trap 'rm -rf "$$NEURONPIPE_SHARED_FOLDERS"' EXIT
+	if [[ ! -v NEURONPIPE_SHARED_FOLDERS ]]; then
+	  export NEURONPIPE_SHARED_FOLDERS=$$(mktemp -d)
+	  trap 'rm -rf "$$NEURONPIPE_SHARED_FOLDERS"' EXIT
+	fi
 endef
 
 # What looks at the clock runs alone.

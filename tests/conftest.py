@@ -5,13 +5,16 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from neuronpipe.measure import processes
 from neuronpipe.stages.neuron_executor.runtimes import neuron
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
+from tests.forked import Forks
 from tests.oracle.comparison import HEADER, PROPERTY, row, write
 from tests.sampling import DEFAULT_SEED, DEFAULT_SHARE, sample_of
 from tests.shared_folder import shared_folder
@@ -127,6 +130,13 @@ def _models() -> Any:
     from tests import models
 
     return models
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _services_are_forks() -> Iterator[None]:
+    with closing(Forks()) as forks, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "start_module", forks.start)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,8 @@ _PAGE = (_ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 _QUOTED = re.findall(r"^\| `([^`]+)` \|", _PAGE, re.MULTILINE)
 # Stands for a value that an f-string puts in.
 _VALUE = "\0"
+# Ends each text.
+_END = "\1"
 
 
 def _python_texts() -> Iterator[str]:
@@ -30,16 +32,21 @@ def _python_texts() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[str]:
+def texts() -> str:
+    """All of them in one, which is searched in a hundredth of the time."""
     # The Makefile's messages hold values of the shell.
     makefile = re.sub(r"\$\$\w+", _VALUE, (_ROOT / "docker" / "docker.mk").read_text(encoding="utf-8"))
-    return list({*_python_texts(), makefile})
+    return "".join(f"{text}{_END}" for text in {*_python_texts(), makefile})
 
 
-def _is_in(quoted: str, texts: list[str]) -> bool:
+def _is_in(quoted: str, texts: str) -> bool:
     parts = quoted.split("…")
     pattern, longest = re.compile(".*".join(map(re.escape, parts))), max(parts, key=len)
-    return any(longest in text and pattern.search(text) for text in texts)
+    begin = -1
+    while (begin := texts.find(longest, begin + 1)) >= 0:
+        if pattern.search(texts, texts.rfind(_END, 0, begin) + 1, texts.find(_END, begin)):
+            return True
+    return False
 
 
 def test_the_page_quotes_messages() -> None:
@@ -47,11 +54,11 @@ def test_the_page_quotes_messages() -> None:
 
 
 @pytest.mark.parametrize("quoted", _QUOTED)
-def test_a_quoted_message_is_one_of_the_sources(quoted: str, texts: list[str]) -> None:
+def test_a_quoted_message_is_one_of_the_sources(quoted: str, texts: str) -> None:
     assert len(re.sub(r"[\W\d]", "", quoted)) >= 7, "too short to be found by it"
     assert _is_in(quoted, texts)
 
 
-def test_a_message_that_no_source_has_is_found_out(texts: list[str]) -> None:
+def test_a_message_that_no_source_has_is_found_out(texts: str) -> None:
     assert not _is_in("the … service cannot be teached", texts)
     assert _is_in("the … service cannot be reached", texts)

@@ -2,6 +2,7 @@
 
 import pydoc_data.topics
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,31 @@ TEXTS = [
 ]
 
 
+# Loaded once for all systems and texts.
+
+
+@cache
+def _pipeline(source: Path) -> Any:
+    return transformers.pipeline("text-classification", model=str(source))
+
+
+@cache
+def _sentence_transformer(source: Path) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(source), device="cpu")
+
+
+@cache
+def _tokenizer(source: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(source)
+
+
 @pytest.mark.parametrize("text", TEXTS)
 async def test_classification_equals_the_transformers_pipeline(
     system: System, sources: dict[str, Path], text: str
 ) -> None:
-    pipeline = transformers.pipeline("text-classification", model=str(sources["classifier"]))
-    expected = pipeline(text, top_k=4)
+    expected = _pipeline(sources["classifier"])(text, top_k=4)
 
     response = await system.infer(classify(text, top_k=4))
 
@@ -47,9 +67,7 @@ async def test_classification_equals_the_transformers_pipeline(
 
 @pytest.mark.parametrize("text", TEXTS)
 async def test_embedding_equals_sentence_transformers(system: System, sources: dict[str, Path], text: str) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    expected = SentenceTransformer(str(sources["minilm"]), device="cpu").encode(text, normalize_embeddings=True)
+    expected = _sentence_transformer(sources["minilm"]).encode(text, normalize_embeddings=True)
 
     response = await system.infer(embed(text))
 
@@ -61,7 +79,7 @@ async def test_embedding_equals_sentence_transformers(system: System, sources: d
 async def test_tokens_are_those_of_transformers_and_as_an_input_give_the_texts_vector(
     system: System, sources: dict[str, Path], text: str
 ) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(sources["minilm"])
+    tokenizer = _tokenizer(sources["minilm"])
     expected = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
 
     response = await system.infer(_input("minilm", tokenization={"text": text}))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,18 +30,32 @@ def _make_writer(folder: Path) -> None:
     compile_bundle(request, lambda line: None)
 
 
-@pytest.fixture
-def demo(
-    repository: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> Iterator["subprocess.Popen[str]"]:
+@contextmanager
+def _running_demo(folder: Path, repository: Path, writer: Path) -> Iterator["subprocess.Popen[str]"]:
     """The demo on a repository that holds its models already."""
-    linked = link_models(tmp_path / "repository", repository, "minilm")
-    writer = shared_folder(tmp_path_factory, "demo-writer", _make_writer) / "repository" / "writer"
+    linked = link_models(folder / "repository", repository, "minilm")
     (linked / "writer").symlink_to(writer)
     command = [sys.executable, "-m", "demo", "--repository", str(linked)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         yield process
         process.kill()
+
+
+@pytest.fixture
+def demo(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> Iterator["subprocess.Popen[str]"]:
+    """The demo with its own writer, which takes half a minute to train."""
+    writer = shared_folder(tmp_path_factory, "demo-writer", _make_writer) / "repository" / "writer"
+    with _running_demo(tmp_path, repository, writer) as process:
+        yield process
+
+
+@pytest.fixture
+def demo_that_ends_early(repository: Path, writer_folder: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """The demo with a writer that learned nothing."""
+    with _running_demo(tmp_path, repository, writer_folder / "repository" / "writer") as process:
+        yield process
 
 
 def test_demo_compiles_where_an_interrupted_compilation_left_its_files(tmp_path: Path, fake_repository: Path) -> None:
@@ -71,6 +86,7 @@ def test_demo_shows_similar_pairs_and_the_latency_split(demo: "subprocess.Popen[
         assert float(total) == pytest.approx(parts, abs=0.03)
 
 
+@pytest.mark.long
 def test_demo_streams_a_text_and_shows_the_parts_of_its_time_to_first_token(demo: "subprocess.Popen[str]") -> None:
     output, _ = demo.communicate(timeout=240)
 
@@ -93,24 +109,24 @@ def test_demo_streams_a_text_and_shows_the_parts_of_its_time_to_first_token(demo
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
 def test_demo_ends_its_services_when_it_is_interrupted(
-    demo: "subprocess.Popen[str]", number: signal.Signals, exit_code: int
+    demo_that_ends_early: "subprocess.Popen[str]", number: signal.Signals, exit_code: int
 ) -> None:
-    pids = read_pids(demo)
+    pids = read_pids(demo_that_ends_early)
 
-    demo.send_signal(number)
+    demo_that_ends_early.send_signal(number)
 
-    output, _ = demo.communicate(timeout=60)
-    assert demo.returncode == exit_code, output
+    output, _ = demo_that_ends_early.communicate(timeout=60)
+    assert demo_that_ends_early.returncode == exit_code, output
     assert [pid for pid in pids.values() if is_running(pid)] == []
 
 
-def test_demo_ends_its_services_when_it_fails(demo: "subprocess.Popen[str]") -> None:
-    pids = read_pids(demo)
+def test_demo_ends_its_services_when_it_fails(demo_that_ends_early: "subprocess.Popen[str]") -> None:
+    pids = read_pids(demo_that_ends_early)
 
     os.kill(pids["neuron-executor"], signal.SIGKILL)
 
-    output, _ = demo.communicate(timeout=60)
-    assert demo.returncode == 1
+    output, _ = demo_that_ends_early.communicate(timeout=60)
+    assert demo_that_ends_early.returncode == 1
     assert "the neuron-executor service cannot be reached" in output
     assert [pid for pid in pids.values() if is_running(pid)] == []
 

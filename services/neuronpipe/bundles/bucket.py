@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +18,7 @@ from neuronpipe.bundles.registry import REGISTRY_FILE, Operation, Registry, Sign
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
-from neuronpipe.platform.storage import BucketFolder, ObjectUri, StorageError
+from neuronpipe.platform.storage import BucketFolder, Listed, ObjectUri, StorageError
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.signing import TrustedKeys
@@ -31,16 +30,7 @@ _COLLECTING_LOOK_S, _COLLECTING_LIMIT_S = 1.0, 600.0
 # Writers of registry.json that are overtaken try again after a random pause of up to this.
 _WRITES, _LONGEST_PAUSE_S = 20, 0.2
 
-
 _KILLED = "if that one was killed, delete the object and try again"
-
-
-@dataclass(frozen=True, slots=True)
-class Garbage:
-    """A file of no version. `size`: in bytes."""
-
-    name: str
-    size: int
 
 
 class BucketRepository:
@@ -156,7 +146,7 @@ class BucketRepository:
         self._wait_for_collector(tell)
         self._push_files(bundle, lambda line: None)
 
-    def collect_garbage(self, grace_s: float, *, deletes: bool) -> list[Garbage]:
+    def collect_garbage(self, grace_s: float, *, deletes: bool) -> list[Listed]:
         """Deletes the files that no version's manifest names, or only lists them. Those that are younger than the grace
         stay: they may be of a version that is being pushed.
 
@@ -174,7 +164,7 @@ class BucketRepository:
                 self._folder.delete([_COLLECTING])
         return found
 
-    def _garbage(self, grace_s: float) -> list[Garbage]:
+    def _garbage(self, grace_s: float) -> list[Listed]:
         with _told(self.uri):
             objects = self._folder.list_all()
         used = set()
@@ -186,7 +176,7 @@ class BucketRepository:
                 used |= {f"{_BLOBS}/{digest}" for digest in bundle.manifest.files.values()}
         before = datetime.now(UTC) - timedelta(seconds=grace_s)
         return [
-            Garbage(one.name, one.size)
+            one
             for one in objects
             if one.name.startswith(f"{_BLOBS}/") and one.name not in used and one.modified <= before
         ]

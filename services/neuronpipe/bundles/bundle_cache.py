@@ -22,7 +22,7 @@ from neuronpipe.bundles.bucket import BucketRepository
 from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, BundleFiles, Manifest
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.errors import RefusedBundle, SetupError
-from neuronpipe.core.files import replace_file
+from neuronpipe.core.files import files_told, replace_file
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log
 
@@ -73,24 +73,20 @@ class BundleCache:
         self._trusted = trusted
         self._held: dict[ModelKey, int] = {}
         self._is_ending = threading.Event()
-        try:
+        with self._writing():
             (folder / _FETCHING).mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise self._not_writable(error) from error
 
     def describe(self, key: ModelKey, digest: str) -> Bundle:
         """A version by its manifest; its other files need not be here."""
-        try:
+        with self._writing():
             self._fetch_manifest(key, digest)
-        except OSError as error:
-            raise self._not_writable(error) from error
         return read_bundle(self._path(key), self._trusted, is_whole=False)
 
     def hold(self, key: ModelKey, digest: str) -> Bundle:
         """A version with all files that this process needs. It stays until it is released."""
-        try:
-            for _ in range(2):  # it may be evicted in between
-                bundle = self.describe(key, digest)
+        for _ in range(2):  # it may be evicted in between
+            bundle = self.describe(key, digest)
+            with self._writing():
                 if (descriptor := _shared_lock(bundle.folder)) is None:
                     continue
                 try:
@@ -99,12 +95,10 @@ class BundleCache:
                 except BaseException:
                     os.close(descriptor)
                     raise
-                self._held[key] = descriptor
-                return bundle
-        except OSError as error:
-            raise self._not_writable(error) from error
-        finally:
-            self.fetched.pop(key, None)
+                finally:
+                    self.fetched.pop(key, None)
+            self._held[key] = descriptor
+            return bundle
         raise SetupError(f"{self._path(key)}: another process deletes it at this time; it is tried again")
 
     def release(self, key: ModelKey) -> None:
@@ -260,8 +254,8 @@ class BundleCache:
         finally:
             os.close(descriptor)
 
-    def _not_writable(self, error: OSError) -> SetupError:
-        return SetupError(f"--repository-cache {self.folder}: cannot be written to: {os.strerror(error.errno or 0)}")
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        return files_told(f"--repository-cache {self.folder}: cannot be written to")
 
 
 def _check_names(manifest: Manifest, path: Path) -> None:

@@ -5,7 +5,6 @@ copy that nobody else can change after it was verified.
 """
 
 import contextlib
-import errno
 import filecmp
 import json
 import os
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from neuronpipe.bundles.manifest import MANIFEST_FILE, Artifact, BundleFiles, Manifest, file_sha256
 from neuronpipe.core.errors import RefusedBundle, SetupError
+from neuronpipe.core.files import files_told
 from neuronpipe.core.logs import log
 from neuronpipe.core.model import ModelSpec
 
@@ -207,20 +207,16 @@ def check_writable(repository: Path, name: str) -> None:
         raise SetupError(
             f"name {name!r} has a comma or a space, which separate names in settings; choose another with --name"
         )
-    try:
+    with _writing_to(repository / name):
         existing = next(
             path for path in (repository / name, repository, *repository.absolute().parents) if path.exists()
         )
         with tempfile.TemporaryDirectory(prefix=".", dir=existing) as probe:
             (Path(probe) / name).mkdir()
-    except OSError as error:
-        raise _not_writable(repository / name, error) from error
 
 
-def _not_writable(folder: Path, error: OSError) -> SetupError:
-    return SetupError(
-        f"{folder}: cannot be written to: {os.strerror(error.errno or errno.EIO)}; see --repository and --name"
-    )
+def _writing_to(folder: Path) -> contextlib.AbstractContextManager[None]:
+    return files_told(f"{folder}: cannot be written to", "; see --repository and --name")
 
 
 def choose_version(repository: Path, name: str, version: int | None) -> int:
@@ -252,11 +248,9 @@ def new_bundle(repository: Path, name: str, version: int) -> Iterator[Path]:
     in the meantime.
     """
     model_folder = repository / name
-    try:
+    with _writing_to(model_folder):
         model_folder.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{version}.", dir=model_folder))
-    except OSError as error:
-        raise _not_writable(model_folder, error) from error
     try:
         yield folder
         folder.chmod(0o755)

@@ -283,9 +283,10 @@ class BucketSource(BundleCache, LiveRepository):
             return None
         registry, self._etag = found
         try:
-            replace_file(self._kept, registry.model_dump_json().encode())
-        except OSError as error:
-            log_warning("the registry cannot be kept for the next start", problem=str(self._not_writable(error)))
+            with self._writing():
+                replace_file(self._kept, registry.model_dump_json().encode())
+        except SetupError as error:
+            log_warning("the registry cannot be kept for the next start", problem=str(error))
         return registry
 
     def _tell(self, problem: str) -> None:

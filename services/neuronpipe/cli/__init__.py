@@ -1,5 +1,5 @@
 """The command line. Each command is a file here of its name (with _ for -) with HELP, EXTRA, `add_options(parser)` and
-`run(options)`.
+`run(options)`, or commands of its own that have it.
 
 EXTRA is the extra of pyproject.toml that installs the command's dependencies; "" for none.
 
@@ -116,7 +116,8 @@ def make_parser() -> CommandParser:
         command = importlib.import_module(f"neuronpipe.cli.{name.replace('-', '_')}")
         command_parser = commands.add_parser(name, help=command.HELP)
         command.add_options(command_parser)
-        command_parser.set_defaults(run=command.run, command=name, extra=command.EXTRA)
+        run = getattr(command, "run", None)  # else each of its commands has one
+        command_parser.set_defaults(run=run, command=name, extra=command.EXTRA)
     return parser
 
 

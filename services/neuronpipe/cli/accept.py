@@ -2,10 +2,9 @@
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
-from neuronpipe.cli.terminal import ending_on_sigterm
+from neuronpipe.cli.terminal import ending_on_sigterm, made, option, report
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.parts import BALANCES
 
@@ -17,40 +16,22 @@ _SHAPES = ("1x128", "8x128")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument(
-        "sources", nargs="+", metavar="SOURCE", help="folders of models, or ids on the Hub: a small one and a base one"
-    )
-    parser.add_argument("--task", required=True, help="the task of all of them")
-    parser.add_argument("--backend", required=True, choices=["neuronx", "openvino", "torch"])
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the report's folder")
-    parser.add_argument("--dtype", default="float32", help="default: float32")
-    parser.add_argument(
-        "--bucket",
+    option(parser, "sources SOURCE", "folders of models, or ids on the Hub: a small one and a base one", nargs="+")
+    option(parser, "--task TASK", "the task of all of them", required=True)
+    option(parser, "--backend", "", required=True, choices=["neuronx", "openvino", "torch"])
+    option(parser, "--out DIR", "the report's folder", Path, required=True)
+    option(parser, "--dtype DTYPE", "default: float32", "float32")
+    option(
+        parser,
+        "--bucket BATCHxTOKENS",
+        "shapes to measure, and to compile for neuronx (default: 1x128 and 8x128)",
         action="append",
-        metavar="BATCHxTOKENS",
-        help="shapes to measure, and to compile for neuronx (default: 1x128 and 8x128)",
     )
-    parser.add_argument(
-        "--pipeline-cores",
-        type=int,
-        default=1,
-        metavar="N",
-        help="cut each model into N parts, as when compiling",
-    )
-    parser.add_argument(
-        "--pipeline-balance", default="time", choices=BALANCES, help="what is to be equal in all parts (default: time)"
-    )
-    parser.add_argument("--cores", default=argparse.SUPPRESS, help="how many cores, or which, as 0-1 (default: all)")
-    parser.add_argument(
-        "--seconds", type=float, default=10.0, metavar="S", help="how long to measure each row (default: 10)"
-    )
-    parser.add_argument(
-        "--price-per-hour",
-        type=float,
-        default=0.0,
-        metavar="USD",
-        help="price of this machine, for the cost of a million",
-    )
+    option(parser, "--pipeline-cores N", "cut each model into N parts, as when compiling", 1)
+    option(parser, "--pipeline-balance", "what is to be equal in all parts (default: time)", "time", choices=BALANCES)
+    option(parser, "--cores CORES", "how many cores, or which, as 0-1 (default: all)", argparse.SUPPRESS)
+    option(parser, "--seconds S", "how long to measure each row (default: 10)", 10.0)
+    option(parser, "--price-per-hour USD", "price of this machine, for the cost of a million", 0.0)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -72,26 +53,26 @@ def run(options: argparse.Namespace) -> None:
 
     words = tuple(dict.fromkeys(options.bucket or _SHAPES))
     models = [
-        CompileRequest(
+        made(
+            CompileRequest,
+            options,
             source=source,
             task=options.task.replace("-", "_"),
             repository=options.out / "repository",
             name=default_name(source),
-            backend=options.backend,
-            dtype=options.dtype,
             buckets=BucketRequest(words) if options.backend == "neuronx" else NO_BUCKETS,
             pipeline=PipelineOptions(options.pipeline_cores, options.pipeline_balance),
         )
         for source in options.sources
     ]
-    request = AcceptRequest(
+    request = made(
+        AcceptRequest,
+        options,
         models=models,
         shapes=[parse_bucket(word) for word in words],
         folder=options.out,
         cores=settings.core_count,
         environment=environment,
-        seconds=options.seconds,
-        price_per_hour=options.price_per_hour,
     )
     with ending_on_sigterm():
-        print(accept(request, lambda line: print(line, file=sys.stderr, flush=True)))
+        print(accept(request, report))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuronpipe.cli.terminal import ending_on_sigterm, print_table
+from neuronpipe.cli.terminal import ending_on_sigterm, made, option, print_table, say, subcommand
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
@@ -33,108 +33,71 @@ _DEFAULTS: Mapping[str, tuple[Any, Any]] = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options, and those of `compare`."""
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    compare = commands.add_parser("compare", help="two runs side by side; exit code 1 where the second is worse")
-    compare.set_defaults(verb=_compare)
-    compare.add_argument("before", type=Path, metavar="A", help="the folder of a run, or its results.json")
-    compare.add_argument("after", type=Path, metavar="B", help="the run to compare with it")
-    compare.add_argument(
-        "--threshold",
-        type=float,
-        default=0.05,
-        metavar="X",
-        help="a regression is worse by more than this share, with its whole interval (default: 0.05)",
+    compare = subcommand(commands, "compare", _compare, "two runs side by side; exit code 1 where the second is worse")
+    option(compare, "before A", "the folder of a run, or its results.json", Path)
+    option(compare, "after B", "the run to compare with it", Path)
+    option(
+        compare,
+        "--threshold X",
+        "a regression is worse by more than this share, with its whole interval (default: 0.05)",
+        0.05,
     )
-    parser.set_defaults(verb=_measure)
     what = parser.add_argument_group("what is measured")
-    what.add_argument(
-        "--model",
-        action="append",
-        metavar="M",
-        help="a model's folder, or a published size with random weights, as bert-base-uncased; repeat it for others "
+    option(
+        what,
+        "--model M",
+        "a model's folder, or a published size with random weights, as bert-base-uncased; repeat it for others "
         "(default: six published sizes)",
+        action="append",
     )
-    what.add_argument("--repository", type=Path, metavar="DIR", help="bundles to measure as they are")
-    what.add_argument("--task", default="", help="of the folders (default: found in their configuration)")
-    what.add_argument("--lengths", type=_numbers, metavar="N,…", help="tokens (default: 8,16,32,64,128,256,512)")
-    what.add_argument("--batches", type=_numbers, metavar="N,…", help="default: 1,2,4,8,16,32,64")
-    what.add_argument(
-        "--throughput-batches",
-        type=_numbers,
-        metavar="N,…",
-        help="of other dtypes and of mode throughput (default: 1,8)",
-    )
-    what.add_argument(
-        "--dtypes", type=_words, metavar="D,…", help="the first is varied most (default: float32,bfloat16)"
-    )
-    what.add_argument("--backends", type=_words, default=("openvino",), metavar="B,…", help="default: openvino")
-    what.add_argument(
-        "--cores",
-        type=_numbers,
-        metavar="N,…",
-        help="replicas that share the machine (default: 1 and one for each CPU)",
-    )
-    what.add_argument(
-        "--modes",
-        type=_words,
+    option(what, "--repository DIR", "bundles to measure as they are", Path)
+    option(what, "--task TASK", "of the folders (default: found in their configuration)", "")
+    option(what, "--lengths N,…", "tokens (default: 8,16,32,64,128,256,512)", _numbers)
+    option(what, "--batches N,…", "default: 1,2,4,8,16,32,64", _numbers)
+    option(what, "--throughput-batches N,…", "of other dtypes and of mode throughput (default: 1,8)", _numbers)
+    option(what, "--dtypes D,…", "the first is varied most (default: float32,bfloat16)", _words)
+    option(what, "--backends B,…", "default: openvino", _words, default=("openvino",))
+    option(what, "--cores N,…", "replicas that share the machine (default: 1 and one for each CPU)", _numbers)
+    option(
+        what,
+        "--modes M,…",
+        "latency: one caller; throughput: one for each core (default: both)",
+        _words,
         default=("latency", "throughput"),
-        metavar="M,…",
-        help="latency: one caller; throughput: one for each core (default: both)",
     )
-    what.add_argument(
-        "--base-length", type=int, default=128, metavar="N", help="where batches, dtypes and cores vary (default: 128)"
-    )
-    what.add_argument(
-        "--product", action="store_true", help="every combination (default: one thing is varied at a time)"
-    )
-    what.add_argument("--quick", action="store_true", help="a look: two models, few cells, a second for each")
+    option(what, "--base-length N", "where batches, dtypes and cores vary (default: 128)", 128)
+    option(what, "--product", "every combination (default: one thing is varied at a time)", dest="is_product")
+    option(what, "--quick", "a look: two models, few cells, a second for each")
     how = parser.add_argument_group("how")
-    how.add_argument(
-        "--cell-seconds",
-        type=float,
-        metavar="S",
-        help="a cell ends after this long, with three calls at least (default: 4)",
+    option(how, "--cell-seconds S", "a cell ends after this long, with three calls at least (default: 4)", float)
+    option(how, "--calls N", "fewest calls of a cell, if its time is enough (default: 100)", int)
+    option(
+        how,
+        "--precision X",
+        "measure until the interval of p95 is within this share on either side (default: 0.05)",
+        0.05,
     )
-    how.add_argument(
-        "--calls", type=int, metavar="N", help="fewest calls of a cell, if its time is enough (default: 100)"
-    )
-    how.add_argument(
-        "--precision",
-        type=float,
-        default=0.05,
-        metavar="X",
-        help="measure until the interval of p95 is within this share on either side (default: 0.05)",
-    )
-    how.add_argument(
-        "--minutes", type=float, default=60.0, metavar="M", help="refuse to begin what takes longer (default: 60)"
-    )
-    how.add_argument("--cold-starts", type=int, metavar="N", help="starts of each model, 0 for none (default: 3)")
-    how.add_argument("--fresh", action="store_true", help="measure again what --out has from before")
-    how.add_argument(
-        "--cache",
-        type=Path,
-        default=Path("~/.cache/neuronpipe/benchmark"),
-        metavar="DIR",
-        help="where compiled models are kept (default: ~/.cache/neuronpipe/benchmark)",
+    option(how, "--minutes M", "refuse to begin what takes longer (default: 60)", 60.0)
+    option(how, "--cold-starts N", "starts of each model, 0 for none (default: 3)", int)
+    option(how, "--fresh", "measure again what --out has from before", dest="is_fresh")
+    option(
+        how,
+        "--cache DIR",
+        "where compiled models are kept (default: ~/.cache/neuronpipe/benchmark)",
+        Path("~/.cache/neuronpipe/benchmark"),
     )
     report = parser.add_argument_group("report")
-    report.add_argument("--out", type=Path, metavar="DIR", help="its folder; an interrupted run continues there")
-    report.add_argument(
-        "--prices", type=Path, metavar="FILE", help="your prices, in the form of measure/benchmark/prices.json"
-    )
-    report.add_argument(
-        "--instance", default="", metavar="TYPE", help="what this machine is (default: as it says itself)"
-    )
-    report.add_argument("--p95-ms", type=float, metavar="MS", help="with --rate: name the cheapest way to meet both")
-    report.add_argument("--rate", type=float, metavar="R", help="inputs a second")
+    option(report, "--out DIR", "its folder; an interrupted run continues there", Path)
+    option(report, "--prices FILE", "your prices, in the form of measure/benchmark/prices.json", Path)
+    option(report, "--instance TYPE", "what this machine is (default: as it says itself)", "")
+    option(report, "--p95-ms MS", "with --rate: name the cheapest way to meet both", float)
+    option(report, "--rate R", "inputs a second", float)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measures, or compares. Raises SetupError."""
-    options.verb(options)
+    """Measures. Raises SetupError.
 
-
-def _measure(options: argparse.Namespace) -> None:
-    """Exit codes: 0 done, 1 not one cell could be measured, 130 interrupted; the report is written in all cases."""
+    Exit codes: 0 done, 1 not one cell could be measured, 130 interrupted; the report is written in all cases."""
     for name, (usual, quick) in _DEFAULTS.items():
         if getattr(options, name) is None:
             setattr(options, name, quick if options.quick else usual)
@@ -148,19 +111,19 @@ def _measure(options: argparse.Namespace) -> None:
     from neuronpipe.measure.benchmark.report import warnings_of, write_report
     from neuronpipe.measure.benchmark.run import Run
 
-    run = Run(request, _say)
+    run = Run(request, say)
     code = 0
     with ending_on_sigterm():
         try:
             run.run()
         except KeyboardInterrupt:
-            _say(f"interrupted; the same command continues from {len(run.results.cells)} cells")
+            say(f"interrupted; the same command continues from {len(run.results.cells)} cells")
             code = 130
         finally:
             if run.results.cells:
                 page = write_report(run.results, costs, request.folder, goal)
                 for warning in warnings_of(run.results):
-                    _say(f"WARNING: {warning}")
+                    say(f"WARNING: {warning}")
                 print(page)
     if goal:
         table = goal_table(run.results, costs, goal)
@@ -188,30 +151,16 @@ def _request(options: argparse.Namespace) -> "RunRequest":
     for name, low, high in limits:
         if not low <= getattr(options, name) <= high:  # false for NaN too
             raise SetupError(f"--{name.replace('_', '-')} {getattr(options, name):g}: must be from {low:g} to {high:g}")
-    matrix = make_matrix(
-        MatrixRequest(
-            models=find_models(options.model, options.task.replace("-", "_"), options.repository),
-            lengths=options.lengths,
-            batches=options.batches,
-            throughput_batches=options.throughput_batches,
-            dtypes=options.dtypes,
-            backends=options.backends,
-            cores=options.cores or tuple(dict.fromkeys((1, available_cpus()))),
-            modes=options.modes,
-            base_length=options.base_length,
-            is_product=options.product,
-        )
-    )
-    return RunRequest(
-        matrix=matrix,
-        effort=Effort(seconds=options.cell_seconds, calls=options.calls, precision=options.precision),
+    models = find_models(options.model, options.task.replace("-", "_"), options.repository)
+    cores = options.cores or tuple(dict.fromkeys((1, available_cpus())))
+    return made(
+        RunRequest,
+        options,
+        matrix=make_matrix(made(MatrixRequest, options, models=models, cores=cores)),
+        effort=made(Effort, options, seconds=options.cell_seconds),
         folder=options.out,
         cache=options.cache.expanduser(),
-        minutes=options.minutes,
         command=shlex.join(["neuronpipe", *sys.argv[1:]]),
-        cold_starts=options.cold_starts,
-        base_length=options.base_length,
-        is_fresh=options.fresh,
     )
 
 
@@ -223,7 +172,7 @@ def _costs(options: argparse.Namespace) -> "Costs":
     prices = read_prices(options.prices or DEFAULT_PRICES)
     own = instance_type()
     if options.instance and options.instance not in prices.instances:
-        _say(f"WARNING: --instance {options.instance}: the prices of {prices.date} lack it; costs are left out")
+        say(f"WARNING: --instance {options.instance}: the prices of {prices.date} lack it; costs are left out")
     instance = options.instance or (own if own in prices.instances else "")
     return Costs(prices, prices.alike(available_cpus(), instance), instance or THIS_MACHINE)
 
@@ -245,7 +194,7 @@ def _compare(options: argparse.Namespace) -> None:
     before, after = read_results(options.before), read_results(options.after)
     compared = compare_results(before, after)
     for line in differences(before, after):
-        _say(f"WARNING: the runs differ in more than the code: {line}")
+        say(f"WARNING: the runs differ in more than the code: {line}")
     print_table(compared_rows(compared, options.threshold))
     worse = [one.cell.name for one in compared if one.is_regression(options.threshold)]
     print(
@@ -272,7 +221,3 @@ def _list_of(kind: Callable[[str], Any], text: str) -> tuple[Any, ...]:
     if not found:
         raise argparse.ArgumentTypeError("is empty")
     return found
-
-
-def _say(line: str) -> None:
-    print(f"neuronpipe: {line}", file=sys.stderr, flush=True)

@@ -1,13 +1,12 @@
 """`neuronpipe bundle`: signs bundles, verifies their signatures, uploads and compares them, and deletes leftovers."""
 
 import argparse
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.repository import add_repository, opened, tell_registry
-from neuronpipe.cli.terminal import ending_on_sigterm
+from neuronpipe.cli.terminal import ending_on_sigterm, option, report, subcommand
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
@@ -24,58 +23,46 @@ _MAX_GRACE_HOURS = 24 * 365 * 10
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `neuronpipe bundle`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    keygen = verbs.add_parser("keygen", help="make an ed25519 key to sign with, and its public key, in PEM form")
-    keygen.set_defaults(verb=_keygen)
-    keygen.add_argument("--key", required=True, type=Path, metavar="FILE", help="the file of the private key")
-    keygen.add_argument("--public-key", required=True, type=Path, metavar="FILE", help="the file of the public key")
-    sign = verbs.add_parser("sign", help="verify the files of bundles, and sign them")
-    sign.set_defaults(verb=_sign)
-    sign.add_argument(
-        "--key", required=True, type=Path, metavar="FILE", help="the private key, ed25519 in PEM form, no passphrase"
-    )
-    verify = verbs.add_parser("verify", help="verify the signature and every file of bundles")
-    verify.set_defaults(verb=_verify)
+    keygen = subcommand(verbs, "keygen", _keygen, "make an ed25519 key to sign with, and its public key, in PEM form")
+    option(keygen, "--key FILE", "the file of the private key", Path, required=True)
+    option(keygen, "--public-key FILE", "the file of the public key", Path, required=True)
+    sign = subcommand(verbs, "sign", _sign, "verify the files of bundles, and sign them")
+    option(sign, "--key FILE", "the private key, ed25519 in PEM form, no passphrase", Path, required=True)
+    verify = subcommand(verbs, "verify", _verify, "verify the signature and every file of bundles")
     add_trusted_keys(verify, required=True)
     for verb in (sign, verify):
-        verb.add_argument("bundles", nargs="+", type=Path, metavar="BUNDLE", help="a bundle's folder, MODEL/VERSION")
-    push = verbs.add_parser(
-        "push", help="upload bundles to a repository in a bucket; files that it has already are not sent again"
+        option(verb, "bundles BUNDLE", "a bundle's folder, MODEL/VERSION", Path, nargs="+")
+    push = subcommand(
+        verbs, "push", _push, "upload bundles to a repository in a bucket; files that it has already are not sent again"
     )
-    push.set_defaults(verb=_push)
     add_repository(push)
-    push.add_argument("--approve", action="store_true", help="approve the versions in the repository's registry")
-    push.add_argument("bundles", nargs="+", type=Path, metavar="BUNDLE", help="a bundle's folder, MODEL/VERSION")
-    collect = verbs.add_parser("gc", help="delete the files of a repository in a bucket that no version needs any more")
-    collect.set_defaults(verb=_collect_garbage)
-    add_repository(collect)
-    collect.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
-    collect.add_argument(
-        "--grace-hours",
-        type=float,
-        default=24.0,
-        metavar="HOURS",
-        help="spare files that are younger, such as those of a push that runs (default: 24)",
+    option(push, "--approve", "approve the versions in the repository's registry")
+    option(push, "bundles BUNDLE", "a bundle's folder, MODEL/VERSION", Path, nargs="+")
+    collect = subcommand(
+        verbs, "gc", _collect_garbage, "delete the files of a repository in a bucket that no version needs any more"
     )
-    diff = verbs.add_parser("diff", help="say what differs between two bundles: settings of the manifest, and files")
-    diff.set_defaults(verb=_diff)
+    add_repository(collect)
+    option(collect, "--dry-run", "only say what would be deleted")
+    option(
+        collect,
+        "--grace-hours HOURS",
+        "spare files that are younger, such as those of a push that runs (default: 24)",
+        24.0,
+    )
+    diff = subcommand(verbs, "diff", _diff, "say what differs between two bundles: settings of the manifest, and files")
     for name in ("before", "after"):
         diff.add_argument(name, type=Path, metavar=name.upper(), help="a bundle's folder, MODEL/VERSION")
 
 
 def add_trusted_keys(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     """Adds --trusted-keys."""
-    parser.add_argument(
-        "--trusted-keys",
+    option(
+        parser,
+        "--trusted-keys FILE",
+        "file or folder of ed25519 public keys in PEM form; bundles that none of them signed are refused",
+        Path,
         required=required,
-        type=Path,
-        metavar="FILE",
-        help="file or folder of ed25519 public keys in PEM form; bundles that none of them signed are refused",
     )
-
-
-def run(options: argparse.Namespace) -> None:
-    """Runs one of the commands. Raises SetupError, and RefusedBundle for the first bundle that is refused."""
-    options.verb(options)
 
 
 def _keygen(options: argparse.Namespace) -> None:
@@ -113,7 +100,7 @@ def _push(options: argparse.Namespace) -> None:
     repository = _bucket(options)
     for folder in options.bundles:
         bundle = read_bundle(folder)
-        repository.push(bundle, lambda line: print(line, file=sys.stderr))
+        repository.push(bundle, report)
         print(f"{options.repository.rstrip('/')}/{bundle.spec.name}/{bundle.spec.version}")
         if options.approve:
             signed = Signed(note="pushed with --approve")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from neuronpipe.cli.bundle import add_trusted_keys
 from neuronpipe.cli.repository import folder
+from neuronpipe.cli.terminal import option
 from neuronpipe.core.errors import InvalidInput, SetupError, Unavailable
 from neuronpipe.core.files import read_lines
 
@@ -39,42 +40,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     stats.set_defaults(verb=_stats)
     clear = verbs.add_parser("clear", help="delete what is cached in Redis")
     clear.set_defaults(verb=_clear)
-    clear.add_argument("--kind", choices=_KINDS, help="only these (default: all)")
+    option(clear, "--kind", "only these (default: all)", choices=_KINDS)
     warm = verbs.add_parser("warm", help="encode inputs and store them in Redis ahead of requests")
     warm.set_defaults(verb=_warm)
-    warm.add_argument("--repository", required=True, type=folder, metavar="DIR", help="folder of bundles")
+    option(warm, "--repository DIR", "folder of bundles", folder, required=True)
     add_trusted_keys(warm)
-    warm.add_argument("--model", required=True, metavar="M", help="the model's name")
-    warm.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
+    option(warm, "--model M", "the model's name", required=True)
+    option(warm, "--version V", "the model's version (default: the newest)", "")
     source = warm.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--texts", type=Path, metavar="FILE", help="UTF-8, one text on each line, for tasks of one text"
-    )
-    source.add_argument(
-        "--inputs",
-        type=Path,
-        metavar="FILE",
-        help="""UTF-8, one TaskInput as JSON on each line, as {"sentence_embedding": …}""",
-    )
-    warm.add_argument(
-        "--tenant", default="", metavar="T", help="the tenant that will send them, where tenants share no cache"
-    )
-    warm.add_argument(
-        "--special-tokens-in-texts", action="store_true", help="the tokenizer has the model in its setting of this name"
-    )
+    option(source, "--texts FILE", "UTF-8, one text on each line, for tasks of one text", Path)
+    option(source, "--inputs FILE", """UTF-8, one TaskInput as JSON on each line, as {"sentence_embedding": …}""", Path)
+    option(warm, "--tenant T", "the tenant that will send them, where tenants share no cache", "")
+    option(warm, "--special-tokens-in-texts", "the tokenizer has the model in its setting of this name")
     for verb in (stats, clear, warm):
-        verb.add_argument(
-            "--redis-url",
-            default=argparse.SUPPRESS,
-            metavar="URL",
-            help="Redis of the services (or NEURONPIPE_CACHE_REDIS_URL)",
-        )
-        verb.add_argument(
-            "--redis-prefix", default=argparse.SUPPRESS, metavar="P", help="their prefix (default: neuronpipe)"
-        )
-    warm.add_argument(
-        "--redis-ttl-s", default=argparse.SUPPRESS, metavar="S", help="seconds that Redis keeps them (default: a week)"
-    )
+        option(verb, "--redis-url URL", "Redis of the services (or NEURONPIPE_CACHE_REDIS_URL)", argparse.SUPPRESS)
+        option(verb, "--redis-prefix P", "their prefix (default: neuronpipe)", argparse.SUPPRESS)
+    option(warm, "--redis-ttl-s S", "seconds that Redis keeps them (default: a week)", argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 import argparse
 
 from neuronpipe.cli.serve import SERVICES, read_arguments
+from neuronpipe.cli.terminal import option
 from neuronpipe.core.errors import SetupError
 
 HELP = "check settings, models, devices and limits of a service before it starts; exits with 2 where it could not run"
@@ -11,18 +12,16 @@ EXTRA = "server"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument(
-        "--model",
-        action="append",
+    option(
+        parser,
+        "--model NAME[/VERSION]",
+        "a model that must be there; repeat it for others",
         default=[],
+        action="append",
         dest="models",
-        metavar="NAME[/VERSION]",
-        help="a model that must be there; repeat it for others",
     )
-    parser.add_argument("service", choices=SERVICES, metavar="SERVICE", help=", ".join(SERVICES))
-    parser.add_argument(
-        "settings", nargs=argparse.REMAINDER, metavar="...", help="as for `neuronpipe serve SERVICE`; see its --help"
-    )
+    option(parser, "service SERVICE", ", ".join(SERVICES), choices=SERVICES)
+    option(parser, "settings ...", "as for `neuronpipe serve SERVICE`; see its --help", nargs=argparse.REMAINDER)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -2,13 +2,15 @@
 
 import argparse
 
+from neuronpipe.cli.terminal import option
+
 HELP = "print the script by which a shell completes commands, options and the names of models"
 EXTRA = "completion"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish")
+    option(parser, "shell SHELL", "bash, zsh or fish", choices=("bash", "zsh", "fish"))
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,10 +1,10 @@
 """`neuronpipe deploy`: from a model to an endpoint."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neuronpipe.cli.terminal import made, option, report
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
@@ -24,76 +24,57 @@ _OPTIONS = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument(
-        "source", metavar="SOURCE", help="the model: an id on the Hugging Face Hub, a folder of its files, or a bundle"
-    )
+    option(parser, "source SOURCE", "the model: an id on the Hugging Face Hub, a folder of its files, or a bundle")
     add_place(parser)
-    parser.add_argument(
-        "--name", default="", help="of the endpoint, and of the model (default: the last part of SOURCE)"
+    option(parser, "--name NAME", "of the endpoint, and of the model (default: the last part of SOURCE)", "")
+    option(parser, "--task TASK", "as for `neuronpipe compile`; needed where SOURCE is not compiled here", "")
+    option(parser, "--dtype DTYPE", "as for `neuronpipe compile`", "")
+    option(parser, "--backend BACKEND", "openvino (default), neuronx or torch", "openvino")
+    option(
+        parser,
+        "--memory-mb M",
+        "serverless: memory of what runs the model, 1024 to 6144 in steps of 1024 (default with --max-concurrency: "
+        "2048)",
+        int,
     )
-    parser.add_argument(
-        "--task", default="", help="as for `neuronpipe compile`; needed where SOURCE is not compiled here"
+    option(
+        parser,
+        "--max-concurrency N",
+        "serverless: requests at once at a gateway, 1 to 200; more are refused (default with --memory-mb: 5)",
+        int,
     )
-    parser.add_argument("--dtype", default="", help="as for `neuronpipe compile`")
-    parser.add_argument("--backend", default="openvino", help="openvino (default), neuronx or torch")
-    parser.add_argument(
-        "--memory-mb",
-        type=int,
-        metavar="M",
-        help="serverless: memory of what runs the model, 1024 to 6144 in steps of 1024 (default with "
-        "--max-concurrency: 2048)",
-    )
-    parser.add_argument(
-        "--max-concurrency",
-        type=int,
-        metavar="N",
-        help="serverless: requests at once at a gateway, 1 to 200; more are refused (default with --memory-mb: 5)",
-    )
-    parser.add_argument(
-        "--min",
-        type=int,
-        default=1,
+    option(
+        parser,
+        "--min N",
+        "fewest executors, or instances (default: 1); 0: none while there are no calls",
+        1,
         dest="min_executors",
-        metavar="N",
-        help="fewest executors, or instances (default: 1); 0: none while there are no calls",
     )
-    parser.add_argument(
-        "--max", type=int, dest="max_executors", metavar="N", help="most of them (default: as --min, at least 1)"
-    )
+    option(parser, "--max N", "most of them (default: as --min, at least 1)", int, dest="max_executors")
     containers = parser.add_argument_group("for compose and kubernetes")
-    containers.add_argument(
-        "--image-prefix",
-        default="neuronpipe",
-        metavar="PREFIX",
-        help="images are PREFIX/gateway:VERSION and so on (default: neuronpipe)",
+    option(
+        containers,
+        "--image-prefix PREFIX",
+        "images are PREFIX/gateway:VERSION and so on (default: neuronpipe)",
+        "neuronpipe",
     )
-    containers.add_argument(
-        "--image-version", metavar="VERSION", help="their tag (default: the version of this program)"
-    )
-    containers.add_argument("--port", type=int, metavar="PORT", help="compose: port of 127.0.0.1 (default: 50050)")
-    containers.add_argument(
-        "--http-port", type=int, metavar="PORT", help="compose: port of 127.0.0.1 for HTTP (default: 8080)"
-    )
-    containers.add_argument(
-        "--out", type=Path, metavar="DIR", help="kubernetes: where manifests are written (default: neuronpipe-NAME)"
-    )
-    containers.add_argument(
-        "--model-image", metavar="IMAGE", help="kubernetes: compile here and push the bundle as this image"
-    )
+    option(containers, "--image-version VERSION", "their tag (default: the version of this program)")
+    option(containers, "--port PORT", "compose: port of 127.0.0.1 (default: 50050)", int)
+    option(containers, "--http-port PORT", "compose: port of 127.0.0.1 for HTTP (default: 8080)", int)
+    option(containers, "--out DIR", "kubernetes: where manifests are written (default: neuronpipe-NAME)", Path)
+    option(containers, "--model-image IMAGE", "kubernetes: compile here and push the bundle as this image")
     sagemaker = parser.add_argument_group("for sagemaker")
-    sagemaker.add_argument("--image", metavar="URI", help="the image sagemaker in ECR")
-    sagemaker.add_argument("--role", metavar="ARN", help="the execution role")
-    sagemaker.add_argument("--bucket", metavar="S3-URI", help="s3://BUCKET/PREFIX for the bundle")
-    sagemaker.add_argument("--instance-type", metavar="TYPE", help="default: ml.c5.xlarge; not of serverless endpoints")
-    sagemaker.add_argument(
-        "--asynchronous", metavar="S3-URI", help="an asynchronous endpoint, with results below s3://BUCKET/PREFIX"
-    )
+    option(sagemaker, "--image URI", "the image sagemaker in ECR")
+    option(sagemaker, "--role ARN", "the execution role")
+    option(sagemaker, "--bucket S3-URI", "s3://BUCKET/PREFIX for the bundle")
+    option(sagemaker, "--instance-type TYPE", "default: ml.c5.xlarge; not of serverless endpoints")
+    option(sagemaker, "--asynchronous S3-URI", "an asynchronous endpoint, with results below s3://BUCKET/PREFIX")
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
     """Where an endpoint is, for both commands."""
-    parser.add_argument("--to", required=True, choices=_TARGETS, metavar="PLACE", help=", ".join(_TARGETS))
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+    option(parser, "--to PLACE", ", ".join(_TARGETS), required=True, choices=_TARGETS)
+    option(parser, "--dry-run", "print what would be done, and do nothing")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -121,16 +102,12 @@ def _target(options: argparse.Namespace) -> "Target":
         name: value for name in ("memory_mb", "max_concurrency") if (value := getattr(options, name)) is not None
     }
     fewest = options.min_executors
-    endpoint = Endpoint(
+    endpoint = made(
+        Endpoint,
+        options,
         name=options.name or endpoint_name(options.source),
-        source=options.source,
-        task=options.task,
-        dtype=options.dtype,
-        backend=options.backend,
         serverless=ServerlessConfig(**serverless) if serverless else None,
-        min_executors=fewest,
         max_executors=max(fewest, 1) if options.max_executors is None else options.max_executors,
-        image_prefix=options.image_prefix,
         version=options.image_version or __version__,
     )
     return make_target(options.to, endpoint, **_options_of(options))
@@ -144,8 +121,3 @@ def _options_of(options: argparse.Namespace) -> dict[str, Any]:
         words = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in others))
         raise SetupError(f"{words}: not of --to {options.to}")
     return given
-
-
-def report(line: str) -> None:
-    """Tells people what is done; standard output has the call alone."""
-    print(line, file=sys.stderr, flush=True)

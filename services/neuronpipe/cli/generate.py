@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from neuronpipe.cli.request import add_target, complete_models, flag, tasks_of, tls_files
-from neuronpipe.cli.terminal import complete_at_file, completed_by, print_table, read_text
+from neuronpipe.cli.request import add_target, complete_models, connected, flag, tasks_of
+from neuronpipe.cli.terminal import complete_at_file, completed_by, option, print_table, read_text
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.generation_options import EARLY_STOPPING_WORDS, OPTIONS, Kind
 from neuronpipe.core.task_inputs import GENERATING, SAMPLES
@@ -45,58 +45,49 @@ _TASKS_OF_TEXTS = [task for task in GENERATING if "text" in SAMPLES[task]]
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_target(parser)
-    completed_by(parser.add_argument("--model", required=True, metavar="M", help="the model's name"), complete_models)
-    parser.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
+    completed_by(option(parser, "--model M", "the model's name", required=True), complete_models)
+    option(parser, "--version V", "the model's version (default: the newest)", "")
     given = parser.add_mutually_exclusive_group(required=True)
-    prompt = given.add_argument(
-        "--prompt", metavar="TEXT", help="the text to continue, or @FILE, or - for standard input"
-    )
+    prompt = option(given, "--prompt TEXT", "the text to continue, or @FILE, or - for standard input")
     completed_by(prompt, complete_at_file)
-    given.add_argument(
+    option(
+        given,
         "--message",
+        "instead of a prompt, a message of a chat (roles: system, user, assistant), or @FILE; several in their order",
         action="append",
         nargs=2,
         metavar=("ROLE", "TEXT"),
-        help="instead of a prompt, a message of a chat (roles: system, user, assistant), or @FILE; several in their "
-        "order",
     )
-    messages = given.add_argument(
-        "--messages",
-        metavar="JSON",
-        help="""a whole chat: '[{"role": "user", "content": "…"}]', or @FILE, or - for standard input""",
+    messages = option(
+        given,
+        "--messages JSON",
+        """a whole chat: '[{"role": "user", "content": "…"}]', or @FILE, or - for standard input""",
     )
     completed_by(messages, complete_at_file)
-    text = given.add_argument(
-        "--text", metavar="TEXT", help="the text to summarize or to translate, or @FILE, or - for standard input"
-    )
+    text = option(given, "--text TEXT", "the text to summarize or to translate, or @FILE, or - for standard input")
     completed_by(text, complete_at_file)
     for name in _LANGUAGES:
         parser.add_argument(
             f"--{name.replace('_', '-')}", metavar="LANGUAGE", help="of a translation, as the model names it"
         )
-    for name, option in OPTIONS.items():
-        help = re.sub("`([a-z_]+)`", lambda found: flag(found[1]), option.text)
-        if option.draws:
+    for name, one in OPTIONS.items():
+        help = re.sub("`([a-z_]+)`", lambda found: flag(found[1]), one.text)
+        if one.draws:
             help = f"with {flag('do_sample')}: {help}"
         if name in _OF_FILES:
             help += "; it may be @FILE"
-        parser.add_argument(flag(name), help=help, **_VALUES[option.kind])
-    parser.add_argument(
-        "--truncation",
-        choices=("error", "right", "left"),
-        default="error",
-        help="what happens to a prompt that is too long",
+        parser.add_argument(flag(name), help=help, **_VALUES[one.kind])
+    option(
+        parser, "--truncation", "what happens to a prompt that is too long", "error", choices=("error", "right", "left")
     )
-    parser.add_argument("--output", choices=("text", "json"), default="text", help="json: each message, one a line")
+    option(parser, "--output", "json: each message, one a line", "text", choices=("text", "json"))
 
 
 def run(options: argparse.Namespace) -> None:
     """Prints the text, and on standard error what it took. Raises SetupError, and the call's error."""
     from google.protobuf import json_format
 
-    from neuronpipe.client import Client
-
-    with Client(options.target, timeout_s=options.timeout_s, tls=tls_files(options)) as client:
+    with connected(options) as client:
         has_text = False
         for event in client.stream(_request(options, client)):
             if options.output == "json":

@@ -3,6 +3,7 @@
 import argparse
 
 from neuronpipe.cli.request import add_address, add_key, add_tls, parse_timeout_s, tls_files
+from neuronpipe.cli.terminal import option
 
 HELP = "ask a server for its health; exits with 0 if it is serving"
 EXTRA = ""
@@ -13,15 +14,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_address(parser, "any of the services")
     add_tls(parser)
     add_key(parser)
-    parser.add_argument(
-        "--service",
-        metavar="S",
-        help="a gRPC service of it by its full name; '' is the process alone (default: InferenceService where the "
-        "server has it)",
+    option(
+        parser,
+        "--service S",
+        "a gRPC service of it by its full name; '' is the process alone (default: InferenceService where the server "
+        "has it)",
     )
-    parser.add_argument(
-        "--timeout-s", type=parse_timeout_s, default=3.0, metavar="S", help="how long to wait, in seconds (default: 3)"
-    )
+    option(parser, "--timeout-s S", "how long to wait, in seconds (default: 3)", parse_timeout_s, default=3.0)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from neuronpipe.cli.request import add_request, add_target, example_of, has_inputs_in_texts, read_requests, tls_files
-from neuronpipe.cli.terminal import print_table
+from neuronpipe.cli.request import add_request, add_target, connected, example_of, has_inputs_in_texts, read_requests
+from neuronpipe.cli.terminal import option, print_table
 from neuronpipe.core.task_inputs import SAMPLES
 
 if TYPE_CHECKING:
@@ -27,23 +27,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_target(parser)
     add_request(parser)
-    parser.add_argument(
+    option(
+        parser,
         "--output",
+        "default: a table on a terminal, otherwise the response as JSON, of several inputs one a line",
         choices=("table", "json"),
-        help="default: a table on a terminal, otherwise the response as JSON, of several inputs one a line",
     )
-    parser.add_argument(
-        "--example", action=_ShowExample, metavar="TASK", help="print an input of that task for --json, and end"
-    )
+    option(parser, "--example TASK", "print an input of that task for --json, and end", action=_ShowExample)
 
 
 def run(options: argparse.Namespace) -> None:
     """Prints the results; exits with 1 where one of several inputs failed. Raises SetupError, and the call's error."""
     from neuronpipe.api.v1.inference_pb2 import InferOutcome
-    from neuronpipe.client import Client
 
     output = options.output or ("table" if sys.stdout.isatty() else "json")
-    with Client(options.target, timeout_s=options.timeout_s, tls=tls_files(options)) as client:
+    with connected(options) as client:
         requests = read_requests(options, client)
         if len(requests) == 1 and not has_inputs_in_texts(options):
             outcomes, indent = iter([InferOutcome(response=client.infer(requests[0]))]), 2

@@ -5,8 +5,8 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from neuronpipe.cli.request import add_request, add_target, parse_timeout_s, read_requests, tls_files
-from neuronpipe.cli.terminal import print_table, seconds
+from neuronpipe.cli.request import add_request, add_target, connected, parse_timeout_s, read_requests
+from neuronpipe.cli.terminal import option, print_table, seconds, subcommand
 from neuronpipe.core.errors import JobNotFound, SetupError
 
 if TYPE_CHECKING:
@@ -26,63 +26,46 @@ _DEAD_COLUMNS = ("JOB", "TENANT", "WORKERS", "SET ASIDE", "REQUEST ID")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `neuronpipe job`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    submit = verbs.add_parser("submit", help="submit a job, and print its name")
+    submit = subcommand(verbs, "submit", _submit, "submit a job, and print its name")
     add_target(submit)
     source = submit.add_argument_group("for inputs in an object")
-    source.add_argument("--input-uri", default="", metavar="URI", help="of each line an InferRequest as JSON")
+    option(source, "--input-uri URI", "of each line an InferRequest as JSON", "")
     add_request(submit, is_required=False)
-    submit.add_argument("--output-uri", default="", metavar="URI", help="the object to write the outcomes to")
-    submit.add_argument("--request-id", default="", metavar="ID", help="the same id again gets the same job")
-    submit.add_argument("--ttl-s", type=seconds, default=0, metavar="S", help="seconds that it gets to end")
-    submit.add_argument("--work-limit-s", type=seconds, default=0, metavar="S", help="seconds of work on one input")
-    submit.add_argument("--job-priority", choices=("high", "normal", "low"), default="normal", help="default: normal")
-    submit.add_argument("--notify", default="", metavar="URL", help="a URL to tell when it has ended")
-    submit.add_argument("--wait", action="store_true", help="wait for its end, and print its outcomes")
-    submit.set_defaults(verb=_submit)
-    show = verbs.add_parser("list", help="list the caller's jobs, the newest first")
+    option(submit, "--output-uri URI", "the object to write the outcomes to", "")
+    option(submit, "--request-id ID", "the same id again gets the same job", "")
+    option(submit, "--ttl-s S", "seconds that it gets to end", seconds, default=0)
+    option(submit, "--work-limit-s S", "seconds of work on one input", seconds, default=0)
+    option(submit, "--job-priority", "default: normal", "normal", choices=("high", "normal", "low"))
+    option(submit, "--notify URL", "a URL to tell when it has ended", "")
+    option(submit, "--wait", "wait for its end, and print its outcomes")
+    show = subcommand(verbs, "list", _list, "list the caller's jobs, the newest first")
     add_target(show)
-    show.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default: 20)")
-    show.set_defaults(verb=_list)
-    wait = verbs.add_parser("wait", help="wait for the end of a job, and print its outcomes, of each input on a line")
+    option(show, "--limit N", "how many (default: 20)", 20)
+    wait = subcommand(
+        verbs, "wait", _wait, "wait for the end of a job, and print its outcomes, of each input on a line"
+    )
     add_target(wait)
-    wait.add_argument("--limit-s", type=parse_timeout_s, metavar="S", help="how long (default: until it has ended)")
-    wait.set_defaults(verb=_wait)
-    cancel = verbs.add_parser("cancel", help="cancel a job")
+    option(wait, "--limit-s S", "how long (default: until it has ended)", parse_timeout_s)
+    cancel = subcommand(verbs, "cancel", _cancel, "cancel a job")
     add_target(cancel)
-    cancel.set_defaults(verb=_cancel)
     for verb in (wait, cancel):
-        verb.add_argument("name", metavar="JOB", help="its name, as jobs/ID")
+        option(verb, "name JOB", "its name, as jobs/ID")
     _add_dead(verbs.add_parser("dead", help="jobs that were set aside, since workers died while they had them"))
-
-
-def run(options: argparse.Namespace) -> None:
-    """Runs one of the commands. Raises SetupError, and the error of the call or of the job."""
-    options.verb(options)
 
 
 def _add_dead(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    show = verbs.add_parser("list", help="list them")
-    show.set_defaults(verb=_list_dead)
-    retry = verbs.add_parser("retry", help="let them run again")
-    retry.set_defaults(verb=_retry_dead)
-    retry.add_argument("name", nargs="+", metavar="JOB", help="their names, as jobs/ID")
+    show = subcommand(verbs, "list", _list_dead, "list them")
+    retry = subcommand(verbs, "retry", _retry_dead, "let them run again")
+    option(retry, "name JOB", "their names, as jobs/ID", nargs="+")
     for verb in (show, retry):
-        verb.add_argument(
-            "--jobs-redis-url",
-            default=argparse.SUPPRESS,
-            metavar="URL",
-            help="Redis of the jobs (or NEURONPIPE_JOB_JOBS_REDIS_URL)",
+        option(
+            verb,
+            "--jobs-redis-url URL",
+            "Redis of the jobs (or NEURONPIPE_JOB_JOBS_REDIS_URL)",
+            argparse.SUPPRESS,
         )
-        verb.add_argument(
-            "--jobs-redis-prefix", default=argparse.SUPPRESS, metavar="P", help="default: neuronpipe-jobs"
-        )
-
-
-def _client(options: argparse.Namespace) -> "Client":
-    from neuronpipe.client import Client
-
-    return Client(options.target, timeout_s=options.timeout_s, tls=tls_files(options))
+        option(verb, "--jobs-redis-prefix P", "default: neuronpipe-jobs", argparse.SUPPRESS)
 
 
 def _submit(options: argparse.Namespace) -> None:
@@ -92,7 +75,7 @@ def _submit(options: argparse.Namespace) -> None:
         raise SetupError("there is no input: give --model and its input, or --input-uri")
     if options.input_uri and options.model:
         raise SetupError("--input-uri: not with --model; each line of the object names its own")
-    with _client(options) as client:
+    with connected(options) as client:
         job = client.submit(
             [] if options.input_uri else read_requests(options, client),
             input_uri=options.input_uri,
@@ -109,17 +92,17 @@ def _submit(options: argparse.Namespace) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    with _client(options) as client:
+    with connected(options) as client:
         print_table([_COLUMNS, *map(_row, client.list_jobs(options.limit))])
 
 
 def _wait(options: argparse.Namespace) -> None:
-    with _client(options) as client:
+    with connected(options) as client:
         _print_outcomes(client, options.name, options.limit_s)
 
 
 def _cancel(options: argparse.Namespace) -> None:
-    with _client(options) as client:
+    with connected(options) as client:
         client.job(options.name).cancel()
 
 

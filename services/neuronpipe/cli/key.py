@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from neuronpipe.cli.terminal import print_table
+from neuronpipe.cli.terminal import option, print_table, subcommand
 from neuronpipe.core.errors import SetupError
 
 HELP = "make, list or revoke API keys in the file of a gateway's --api-keys"
@@ -14,28 +14,20 @@ _MAX_DAYS = 36_500
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of `neuronpipe key`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    create = verbs.add_parser("create", help="make a key, and print it once, alone on the last line")
-    create.set_defaults(verb=_create)
-    create.add_argument("--tenant", required=True, metavar="T", help="the tenant whose quota its calls count to")
-    create.add_argument("--name", default="", metavar="N", help="who uses it, for the list (default: the tenant)")
-    create.add_argument(
-        "--days", type=float, metavar="D", help="days after which it expires (default: it stays until it is revoked)"
+    create = subcommand(verbs, "create", _create, "make a key, and print it once, alone on the last line")
+    option(create, "--tenant T", "the tenant whose quota its calls count to", required=True)
+    option(create, "--name N", "who uses it, for the list (default: the tenant)", "")
+    option(create, "--days D", "days after which it expires (default: it stays until it is revoked)", float)
+    show = subcommand(verbs, "list", _list, "list the keys, without their secrets")
+    option(show, "--tenant T", "only this tenant's", "")
+    revoke = subcommand(
+        verbs, "revoke", _revoke, "take keys out of the file; a gateway stops to accept them within seconds"
     )
-    show = verbs.add_parser("list", help="list the keys, without their secrets")
-    show.set_defaults(verb=_list)
-    show.add_argument("--tenant", default="", metavar="T", help="only this tenant's")
-    revoke = verbs.add_parser("revoke", help="take keys out of the file; a gateway stops to accept them within seconds")
-    revoke.set_defaults(verb=_revoke)
     which = revoke.add_mutually_exclusive_group(required=True)
-    which.add_argument("--id", default="", metavar="ID", help="the key of this id, as `list` shows it")
-    which.add_argument("--tenant", default="", metavar="T", help="all keys of this tenant")
+    option(which, "--id ID", "the key of this id, as `list` shows it", "")
+    option(which, "--tenant T", "all keys of this tenant", "")
     for verb in (create, show, revoke):
-        verb.add_argument("--api-keys", required=True, type=Path, metavar="FILE", help="the file of the keys")
-
-
-def run(options: argparse.Namespace) -> None:
-    """Runs one of the commands. Raises SetupError."""
-    options.verb(options)
+        option(verb, "--api-keys FILE", "the file of the keys", Path, required=True)
 
 
 def _create(options: argparse.Namespace) -> None:

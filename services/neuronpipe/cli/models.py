@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from neuronpipe.cli.request import add_target, tasks_of, tls_files
+from neuronpipe.cli.request import add_target, connected, tasks_of
 from neuronpipe.cli.terminal import print_table
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Prints a line for each version of each model, and what is wrong with any. Raises the errors of the call."""
-    from neuronpipe.client import Client
-
-    with Client(options.target, timeout_s=options.timeout_s, tls=tls_files(options)) as client:
+    with connected(options) as client:
         models = client.list_models()
     print_table([_COLUMNS, *map(_row, models)])
     for model in models:

@@ -8,19 +8,21 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from neuronpipe.cli.bundle import add_trusted_keys
-from neuronpipe.cli.promote import add_promotion, promote
-from neuronpipe.cli.registry_store import add_store, store_of
-from neuronpipe.cli.repository import copied, folder, opened, share, tell_registry
-from neuronpipe.cli.terminal import ending_on_sigterm, print_table
+from neuronpipe.cli.repository import GatewayRegistry, add_store, copied, folder, opened, share, store_of, tell_registry
+from neuronpipe.cli.request import tls_files
+from neuronpipe.cli.terminal import ending_on_sigterm, made, option, print_table, report, seconds, subcommand
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.registry import Operation, RegisteredVersion, Registry, Signed
     from neuronpipe.bundles.repository import Bundle
+    from neuronpipe.measure.promotion import Numbers
 
 HELP = "approve versions of models, name them, and distribute requests among them"
 EXTRA = "server"
@@ -28,6 +30,8 @@ EXTRA = "server"
 _COLUMNS = ("MODEL", "VERSION", "APPROVAL", "ALIASES", "SHARE", "SHADOW", "AGREEMENT", "DIGEST", "NOTE")
 _HISTORY_COLUMNS = ("REVISION", "TIME", "AUTHOR", "MODEL", "CHANGE")
 _SHOWN = 12
+# Between two looks at the metrics: front processes report once a second.
+_LOOKS, _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 20, 1.0, 10.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,75 +39,72 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def verb(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
-        added = verbs.add_parser(name, help=text)
-        added.set_defaults(verb=run)
+        added = subcommand(verbs, name, run, text)
         add_store(added)
         return added
 
     def change(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
         added = verb(name, run, text)
-        added.add_argument("--author", help="who makes the change (default: the name of this user)")
-        added.add_argument("--note", default="", help="why, for the history")
-        added.add_argument("model", metavar="MODEL", help="the model's name")
+        option(added, "--author AUTHOR", "who makes the change (default: the name of this user)")
+        option(added, "--note NOTE", "why, for the history", "")
+        option(added, "model MODEL", "the model's name")
         return added
 
     verb("list", _list, "list every version of every model")
-    verb("show", _show, "print what is registered of a model, as JSON").add_argument(
-        "model", metavar="MODEL", help="the model's name"
+    option(verb("show", _show, "print what is registered of a model, as JSON"), "model MODEL", "the model's name")
+    option(
+        verb("history", _history, "list every change, the newest last"),
+        "model MODEL",
+        "of this model only",
+        "",
+        nargs="?",
     )
-    verb("history", _history, "list every change, the newest last").add_argument(
-        "model", nargs="?", default="", metavar="MODEL", help="of this model only"
+    approve = change(
+        "approve", partial(_decide, approves=True), "allow a version to be served; a model's first one becomes stable"
     )
-    approve = change("approve", _approve, "allow a version to be served; a model's first one becomes stable")
     add_trusted_keys(approve)
-    reject = change("reject", _reject, "forbid a version, and take its aliases and shares away")
-    for decision in (approve, reject):
-        decision.add_argument("version", type=int, metavar="VERSION", help="the version's number")
-    alias = change("alias", _alias, "give a version a name, or the name another version")
-    alias.add_argument("alias", metavar="ALIAS", help="the name, such as stable or canary")
-    alias.add_argument("version", metavar="VERSION", help="the version's number; none: remove the alias")
-    route = change("route", _route, "distribute the requests that name no version")
-    route.add_argument(
-        "shares",
-        nargs="*",
-        metavar="TARGET=SHARE",
-        help="an alias or a version, and its share, as in stable=95 canary=5; none: all for stable",
+    reject = change(
+        "reject", partial(_decide, approves=False), "forbid a version, and take its aliases and shares away"
     )
-    route.add_argument(
-        "--shadow",
-        metavar="TARGET=PERCENT",
-        help="an alias or a version, and the percentage of these requests that are copied to it and whose results are "
+    for decision in (approve, reject):
+        option(decision, "version VERSION", "the version's number", int)
+    alias = change("alias", _alias, "give a version a name, or the name another version")
+    option(alias, "alias ALIAS", "the name, such as stable or canary")
+    option(alias, "version VERSION", "the version's number; none: remove the alias")
+    route = change("route", _route, "distribute the requests that name no version")
+    option(
+        route,
+        "shares TARGET=SHARE",
+        "an alias or a version, and its share, as in stable=95 canary=5; none: all for stable",
+        nargs="*",
+    )
+    option(
+        route,
+        "--shadow TARGET=PERCENT",
+        "an alias or a version, and the percentage of these requests that are copied to it and whose results are "
         "dropped, such as canary=10; none: no copies",
     )
     change("load", _load, "serve a model that was unloaded, by the names and shares that it has")
     change("unload", _unload, "serve no version of a model; its names and shares stay")
     promote = change("promote", _promote, "move a version up in steps, and back by itself when a guard fails")
-    add_promotion(promote)
-    imported = verbs.add_parser("import", help="compile a version of another registry, as a version to approve")
-    imported.set_defaults(verb=_import)
-    imported.add_argument(
-        "--repository", required=True, type=folder, metavar="DIR", help="folder of bundles to write to"
-    )
-    imported.add_argument("source", choices=["mlflow"], help="the other registry")
-    imported.add_argument("registered", metavar="MODEL", help="NAME for its newest version, NAME/VERSION or NAME@ALIAS")
-    imported.add_argument("--tracking-uri", default="", metavar="URI", help="MLflow's (default: MLFLOW_TRACKING_URI)")
-    imported.add_argument("--name", help="the model's name in requests (default: its name there)")
-    imported.add_argument("--task", default="", help="what to compile for (default: found in its configuration)")
-    imported.add_argument("--backend", default="openvino", help="openvino (default), neuronx, torch or fake")
-    imported.add_argument("--dtype", default="", help="as of `neuronpipe compile`")
-    imported.add_argument("--approve", action="store_true", help="approve the version; else it is pending")
-    imported.add_argument("--author", help="who makes the change (default: the name of this user)")
+    _add_promotion(promote)
+    imported = subcommand(verbs, "import", _import, "compile a version of another registry, as a version to approve")
+    option(imported, "--repository DIR", "folder of bundles to write to", folder, required=True)
+    option(imported, "source", "the other registry", choices=["mlflow"])
+    option(imported, "registered MODEL", "NAME for its newest version, NAME/VERSION or NAME@ALIAS")
+    option(imported, "--tracking-uri URI", "MLflow's (default: MLFLOW_TRACKING_URI)", "")
+    option(imported, "--name NAME", "the model's name in requests (default: its name there)")
+    option(imported, "--task TASK", "what to compile for (default: found in its configuration)", "")
+    option(imported, "--backend BACKEND", "openvino (default), neuronx, torch or fake", "openvino")
+    option(imported, "--dtype DTYPE", "as of `neuronpipe compile`", "")
+    option(imported, "--approve", "approve the version; else it is pending")
+    option(imported, "--author AUTHOR", "who makes the change (default: the name of this user)")
     rollback = change("rollback", _rollback, "set aliases and shares back to what they were before their last change")
-    rollback.add_argument("--to", type=int, metavar="REVISION", help="to what they were after this revision")
-
-
-def run(options: argparse.Namespace) -> None:
-    """Runs one of the commands. Raises SetupError."""
-    options.verb(options)
+    option(rollback, "--to REVISION", "to what they were after this revision", int)
 
 
 def _list(options: argparse.Namespace) -> None:
-    registry = store_of(options).read()
+    registry = store_of(options).read_registry()
     if not registry.revision:
         print(f"{options.repository or options.target} has no registry: the newest version of each model is served")
     found = opened(options).bundles() if options.repository else []
@@ -140,7 +141,7 @@ def _agreement(version: "RegisteredVersion | None") -> str:
 
 
 def _show(options: argparse.Namespace) -> None:
-    registry = store_of(options).read()
+    registry = store_of(options).read_registry()
     if options.model not in registry.models:
         raise SetupError(f"model {options.model!r} is not registered; registered are: {', '.join(registry.models)}")
     print(json.dumps(registry.models[options.model].model_dump(mode="json"), indent=2))
@@ -149,22 +150,26 @@ def _show(options: argparse.Namespace) -> None:
 def _history(options: argparse.Namespace) -> None:
     changes = [
         (str(one.revision), f"{one.time:%Y-%m-%d %H:%M:%S}", one.author, one.model, one.action)
-        for one in store_of(options).read().history
+        for one in store_of(options).read_registry().history
         if options.model in ("", one.model)
     ]
     print_table([_HISTORY_COLUMNS, *changes])
 
 
-def _approve(options: argparse.Namespace) -> None:
-    _decide(options, approves=True)
-
-
-def _reject(options: argparse.Namespace) -> None:
-    _decide(options, approves=False)
-
-
 def _decide(options: argparse.Namespace, *, approves: bool) -> None:
-    decided = store_of(options).decide(options.model, options.version, _signed(options), approves=approves)
+    from neuronpipe.bundles.sources import approve_version, reject_version
+    from neuronpipe.core.items import ModelKey
+
+    store, signed = store_of(options), _signed(options)
+    if isinstance(store, GatewayRegistry):
+        decided = store.decide(options.model, options.version, signed, approves=approves)
+    else:
+        key = ModelKey(options.model, options.version)
+        if approves:
+            operation = approve_version(store, key, options.trusted_keys, signed)
+        else:
+            operation = reject_version(store, key, signed)
+        decided = store.change_registry(operation, signed)
     tell_registry(decided, options.model)
 
 
@@ -191,17 +196,11 @@ def _import(options: argparse.Namespace) -> None:
 
     name = options.name or re.split("[/@]", options.registered)[0]
     with ending_on_sigterm(), tempfile.TemporaryDirectory(prefix="neuronpipe-") as scratch:
-        found = fetch_mlflow_model(options.registered, options.tracking_uri, Path(scratch))
-        request = CompileRequest(
-            source=str(found.folder),
-            task=options.task.replace("-", "_"),
-            repository=options.repository,
-            name=name,
-            backend=options.backend,
-            dtype=options.dtype,
-        )
-        bundle = compile_bundle(request, lambda line: print(line, file=sys.stderr, flush=True))
-    note = f"imported from {found.origin}"
+        folder, origin = fetch_mlflow_model(options.registered, options.tracking_uri, Path(scratch))
+        task = options.task.replace("-", "_")
+        request = made(CompileRequest, options, source=str(folder), task=task, name=name)
+        bundle = compile_bundle(request, report)
+    note = f"imported from {origin}"
     signed = Signed(options.author, note) if options.author else Signed(note=note)
 
     def decide(registry: "Registry") -> "Registry":
@@ -234,9 +233,72 @@ def _target_and_share(text: str) -> tuple[str, float]:
     raise SetupError(f"TARGET=SHARE {text!r}: must be an alias or a version and a number, as in canary=5")
 
 
+def _add_promotion(parser: argparse.ArgumentParser) -> None:
+    """The options of `promote`."""
+    option(parser, "version TARGET", "the alias or version to promote, as canary")
+    option(
+        parser,
+        "--guard NAME=LIMIT",
+        "p99=1.2: answers take at most 1.2 times as long as stable's; p99=300ms: at most that long with either "
+        "version; errors=0.1%%: at most that share of requests more fails; agreement=0.99: copies of requests agree "
+        "so far; can be repeated",
+        action="append",
+        required=True,
+    )
+    option(
+        parser,
+        "--metrics URL",
+        "the page of the metrics of a gateway, as http://127.0.0.1:9464/metrics; repeated for each gateway",
+        action="append",
+        required=True,
+    )
+    option(parser, "--steps PERCENT,…", "percentages of the requests (default: 5,25,50,100)", "5,25,50,100")
+    option(parser, "--for TIME", "of each step (default: 10m)", seconds, default="10m", dest="step_s")
+    option(parser, "--requests N", "a step continues until each version has answered N requests (default: 100)", 100)
+
+
 def _promote(options: argparse.Namespace) -> None:
+    """Promotes a version, or exits with 1 where a guard failed. Raises SetupError."""
+    from neuronpipe.measure.promotion import INSTRUMENTS, Guard, GuardFailed, Plan, Promotion
+    from neuronpipe.platform.telemetry.prometheus import scrape
+    from neuronpipe.platform.tls import watched_tls
+    from neuronpipe.rpc.client import key_metadata
+
     store = store_of(options)
-    promote(options, store.read(), store.change, _signed(options))
+    registry = store.read_registry()
+    if options.requests < 1:
+        raise SetupError("--requests: must be 1 or more")
+    plan = Plan(
+        model=options.model,
+        target=options.version,
+        guards=[Guard.parse(text) for text in options.guard],
+        steps=_percentages(options.steps),
+        step_s=options.step_s,
+        least=options.requests,
+        look_s=min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, options.step_s / _LOOKS)),
+    )
+    plain = [urlsplit(url).netloc for url in options.metrics if not url.startswith("https:")]
+    files, key = tls_files(options), key_metadata(target=",".join(plain), is_encrypted=not plain)
+    tls = watched_tls(files, "client").value.context if files else None
+
+    def read() -> "list[Numbers]":
+        return [scrape(url, INSTRUMENTS, key, tls) for url in options.metrics]
+
+    read()  # before anything changes
+    run = Promotion(plan, store.change_registry, read, lambda line: print(line, flush=True), _signed(options))
+    with ending_on_sigterm():
+        try:
+            run.run(registry)
+        except GuardFailed as failure:
+            print(f"neuronpipe: {options.version} is moved back: {failure}", file=sys.stderr)
+            sys.exit(1)
+
+
+def _percentages(text: str) -> list[float]:
+    try:
+        return [float(one) for one in text.split(",")]
+    except ValueError:
+        raise SetupError(f"--steps {text!r}: must be percentages with commas, as in 5,25,50,100") from None
 
 
 def _rollback(options: argparse.Namespace) -> None:
@@ -244,7 +306,7 @@ def _rollback(options: argparse.Namespace) -> None:
 
 
 def _change(options: argparse.Namespace, operation: "Operation") -> None:
-    tell_registry(store_of(options).change(operation, _signed(options)), options.model)
+    tell_registry(store_of(options).change_registry(operation, _signed(options)), options.model)
 
 
 def _signed(options: argparse.Namespace) -> "Signed":

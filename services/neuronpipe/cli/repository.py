@@ -1,27 +1,37 @@
-"""The repository of a command: its options, and what is said of its registry."""
+"""The repository of a command, and the registry, in it or at a gateway: their options, and what is said of them."""
 
 import argparse
+import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from neuronpipe.cli.request import add_key, add_tls, parse_target, tls_files
+from neuronpipe.cli.terminal import option
+from neuronpipe.core.errors import ChangeRefused, SetupError
 
 if TYPE_CHECKING:
-    from neuronpipe.bundles.registry import RegisteredModel, Registry
+    from neuronpipe.api.v1.registry_pb2 import ChangeRegistryRequest
+    from neuronpipe.bundles.registry import Operation, RegisteredModel, Registry, Signed
     from neuronpipe.bundles.sources import Repository
+    from neuronpipe.platform.tls import TlsFiles
+
+_LIMIT_S = 30.0
+# Between reading and writing others may write; so often the change is made anew.
+_ATTEMPTS = 10
 
 
 def add_repository(
     parser: argparse.ArgumentParser, instead_of: "argparse._MutuallyExclusiveGroup | None" = None
 ) -> None:
     """Adds --repository and --endpoint. `instead_of`: the group of what may be given in place of a repository."""
-    (instead_of or parser).add_argument(
-        "--repository", required=not instead_of, metavar="DIR", help="the folder of bundles, or s3://BUCKET/PREFIX"
+    option(
+        instead_of or parser,
+        "--repository DIR",
+        "the folder of bundles, or s3://BUCKET/PREFIX",
+        required=not instead_of,
     )
-    parser.add_argument(
-        "--endpoint",
-        default="",
-        metavar="URL",
-        help="for s3://: the object store's (default: AWS_ENDPOINT_URL, or AWS)",
-    )
+    option(parser, "--endpoint URL", "for s3://: the object store's (default: AWS_ENDPOINT_URL, or AWS)", "")
 
 
 def folder(text: str) -> Path:
@@ -63,3 +73,90 @@ def copied(model: "RegisteredModel", number: int) -> str:
     """The share of the requests that are copied to a version, as a percentage; empty where none are."""
     shadow = model.declared.shadow
     return f"{100 * shadow[1]:.3g} %" if shadow and shadow[0] == number else ""
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that store_of reads."""
+    place = parser.add_mutually_exclusive_group(required=True)
+    add_repository(parser, place)
+    option(place, "--target HOST:PORT", "a gateway that runs with --registry-service", parse_target)
+    add_tls(parser)
+    add_key(parser)
+
+
+def store_of(options: argparse.Namespace) -> "Repository | GatewayRegistry":
+    """Where the options say that the registry is. Raises SetupError."""
+    return GatewayRegistry(options.target, tls_files(options)) if options.target else opened(options)
+
+
+class GatewayRegistry:
+    """A registry at a gateway: what the caller's tenant may see of it. Raises SetupError and NeuronpipeError."""
+
+    def __init__(self, target: str, tls: "TlsFiles | None") -> None:
+        self._target = target
+        self._tls = tls
+
+    def read_registry(self) -> "Registry":
+        """What is registered; of revision 0 for nothing."""
+        from neuronpipe.api.v1.registry_pb2 import GetRegistryRequest
+
+        return asyncio.run(self._ask(lambda stub, **options: stub.GetRegistry(GetRegistryRequest(), **options)))
+
+    def change_registry(self, operation: "Operation", signed: "Signed") -> "Registry":
+        """Makes the change here, and has the gateway write it where nobody else has written meanwhile."""
+        from neuronpipe.api.v1.registry_pb2 import ChangeRegistryRequest, RouteShare, Routing, SetAlias, Shadow
+
+        for attempt in range(_ATTEMPTS):
+            present = self.read_registry()
+            changes = [one for one in operation(present).history if one.revision > present.revision]
+            change = changes[-1]
+            route = [RouteShare(target=target, share=share) for target, share in change.route.items()]
+            aliases = [SetAlias(alias=alias, version=version) for alias, version in change.aliases.items()]
+            routing = Routing(aliases=aliases, route=route, is_unloaded=change.is_unloaded)
+            if change.shadow:
+                routing.shadow.CopyFrom(Shadow(target=change.shadow.target, percent=change.shadow.percent))
+            # The action has the note.
+            request = ChangeRegistryRequest(
+                model=change.model,
+                author=signed.author,
+                routing=routing,
+                action=", ".join(one.action for one in changes),
+                if_revision=present.revision,
+            )
+            try:
+                return self._change(request)
+            except ChangeRefused:
+                if attempt + 1 == _ATTEMPTS or self.read_registry().revision == present.revision:
+                    raise
+        raise AssertionError
+
+    def decide(self, name: str, version: int, signed: "Signed", *, approves: bool) -> "Registry":
+        """Approves or rejects a version."""
+        from neuronpipe.api.v1.registry_pb2 import ChangeRegistryRequest
+
+        request = ChangeRegistryRequest(model=name, note=signed.note, author=signed.author)
+        setattr(request, "approve" if approves else "reject", version)
+        return self._change(request)
+
+    def _change(self, request: "ChangeRegistryRequest") -> "Registry":
+        return asyncio.run(self._ask(lambda stub, **options: stub.ChangeRegistry(request, **options)))
+
+    async def _ask(self, ask: Callable[..., Awaitable[Any]]) -> "Registry":
+        import grpc
+
+        from neuronpipe.api.v1.registry_pb2_grpc import RegistryServiceStub
+        from neuronpipe.bundles.registry import Registry
+        from neuronpipe.rpc.client import Connection, error_of, key_metadata
+
+        key = key_metadata(target=self._target, is_encrypted=self._tls is not None)
+        connection = Connection(self._target, RegistryServiceStub, tls=self._tls)
+        try:
+            with connection.use() as stub:
+                answer = await ask(stub, timeout=_LIMIT_S, metadata=key)
+        except grpc.aio.AioRpcError as failure:
+            if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise SetupError(f"--target {self._target}: the gateway runs without --registry-service") from failure
+            raise error_of(failure) from failure
+        finally:
+            await connection.close()
+        return Registry.model_validate_json(answer.registry_json)

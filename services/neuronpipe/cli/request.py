@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from neuronpipe.cli.terminal import complete_at_file, completed_by, read_bytes, read_lines, read_text, seconds
+from neuronpipe.cli.terminal import complete_at_file, completed_by, option, read_bytes, read_lines, read_text, seconds
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.core.task_inputs import FIELDS, NEEDED, SAMPLES, Kind
@@ -34,16 +34,9 @@ _REPEATED = ("text", "image")
 
 def add_tls(parser: argparse.ArgumentParser) -> None:
     """Adds the options that tls_files reads."""
-    parser.add_argument(
-        "--tls-ca",
-        default="",
-        metavar="FILE",
-        help="connect by TLS; the authorities of the server's certificate, in PEM form",
-    )
-    parser.add_argument(
-        "--tls-certificate", default="", metavar="FILE", help="the certificate to show the server, in PEM form"
-    )
-    parser.add_argument("--tls-key", default="", metavar="FILE", help="the private key of --tls-certificate")
+    option(parser, "--tls-ca FILE", "connect by TLS; the authorities of the server's certificate, in PEM form", "")
+    option(parser, "--tls-certificate FILE", "the certificate to show the server, in PEM form", "")
+    option(parser, "--tls-key FILE", "the private key of --tls-certificate", "")
 
 
 def tls_files(options: argparse.Namespace) -> "TlsFiles | None":
@@ -58,11 +51,11 @@ def tls_files(options: argparse.Namespace) -> "TlsFiles | None":
 
 def add_key(parser: argparse.ArgumentParser) -> None:
     """Adds --api-key-file. A key itself is never an option: other users of a machine see its command lines."""
-    parser.add_argument(
-        "--api-key-file",
-        type=Path,
-        metavar="FILE",
-        help="file of the API key or token to call with (default: the variable NEURONPIPE_API_KEY)",
+    option(
+        parser,
+        "--api-key-file FILE",
+        "file of the API key or token to call with (default: the variable NEURONPIPE_API_KEY)",
+        Path,
     )
 
 
@@ -93,12 +86,12 @@ def complete_models(parsed_args: argparse.Namespace, **_: object) -> list[str]:
 
 def add_address(parser: argparse.ArgumentParser, meaning: str) -> None:
     """Adds --target."""
-    parser.add_argument(
-        "--target",
+    option(
+        parser,
+        "--target HOST:PORT",
+        f"{meaning} (default: the variable {_TARGET_VARIABLE}, or else {_DEFAULT_TARGET})",
+        parse_target,
         default=os.environ.get(_TARGET_VARIABLE) or _DEFAULT_TARGET,
-        type=parse_target,
-        metavar="HOST:PORT",
-        help=f"{meaning} (default: the variable {_TARGET_VARIABLE}, or else {_DEFAULT_TARGET})",
     )
 
 
@@ -107,32 +100,39 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     add_address(parser, "the gateway")
     add_tls(parser)
     add_key(parser)
-    parser.add_argument(
-        "--timeout-s",
-        type=parse_timeout_s,
+    option(
+        parser,
+        "--timeout-s S",
+        f"deadline in seconds, at most {_MAX_TIMEOUT_S:,} (default: 30)",
+        parse_timeout_s,
         default=30.0,
-        metavar="S",
-        help=f"deadline in seconds, at most {_MAX_TIMEOUT_S:,} (default: 30)",
     )
 
 
 def add_request(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
     """Adds the options that read_requests reads."""
-    model = parser.add_argument("--model", required=is_required, metavar="M", help="the model's name")
+    model = option(parser, "--model M", "the model's name", required=is_required)
     completed_by(model, complete_models)
-    parser.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
-    parser.add_argument(
-        "--task",
+    option(parser, "--version V", "the model's version (default: the newest)", "")
+    option(
+        parser,
+        "--task TASK",
+        "the task of the input (default: the first of the model's that takes these flags)",
         choices=[task.replace("_", "-") for task in NEEDED],
-        metavar="TASK",
-        help="the task of the input (default: the first of the model's that takes these flags)",
     )
-    parser.add_argument(
-        "--json",
-        metavar="INPUT",
-        help="""instead of other flags: a TaskInput, such as '{"sentence-embedding": {"text": "…"}}', or @FILE, or -""",
+    option(
+        parser,
+        "--json INPUT",
+        """instead of other flags: a TaskInput, such as '{"sentence-embedding": {"text": "…"}}', or @FILE, or -""",
     )
     add_input_flags(parser)
+
+
+def connected(options: argparse.Namespace) -> "Client":
+    """The client of the gateway that add_target's options name. Raises SetupError."""
+    from neuronpipe.client import Client
+
+    return Client(options.target, timeout_s=options.timeout_s, tls=tls_files(options))
 
 
 def read_requests(options: argparse.Namespace, client: "Client") -> "list[InferRequest]":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from neuronpipe.cli.repository import folder
+from neuronpipe.cli.terminal import option, report
 from neuronpipe.core.errors import SetupError
 
 HELP = "compile a model, unless it is compiled, and serve it on this machine over gRPC and HTTP"
@@ -27,25 +28,20 @@ _UNTOLD = ("computed", "stopped")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("source", metavar="MODEL", help="local folder of a model, or its id on the Hugging Face Hub")
-    parser.add_argument("--task", default="", help="as in `neuronpipe compile` (default: found in its configuration)")
-    parser.add_argument("--dtype", default="", help="as in `neuronpipe compile`, such as bfloat16 or int8")
-    parser.add_argument("--backend", default="openvino", help="openvino (default) or torch")
-    parser.add_argument("--name", default="", help="the model's name in requests (default: the last part of MODEL)")
-    parser.add_argument(
-        "--repository",
-        type=folder,
-        metavar="DIR",
-        help=f"where the compiled model is kept (default: a folder for this model in {_CACHE})",
+    option(parser, "source MODEL", "local folder of a model, or its id on the Hugging Face Hub")
+    option(parser, "--task TASK", "as in `neuronpipe compile` (default: found in its configuration)", "")
+    option(parser, "--dtype DTYPE", "as in `neuronpipe compile`, such as bfloat16 or int8", "")
+    option(parser, "--backend BACKEND", "openvino (default) or torch", "openvino")
+    option(parser, "--name NAME", "the model's name in requests (default: the last part of MODEL)", "")
+    option(
+        parser,
+        "--repository DIR",
+        f"where the compiled model is kept (default: a folder for this model in {_CACHE})",
+        folder,
     )
-    parser.add_argument(
-        "--listen", default="127.0.0.1:50050", metavar="HOST:PORT", help="address of gRPC (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--http-listen",
-        default="127.0.0.1:8080",
-        metavar="HOST:PORT",
-        help="address of HTTP and of the console (default: %(default)s)",
+    option(parser, "--listen HOST:PORT", "address of gRPC (default: %(default)s)", "127.0.0.1:50050")
+    option(
+        parser, "--http-listen HOST:PORT", "address of HTTP and of the console (default: %(default)s)", "127.0.0.1:8080"
     )
 
 
@@ -74,9 +70,9 @@ def run(options: argparse.Namespace) -> None:
             elif event == "ready":
                 _tell(name, bundle.spec.task, addresses["listening"], addresses["listening for HTTP"])
             elif event == "draining":
-                _say("stopping: finishing the requests in flight; press Ctrl-C again to end at once")
+                report("stopping: finishing the requests in flight; press Ctrl-C again to end at once")
             elif event not in _UNTOLD:
-                _say(line.rstrip())
+                report(line.rstrip())
     if service.returncode:
         sys.exit(service.returncode)
 
@@ -130,9 +126,9 @@ def _read(line: str) -> dict[str, str]:
 
 def _tell(name: str, task: str, grpc: str, http: str) -> None:
     """Where the model is served, and a first request."""
-    _say(f"\n{name} ({task.replace('_', '-')}) is served; Ctrl-C ends it.\n")
-    _say(f"  gRPC     {grpc}\n  HTTP     http://{http}\n  console  http://{http}/\n")
-    _say(f"Try it:\n\n  {first_request(name, task, http)}\n")
+    report(f"\n{name} ({task.replace('_', '-')}) is served; Ctrl-C ends it.\n")
+    report(f"  gRPC     {grpc}\n  HTTP     http://{http}\n  console  http://{http}/\n")
+    report(f"Try it:\n\n  {first_request(name, task, http)}\n")
 
 
 def first_request(name: str, task: str, http: str) -> str:
@@ -156,7 +152,3 @@ def first_request(name: str, task: str, http: str) -> str:
                 place[last] = sample[ours]
     data = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
     return f"curl http://{http}{path} -H 'content-type: application/json' -d '{data}'"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

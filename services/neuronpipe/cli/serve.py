@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from neuronpipe.cli.terminal import CommandParser
+from neuronpipe.cli.terminal import CommandParser, option
 from neuronpipe.core.errors import RefusedBundle, SetupError
 
 if TYPE_CHECKING:
@@ -66,10 +66,8 @@ _SWITCH_S = 0.0005
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("service", choices=SERVICES, metavar="SERVICE", help=", ".join(SERVICES))
-    parser.add_argument(
-        "settings", nargs=argparse.REMAINDER, metavar="...", help="see `neuronpipe serve SERVICE --help`"
-    )
+    option(parser, "service SERVICE", ", ".join(SERVICES), choices=SERVICES)
+    option(parser, "settings ...", "see `neuronpipe serve SERVICE --help`", nargs=argparse.REMAINDER)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -3,17 +3,19 @@
 import argparse
 import contextlib
 import difflib
-import errno
-import os
+import inspect
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.files import files_told
 from neuronpipe.core.units import in_unit
+
+KindT = TypeVar("KindT")
 
 # As argparse writes it.
 _INVALID_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
@@ -46,6 +48,51 @@ class CommandParser(argparse.ArgumentParser):
         near = {flag: difflib.get_close_matches(flag, known, 1) for flag in misspelt}
         hints = "".join(f"; {flag}: did you mean {found[0]}?" for flag, found in near.items() if found)
         self.exit(2, f"usage: {self.prog} [options]; see {self.prog} --help\n{self.prog}: error: {message}{hints}\n")
+
+
+def option(
+    place: "argparse._ActionsContainer", usage: str, text: str, value: Any = str, **settings: Any
+) -> argparse.Action:
+    """Adds an option, or an argument without a flag, to a parser or a group of one.
+
+    `usage`: its name, and what stands for its value, as `--rate R`; without that it is a switch. `value`: its type, or
+    its default, which is of its type. `settings`: see argparse.
+    """
+    name, _, metavar = usage.partition(" ")
+    if metavar:
+        settings["metavar"] = metavar
+    elif name.startswith("--") and not settings.keys() & {"action", "choices", "metavar"}:
+        return place.add_argument(name, help=text, action="store_true", **settings)
+    if callable(value):
+        settings["type"] = value
+    else:
+        settings |= {"default": value, "type": Path if isinstance(value, Path) else type(value)}
+    return place.add_argument(name, help=text, **settings)
+
+
+def made(kind: type[KindT], options: argparse.Namespace, **others: Any) -> KindT:
+    """An object of a class that takes options by their names; `others` are those that are not as they were given."""
+    taken = {name: getattr(options, name) for name in inspect.signature(kind).parameters if hasattr(options, name)}
+    return kind(**taken | others)
+
+
+def subcommand(
+    commands: "argparse._SubParsersAction[Any]", name: str, run: Callable[[argparse.Namespace], None], text: str
+) -> argparse.ArgumentParser:
+    """Adds a command of a command, and what it runs."""
+    added: argparse.ArgumentParser = commands.add_parser(name, help=text)
+    added.set_defaults(run=run)
+    return added
+
+
+def report(line: str) -> None:
+    """Tells people what is done; standard output has results alone."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def say(line: str) -> None:
+    """Tells people something about the command, as errors are told."""
+    report(f"neuronpipe: {line}")
 
 
 def seconds(text: str) -> float:
@@ -107,10 +154,8 @@ def read_lines(values: Sequence[str], flag: str) -> list[str]:
 
 def read_bytes(file: str, flag: str) -> bytes:
     """The content of a file, or of standard input, which - stands for. Raises SetupError."""
-    try:
+    with files_told(f"{flag} {file}: cannot be read"):
         return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    except OSError as error:
-        raise SetupError(f"{flag} {file}: cannot be read: {os.strerror(error.errno or errno.EIO)}") from error
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from neuronpipe.cli.request import add_request, add_target, read_requests, tls_files
+from neuronpipe.cli.request import add_request, add_target, connected, read_requests, tls_files
+from neuronpipe.cli.terminal import option
 from neuronpipe.core.errors import SetupError
 
 HELP = "send one request and show its trace; the server needs --kept-traces"
@@ -14,21 +15,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_target(parser)
     add_request(parser)
-    parser.add_argument(
-        "--warm-up", type=int, default=3, metavar="N", help="requests sent before the one that is shown (default: 3)"
-    )
-    parser.add_argument(
-        "--otlp", type=Path, metavar="FILE", help="write the spans as OTLP JSON, which Jaeger's page can load"
-    )
+    option(parser, "--warm-up N", "requests sent before the one that is shown (default: 3)", 3)
+    option(parser, "--otlp FILE", "write the spans as OTLP JSON, which Jaeger's page can load", Path)
 
 
 def run(options: argparse.Namespace) -> None:
     """Prints the waterfall. Raises SetupError, and the request's error once its trace is shown."""
-    from neuronpipe.client import Client
     from neuronpipe.measure.waterfall import sample
 
-    tls = tls_files(options)
-    with Client(options.target, timeout_s=options.timeout_s, tls=tls) as client:
+    with connected(options) as client:
         requests = read_requests(options, client)
     if len(requests) > 1:
         raise SetupError(f"a trace is of one input, not of {len(requests)}")
@@ -38,5 +33,5 @@ def run(options: argparse.Namespace) -> None:
         timeout_s=options.timeout_s,
         warm_up=options.warm_up,
         otlp=options.otlp,
-        tls=tls,
+        tls=tls_files(options),
     )

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import os
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,7 @@ from neuronpipe.cli.bundle import add_trusted_keys
 from neuronpipe.cli.repository import folder
 from neuronpipe.cli.request import add_key, add_tls, parse_target, parse_timeout_s, tls_files
 from neuronpipe.cli.serve import event_loop
-from neuronpipe.cli.terminal import ending_on_sigterm, print_table
+from neuronpipe.cli.terminal import ending_on_sigterm, made, option, print_table, say
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.task_inputs import NEEDED
 
@@ -35,69 +34,61 @@ _OPENAI, _NOT_OF_OPENAI = "openai", ("column", "keep", "options", "prefix", "out
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     engine = parser.add_mutually_exclusive_group(required=True)
-    engine.add_argument("--repository", type=folder, metavar="DIR", help="folder of bundles: run the model in process")
-    engine.add_argument("--target", type=parse_target, metavar="HOST:PORT", help="a gateway that runs the model")
+    option(engine, "--repository DIR", "folder of bundles: run the model in process", folder)
+    option(engine, "--target HOST:PORT", "a gateway that runs the model", parse_target)
     add_tls(parser)
     add_key(parser)
-    parser.add_argument(
-        "--timeout-s",
-        type=parse_timeout_s,
+    option(
+        parser,
+        "--timeout-s S",
+        "with --target: how long to wait for a gateway that does not answer (default: 60)",
+        parse_timeout_s,
         default=60.0,
-        metavar="S",
-        help="with --target: how long to wait for a gateway that does not answer (default: 60)",
     )
-    parser.add_argument("--model", required=True, metavar="M", help="the model's name")
-    parser.add_argument("--version", default="", metavar="V", help="the model's version (default: the newest)")
-    parser.add_argument(
-        "--task",
+    option(parser, "--model M", "the model's name", required=True)
+    option(parser, "--version V", "the model's version (default: the newest)", "")
+    option(
+        parser,
+        "--task TASK",
+        "the task (default: the one that the model was compiled for)",
         choices=[task.replace("_", "-") for task in NEEDED],
-        metavar="TASK",
-        help="the task (default: the one that the model was compiled for)",
     )
     rows = parser.add_argument_group("rows")
-    rows.add_argument(
-        "--input",
+    option(
+        rows,
+        "--input PATH",
+        "files, folders or patterns: JSON Lines, CSV, Parquet; also .gz and .zst",
         required=True,
         action="extend",
         nargs="+",
-        metavar="PATH",
-        help="files, folders or patterns: JSON Lines, CSV, Parquet; also .gz and .zst",
     )
-    rows.add_argument(
+    option(
+        rows,
         "--input-format",
+        "where the files' names do not say it; openai: OpenAI's batch files, with requests to /v1/embeddings",
+        "",
         choices=(*_FORMATS, _OPENAI),
-        help="where the files' names do not say it; openai: OpenAI's batch files, with requests to /v1/embeddings",
     )
-    rows.add_argument(
-        "--column", action="append", metavar="FIELD=COLUMN", help="the column of a field of the task's input"
-    )
-    rows.add_argument("--options", default="{}", metavar="JSON", help="fields that all rows share, as '{\"top_k\": 3}'")
+    option(rows, "--column FIELD=COLUMN", "the column of a field of the task's input", action="append")
+    option(rows, "--options JSON", "fields that all rows share, as '{\"top_k\": 3}'", "{}")
     results = parser.add_argument_group("results")
-    results.add_argument("--output", required=True, metavar="DIR", help="the folder of the results")
-    results.add_argument("--output-format", choices=_FORMATS, help="default: that of the input")
-    results.add_argument("--keep", default="", metavar="COLUMN,…", help="columns of the input to join results to")
-    results.add_argument("--prefix", default="", metavar="P", help="of the names of the result's columns")
-    results.add_argument(
-        "--shard-rows", type=int, default=10_000, metavar="N", help="rows of an output file (default: 10,000)"
-    )
-    results.add_argument(
-        "--max-errors", type=int, metavar="N", help="end when more rows failed (default: any number may)"
-    )
-    parser.add_argument("--price-per-hour", type=float, default=0.0, metavar="USD", help="of the machine, for the cost")
+    option(results, "--output DIR", "the folder of the results", required=True)
+    option(results, "--output-format", "default: that of the input", "", choices=_FORMATS)
+    option(results, "--keep COLUMN,…", "columns of the input to join results to", "")
+    option(results, "--prefix P", "of the names of the result's columns", "")
+    option(results, "--shard-rows N", "rows of an output file (default: 10,000)", 10_000)
+    option(results, "--max-errors N", "end when more rows failed (default: any number may)", int)
+    option(parser, "--price-per-hour USD", "of the machine, for the cost", 0.0)
     near = parser.add_argument_group("in process", "Other settings are variables: see the reference of settings.")
     add_trusted_keys(parser)
-    near.add_argument(
-        "--backend", default=argparse.SUPPRESS, help="default: the first that the bundle was compiled for"
-    )
-    near.add_argument("--cores", default=argparse.SUPPRESS, help="how many cores, or which, as 0-1 (default: all)")
+    option(near, "--backend BACKEND", "default: the first that the bundle was compiled for", argparse.SUPPRESS)
+    option(near, "--cores CORES", "how many cores, or which, as 0-1 (default: all)", argparse.SUPPRESS)
     ray = parser.add_argument_group("on a Ray cluster", "With --repository and --output at paths that all nodes have.")
-    ray.add_argument(
-        "--ray", metavar="ADDRESS", help="the cluster, as auto or ray://HOST:10001; local: one for this run"
-    )
-    ray.add_argument("--actors", type=int, default=1, metavar="N", help="processes with the model (default: 1)")
-    ray.add_argument("--actor-cpus", type=float, default=1.0, metavar="N", help="CPUs of each (default: 1)")
-    ray.add_argument("--actor-gpus", type=float, default=0.0, metavar="N", help="GPUs of each")
-    ray.add_argument("--actor-neuron-cores", type=float, default=0.0, metavar="N", help="NeuronCores of each")
+    option(ray, "--ray ADDRESS", "the cluster, as auto or ray://HOST:10001; local: one for this run")
+    option(ray, "--actors N", "processes with the model (default: 1)", 1)
+    option(ray, "--actor-cpus N", "CPUs of each (default: 1)", 1.0)
+    option(ray, "--actor-gpus N", "GPUs of each", 0.0)
+    option(ray, "--actor-neuron-cores N", "NeuronCores of each", 0.0)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -131,7 +122,7 @@ async def _run_far(options: argparse.Namespace, request: "TransformRequest") -> 
 
     target, tls = options.target, tls_files(options)
     async with running_far_engine(target, options.model, options.version, options.timeout_s, tls) as engine:
-        return await run_plan(_plan(options, request, engine.model), run_with(engine), _say)
+        return await run_plan(_plan(options, request, engine.model), run_with(engine), say)
 
 
 async def _run_near(options: argparse.Namespace, request: "TransformRequest") -> "Report":
@@ -153,9 +144,9 @@ async def _run_near(options: argparse.Namespace, request: "TransformRequest") ->
         of_actors = settings.model_copy(update={"cores": cores})
         facts = plan.model
         actor_work = partial(ActorWork, repository, trusted_keys, facts.name, facts.version, of_actors)
-        return await run_plan(plan, run_on_ray(ray, actor_work), _say)
+        return await run_plan(plan, run_on_ray(ray, actor_work), say)
     async with running_near_engine(bundle, settings) as engine:
-        return await run_plan(plan, run_with(engine), _say)
+        return await run_plan(plan, run_with(engine), say)
 
 
 def _request(options: argparse.Namespace) -> "TransformRequest":
@@ -172,21 +163,9 @@ def _request(options: argparse.Namespace) -> "TransformRequest":
         for name in _NOT_OF_OPENAI:
             if getattr(options, name) not in (None, "", "{}"):
                 raise SetupError(f"--{name.replace('_', '-')}: not with --input-format openai, whose rows say all")
-    return TransformRequest(
-        inputs=options.input,
-        output=options.output,
-        model=options.model,
-        version=options.version,
-        task=(options.task or "").replace("-", "_"),
-        keep=[name for name in options.keep.split(",") if name],
-        options=options.options,
-        prefix=options.prefix,
-        input_format=options.input_format or "",
-        output_format=options.output_format or "",
-        shard_rows=options.shard_rows,
-        max_errors=options.max_errors,
-        price_per_hour=options.price_per_hour,
-    )
+    task = (options.task or "").replace("-", "_")
+    keep = [name for name in options.keep.split(",") if name]
+    return made(TransformRequest, options, inputs=options.input, task=task, keep=keep)
 
 
 def _plan(options: argparse.Namespace, request: "TransformRequest", model: "ModelFacts") -> "Plan":
@@ -232,10 +211,6 @@ def _columns(task: str, words: Sequence[str], shared: Collection[str]) -> dict[s
     if both := sorted(columns.keys() & shared):
         raise SetupError(f"--column {both[0]}: --options has it as well")
     return columns
-
-
-def _say(line: str) -> None:
-    print(f"neuronpipe: {line}", file=sys.stderr)
 
 
 def _ray_request(options: argparse.Namespace) -> "RayRequest":

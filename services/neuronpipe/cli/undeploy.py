@@ -2,7 +2,8 @@
 
 import argparse
 
-from neuronpipe.cli.deploy import add_place, report
+from neuronpipe.cli.deploy import add_place
+from neuronpipe.cli.terminal import option, report
 
 HELP = "delete an endpoint that `neuronpipe deploy` made, with everything that belongs to it"
 EXTRA = "deploy"
@@ -10,7 +11,7 @@ EXTRA = "deploy"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("name", metavar="NAME", help="of the endpoint")
+    option(parser, "name NAME", "of the endpoint")
     add_place(parser)
 
 

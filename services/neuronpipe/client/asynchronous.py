@@ -2,11 +2,12 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypeVar, Unpack
 
 import grpc
+from google.longrunning.operations_pb2 import ListOperationsRequest
 from google.longrunning.operations_pb2_grpc import OperationsStub
 
 from neuronpipe.api.v1.inference_pb2 import (
@@ -24,7 +25,7 @@ from neuronpipe.api.v1.jobs_pb2_grpc import JobServiceStub
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Model
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
 from neuronpipe.api.v1.tasks_pb2 import Truncation
-from neuronpipe.client.jobs import AsyncJob, JobCalls, JobStatus
+from neuronpipe.client.jobs import AsyncJob, JobStatus
 from neuronpipe.client.task_call import Messages, TaskCall, ValueT, generation_request
 from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.generation_options import Options
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # what the stubs are of a channel of grpc.aio
     from neuronpipe.api.v1.jobs_pb2_grpc import JobServiceAsyncStub
     from neuronpipe.api.v1.models_pb2_grpc import ModelServiceAsyncStub
 
+RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[InferStreamRequest, InferStreamResponse]"
 
@@ -63,6 +65,10 @@ RETRIES = {
     # The channel watches the health of each server's process: calls go to others as soon as one begins to stop.
     "healthCheckConfig": {"serviceName": ""},
 }
+
+
+# Of jobs, in one call.
+_PAGE = 100
 
 
 class _Stubs(NamedTuple):
@@ -120,25 +126,20 @@ class AsyncClient(TaskMethods):
         key = key_metadata(api_key, target=target, is_encrypted=tls is not None)
         self._metadata = [*key, *([(ROUTE_KEY, route_key)] if route_key else ())]
         self._connection = Connection(target, _Stubs.of, RETRIES if retries else None, tls)
-        self._jobs = JobCalls(self._connection, self._metadata, timeout_s)
 
     async def _call(self, call: TaskCall[ValueT]) -> ValueT:
         return call.read((await self.infer(call.request)).result)
 
     async def infer(self, request: InferRequest, *, timeout_s: float | None = None) -> InferResponse:
         """Runs one input of any task; the response also has the stage timings and the usage."""
-        with self._connection.use() as stubs:
-            call = stubs.inference.Infer(request, timeout=self._deadline_s(timeout_s), metadata=self._metadata)
-            return await _result(call)
+        return await self._unary(lambda stubs: stubs.inference.Infer, request, timeout_s)
 
     async def infer_batch(
         self, requests: Iterable[InferRequest], *, timeout_s: float | None = None
     ) -> Sequence[InferOutcome]:
         """Runs many inputs. Outcomes are in the order of the requests; each is a response or an error."""
         message = InferBatchRequest(requests=requests)
-        with self._connection.use() as stubs:
-            call = stubs.inference.InferBatch(message, timeout=self._deadline_s(timeout_s), metadata=self._metadata)
-            return (await _result(call)).outcomes
+        return (await self._unary(lambda stubs: stubs.inference.InferBatch, message, timeout_s)).outcomes
 
     async def infer_stream(
         self, requests: AsyncIterable[InferRequest] | Iterable[InferRequest], *, timeout_s: float | None = None
@@ -238,32 +239,50 @@ class AsyncClient(TaskMethods):
             priority=priority,
             notification_url=notification_url,
         )
-        return self.job((await self._jobs.submit(message)).name)
+        return self.job((await self._unary(lambda stubs: stubs.jobs.SubmitInference, message)).name)
 
     def job(self, name: str) -> AsyncJob:
         """A job that was submitted before, by the name of its operation."""
-        return AsyncJob(name, self._jobs)
+        return AsyncJob(name, self._unary)
 
     async def list_jobs(self, limit: int = 100) -> Sequence[JobStatus]:
         """The caller's jobs, the newest first."""
-        return [JobStatus.described(operation) for operation in await self._jobs.list_all(limit)]
+        found: list[JobStatus] = []
+        token = ""
+        while len(found) < limit:
+            message = ListOperationsRequest(page_size=min(_PAGE, limit - len(found)), page_token=token)
+            page = await self._unary(lambda stubs: stubs.operations.ListOperations, message)
+            found += map(JobStatus.described, page.operations)
+            token = page.next_page_token
+            if not token:
+                break
+        return found
 
     async def list_models(self) -> Sequence[Model]:
         """Every version of every model."""
-        with self._connection.use() as stubs:
-            call = stubs.models.ListModels(ListModelsRequest(), timeout=self._timeout_s, metadata=self._metadata)
-            return (await _result(call)).models
+        return (await self._unary(lambda stubs: stubs.models.ListModels, ListModelsRequest())).models
 
     async def get_model(self, name: str, version: str = "") -> Model:
         """One model."""
         message = GetModelRequest(name=name, version=version)
-        with self._connection.use() as stubs:
-            call = stubs.models.GetModel(message, timeout=self._timeout_s, metadata=self._metadata)
-            return (await _result(call)).model
+        return (await self._unary(lambda stubs: stubs.models.GetModel, message)).model
 
     async def close(self) -> None:
         """Ends all calls and closes the connections."""
         await self._connection.close()
+
+    async def _unary(
+        self,
+        method: "Callable[[_Stubs], grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT]]",
+        message: RequestT,
+        timeout_s: float | None = None,
+    ) -> ResponseT:
+        with self._connection.use() as stubs:
+            call = method(stubs)(message, timeout=self._deadline_s(timeout_s), metadata=self._metadata)
+            try:
+                return await call
+            except grpc.aio.AioRpcError as failure:
+                raise error_of(failure, call.time_remaining()) from failure
 
     def _deadline_s(self, timeout_s: float | None) -> float | None:
         return self._timeout_s if timeout_s is None else timeout_s
@@ -275,13 +294,6 @@ class AsyncClient(TaskMethods):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-async def _result(call: "grpc.aio.UnaryUnaryCall[Any, ResponseT]") -> ResponseT:
-    try:
-        return await call
-    except grpc.aio.AioRpcError as failure:
-        raise error_of(failure, call.time_remaining()) from failure
 
 
 async def _send(requests: AsyncIterable[InferRequest] | Iterable[InferRequest], call: _StreamCall) -> None:

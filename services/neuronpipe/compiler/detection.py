@@ -102,7 +102,7 @@ class Configuration:
         if head is None or not (hasattr(transformers, self.architecture) or self.architecture in OWN_GRAPHS):
             raise SetupError(
                 f"{self.folder}: {self.architecture} is not a known architecture; known are those that end in "
-                f"{_heads()}"
+                f"{', '.join(_HEADS)}"
             )
         tag = str(self.card.get("pipeline_tag") or "")
         tasks = tuple(task for task in _HEADS[head] if self._can(task))
@@ -112,7 +112,7 @@ class Configuration:
         if found.task not in SOURCE_TASKS:
             raise SetupError(
                 f"{self.folder}: {self.architecture} is for {found.task}, which is not supported; supported are "
-                f"{_tasks()}"
+                f"{', '.join(SOURCE_TASKS)}"
             )
         return found
 
@@ -290,11 +290,3 @@ def _card(folder: Path) -> Mapping[str, Any]:
 
 def _words(value: object) -> set[str]:
     return {str(word).lower() for word in value} if isinstance(value, list) else set()
-
-
-def _heads() -> str:
-    return ", ".join(_HEADS)
-
-
-def _tasks() -> str:
-    return ", ".join(SOURCE_TASKS)

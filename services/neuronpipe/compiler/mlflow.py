@@ -6,7 +6,6 @@ of its MLmodel file, its tokenizer and processors each in a folder of `component
 
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,11 @@ import yaml
 from neuronpipe.core.errors import SetupError
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedModel:
-    """A version of MLflow's registry. `folder`: its files, as transformers saves them. `origin`: where it came from."""
+def fetch_mlflow_model(model: str, tracking_uri: str, scratch: Path) -> tuple[Path, str]:
+    """Downloads a version. Returns the folder of its files, as transformers saves them, and where it came from.
 
-    folder: Path
-    origin: str
-
-
-def fetch_mlflow_model(model: str, tracking_uri: str, scratch: Path) -> ImportedModel:
-    """Downloads a version. `model`: NAME for the newest, NAME/VERSION, or NAME@ALIAS; `tracking_uri`: as MLflow has it,
-    empty: as MLFLOW_TRACKING_URI says. Credentials are those of MLflow's variables.
+    `model`: NAME for the newest, NAME/VERSION, or NAME@ALIAS; `tracking_uri`: as MLflow has it, empty: as
+    MLFLOW_TRACKING_URI says. Credentials are those of MLflow's variables.
 
     Raises SetupError where there is no such version, or one that is not of transformers.
     """
@@ -46,7 +39,7 @@ def fetch_mlflow_model(model: str, tracking_uri: str, scratch: Path) -> Imported
         downloaded = mlflow.artifacts.download_artifacts(f"models:/{found.name}/{found.version}", dst_path=str(scratch))
     except MlflowException as error:
         raise SetupError(f"MLflow: {model}: {str(error).splitlines()[0]}") from error
-    return ImportedModel(_assemble(Path(downloaded), scratch / "source", origin), origin)
+    return _assemble(Path(downloaded), scratch / "source", origin), origin
 
 
 def _find(client: Any, model: str) -> Any:

@@ -222,6 +222,7 @@ def source_module(
     `saved_limit`: what sentence-transformers saved (max_seq_length), which it takes in place of the tokenizer's limit.
     """
     accepted = {*inspect.signature(model.forward).parameters}
+    limits = max_tokens, saved_limit or tokenizer.max_tokens, positions(model.config)
     remarks = remarks or {}
     if isinstance(model, OnnxModel):
         accepted &= {*model.inputs}
@@ -232,7 +233,7 @@ def source_module(
         architecture=model.architecture if isinstance(model, OnnxModel) else type(model).__name__,
         inputs=(*(name for name in _INPUTS if name in accepted and name in tokenizer.input_names), *further_inputs),
         outputs=outputs,
-        max_tokens=_least(max_tokens, saved_limit or tokenizer.max_tokens, positions(model.config)),
+        max_tokens=min((limit for limit in limits if limit is not None), default=_NO_LIMIT_TOKENS),
         config=model.config,
         tokenizer=tokenizer,
         per_token_outputs=frozenset(outputs if per_token else ()),
@@ -240,10 +241,6 @@ def source_module(
         facts=facts or {},
         remarks=remarks,
     )
-
-
-def _least(*limits: int | None) -> int:
-    return min((limit for limit in limits if limit is not None), default=_NO_LIMIT_TOKENS)
 
 
 def check_tokens(folder: Path, module: SourceModule) -> None:

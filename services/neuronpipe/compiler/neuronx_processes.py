@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self, TextIO
+from typing import IO, Any, TextIO
 
 import numpy as np
 import torch
@@ -73,21 +72,13 @@ class TraceJob:
 class _Workers:
     """Worker processes, each the leader of a process group with the compilers that it starts.
 
-    None is left when the block ends.
+    None is left once they are closed.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[str]] = []
         self._is_ending = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill()
 
     def start(
         self, job: Mapping[str, Any], folder: Path, stderr: IO[str], environment: Mapping[str, str]
@@ -110,7 +101,7 @@ class _Workers:
             self._processes.append(process)
             return process
 
-    def kill(self) -> None:
+    def close(self) -> None:
         """Ends all workers, and starts no more."""
         with self._lock:
             self._is_ending = True
@@ -147,7 +138,7 @@ def trace_all(job: TraceJob, outputs: Mapping[str, Path], workers: int, done: Ca
                 errors.seek(0)
                 raise SetupError(_failure(left[0], process.returncode, errors.read()))
 
-    with ThreadPoolExecutor(max_workers=max(1, len(jobs))) as threads, _Workers() as processes:
+    with ThreadPoolExecutor(max_workers=max(1, len(jobs))) as threads, contextlib.closing(_Workers()) as processes:
         # Inside the pool's block, whose end waits for its threads, and they for their processes.
         for future in as_completed([threads.submit(one, share) for share in jobs]):
             future.result()
@@ -188,7 +179,7 @@ def run_all(
             "work": work,
         }
         with (
-            _Workers() as processes,
+            contextlib.closing(_Workers()) as processes,
             processes.start(job, Path(work), errors, {"NEURON_RT_NUM_CORES": str(cores)}) as process,
         ):
             process.wait()

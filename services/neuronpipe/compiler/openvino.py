@@ -70,10 +70,11 @@ def _convert(module: SourceModule, example: Mapping[str, torch.Tensor], path: Pa
 
 
 def _traced(module: SourceModule, example: Mapping[str, torch.Tensor]) -> openvino.Model:
-    inputs = [
-        (_free(example[name].shape, module.free_axes(name)), openvino.Type(example[name].numpy().dtype))
-        for name in module.inputs
-    ]
+    inputs = []
+    for name in module.inputs:
+        free, array = module.free_axes(name), example[name].numpy()
+        shape = openvino.PartialShape([-1 if axis in free else length for axis, length in enumerate(array.shape)])
+        inputs.append((shape, openvino.Type(array.dtype)))
     with warnings.catch_warnings(), torch.inference_mode():
         # The tracer warns of every Python value that it treats as constant. Those of these models are constant, as
         # the comparison shows.
@@ -117,10 +118,6 @@ def _taken(module: SourceModule) -> openvino.Model:
     parameters |= dict(zip(further, (port.get_node() for port in others), strict=True))
     results = [head.outputs[0].get_node().input_value(0)]
     return openvino.Model(results, [parameters[name] for name in module.inputs])
-
-
-def _free(shape: Sequence[int], axes: Sequence[int]) -> openvino.PartialShape:
-    return openvino.PartialShape([-1 if axis in axes else length for axis, length in enumerate(shape)])
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:

@@ -38,7 +38,7 @@ class Quantizer:
     def __init__(self, artifact: Artifact, folder: Path, batches: Sequence[Batch], calibration: Calibration) -> None:
         """`artifact` is the float32 one in `folder`; `batches` hold one text each."""
         self._artifact = artifact
-        self._file = _model_file(artifact, folder)
+        self._file = folder / next(name for name in artifact.files if name.endswith(".xml"))
         self._model = _read(self._file)
         self._batches = batches
         self._calibration = calibration
@@ -99,10 +99,6 @@ def _compressed(nncf: Any, model: Any) -> Any:
 
 def _with_version(artifact: Artifact, nncf: Any) -> Artifact:
     return artifact.model_copy(update={"versions": artifact.versions | {"nncf": nncf.__version__}})
-
-
-def _model_file(artifact: Artifact, folder: Path) -> Path:
-    return folder / next(name for name in artifact.files if name.endswith(".xml"))
 
 
 def _read(file: Path) -> Any:

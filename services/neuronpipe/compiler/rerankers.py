@@ -188,7 +188,8 @@ def _template(folder: Path, tokenizer: SourceTokenizer, kind: str) -> Template:
     prompt = default_prompt(folder)
     for wrap in (lambda text: text, lambda text: [{"type": "text", "text": text}]):  # flat, and structured
         render = _renderer(own, prompt, options, wrap)
-        if _has_both(render(_QUERY, _DOCUMENT)):
+        rendered = render(_QUERY, _DOCUMENT)
+        if rendered.count(_QUERY) == 1 and rendered.count(_DOCUMENT) == 1:
             return _checked(folder, own, render)
     if kind in _PUBLISHED and not (folder / "modules.json").is_file():
         written = _PUBLISHED[kind].replace("{prompt}", prompt or _PUBLISHED_PROMPT)
@@ -212,10 +213,6 @@ def _renderer(
             return ""
 
     return render
-
-
-def _has_both(rendered: str) -> bool:
-    return rendered.count(_QUERY) == 1 and rendered.count(_DOCUMENT) == 1
 
 
 def _put(written: str, query: str, text: str) -> str:

@@ -218,17 +218,15 @@ def check_kind(folder: Path, config: Any, architecture: str, task: str) -> None:
 def check_labels(folder: Path, config: Any) -> None:
     """Raises SetupError for labels that are not texts, or not numbered from 0."""
     if bad := [
-        f"{index}: {config.id2label.get(index)!r}" for index in range(config.num_labels) if not _is_label(config, index)
+        f"{index}: {config.id2label.get(index)!r}"
+        for index in range(config.num_labels)
+        if not isinstance(config.id2label.get(index), str)
     ]:
         raise SetupError(
             f"{folder}: config.json has no name for each label (id2label has {', '.join(bad[:_SHOWN])}); write there, "
             "and in label2id, a "
             f"text for each number from 0 to {config.num_labels - 1}"
         )
-
-
-def _is_label(config: Any, index: int) -> bool:
-    return isinstance(config.id2label.get(index), str)
 
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")

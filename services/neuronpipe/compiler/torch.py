@@ -6,7 +6,6 @@ It runs without transformers and without the Hub.
 import copy
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import transformers
@@ -23,11 +22,6 @@ BUCKETS = "none"
 _MODEL_FILE = "artifacts/torch/model.pt2"
 
 
-def _to_float(module: torch.nn.Module, args: Any, outputs: Any) -> dict[str, torch.Tensor]:
-    """A forward hook: converts outputs to float32, whatever the data type of the model."""
-    return {name: tensor.float() for name, tensor in outputs.items()}
-
-
 def convert(conversion: Conversion) -> Artifact:
     """See ArtifactCompiler.
 
@@ -35,7 +29,8 @@ def convert(conversion: Conversion) -> Artifact:
     """
     module = conversion.module
     converted = copy.deepcopy(module.module).to(TORCH_DTYPES[conversion.dtype]).eval()
-    converted.register_forward_hook(_to_float)
+    # Outputs are float32, whatever the data type of the model.
+    converted.register_forward_hook(lambda _, _inputs, outputs: {name: one.float() for name, one in outputs.items()})
     example = {name: torch.from_numpy(conversion.example[name]) for name in module.inputs}
     free = {name: dict.fromkeys(module.free_axes(name), torch.export.Dim.DYNAMIC) for name in module.inputs}
     with warnings.catch_warnings(), torch.no_grad():

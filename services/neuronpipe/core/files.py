@@ -44,11 +44,8 @@ def read_lines(path: Path, option: str, *, max_bytes: int) -> Iterator[tuple[int
 
     `option` is the one that named the file. Raises SetupError, which names both, the line and the limit.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
-    except OSError as error:
-        raise SetupError(f"{option} {path}: {error.strerror}") from error
+    with files_told(f"{option} {path}"), path.open("rb") as file:
+        content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise SetupError(f"{option} {path}: more than {max_bytes:,} bytes, the limit of such a file")
     for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):

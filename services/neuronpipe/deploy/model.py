@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.client import Client
@@ -140,17 +140,8 @@ def _error_of(status: int, body: str) -> NeuronpipeError:
     return _BY_STATUS.get(status, InternalError)(said)
 
 
-class Target(Protocol):
-    """Where an endpoint is deployed."""
-
-    name: str
-
-    def deploying(self) -> Iterator[Step]:
-        """The steps that deploy it, and wait until it answers."""
-
-    def call(self) -> str:
-        """A command that asks it."""
-
+# Where an endpoint is deployed.
+Target: TypeAlias = ComposeTarget | KubernetesTarget | SageMakerTarget
 
 # By name: the class, and the steps that leave nothing of an endpoint.
 _TARGETS: Mapping[str, tuple[Callable[..., Target], Callable[[str], Iterator[Step]]]] = {
@@ -224,5 +215,4 @@ class HuggingFaceModel:
 
         if isinstance(target, SageMakerTarget):
             return SageMakerPredictor(target.name, undeploy, target.inputs)
-        assert isinstance(target, ComposeTarget | KubernetesTarget)  # noqa: S101 (make_target makes no other)
         return Predictor(target.connected(), undeploy, target.api_key)

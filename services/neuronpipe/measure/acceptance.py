@@ -6,7 +6,6 @@ published figures, for this machine, and other findings.
 """
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.compiler import Compiled, CompileRequest, compile_with_reference
 from neuronpipe.compiler.accuracy import agreement, largest_difference
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.files import files_told
 from neuronpipe.measure.acceptance_process import MeasureRequest, error_text, measure
 from neuronpipe.measure.figures import markdown_table
 from neuronpipe.measure.machine import describe_machine, package_versions
@@ -176,12 +176,10 @@ def accept(request: AcceptRequest, report: Callable[[str], None]) -> Path:
 
 
 def _write(found: Mapping[str, Any], folder: Path) -> None:
-    try:
+    with files_told(f"{folder}: cannot be written", "; see --out"):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "report.json").write_text(json.dumps(found, indent=2) + "\n")
         (folder / "report.md").write_text(describe(found))
-    except OSError as error:
-        raise SetupError(f"{folder}: cannot be written: {os.strerror(error.errno or 0)}; see --out") from error
 
 
 def _compile(model: CompileRequest, one: dict[str, Any], report: Callable[[str], None]) -> Compiled | None:

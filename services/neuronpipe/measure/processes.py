@@ -101,6 +101,17 @@ _START_LIMIT_S = 120
 _POLL_S = 0.01
 
 
+def start_module(words: Sequence[str], log: IO[str], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """Runs a module, the first word, with arguments. Its errors go to a file."""
+    return subprocess.Popen(  # noqa: S603 (our own command)
+        [sys.executable, "-m", *words],
+        stderr=log,
+        # Ctrl-C in the terminal is for whoever started us; that one ends the services.
+        start_new_session=True,
+        env=variables,
+    )
+
+
 class ServiceProcess:
     """Runs `neuronpipe serve SERVICE` on a free port of the loopback interface. Its log lines go to a file.
 
@@ -119,13 +130,8 @@ class ServiceProcess:
         self._log: IO[str] = tempfile.NamedTemporaryFile("w+", prefix=f"{service}-", suffix=".log")  # noqa: SIM115
         listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
         self.began_s = time.monotonic()
-        self._process = subprocess.Popen(  # noqa: S603 (our own command)
-            [sys.executable, "-m", *(command or ("neuronpipe", "serve", service)), *listen, *options],
-            stderr=self._log,
-            # Ctrl-C in the terminal is for whoever started us; that one ends the services.
-            start_new_session=True,
-            env={**os.environ, **(environment or {})},
-        )
+        words = [*(command or ("neuronpipe", "serve", service)), *listen, *options]
+        self._process = start_module(words, self._log, {**os.environ, **(environment or {})})
 
     @property
     def pid(self) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.files import files_told
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.watched import Watched, watching
@@ -119,10 +120,8 @@ def _client_context(files: TlsFiles, ca: bytes | None) -> ssl.SSLContext:
 
 
 def _read(file: Path | str) -> bytes:
-    try:
+    with files_told(f"TLS file {file}: cannot be read"):
         return Path(file).read_bytes()
-    except OSError as error:
-        raise SetupError(f"TLS file {file}: cannot be read: {os.strerror(error.errno or 0)}") from error
 
 
 def _check_certificates(file: Path | str, content: bytes) -> None:

@@ -18,25 +18,14 @@ from neuronpipe.gateway.settings import HttpSettings, PipelineSettings
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.platform.process.door import Handler
 from neuronpipe.platform.process.life import Life
-from neuronpipe.rpc.rpcs import Context, Rpc, by_path, call_of, rpcs_of
+from neuronpipe.rpc.rpcs import Context, by_path, call_of, rpcs_of
 
 JOB_SERVICE = jobs_pb2.DESCRIPTOR.services_by_name["JobService"]
 OPERATIONS = operations_pb2.Operation.DESCRIPTOR.file.services_by_name["Operations"]
 
 
-def job_rpcs() -> list[Rpc]:
-    """The rpcs of both services."""
-    return [*rpcs_of(JOB_SERVICE), *rpcs_of(OPERATIONS)]
-
-
 def job_rpc_handlers(jobs: Jobs) -> dict[str, Handler]:
-    """The handlers, by path."""
-
-    async def submit(message: jobs_pb2.SubmitInferenceRequest, context: Context) -> Any:
-        return await jobs.submit(message, call_of(context))
-
-    async def get(message: operations_pb2.GetOperationRequest, context: Context) -> Any:
-        return await jobs.get(message.name, call_of(context))
+    """The handlers of both services, by path."""
 
     async def list_all(message: operations_pb2.ListOperationsRequest, context: Context) -> Any:
         if message.filter:
@@ -56,10 +45,10 @@ def job_rpc_handlers(jobs: Jobs) -> dict[str, Handler]:
         return Empty()
 
     return {
-        **by_path(JOB_SERVICE, SubmitInference=submit),
+        **by_path(JOB_SERVICE, SubmitInference=lambda message, context: jobs.submit(message, call_of(context))),
         **by_path(
             OPERATIONS,
-            GetOperation=get,
+            GetOperation=lambda message, context: jobs.get(message.name, call_of(context)),
             ListOperations=list_all,
             WaitOperation=wait,
             CancelOperation=cancel,
@@ -75,7 +64,7 @@ def _routes() -> Sequence[Route]:
 
 
 # What the doors take, whether jobs are set up or not.
-JOBS = Addition(rpcs=tuple(job_rpcs()), routes=_routes)
+JOBS = Addition(rpcs=(*rpcs_of(JOB_SERVICE), *rpcs_of(OPERATIONS)), routes=_routes)
 
 
 @asynccontextmanager
@@ -96,7 +85,7 @@ async def running_jobs(
     jobs = Jobs(store, settings, pipeline, gateway.catalog, tenants, life.in_flight.set_aside)
     async with jobs.running():
         life.on_draining(jobs.drain)
-        handlers: dict[str, Handler] = dict(job_rpc_handlers(jobs))
+        handlers = job_rpc_handlers(jobs)
         if http.http_listen:
             from neuronpipe.bulk.jobs.http import job_http_handlers
             from neuronpipe.doors.http.handlers import DESCRIBED

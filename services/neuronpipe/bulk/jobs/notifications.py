@@ -24,6 +24,7 @@ from neuronpipe.bulk.jobs.post import Destination, Network, PostFailed, post, re
 from neuronpipe.bulk.jobs.settings import WorkerSettings
 from neuronpipe.bulk.jobs.store import JobStore
 from neuronpipe.core.errors import NeuronpipeError, SetupError
+from neuronpipe.core.files import files_told
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
@@ -150,10 +151,9 @@ def signature(secret: bytes, id: str, at_s: int, body: bytes) -> str:
 def read_secret(file: Path) -> bytes:
     """The secret in a file. Raises SetupError."""
     try:
-        text = file.read_text(encoding="ascii").strip()
+        with files_told(f"--notification-secret {file}"):
+            text = file.read_text(encoding="ascii").strip()
         secret = base64.b64decode(text.removeprefix(_SECRET_PREFIX), validate=True)
-    except OSError as error:
-        raise SetupError(f"--notification-secret {file}: {error.strerror}") from error
     except (binascii.Error, ValueError):
         secret, text = b"", ""
     if not text.startswith(_SECRET_PREFIX) or len(secret) < _MIN_SECRET_BYTES:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -91,7 +91,8 @@ class Jobs:
 
     async def submit(self, submitted: SubmitInferenceRequest, call: Call) -> Operation:
         """Stores a job. Raises NeuronpipeError as jobs.proto says."""
-        self._check(submitted, call.caller.tenant, call)
+        self._check_limits(submitted)
+        self._check_content(submitted, call.caller.tenant, call)
         content = submitted.SerializeToString(deterministic=True)
         if len(content) > self._settings.jobs_max_payload_bytes:
             limit = f"the limit is {self._settings.jobs_max_payload_bytes} (the gateway's jobs_max_payload_bytes)"
@@ -254,7 +255,9 @@ class Jobs:
         Unavailable where Redis does not answer.
         """
         while not watch.job.end and not self._is_draining:
-            await _wait_for(watch.ended, _LOOK_EVERY_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await watch.ended.wait()
             watch.ended.clear()
             watch.job = await self._find(watch.job.id, watch.job.tenant)
 
@@ -268,11 +271,6 @@ class Jobs:
             except NeuronpipeError:
                 await asyncio.sleep(_PAUSE_S)
 
-    def _check(self, submitted: SubmitInferenceRequest, tenant: str, call: Call) -> None:
-        """Raises InvalidInput, ModelNotFound and WrongTask."""
-        self._check_limits(submitted)
-        self._check_content(submitted, tenant, call)
-
     def _check_limits(self, submitted: SubmitInferenceRequest) -> None:
         if len(submitted.request_id) > _MAX_REQUEST_ID:
             raise InvalidInput("request_id", f"{len(submitted.request_id)} characters, the limit is {_MAX_REQUEST_ID}")
@@ -283,6 +281,7 @@ class Jobs:
                 raise InvalidInput(field, f"{getattr(submitted, field)}, the limit is {limit}")
 
     def _check_content(self, submitted: SubmitInferenceRequest, tenant: str, call: Call) -> None:
+        """Raises InvalidInput, ModelNotFound and WrongTask."""
         if bool(submitted.requests) == bool(submitted.input_uri):
             raise InvalidInput("requests", "one of requests and input_uri must be given, and not both")
         count, limit = len(submitted.requests), self._settings.jobs_max_inputs
@@ -330,11 +329,3 @@ class Jobs:
 def _key(tenant: str, request_id: str) -> str:
     """What two jobs have in common that are the same."""
     return hashlib.sha256(f"{tenant}\0{request_id}".encode()).hexdigest()
-
-
-async def _wait_for(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return

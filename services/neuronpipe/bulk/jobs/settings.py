@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.files import files_told
 from neuronpipe.core.settings import Settings
 from neuronpipe.platform.process.settings import ProcessSettings, listen_field
 from neuronpipe.platform.storage import ObjectUri
@@ -105,10 +106,8 @@ def _step(tenant: str) -> str:
 
 def read_secret(option: str, file: str) -> bytes:
     """The secret of a file. Raises SetupError."""
-    try:
+    with files_told(f"{option} {file}"):
         secret = Path(file).read_bytes().strip()
-    except OSError as error:
-        raise SetupError(f"{option} {file}: {error.strerror}") from error
     if len(secret) < _MIN_SECRET_BYTES:
         raise SetupError(f"{option} {file}: has {len(secret)} bytes, must have {_MIN_SECRET_BYTES} or more")
     return secret

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, TypeAlias, cast
 
 from neuronpipe.bulk.transform.formats import COMPRESSIONS, ENDINGS
 from neuronpipe.core.errors import SetupError
@@ -170,47 +170,14 @@ class NewFile:
         self._drop()
 
 
-class Folder(Protocol):
-    """Files by their names, which may have a folder before."""
-
-    def create(self, name: str) -> NewFile:
-        """A new file, to write to. Raises SetupError."""
-
-    def read(self, name: str) -> bytes | None:
-        """The content of a file; None where there is none. Raises SetupError."""
-
-    def sizes(self, names: list[str]) -> dict[str, int]:
-        """The sizes of those files that are there. Raises SetupError."""
-
-    def names(self, folder: str) -> list[str]:
-        """The complete files in a folder below, in order. Raises SetupError."""
-
-    def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Makes the folder; during the block no other run may have it. Raises SetupError."""
-
-
-def open_folder(name: str) -> Folder:
-    """The folder of a path or a URI. Raises SetupError."""
-    return _S3Folder(object_uri(name)) if is_object(name) else _LocalFolder(Path(name))
-
-
-def write_file(folder: Folder, name: str, content: bytes) -> None:
-    """Writes a small file. Raises SetupError."""
-    new = folder.create(name)
-    try:
-        with unwritable(name):
-            new.file.write(content)
-        new.complete()
-    finally:
-        new.discard()
-
-
 class _LocalFolder:
+    """Files by their names, which may have a folder before. Every method raises SetupError."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def create(self, name: str) -> NewFile:
-        """See Folder."""
+        """A new file, to write to."""
         path = self._path / name
         unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
         with unwritable(path):
@@ -225,7 +192,7 @@ class _LocalFolder:
         return NewFile(path, file, keep, lambda: unfinished.unlink(missing_ok=True))
 
     def read(self, name: str) -> bytes | None:
-        """See Folder."""
+        """The content of a file; None where there is none."""
         with naming(str(self._path / name)):
             try:
                 return (self._path / name).read_bytes()
@@ -233,17 +200,17 @@ class _LocalFolder:
                 return None
 
     def sizes(self, names: list[str]) -> dict[str, int]:
-        """See Folder."""
+        """The sizes of those files that are there."""
         paths = {name: self._path / name for name in names}
         return {name: path.stat().st_size for name, path in paths.items() if path.exists()}
 
     def names(self, folder: str) -> list[str]:
-        """See Folder."""
+        """The complete files in a folder below, in order."""
         return sorted(f"{folder}/{path.name}" for path in (self._path / folder).glob("[!.]*"))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """See Folder. Deletes what runs that were killed have left."""
+        """Makes the folder; during the block no other run may have it. Deletes what runs that were killed have left."""
         with unwritable(self._path):
             self._path.mkdir(parents=True, exist_ok=True)
             lock = (self._path / ".lock").open("w")
@@ -268,7 +235,7 @@ class _S3Folder:
             self._objects = BucketFolder(uri)
 
     def create(self, name: str) -> NewFile:
-        """See Folder. It is written to a temporary file, which is uploaded when it is complete."""
+        """See _LocalFolder. It is written to a temporary file, which is uploaded when it is complete."""
         uri = self._objects.uri(name)
         with unwritable(uri):
             file = cast(BinaryIO, tempfile.TemporaryFile("w+b"))  # noqa: SIM115 (closed by discard)
@@ -280,23 +247,42 @@ class _S3Folder:
         return NewFile(uri, file, keep, lambda: None)
 
     def read(self, name: str) -> bytes | None:
-        """See Folder."""
+        """See _LocalFolder."""
         with naming(self._objects.uri(name)):
             found = self._objects.read(name)
         return found.data if found else None
 
     def sizes(self, names: list[str]) -> dict[str, int]:
-        """See Folder."""
+        """See _LocalFolder."""
         with naming(str(self._uri)):
             found = {name: self._objects.size(name) for name in names}
         return {name: size for name, size in found.items() if size is not None}
 
     def names(self, folder: str) -> list[str]:
-        """See Folder."""
+        """See _LocalFolder."""
         with naming(str(self._uri)):
             return sorted(one.name for one in self._objects.list_all() if one.name.startswith(f"{folder}/"))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """See Folder. S3 has no locks: two runs would do the same work, and write the same."""
+        """See _LocalFolder. S3 has no locks: two runs would do the same work, and write the same."""
         yield
+
+
+Folder: TypeAlias = _LocalFolder | _S3Folder
+
+
+def open_folder(name: str) -> Folder:
+    """The folder of a path or a URI. Raises SetupError."""
+    return _S3Folder(object_uri(name)) if is_object(name) else _LocalFolder(Path(name))
+
+
+def write_file(folder: Folder, name: str, content: bytes) -> None:
+    """Writes a small file. Raises SetupError."""
+    new = folder.create(name)
+    try:
+        with unwritable(name):
+            new.file.write(content)
+        new.complete()
+    finally:
+        new.discard()

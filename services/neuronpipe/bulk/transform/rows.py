@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -29,7 +29,7 @@ _BODY: TypeAdapter[Any] = TypeAdapter(EmbeddingsRequest)
 
 
 class OpenAiRows:
-    """Requests to one model. See RowTask."""
+    """Requests to one model. See TaskRows."""
 
     columns = tuple(map(Column, ("id", "custom_id", "response", "error")))
 
@@ -37,11 +37,11 @@ class OpenAiRows:
         self._model = model
 
     def inputs(self, row: Row) -> Sequence[TaskInput]:
-        """See RowTask."""
+        """See TaskRows."""
         return embeddings_inputs(self._body(row))
 
     def record(self, row: Row, outcomes: Sequence[Outcome]) -> Record:
-        """See RowTask. The ids follow from the request's own, so that they are the same in every run."""
+        """See TaskRows. The ids follow from the request's own, so that they are the same in every run."""
         custom_id = None if isinstance(row, str) else row.get("custom_id")
         mark = hashlib.sha256(str(custom_id).encode(errors="replace")).hexdigest()[:24]
         error = next((one for one in outcomes if isinstance(one, NeuronpipeError)), None)
@@ -92,22 +92,8 @@ _BYTES_OR_TEXT = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
-class RowTask(Protocol):
-    """What a run does with a row."""
-
-    @property
-    def columns(self) -> Sequence[Column]:
-        """Those of the results."""
-
-    def inputs(self, row: Row) -> Sequence[TaskInput]:
-        """The row's inputs. Raises InvalidInput."""
-
-    def record(self, row: Row, outcomes: Sequence[Outcome]) -> Record:
-        """The row of results. `outcomes`: of the row's inputs, or the row's own error."""
-
-
 class TaskRows:
-    """One input a row, whose fields are columns. See RowTask."""
+    """One input a row, whose fields are columns. `columns`: those of the results."""
 
     def __init__(
         self,
@@ -141,7 +127,7 @@ class TaskRows:
         return _task_rows, self._arguments
 
     def inputs(self, row: Row) -> Sequence[TaskInput]:
-        """See RowTask."""
+        """The row's inputs. Raises InvalidInput."""
         if isinstance(row, str):
             raise InvalidInput("row", row)
         input = TaskInput()
@@ -152,7 +138,7 @@ class TaskRows:
         return [input]
 
     def record(self, row: Row, outcomes: Sequence[Outcome]) -> Record:
-        """See RowTask."""
+        """The row of results. `outcomes`: of the row's inputs, or the row's own error."""
         kept = {} if isinstance(row, str) else row
         record: dict[str, Any] = {name: kept.get(name) for name in self._kept}
         record |= dict.fromkeys(self._names.values())
@@ -181,6 +167,10 @@ class TaskRows:
             getattr(part, field.name).extend(_checked(one, field, column) for one in value)
         else:
             setattr(part, field.name, _checked(value, field, column))
+
+
+# What a run does with a row.
+RowTask: TypeAlias = OpenAiRows | TaskRows
 
 
 def _task_rows(*arguments: Any) -> TaskRows:

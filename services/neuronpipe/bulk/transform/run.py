@@ -93,21 +93,9 @@ def _kinds(format: Format, file: str, known: Mapping[str, Kind]) -> Mapping[str,
     return kinds
 
 
-def kept_columns(request: TransformRequest, input: Input) -> list[Column]:
-    """The columns that results are joined to. Raises SetupError for one that no file has."""
-    return [Column(name, input.kinds.get(name, "string")) for name in request.keep if _has(input, name, "--keep")]
-
-
-def check_columns(fields: Mapping[str, str], input: Input) -> None:
-    """Raises SetupError for columns of a task's fields that no file has."""
-    for field, column in fields.items():
-        _has(input, column, "--column", f"; name the column of {field!r} by --column {field}=COLUMN")
-
-
-def _has(input: Input, column: str, option: str, hint: str = "") -> bool:
+def _check_column(input: Input, column: str, option: str, hint: str = "") -> None:
     if input.rows and column not in input.columns:
         raise SetupError(f"{option}: the input has no column {column!r}, it has: {', '.join(input.columns)}{hint}")
-    return True
 
 
 _TERMINAL_INTERVAL_S, _LOG_INTERVAL_S = 0.5, 30.0
@@ -274,16 +262,14 @@ def make_plan(request: TransformRequest, model: ModelFacts, template: TaskInput)
 
 
 def _task_rows(request: TransformRequest, input: Input, template: TaskInput) -> TaskRows:
-    """Raises SetupError."""
-    check_columns(request.columns, input)
-    rows = TaskRows(
-        request.task,
-        template,
-        request.columns,
-        kept_columns(request, input),
-        request.prefix,
-        cells_are_texts=input.format == "csv",
-    )
+    """Raises SetupError, also for columns that no file has."""
+    for field, column in request.columns.items():
+        _check_column(input, column, "--column", f"; name the column of {field!r} by --column {field}=COLUMN")
+    for name in request.keep:
+        _check_column(input, name, "--keep")
+    kept = [Column(name, input.kinds.get(name, "string")) for name in request.keep]
+    are_texts = input.format == "csv"
+    rows = TaskRows(request.task, template, request.columns, kept, request.prefix, cells_are_texts=are_texts)
     names = [column.name for column in rows.columns]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SetupError(f"--keep: {', '.join(twice)} is also a column of the result; give --prefix")

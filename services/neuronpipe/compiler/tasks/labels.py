@@ -162,8 +162,12 @@ ZERO_SHOT_CLASSIFICATION = replace(
 )
 
 
-# The first words of a text are its query. Like a real query, it is short, and has words of its text.
-_QUERY_WORDS = 8
+# The first words of a text are its query, or its question. Like a real one, it is short, and has words of its text.
+_FIRST_WORDS = 8
+
+
+def _beginnings(texts: Sequence[str]) -> list[str]:
+    return [" ".join(text.split()[:_FIRST_WORDS]) for text in texts]
 
 
 def _load_rerank(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
@@ -199,8 +203,7 @@ def _load_modular_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
 
 
 def _encode_rerank(module: SourceModule, texts: Sequence[str]) -> Batch:
-    queries = [" ".join(text.split()[:_QUERY_WORDS]) for text in texts]
-    template = module.fact("template")
+    queries, template = _beginnings(texts), module.fact("template")
     return encode_written(module, template, queries, texts) if template else encode_texts(module, texts, queries)
 
 
@@ -208,9 +211,6 @@ RERANK = replace(TEXT_CLASSIFICATION, load=_load_rerank, encode=_encode_rerank)
 
 
 _OUTPUTS = ("start_logits", "end_logits")
-
-# The first words of a text are its question. Like a real question, it is short, and has words of its context.
-_QUESTION_WORDS = 8
 
 
 def _load_question_answering(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
@@ -225,10 +225,6 @@ def _load_question_answering(folder: Path, tokenizer: SourceTokenizer) -> Source
     )
 
 
-def _encode_question_answering(module: SourceModule, texts: Sequence[str]) -> Batch:
-    return encode_texts(module, texts, [" ".join(text.split()[:_QUESTION_WORDS]) for text in texts])
-
-
 def _same_best_answer(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
     is_token = batch["attention_mask"] == 1
     same: Measured = np.ones(len(is_token), np.bool_)
@@ -240,7 +236,7 @@ def _same_best_answer(outputs: Outputs, reference: Outputs, batch: Batch) -> Mea
 
 QUESTION_ANSWERING = SourceTask(
     _load_question_answering,
-    _encode_question_answering,
+    lambda module, texts: encode_texts(module, texts, _beginnings(texts)),
     _same_best_answer,
     np.mean,
     "share of texts with the same best start and end",
@@ -297,15 +293,10 @@ def _encode_fill_mask(module: SourceModule, texts: Sequence[str]) -> Batch:
     return batch
 
 
-def _same_best_token(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
-    same: Measured = np.equal(outputs["logits"].argmax(axis=1), reference["logits"].argmax(axis=1))
-    return same
-
-
 FILL_MASK = SourceTask(
     _load_fill_mask,
     _encode_fill_mask,
-    _same_best_token,
+    same_best_label,
     np.mean,
     "share of texts with the same best token for a mask",
 )

@@ -15,7 +15,7 @@ from neuronpipe.core.names import Metrics, Spans
 from neuronpipe.core.tracing import status_name
 from neuronpipe.doors.oip.raw_model import RawModel
 from neuronpipe.doors.oip.task_model import STREAM, TaskModel
-from neuronpipe.doors.oip.tensors import BYTES, GivenTensor, Tensor, TensorModel, TensorSpec, shown
+from neuronpipe.doors.oip.tensors import BYTES, GivenTensor, Tensor, TensorSpec, shown
 from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.tasks import TASKS
 
@@ -26,7 +26,7 @@ PLATFORM = "neuronpipe"
 class NamedModel:
     """One version of a model as callers name it. `spec`: of the model that is served."""
 
-    def __init__(self, name: str, model: TensorModel, served: ServedModel[GatewayModel]) -> None:
+    def __init__(self, name: str, model: TaskModel | RawModel, served: ServedModel[GatewayModel]) -> None:
         self.name = name
         self.model = model
         self.spec = served.spec
@@ -110,7 +110,7 @@ def named_models(table: ModelTable[ServedModel[GatewayModel]]) -> ModelTable[Nam
     return ModelTable({(one.name, one.spec.version): one for one in named}, routes, other_names)
 
 
-def _forms(spec: ModelSpec) -> Mapping[str, TensorModel]:
+def _forms(spec: ModelSpec) -> Mapping[str, TaskModel | RawModel]:
     tasks = {f"{spec.name}/{task}": TaskModel(task) for task in spec.also_answers}
     # Neither has one row of tensors for each sequence: what generates, and what takes texts and images.
     has_rows = not TASKS[spec.task].generates and not (spec.image and spec.takes_texts)

@@ -22,7 +22,7 @@ _MAX_INT32 = (1 << 31) - 1
 
 
 class RawModel:
-    """See TensorModel. A row of tokens ends where its mask does; outputs beyond are zero."""
+    """See TaskModel. A row of tokens ends where its mask does; outputs beyond are zero."""
 
     parameters: Mapping[str, str] = {}
 
@@ -40,7 +40,7 @@ class RawModel:
     def read_rows(
         self, tensors: Mapping[str, Tensor], rows: int, parameters: Mapping[str, Parameter], max_input_bytes: int
     ) -> list[RowInput]:
-        """See TensorModel."""
+        """See TaskModel."""
         arrays = {name: one.values for name, one in tensors.items()}
         if self._spec.image:
             sequences = [{name: array[row] for name, array in arrays.items()} for row in range(rows)]
@@ -56,7 +56,7 @@ class RawModel:
         tensors: Mapping[str, Tensor],
         max_bytes: int,
     ) -> list[Tensor]:
-        """See TensorModel."""
+        """See TaskModel."""
         outputs = [one.result.outputs.arrays[0] for one in results if isinstance(one.result, RawResult)]
         tokens = 0 if self._spec.image else tensors[_IDS].shape[1]
         for spec in wanted:

@@ -51,8 +51,10 @@ _Path = tuple[str, ...]
 
 
 class TaskModel:
-    """See TensorModel. An output has an axis for each repeated field on its way. Rows that have fewer elements than
-    others are filled up with zeros and empty strings; `count` says how many of the first axis are real.
+    """The inputs, outputs and parameters of a model; `parameters`: what each may be, by its name.
+
+    An output has an axis for each repeated field on its way. Rows that have fewer elements than others are filled up
+    with zeros and empty strings; `count` says how many of the first axis are real.
     """
 
     def __init__(self, task: str) -> None:
@@ -88,7 +90,10 @@ class TaskModel:
     def read_rows(
         self, tensors: Mapping[str, Tensor], rows: int, parameters: Mapping[str, Parameter], max_input_bytes: int
     ) -> list[RowInput]:
-        """See TensorModel."""
+        """An input of the pipeline for each row. `parameters` has known names only. `max_input_bytes`: of a text.
+
+        Raises InvalidInput.
+        """
         inputs = [TaskInput() for _ in range(rows)]
         for row, input in enumerate(inputs):
             message = getattr(input, self._task)
@@ -120,7 +125,9 @@ class TaskModel:
         tensors: Mapping[str, Tensor],
         max_bytes: int,
     ) -> list[Tensor]:
-        """See TensorModel."""
+        """The outputs that are wanted, from the results of all rows. `tensors`: the inputs. Raises InvalidInput for an
+        output of more than `max_bytes`.
+        """
         messages = [getattr(one.result.message, self._task) for one in results]
         return [self._output(spec, messages, max_bytes) for spec in wanted]
 

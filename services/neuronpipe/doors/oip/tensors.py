@@ -1,9 +1,9 @@
-"""The tensors of the Open Inference Protocol, and the contract of a model of tensors."""
+"""The tensors of the Open Inference Protocol."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.items import EncodedInput
 from neuronpipe.core.packed import Packed
 from neuronpipe.core.tensors import Array
-from neuronpipe.gateway.inference import InferenceResult
 
 BYTES = "BYTES"
 # Inputs, outputs and parameters of one request, each; more than any model has. They are read one by one.
@@ -177,38 +176,6 @@ def _bytes_of(name: str, element: Any) -> bytes:
 Parameter = bool | int | float | str
 # An input of the pipeline: a task's, or one that a caller encoded.
 RowInput = tuple[Packed[TaskInput], EncodedInput | None]
-
-
-class TensorModel(Protocol):
-    """The inputs, outputs and parameters of a model; `parameters`: what each may be, by its name."""
-
-    @property
-    def inputs(self) -> Sequence[TensorSpec]: ...
-
-    @property
-    def outputs(self) -> Sequence[TensorSpec]: ...
-
-    @property
-    def parameters(self) -> Mapping[str, str]: ...
-
-    def read_rows(
-        self, tensors: Mapping[str, Tensor], rows: int, parameters: Mapping[str, Parameter], max_input_bytes: int
-    ) -> list[RowInput]:
-        """An input of the pipeline for each row. `parameters` has known names only. `max_input_bytes`: of a text.
-
-        Raises InvalidInput.
-        """
-
-    def write(
-        self,
-        results: Sequence[InferenceResult],
-        wanted: Sequence[TensorSpec],
-        tensors: Mapping[str, Tensor],
-        max_bytes: int,
-    ) -> list[Tensor]:
-        """The outputs that are wanted, from the results of all rows. `tensors`: the inputs. Raises InvalidInput for an
-        output of more than `max_bytes`.
-        """
 
 
 def row_field(name: str, row: int, rows: int) -> str:

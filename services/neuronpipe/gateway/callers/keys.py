@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from neuronpipe.core.callers import check_tenant_name
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.files import replace_file
+from neuronpipe.core.files import files_told, replace_file
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
@@ -37,12 +37,10 @@ class WatchedFile(Watched[ValueT]):
 
 
 def _read(option: str, path: Path) -> bytes:
-    try:
+    with files_told(f"{option} {path}"):
         if path.stat().st_size > _MAX_BYTES:
             raise SetupError(f"{option} {path}: more than {_MAX_BYTES:,} bytes, the limit")
         return path.read_bytes()
-    except OSError as error:
-        raise SetupError(f"{option} {path}: {error.strerror}") from error
 
 
 # np_ID_SECRET: the id finds the record, the secret proves the key. Scanners for leaked secrets find the prefix.
@@ -133,10 +131,8 @@ def create_key(path: Path, tenant: str, name: str, days: float | None = None) ->
 
 def list_keys(path: Path) -> list[KeyRecord]:
     """The keys of a file. Raises SetupError where it cannot be read."""
-    try:
+    with files_told(f"--api-keys {path}"):
         return list(parse_keys(path.read_bytes()).values())
-    except OSError as error:
-        raise SetupError(f"--api-keys {path}: {error.strerror}") from error
 
 
 def revoke_keys(path: Path, is_revoked: Callable[[KeyRecord], bool]) -> list[KeyRecord]:
@@ -175,12 +171,10 @@ def _changing(path: Path) -> Iterator[tuple[bytes, Callable[[bytes], None]]]:
     def write(content: bytes) -> None:
         replace_file(path, content, mode=path.stat().st_mode & 0o777 if path.exists() else 0o600)
 
-    try:
+    with files_told(f"--api-keys {path}"):
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
             yield path.read_bytes() if path.exists() else b"", write
         finally:
             os.close(folder)
-    except OSError as error:
-        raise SetupError(f"--api-keys {path}: {error.strerror}") from error

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.files import replace_file
+from neuronpipe.core.files import files_told, replace_file
 from neuronpipe.measure.benchmark.matrix import Cell, Variant
 from neuronpipe.measure.benchmark.measuring import Samples
 from neuronpipe.measure.figures import Interval, bootstrap, mean, median, p95, ratio
@@ -134,20 +134,17 @@ class Results:
 def write_results(results: Results, folder: Path) -> None:
     """Replaces the file of a folder. Raises SetupError where it cannot be written."""
     content = {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(results)}
-    try:
+    with files_told(f"{folder}: cannot be written", "; see --out"):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / RESULTS_FILE, (json.dumps(content, separators=(",", ":")) + "\n").encode(), mode=0o644)
-    except OSError as error:
-        raise SetupError(f"{folder}: cannot be written: {error.strerror}; see --out") from error
 
 
 def read_results(path: Path) -> Results:
     """Of a folder or of its file. Raises SetupError for what is no report, or one of another schema version."""
     file = path / RESULTS_FILE if path.is_dir() else path
     try:
-        content = json.loads(file.read_text())
-    except OSError as error:
-        raise SetupError(f"{file}: {error.strerror}; a run of `neuronpipe benchmark` leaves one") from error
+        with files_told(f"{file}", "; a run of `neuronpipe benchmark` leaves one"):
+            content = json.loads(file.read_text())
     except ValueError as error:
         raise SetupError(f"{file}: is no JSON of `neuronpipe benchmark`") from error
     found = content.pop("schema_version", None) if isinstance(content, dict) else None

@@ -37,7 +37,7 @@ class Pace:
         self._text_s = _mean(self._text_s, took_s)
 
     def most_read_tokens(self, answered: int, unread: int) -> float:
-        """The tokens of prompts that a step may have beside `answered` texts, while `unread` wait for their first token."""
+        """The tokens of prompts that a step may have beside `answered` texts, while `unread` wait for a first token."""
         if not self._reading_s or not self._answering_s:
             return float("inf")
         if self._reading_steps >= _MOST_READING:
