@@ -207,11 +207,11 @@ class Planner:
     def plan(self) -> dict[Sequence, list[Run]]:
         """The next step; nothing if there is no sequence."""
         planned: dict[Sequence, int] = {}
-        room, is_reading = self._most_tokens(), False
-        spare, self._places = self._spare_scores, self._max_sequences
         # Those with one token left first: each of them costs one token of the budget, and somebody reads along.
         answered = [one for one in self.running if one.left == 1]
         reading = [one for one in self.running if one.left > 1]
+        room, is_reading = self._most_tokens(answered, reading), False
+        spare, self._places = self._spare_scores, self._max_sequences
         for sequence in (*answered, *reading):
             rows = len(sequence.rows)
             # A search alone may be wider than the step.
@@ -372,18 +372,16 @@ class Planner:
     def _rows(self) -> int:
         return sum(one.most_rows for one in self.running)
 
-    def _most_tokens(self) -> int:
-        """The most tokens of the next step: of prompts only so many that the other texts wait little.
+    def _most_tokens(self, answered: Sequence_[Sequence], reading: Sequence_[Sequence]) -> int:
+        """The most tokens of the next step: few enough of prompts that the texts that are being answered wait little.
 
         Bulk texts that are unread do not make interactive ones wait longer.
         """
-        answered = [one for one in self.running if one.left == 1]
         if not answered:
             return self._step_tokens
         first, rows = answered[0].rank[:-1], sum(len(one.rows) for one in answered)
-        unread = sum(one.left > 1 and one.rank[:-1] <= first for one in self.running)
-        places = self._max_sequences - self._rows
-        unread += sum(one.rank[:-1] <= first for one in self.waiting[: max(0, places)])
+        next_ones = self.waiting[: max(0, self._max_sequences - self._rows)]
+        unread = sum(one.rank[:-1] <= first for one in (*reading, *next_ones))
         return int(min(self._step_tokens, rows + self.pace.most_read_tokens(len(answered), unread)))
 
     def _has_room_for(self, sequence: Sequence) -> bool:
