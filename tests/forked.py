@@ -107,7 +107,7 @@ def _started() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
 
 def _serve(requests: socket.socket) -> None:
     """Starts a service for each request, and writes its process id and then its exit code. Returns in a service, or
-    when nobody asks any more.
+    when the tests have ended.
     """
     pipes: dict[int, int] = {}
     ended, wake = os.pipe()
@@ -147,7 +147,7 @@ def _tell(pipes: dict[int, int]) -> None:
     with suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             pipe = pipes.pop(found[0])
-            with suppress(BrokenPipeError):  # nobody asks for it any more
+            with suppress(BrokenPipeError):  # its starter has ended
                 os.write(pipe, _NUMBER.pack(os.waitstatus_to_exitcode(found[1])))
             os.close(pipe)
 

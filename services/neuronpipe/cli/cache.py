@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from neuronpipe.cli.bundle import add_trusted_keys
 from neuronpipe.cli.repository import folder
-from neuronpipe.cli.terminal import option
+from neuronpipe.cli.terminal import option, report
 from neuronpipe.core.errors import InvalidInput, SetupError, Unavailable
 from neuronpipe.core.files import read_lines
 
@@ -190,7 +190,7 @@ class _Report:
         if now_s - self._shown_s >= _REPORT_EVERY_S:
             self._shown_s = now_s
             rate = self.done / (now_s - self._began_s)
-            print(f"{self.done:,} of {self._inputs:,} inputs, {rate:,.0f} a second", file=sys.stderr, flush=True)
+            report(f"{self.done:,} of {self._inputs:,} inputs, {rate:,.0f} a second")
 
     def end(self) -> None:
         known = self.done - self.stored - self.refused

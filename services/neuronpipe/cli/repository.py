@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from neuronpipe.platform.tls import TlsFiles
 
 _LIMIT_S = 30.0
-# Between reading and writing others may write; so often the change is made anew.
+# Attempts to make a change: between reading and writing, others may write.
 _ATTEMPTS = 10
 
 
@@ -103,7 +103,7 @@ class GatewayRegistry:
         return asyncio.run(self._ask(lambda stub, **options: stub.GetRegistry(GetRegistryRequest(), **options)))
 
     def change_registry(self, operation: "Operation", signed: "Signed") -> "Registry":
-        """Makes the change here, and has the gateway write it where nobody else has written meanwhile."""
+        """Makes the change here, and has the gateway write it unless the registry has changed since it was read."""
         from neuronpipe.api.v1.registry_pb2 import ChangeRegistryRequest, RouteShare, Routing, SetAlias, Shadow
 
         for attempt in range(_ATTEMPTS):

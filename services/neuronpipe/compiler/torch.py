@@ -29,7 +29,7 @@ def convert(conversion: Conversion) -> Artifact:
     """
     module = conversion.module
     converted = copy.deepcopy(module.module).to(TORCH_DTYPES[conversion.dtype]).eval()
-    # Outputs are float32, whatever the data type of the model.
+    # Outputs are float32, also those of models in other data types.
     converted.register_forward_hook(lambda _, _inputs, outputs: {name: one.float() for name, one in outputs.items()})
     example = {name: torch.from_numpy(conversion.example[name]) for name in module.inputs}
     free = {name: dict.fromkeys(module.free_axes(name), torch.export.Dim.DYNAMIC) for name in module.inputs}

@@ -106,7 +106,7 @@ def start_module(words: Sequence[str], log: IO[str], variables: Mapping[str, str
     return subprocess.Popen(  # noqa: S603 (our own command)
         [sys.executable, "-m", *words],
         stderr=log,
-        # Ctrl-C in the terminal is for whoever started us; that one ends the services.
+        # Ctrl-C in the terminal is for the process that started us, which ends the services.
         start_new_session=True,
         env=variables,
     )

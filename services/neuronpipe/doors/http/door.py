@@ -162,7 +162,7 @@ class HttpDoor:
             connection.shutdown()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                while self._state.connections or self._state.tasks:  # noqa: ASYNC110 (uvicorn tells nobody)
+                while self._state.connections or self._state.tasks:  # noqa: ASYNC110 (uvicorn has no event for it)
                     await asyncio.sleep(_LOOK_EVERY_S)
         for task in self._state.tasks:
             task.cancel()

@@ -167,7 +167,7 @@ async def serve(
                         await stop.wait()
                     await life.drain(settings.grace_s)
                 except asyncio.CancelledError:
-                    # A part has crashed. Its calls may take long to end, and nobody should wait for them.
+                    # A part has crashed. Its calls may take long to end, too long to wait for them.
                     await life.drain(min(settings.grace_s, _CRASH_GRACE_S), answers_late_calls=False)
                     raise
                 finally:
