@@ -22,7 +22,7 @@
 # bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to docs/benchmarks/neuron-sim.md
 # verify-deploy  the Kubernetes manifests of deploy/: rendered so that each two parts meet, validated, and asked by rules
 # simulate-cluster  rules of autoscaling under simulated loads, written to docs/autoscaling.md
-# pictures  of the console and of a trace, taken from a running system, written to docs/
+# pictures  of the console and of a trace, taken from a running system, written to docs/; JAEGER=URL: also in that Jaeger
 # up        the whole system in containers; up-observability with Jaeger, Prometheus and Grafana
 # certificates  of the layer tls, made anew while it runs
 # down      ends it and deletes what it made; logs, ps, redeploy service=NAME: of the running one
@@ -426,9 +426,11 @@ docs: .venv/.docs $(SITE_SCRIPTS)/$(MERMAID)-$(IFRAME_WORKER)
 	echo "open .cache/site/index.html"
 
 # The repository is that of the demo, which `make demo` compiles.
+# JAEGER: the address of one, such as http://127.0.0.1:16686 of up-observability.
+JAEGER ?=
 .PHONY: pictures
 pictures: .venv/.dev chromium demo
-	$(BIN)/python -m tests.pictures .cache/demo-repository
+	$(BIN)/python -m tests.pictures .cache/demo-repository $(JAEGER)
 
 # --- containers -------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Takes the pictures of the pages from a running system: `make pictures`, or `python -m tests.pictures REPOSITORY`.
 
 The repository is that of `make demo`. Chromium opens the console and sends a request; docs/console.png is its answer.
-docs/trace.svg is a request through four processes while others call them, with what its spans mean.
+docs/trace.svg is a request through four processes while others call them, with what its spans mean. With the address of
+a Jaeger behind REPOSITORY, its page gets the same request as a file, and docs/jaeger.png is what it shows.
 """
 
 import json
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 
@@ -51,8 +53,8 @@ _COLOURS = {
 _LEFT, _WIDTH, _ROW = 290, 560, 26
 
 
-def draw_trace(repository: str) -> None:
-    """Writes docs/trace.svg."""
+def draw_trace(repository: str, jaeger: str = "") -> None:
+    """Writes docs/trace.svg and, given the address of a Jaeger, docs/jaeger.png."""
     request = InferRequest(
         model="minilm",
         input=TaskInput(sentence_embedding=SentenceEmbeddingInput(text="A fine day for a walk along the river.")),
@@ -78,6 +80,8 @@ def draw_trace(repository: str) -> None:
             for caller in callers:
                 caller.join()
         found = json.loads(spans.read_text())
+        if jaeger:
+            take_jaeger(jaeger, spans, _trace_of(found))
     trace = read_trace(found, _trace_of(found))
     assert trace
     (ROOT / "docs" / "trace.svg").write_text("\n".join(_svg(trace)) + "\n")
@@ -153,17 +157,20 @@ def _arrow(start: float, end: float, y: int) -> str:
 
 def take_picture(repository: str) -> None:
     """Writes docs/console.png."""
-    program = shutil.which("chromium")
-    assert program, "make chromium installs it"
-    with ServiceProcess("all", "--repository", repository, *_OPTIONS) as process, sync_playwright() as playwright:
+    with ServiceProcess("all", "--repository", repository, *_OPTIONS) as process, _page() as page:
         process.wait_until_ready()
-        url = f"http://{process.wait_for('listening for HTTP')['address']}/"
-        browser = playwright.chromium.launch(executable_path=program)
-        page = browser.new_page(viewport={"width": 1100, "height": 900}, color_scheme="light")
-        page.goto(url)
+        page.goto(f"http://{process.wait_for('listening for HTTP')['address']}/")
         _send_similarity(page)
         page.get_by_role("region", name="Answer").screenshot(path=ROOT / "docs" / "console.png")
-        browser.close()
+
+
+@contextmanager
+def _page() -> Iterator[Page]:
+    """A window of Chromium."""
+    program = shutil.which("chromium")
+    assert program, "make chromium installs it"
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program) as browser:
+        yield browser.new_page(viewport={"width": 1100, "height": 900}, color_scheme="light")
 
 
 def _send_similarity(page: Page) -> None:
@@ -176,6 +183,36 @@ def _send_similarity(page: Page) -> None:
         expect(page.get_by_role("region", name="Answer").get_by_role("status")).to_contain_text("answered in")
 
 
+# Beside the bar of each row, the name of its span in `neuronpipe trace`.
+_NAMES = """() => document.querySelectorAll(".span-row").forEach(row => {
+  const bar = row.querySelector(".SpanBar--bar"), view = row.querySelector(".span-view");
+  const name = row.querySelector(".endpoint-name").textContent.split("/").pop();
+  const [place, space] = [bar.getBoundingClientRect(), view.getBoundingClientRect()];
+  const isLate = place.left - space.left > space.width * 0.75;
+  const note = document.createElement("b");
+  note.textContent = isLate ? `${name} \u2192` : `\u2190 ${name}`;
+  note.style = "position:absolute;z-index:9;top:4px;padding:0 6px;background:#fff;color:#c33;border:1px solid #c33;"
+    + "line-height:16px;font-size:12px;"
+    + (isLate ? `right:${space.right - place.left + 60}px` : `left:${place.left - space.left + 4}px`);
+  view.append(note);
+})"""
+
+
+def take_jaeger(url: str, spans: Path, trace_id: str) -> None:
+    """Writes docs/jaeger.png: the request's page in the Jaeger at `url`, which reads the spans from their file."""
+    with _page() as page:
+        page.goto(f"{url}/search")
+        page.evaluate("localStorage.setItem('spanNameColumnWidth', '0.4')")
+        page.reload()
+        page.get_by_text("Upload", exact=True).click()
+        page.locator("input[type=file]").set_input_files(spans)
+        page.locator(f"a[href*='{trace_id}']").first.click()
+        expect(page.locator(".span-row").first).to_be_visible()
+        page.evaluate(_NAMES)
+        page.set_viewport_size({"width": 1100, "height": 300 + 29 * page.locator(".span-row").count()})
+        page.screenshot(path=ROOT / "docs" / "jaeger.png")
+
+
 if __name__ == "__main__":
     take_picture(sys.argv[1])
-    draw_trace(sys.argv[1])
+    draw_trace(*sys.argv[1:])
