@@ -17,6 +17,6 @@ for name in grpc-api grpc-context grpc-core grpc-netty grpc-protobuf grpc-protob
   perfmark-impl geronimo-annotation-1.3-spec; do
   classpath=$classpath:/usr/share/java/$name.jar
 done
-find "$out/generated" "$here" -name '*.java' > "$out/sources"
+find "$out/generated" "$here/src" -name '*.java' > "$out/sources"
 javac -nowarn -Xlint:-deprecation -cp "$classpath" -d "$out/classes" "@$out/sources"
 echo "$classpath" > "$out/classpath"

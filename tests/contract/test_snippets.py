@@ -56,10 +56,9 @@ _MODELS = {
 }
 # These programs are the system's own; a block that needs another one is not run.
 _SYSTEM_PROGRAMS = ("cat", "ls", "mkdir", "touch")
-_EXAMPLES = {"go": ROOT / "examples" / "go" / "main.go", "java": ROOT / "examples" / "java" / "Classify.java"}
+_EXAMPLES = {"go": ROOT / "examples" / "go" / "main.go", "java": ROOT / "examples/java/src/main/java/Classify.java"}
 _FAIL = 'echo "$1: is not known to this test" >&2; touch ~/failed; return 127'
 _FAULTS = ("INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "INTERNAL")
-_NODE_PREAMBLE = 'const grpc = require("@grpc/grpc-js");\nconst protoLoader = require("@grpc/proto-loader");\n'
 
 _fences = [fence for page in all_pages() for fence in fences(page)]
 
@@ -277,8 +276,7 @@ def _run_python(content: str, folder: Path, python: Path = Path(sys.executable))
 
 
 def _run_js(content: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    preamble = "" if "require(" in content else _NODE_PREAMBLE
-    (folder / "snippet.js").write_text(preamble + content)
+    (folder / "snippet.js").write_text(content)
     modules = ROOT / "tests" / "integration" / "node" / "node_modules"
     return _run(["node", "snippet.js"], folder, {"NODE_PATH": str(modules), "PATH": os.environ["PATH"]})
 
