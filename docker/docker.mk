@@ -35,7 +35,7 @@ image-sizes:
 # Returns when the gateway reaches all stages; Compose 1.29 has no --wait. If the compile step fails, its reason comes
 # last.
 up: images
-	$(compose) up -d || {
+	@$(compose) up -d || {
 	  compile=$$($(compose) ps -aq compile)
 	  if [[ $$compile && $$($(DOCKER) inspect --format '{{.State.ExitCode}}' $$compile) != 0 ]]; then
 	    { echo "the compile step failed:"; $(DOCKER) logs --tail 10 $$compile; } 2>&1

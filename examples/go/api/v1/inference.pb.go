@@ -200,9 +200,9 @@ type InferRequest struct {
 
 	// The name of the model. Required.
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
-	// The version of the model: a whole number, or an alias of the repository's registry. Default: what the registry says
-	// of requests without a version, which may share them out among versions by the metadata neuronpipe-route-key or else
-	// by request_id; without a registry the newest version.
+	// The version of the model: a whole number, or an alias of the repository's registry. Default: a version of the
+	// registry's route, chosen by the metadata neuronpipe-route-key or else by request_id; without a registry the newest
+	// version.
 	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	// The caller's id for this request, at most 256 characters. The response, logs and traces repeat it. Default: a
 	// random id, which the gateway makes. Required on a stream.

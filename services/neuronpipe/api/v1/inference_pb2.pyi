@@ -122,9 +122,9 @@ class InferRequest(_message.Message):
     model: _builtins.str
     """The name of the model. Required."""
     version: _builtins.str
-    """The version of the model: a whole number, or an alias of the repository's registry. Default: what the registry says
-    of requests without a version, which may share them out among versions by the metadata neuronpipe-route-key or else
-    by request_id; without a registry the newest version.
+    """The version of the model: a whole number, or an alias of the repository's registry. Default: a version of the
+    registry's route, chosen by the metadata neuronpipe-route-key or else by request_id; without a registry the newest
+    version.
     """
     request_id: _builtins.str
     """The caller's id for this request, at most 256 characters. The response, logs and traces repeat it. Default: a
