@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from textwrap import indent
 
 import numpy as np
 
@@ -65,19 +66,23 @@ def main() -> None:
         sys.exit(130)
 
 
+def _report(lines: str) -> None:
+    print(indent(lines, "  "), flush=True)
+
+
 def _run(repository: Path) -> None:
     if not is_compiled(repository, MODEL):
         print("Compiling sentence-transformers/all-MiniLM-L6-v2 for OpenVINO:")
         request = CompileRequest(
             source=str(find_minilm()), task="sentence_embedding", repository=repository, name=MODEL
         )
-        compile_bundle(request, lambda line: print(f"  {line}", flush=True))
+        compile_bundle(request, _report)
     if not is_compiled(repository, WRITER):
         print("\nTraining a tiny Llama on demo/writer.txt for some seconds, and compiling it:", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             source = str(make_writer(Path(folder)))
             request = CompileRequest(source=source, task="text_generation", repository=repository, name=WRITER)
-            compile_bundle(request, lambda line: print(f"  {line}", flush=True))
+            compile_bundle(request, _report)
     with ExitStack() as stack:
         print("\nStarting the four services, and the same pipeline in one process:")
         processes = stack.enter_context(four_processes(repository, *_TRACED, environment=_SAMPLED))
