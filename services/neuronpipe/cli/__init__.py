@@ -52,6 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         wanted = f"'neuronpipe[{options.extra}]'" if options.extra else "neuronpipe"
         _exit(f"{options.command} needs the package {error.name}, which is not installed: pip install {wanted}", 2)
+    except PermissionError as error:
+        if not error.filename:
+            raise
+        _exit(f"{error.filename}: permission denied for user {os.geteuid()}", 2)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -532,6 +532,14 @@ def test_a_module_of_ours_that_is_missing_is_a_fault_and_not_a_missing_package(
         _run(capsys, "models", "--target", _NOWHERE)
 
 
+def test_a_file_of_another_user_exits_with_two_and_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _failing_with(monkeypatch, PermissionError(13, "Permission denied", "/root/x"))
+    code, _, errors = _run(capsys, "models", "--target", _NOWHERE)
+    assert (code, errors) == (2, f"neuronpipe: /root/x: permission denied for user {os.geteuid()}\n")
+
+
 def test_ctrl_c_exits_as_shells_expect(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _failing_with(monkeypatch, KeyboardInterrupt())
     # 128 plus the number of SIGINT, 2.
