@@ -1,7 +1,9 @@
 """The stack of containers under test, by the commands that a person would use."""
 
+import contextlib
 import json
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -52,9 +54,11 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> str:
 
 
 def free_port() -> str:
-    """A port of the loopback interface that nobody has."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return str(free.getsockname()[1])
+    """A port of the loopback interface that nobody has, and that no connection gets until it is used."""
+    while True:
+        port = random.randrange(20_000, 32_000)  # below those of outgoing connections
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return str(port)
 
 
 @dataclass(frozen=True)
