@@ -140,10 +140,9 @@ class HttpDoor:
         """Answers requests from now on."""
         self._app.handlers = {**handlers, **self._health_handlers()}
 
-    def ask_to_leave(self) -> bool:
+    def ask_to_leave(self) -> None:
         """Ends connections with their answers."""
         self._app.is_draining = True
-        return True
 
     async def stop_listening(self, limit_s: float) -> None:
         """Each answer ends its connection already, also that of a new one."""
