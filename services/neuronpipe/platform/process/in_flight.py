@@ -166,7 +166,7 @@ class InFlight:
 
         If it takes too long, or the budget has no room for it, `refuse` is called, which must end the block.
         """
-        claim, arrival = Claim(connection, refuse), self._begin_arrival(refuse)
+        claim, arrival = Claim(connection, refuse), self.arrivals.begin(lambda is_late: refuse(self.too_slow(is_late)))
         try:
             yield lambda size_bytes: self.budget.grow(claim, size_bytes)
         finally:
@@ -244,9 +244,6 @@ class InFlight:
         if self.refuses_arriving:
             return self.stopping()
         return self.waited(is_late, f"the message took longer than {self._max_receive_s:g} s, the limit")
-
-    def _begin_arrival(self, refuse: Callable[[NeuronpipeError], None]) -> int:
-        return self.arrivals.begin(lambda is_late: refuse(self.too_slow(is_late)))
 
     def stopping(self) -> Unavailable:
         """The error of calls, and of reads from streams, while the process drains."""
