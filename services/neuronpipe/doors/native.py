@@ -6,7 +6,6 @@ Inputs and results stay bytes where no stage of this process parses or makes the
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from contextlib import aclosing
-from operator import attrgetter
 
 from neuronpipe.api.forward.v1 import inference_pb2 as wire
 from neuronpipe.api.v1 import inference_pb2, models_pb2
@@ -24,8 +23,6 @@ from neuronpipe.gateway.inference import (
     InferenceOutcome,
     InferenceRequest,
     InferenceResult,
-    StageTimings,
-    Usage,
 )
 from neuronpipe.gateway.many import infer_batch, infer_stream
 from neuronpipe.gateway.pipeline import Pipeline
@@ -34,7 +31,6 @@ from neuronpipe.platform.process.door import Handler
 from neuronpipe.rpc.rpcs import Rpc, by_path, call_of, rpcs_of
 
 INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
-_FIELDS = {kind: [(name, attrgetter(name)) for name in kind.__slots__] for kind in (Usage, StageTimings)}
 MODEL_SERVICE = models_pb2.DESCRIPTOR.services_by_name["ModelService"]
 
 
@@ -148,15 +144,8 @@ def _write_result(result: InferenceResult, response: wire.InferResponse) -> None
     response.model, response.version = result.model.name, str(result.model.version)
     response.request_id = result.request_id
     response.result = result.result.data
-    _write_fields(result.usage, response.usage)
-    _write_fields(result.timings, response.timings)
-
-
-def _write_fields(value: Usage | StageTimings, message: object) -> None:
-    """The message has the names of the value. Zero is what a field is without being set."""
-    for name, get in _FIELDS[type(value)]:
-        if number := get(value):
-            setattr(message, name, number)
+    response.usage.CopyFrom(result.usage)
+    response.timings.CopyFrom(result.timings)
 
 
 def _write_outcome(outcome: InferenceOutcome, message: wire.InferOutcome) -> None:

@@ -4,7 +4,6 @@ Generate as events.
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
@@ -15,8 +14,6 @@ from neuronpipe.api.v1.inference_pb2 import (
     GenerateStart,
     InferRequest,
     InferResponse,
-    StageTimings,
-    Usage,
 )
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.core.calls import Call
@@ -109,8 +106,8 @@ def response_message(result: InferenceResult, answer: TaskResult | None) -> Infe
         version=str(result.model.version),
         request_id=result.request_id,
         result=answer,
-        timings=StageTimings(**asdict(result.timings)),
-        usage=Usage(**asdict(result.usage)),
+        timings=result.timings,
+        usage=result.usage,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from neuronpipe import __version__
+from neuronpipe.api.v1.inference_pb2 import StageTimings, Usage
 from neuronpipe.api.v1.models_pb2 import Model, VersionState
 from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskResult
 from neuronpipe.bundles.registry import Registry, Signed
@@ -39,8 +40,6 @@ from neuronpipe.gateway.inference import (
     GenerationStart,
     InferenceRequest,
     InferenceResult,
-    StageTimings,
-    Usage,
 )
 from neuronpipe.gateway.many import infer_together
 from neuronpipe.gateway.routing import GatewayModel, Router
@@ -367,7 +366,7 @@ def _part(event: GeneratedPart | InferenceResult, call: Call, model: NamedModel)
     result = TaskResult()
     getattr(result, model.spec.task).sequences.append(text)
     key = ModelKey(model.spec.name, model.spec.version)
-    return InferenceResult(call.request_id, key, pack_result(result), Usage(), StageTimings(0))
+    return InferenceResult(call.request_id, key, pack_result(result), Usage(), StageTimings())
 
 
 def _state_of(model: Model) -> tuple[str, str]:
