@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 from neuronpipe.api.forward.v1 import inference_pb2 as wire
 from neuronpipe.api.v1 import inference_pb2, models_pb2
+from neuronpipe.api.v1.inference_pb2 import GenerateStart
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
@@ -19,7 +20,6 @@ from neuronpipe.doors.text_stream import Event, text_stream
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import (
     GeneratedPart,
-    GenerationStart,
     InferenceOutcome,
     InferenceRequest,
     InferenceResult,
@@ -103,7 +103,7 @@ class NativeDoor:
         async with aclosing(text_stream(self._pipeline, request)) as events:
             async for event in events:
                 response = wire.GenerateResponse()
-                _write_event(event, request.call.request_id, response)
+                _write_event(event, response)
                 yield response
 
     async def list_models(self, message: models_pb2.ListModelsRequest, call: Call) -> models_pb2.ListModelsResponse:
@@ -126,11 +126,9 @@ def _read_request(message: wire.InferRequest, call: Call, *, is_id_required: boo
     )
 
 
-def _write_event(event: Event, request_id: str, response: wire.GenerateResponse) -> None:
-    if isinstance(event, GenerationStart):
-        start = response.start
-        start.model, start.version = event.model.name, str(event.model.version)
-        start.request_id, start.prompt_tokens = request_id, event.prompt_tokens
+def _write_event(event: Event, response: wire.GenerateResponse) -> None:
+    if isinstance(event, GenerateStart):
+        response.start.CopyFrom(event)
     elif isinstance(event, GeneratedPart):
         response.chunk.text, response.chunk.sequence = event.text, event.sequence
         response.chunk.token_ids.extend(event.token_ids)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from neuronpipe.api.v1.inference_pb2 import CacheControl, StageTimings, Usage
+from neuronpipe.api.v1.inference_pb2 import CacheControl, GenerateStart, StageTimings, Usage
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult, TokenLogprob
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import NeuronpipeError
@@ -26,15 +26,7 @@ class InferenceRequest:
     input: Packed[TaskInput]
     cache_control: "CacheControl.ValueType" = CacheControl.CACHE_CONTROL_UNSPECIFIED
     encoded: EncodedInput | None = None
-    listener: "Callable[[GenerationStart | GeneratedPart], None] | None" = None
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationStart:
-    """A text begins."""
-
-    model: ModelKey
-    prompt_tokens: int
+    listener: "Callable[[GenerateStart | GeneratedPart], None] | None" = None
 
 
 @dataclass(frozen=True, slots=True)

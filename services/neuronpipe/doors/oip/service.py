@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from neuronpipe import __version__
-from neuronpipe.api.v1.inference_pb2 import StageTimings, Usage
+from neuronpipe.api.v1.inference_pb2 import GenerateStart, StageTimings, Usage
 from neuronpipe.api.v1.models_pb2 import Model, VersionState
 from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskResult
 from neuronpipe.bundles.registry import Registry, Signed
@@ -37,7 +37,6 @@ from neuronpipe.gateway.access import check_may_change, registry_of
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.inference import (
     GeneratedPart,
-    GenerationStart,
     InferenceRequest,
     InferenceResult,
 )
@@ -302,7 +301,7 @@ class TensorService:
         asked = InferenceRequest(own, model.spec.name, model.version, packed, options.cache_control)
         async with aclosing(text_stream(self._pipeline, asked, spans.one)) as events:
             async for event in events:
-                if isinstance(event, GenerationStart):
+                if isinstance(event, GenerateStart):
                     continue
                 is_last = isinstance(event, InferenceResult)
                 outputs = model.model.write(
