@@ -21,7 +21,7 @@ from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.rpc.http2.call import Call, NotGrpc
 from neuronpipe.rpc.http2.connection import NO_ERROR, Connection
 from neuronpipe.rpc.http2.stream import ENCODINGS, UNIMPLEMENTED, Stream
-from neuronpipe.rpc.transport import CallEnd, ServerOptions
+from neuronpipe.rpc.transport import CallEnd, ServerOptions, end_of
 
 _DRAIN_PING = b"drain\0\0\0"
 # A peer that does not acknowledge the notice gets no longer; streams that it opened are answered all the same.
@@ -406,8 +406,12 @@ class Http2Server:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._is_empty.wait(), grace_s)
         self.listener.end_handshakes()
+        end = end_of(self.options.in_flight.stopping())
         for connection in list(self.connections):
-            connection.abort()
+            for call in list(connection.streams.values()):
+                call.finish(end)
+            connection.flush()
+            connection.close()
 
     def note_leaving(self) -> None:
         """One more connection takes no more, or has ended."""

@@ -616,6 +616,20 @@ async def test_a_stop_answers_what_is_on_its_way_and_refuses_what_comes_later() 
         assert {notice.error_code, final.error_code} == {_NO_ERROR}
 
 
+async def test_calls_for_which_a_stop_has_no_more_time_are_told_so() -> None:
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        await call.send(b"a part")
+        await asyncio.Event().wait()
+
+    async with _serving(answer) as system:
+        caller = await system.connect()
+        numbers = [caller.call(b"a") for _ in range(2)]
+        await soon(lambda: all(map(caller.received, numbers)))
+        await system.server.stop(0.05)
+        assert [await caller.code(number) for number in numbers] == ["UNAVAILABLE"] * 2
+        await soon(lambda: system.method.ended == 2)
+
+
 async def test_a_stream_that_comes_at_the_end_of_a_stop_is_one_that_clients_repeat() -> None:
     async with _serving() as system:
         caller = await system.connect()
