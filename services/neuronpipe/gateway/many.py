@@ -105,13 +105,13 @@ async def answer_stream(
             free_places.release()
 
     async def read() -> None:
-        ended_by: NeuronpipeError | None = None
+        ended_by: Exception | None = None
         async with asyncio.TaskGroup() as running:
             try:
                 async for request in requests:
                     await free_places.acquire()
                     running.create_task(put(request))
-            except NeuronpipeError as error:  # what was read before still gets its answers
+            except Exception as error:  # what was read before still gets its answers
                 ended_by = error
         if ended_by:
             raise ended_by

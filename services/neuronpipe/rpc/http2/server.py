@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from ngh2 import NGH2Error, Role
-from ngh2.events import RequestReceived, SettingsAcknowledged
+from ngh2.events import RequestReceived, SettingsAcknowledged, TrailersReceived
 
 from neuronpipe.core.background import LoopTurns
 from neuronpipe.core.deadlines import Deadlines
@@ -159,7 +159,11 @@ class _ServerConnection(Connection[Call]):
                 call.answer_http()
         elif isinstance(event, SettingsAcknowledged):
             self._is_greeted = True
-        # Trailers of the caller mean nothing in gRPC.
+        elif isinstance(event, TrailersReceived) and (stream := self.streams.get(event.stream_id)):
+            # Their fields mean nothing in gRPC.
+            stream.is_ended = True
+            stream.wake_reader()
+            self.touched.append(stream)
 
     def _accept(self, call: Call, path: str) -> None:
         """Lets a call arrive, or refuses it by its head. Raises CallEnd."""

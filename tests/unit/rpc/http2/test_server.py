@@ -266,6 +266,17 @@ async def test_what_is_no_grpc_ends_its_call_alone(fields: list[tuple[bytes, byt
         assert await caller.code(other) == "OK"
 
 
+async def test_a_caller_may_end_its_messages_by_trailers() -> None:
+    async with _serving(_echo_all, takes_stream=True) as system:
+        caller = await system.connect()
+        for data, code in ((_message(b"a"), "OK"), (_message(b"a")[:-1], "INTERNAL"), (b"", "OK")):
+            number = caller.open()
+            caller.send(number, data)
+            caller.engine.send_trailers(number, [(b"some", b"thing")])
+            caller.flush()
+            assert await asyncio.wait_for(caller.code(number), _LIMIT_S) == code
+
+
 async def test_binary_metadata_arrive_as_bytes() -> None:
     seen: list[Any] = []
 
