@@ -24,6 +24,8 @@ ReadT = TypeVar("ReadT")
 _STREAMS = ("high", "normal", "low")
 _MIN_VERSION = 7
 _TIMEOUT_S = 5.0
+# A gateway that starts waits no longer.
+_REACH_LIMIT_S = 3.0
 # Commands at once, which wait for each other instead of for connections.
 _CONNECTIONS = 32
 # Those that wait for a place. While Redis hangs, more of them would leave no room in the process for other calls.
@@ -86,9 +88,10 @@ class JobStore:
     async def check_if_reached(self) -> None:
         """Raises SetupError for a Redis that would lose jobs. One that does not answer now is checked when it does."""
         try:
-            await self.check()
-        except NeuronpipeError as error:
-            log_warning("the Redis of jobs is not usable yet", problem=error.message)
+            async with asyncio.timeout(_REACH_LIMIT_S):
+                await self.check()
+        except (NeuronpipeError, TimeoutError) as error:
+            log_warning("the Redis of jobs is not usable yet", problem=str(error) or "no answer in time")
 
     async def is_over(self, job: Job) -> bool:
         """Whether the time to live of a job is over, by Redis's clock."""

@@ -1,11 +1,13 @@
 """bulk/jobs/store.py with a Redis: jobs that are put off, and what a tenant's jobs take."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
 
+from neuronpipe.bulk.jobs import store as store_module
 from neuronpipe.bulk.jobs.job import NewJob, cancelled, end_of, new_id
 from neuronpipe.bulk.jobs.settings import JobSettings
 from neuronpipe.bulk.jobs.store import JobStore
@@ -67,6 +69,19 @@ async def test_a_redis_that_hangs_leaves_room_for_calls_of_other_kinds(redis: Re
     assert [len(waiting), len(done)] == [1024 + 32, 1100 - 1024 - 32]
     assert all("the Redis of jobs, the limit" in str(one.exception()) for one in done)
     assert set(await asyncio.gather(*waiting)) == {None}
+    await store.close()
+
+
+async def test_a_start_does_not_wait_for_a_redis_that_hangs(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_REACH_LIMIT_S", 0.05)
+    store = JobStore(JobSettings(jobs_redis_url=redis.url))
+    redis.send(signal.SIGSTOP)
+    try:
+        await asyncio.wait_for(store.check_if_reached(), 2)
+    finally:
+        redis.send(signal.SIGCONT)
     await store.close()
 
 
