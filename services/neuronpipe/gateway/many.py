@@ -11,6 +11,7 @@ from collections.abc import (
     Iterable,
     Sequence,
 )
+from functools import partial
 from typing import Any, TypeVar
 
 from neuronpipe.core.background import run_together
@@ -31,17 +32,9 @@ async def infer_batch(
 
     `make_requests` makes the requests from the call that they share, each as its turn comes.
     """
-    running: list[asyncio.Task[InferenceOutcome]] = []
     with pipeline.observe_together(call) as shared:
-        try:
-            async with asyncio.TaskGroup() as group:
-                await pipeline.wait_for_turn(shared)
-                for request in make_requests(shared):
-                    running.append(group.create_task(_outcome(pipeline, request, Spans.REQUEST)))
-                    await pipeline.wait_for_turn(shared)
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-    return [task.result() for task in running]
+        outcomes = (_outcome(pipeline, request, Spans.REQUEST) for request in make_requests(shared))
+        return await run_together(outcomes, partial(pipeline.wait_for_turn, shared))
 
 
 async def infer_together(
@@ -90,8 +83,9 @@ async def answer_stream(
     """Answers requests as they arrive, `max_in_flight` at once, and yields answers as they are ready. `answer` yields
     one or several, and raises nothing. Raises what `requests` raises.
     """
-    answers: asyncio.Queue[tuple[AnswerT, asyncio.Event] | None] = asyncio.Queue()
+    answers: asyncio.Queue[tuple[AnswerT, asyncio.Event] | Exception | None] = asyncio.Queue()
     free_places = asyncio.Semaphore(max_in_flight)
+    running: set[asyncio.Task[None]] = set()
 
     async def put(request: RequestT) -> None:
         # An answer waits, and its request has its place, until the caller took it, so that one who does not read cannot
@@ -101,31 +95,39 @@ async def answer_stream(
                 is_taken = asyncio.Event()
                 answers.put_nowait((one, is_taken))
                 await is_taken.wait()
+        except Exception as fault:
+            answers.put_nowait(fault)
         finally:
             free_places.release()
 
     async def read() -> None:
-        ended_by: Exception | None = None
-        async with asyncio.TaskGroup() as running:
+        try:
             try:
                 async for request in requests:
                     await free_places.acquire()
-                    running.create_task(put(request))
-            except Exception as error:  # what was read before still gets its answers
-                ended_by = error
-        if ended_by:
-            raise ended_by
+                    task = asyncio.create_task(put(request))
+                    running.add(task)
+                    task.add_done_callback(running.discard)
+            finally:  # what was read before an error still gets its answers
+                while running:
+                    await asyncio.wait(running)
+            answers.put_nowait(None)
+        except Exception as error:
+            answers.put_nowait(error)
 
     reading = asyncio.create_task(read())
-    reading.add_done_callback(lambda task: answers.put_nowait(None))
     try:
         while (ready := await answers.get()) is not None:
+            if isinstance(ready, Exception):
+                raise ready
             yield ready[0]
             ready[1].set()
-        await reading
     finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        tasks = reading, *running
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        ready = None  # an error keeps this frame
 
 
 async def answer_in_order(

@@ -54,6 +54,7 @@ class Caller:
             self._timer.cancel()
         if self._watcher:
             self._watcher.cancel()
+            self._watcher = None  # it keeps this caller
 
     def _start_watching(self, task: "asyncio.Task[Any]") -> None:
         async def wait() -> None:

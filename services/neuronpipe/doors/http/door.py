@@ -219,6 +219,7 @@ class _Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         self._stop_timer()
         self._end_unread()
+        self.transport.has_rest = bool  # false; what was here keeps this connection
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -437,7 +438,7 @@ class _OwnTransport:
 
     def __init__(self, transport: asyncio.Transport, has_rest: Callable[[], bool], max_send_s: float) -> None:
         self._transport = transport
-        self._has_rest = has_rest
+        self.has_rest = has_rest
         self._max_send_s = max_send_s
         self._is_lingering = self.is_held = False
 
@@ -452,7 +453,7 @@ class _OwnTransport:
             self._transport.resume_reading()
 
     def close(self) -> None:
-        if self.is_closing() or not self._has_rest():
+        if self.is_closing() or not self.has_rest():
             self._end()
             return
         self._is_lingering = True

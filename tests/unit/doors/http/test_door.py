@@ -1,6 +1,7 @@
 """doors/http/door.py: the server's own limits, and its end."""
 
 import asyncio
+import gc
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.doors.http.door import HttpDoor
+from neuronpipe.doors.http.caller import Caller
+from neuronpipe.doors.http.door import HttpDoor, _Connection
 from neuronpipe.doors.http.exchange import HEALTH_ROUTES, HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
@@ -389,3 +391,29 @@ async def test_trailers_within_the_limit_are_taken_and_mean_nothing() -> None:
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
             await reader.readexactly(2)
         writer.close()
+
+
+async def test_what_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
+    async def wait(request: HttpRequest) -> HttpResponse:
+        await asyncio.sleep(0.05)
+        return HttpResponse(b"{}")
+
+    def left() -> int:
+        return sum(type(one) in (Caller, _Connection) for one in gc.get_objects())
+
+    async with _running({_WAIT.key: wait}) as (_, _, port):
+        gc.collect()
+        gc.disable()
+        try:
+            before = left()
+            request = b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n"
+            assert await _ask(port, request) == b"HTTP/1.1 200 OK\r\n"
+            for sent in (request, request[:5], _HALF_BODY, b"broken\r\n\r\n"):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(sent)
+                await asyncio.sleep(0.02)
+                assert left() > before
+                writer.transport.abort()
+            await soon(lambda: left() == before)
+        finally:
+            gc.enable()
