@@ -75,10 +75,6 @@ PYTEST := -m pytest --numprocesses $(WORKERS)
 TRANSFORMERS4 := env --unset=NEURONPIPE_SHARED_FOLDERS .venv-transformers4/bin/python $(PYTEST)
 # Where some tests look at the clock: reading all others would take longer than these run.
 ALONE := $(shell grep --recursive --files-with-matches --include=test_*.py pytest.mark.alone tests/integration tests/unit tests/attack)
-# The tests of how processes talk, with the other transport of gRPC.
-OTHER_TRANSPORT := --grpc-transport grpcio -m "not alone and not long" \
-  $(addprefix tests/integration/test_,behaviour.py tls.py abuse.py lifecycle.py fuzz.py)
-OTHER_TRANSPORT_SHARE ?= 0.02
 # Tests that also run with the transformers version of the Neuron SDK. Those that compile for Neuron take long.
 # With the newer transformers, they run only in `make oracle` and `make long`.
 NEURON_COMPILER := tests/contract/test_compile_neuronx.py
@@ -202,7 +198,6 @@ test: setup
 	NEURONPIPE_FUZZ_SEQUENCES=$(FUZZ_SEQUENCES) \
 	  $(BIN)/python $(PYTEST) --share $(SHARE) -m "not alone and not long"
 	$(BIN)/python -m pytest --share 1 -m "alone and not long" $(ALONE)
-	NEURONPIPE_FUZZ_MESSAGES=300 $(BIN)/python $(PYTEST) --share $(OTHER_TRANSPORT_SHARE) $(OTHER_TRANSPORT)
 	$(TRANSFORMERS4) --share $(SHARE) $(WITH_TRANSFORMERS4)
 
 .PHONY: oracle
@@ -213,7 +208,6 @@ oracle: .venv/.dev .venv-transformers4/.ready
 sampled: setup
 	$(share_folders)
 	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) -m "sampled and not alone" tests/integration tests/contract
-	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) $(OTHER_TRANSPORT)
 	$(TRANSFORMERS4) --share $(SAMPLED_SHARE) $(WITH_TRANSFORMERS4)
 	$(BIN)/python -m tests.deploy --all
 

@@ -5,12 +5,16 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from neuronpipe.platform.tls import ServerTls
 
 _DAY = datetime.timedelta(days=1)
 _USAGES = {"server": ExtendedKeyUsageOID.SERVER_AUTH, "client": ExtendedKeyUsageOID.CLIENT_AUTH}
@@ -99,3 +103,20 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
+
+
+def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
+    """What a server of grpcio shows and asks for: at each handshake what is current."""
+
+    def current() -> grpc.ServerCertificateConfiguration:
+        loaded = tls.watched.value
+        assert loaded.key
+        assert loaded.certificate
+        return grpc.ssl_server_certificate_configuration([(loaded.key, loaded.certificate)], loaded.ca)
+
+    return grpc.dynamic_ssl_server_credentials(current(), current, tls.asks_for_certificates)
+
+
+def peer_names(context: Any) -> list[str]:
+    """The subject alternative names of the caller's certificate, at a server of grpcio; none without one."""
+    return [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", ())]

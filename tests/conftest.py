@@ -25,13 +25,8 @@ _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # jsonschema would compile its grammars of IRIs, which no test reads, for two seconds.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # so that the import fails
 
-# The services with --grpc-transport.
-_SERVICES = ("ALL", "GATEWAY", "TOKENIZER", "NEURON_EXECUTOR", "POSTPROCESSOR", "WORKER")
-
 
 def pytest_configure(config: pytest.Config) -> None:
-    if transport := config.getoption("grpc_transport"):
-        os.environ |= {f"NEURONPIPE_{service}_GRPC_TRANSPORT": transport for service in _SERVICES}
     # A shell starts what runs in the background with SIGINT ignored, and the processes that tests interrupt would
     # inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,11 +58,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--target-tls",
         metavar="FOLDER",
         help="call --target over TLS, with the files tls.crt, tls.key and ca.crt of this folder",
-    )
-    parser.addoption(
-        "--grpc-transport",
-        choices=["nghttp2", "grpcio"],
-        help="what carries gRPC in the services that tests start (default: theirs)",
     )
     parser.addoption(
         "--share",

@@ -22,7 +22,7 @@ from tests.bench.overhead import measure_overhead
 from tests.bench.overload import measure_overload
 from tests.bench.report import Run, keep_sections, write_report
 from tests.bench.startup import measure_starts
-from tests.bench.systems import choose_transport, chosen_transport, has_transports, read_texts
+from tests.bench.systems import read_texts
 from tests.bench.telemetry import measure_telemetry
 
 _SECTIONS = ("start", "overhead", "models", "peers", "overload", "telemetry", "generation")
@@ -37,11 +37,8 @@ def main() -> None:
     # The blocks below end what they started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     began_s = time.monotonic()
-    if options.grpc_transport:
-        choose_transport(options.grpc_transport)
     command = shlex.join(["python", "-m", "tests.bench", *sys.argv[1:]])
-    machine = describe_machine() | {"gRPC transport": chosen_transport()}
-    run = Run(command=command, machine=machine, rounds=options.rounds, seconds=options.seconds)
+    run = Run(command=command, machine=describe_machine(), rounds=options.rounds, seconds=options.seconds)
     _, texts = read_texts()
     sections: dict[str, Callable[[], Iterator[Measurement]]] = {
         "overhead": lambda: measure_overhead(texts, options.rounds, options.seconds),
@@ -85,10 +82,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=_positive(int), default=5, help="turns of each system (default: 5)")
     parser.add_argument("--seconds", type=_positive(float), default=3.0, help="length of a turn (default: 3)")
     parser.add_argument("--only", type=_names_of(_SECTIONS), default=_SECTIONS, help=f"some of {','.join(_SECTIONS)}")
-    if has_transports():
-        parser.add_argument("--grpc-transport", default="", help="that of all services (default: the services' own)")
-    else:
-        parser.set_defaults(grpc_transport="")
     parser.add_argument("--add", action="store_true", help="keep the page's other sections")
     parser.add_argument(
         "--peers", type=_names_of(ALL_PEERS), default=ALL_PEERS, help=f"{_NONE}, or some of {','.join(ALL_PEERS)}"

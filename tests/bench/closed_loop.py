@@ -22,7 +22,7 @@ import uvloop
 
 from neuronpipe.api.v1.inference_pb2 import InferResponse, StageTimings
 from neuronpipe.measure.load.generator import poisson_arrivals_s
-from neuronpipe.measure.processes import Worker
+from neuronpipe.platform.process.worker import Worker
 from neuronpipe.rpc.client import open_channel
 from tests.bench.callers import WARM_UP_S, percentiles_ms, run_callers
 from tests.bench.light_clients import Calls, run_arrivals, run_grpc, run_http

@@ -19,7 +19,7 @@ from neuronpipe.core.items import ExecuteItem, ModelKey
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import TensorSets
-from neuronpipe.measure.processes import Worker
+from neuronpipe.platform.process.worker import Worker
 from neuronpipe.stages.neuron_executor.devices import running_devices
 from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks.text_generation import complete_options

@@ -2,7 +2,6 @@
 
 import asyncio
 import multiprocessing
-import os
 import subprocess
 import sys
 import tempfile
@@ -10,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import grpc
 import uvloop
@@ -38,8 +36,6 @@ NO_CACHE = ("--token-cache-bytes", "0")
 # One the reference for the other: also what the peers serve.
 SOURCE = CACHE / "source"
 _TEXTS = 1024
-# A setting of every service, from the version on that has a transport of its own.
-_TRANSPORT = "grpc_transport"
 
 
 def read_texts() -> tuple[Path, list[str]]:
@@ -73,27 +69,6 @@ def find_repository(kind: str) -> Path:
 
 def _run(*arguments: str) -> None:
     subprocess.run([sys.executable, *arguments], check=True, stdout=sys.stderr, cwd=ROOT)
-
-
-def choose_transport(name: str) -> None:
-    """Gives all services that are started from now on, and our echo, a transport of gRPC."""
-    for service in ("gateway", "tokenizer", "neuron-executor", "postprocessor", "all"):
-        os.environ[_transport_variable(service)] = name
-
-
-def chosen_transport() -> str:
-    """The transport of the services that are started now."""
-    default = ProcessSettings.model_fields[_TRANSPORT].default if has_transports() else "grpcio"
-    return os.environ.get(_transport_variable("all"), str(default))
-
-
-def has_transports() -> bool:
-    """Whether the services of this checkout have several."""
-    return _TRANSPORT in ProcessSettings.model_fields
-
-
-def _transport_variable(service: str) -> str:
-    return f"NEURONPIPE_{service}_{_TRANSPORT}".replace("-", "_").upper()
 
 
 def computed_dtypes() -> tuple[str, ...]:
@@ -177,8 +152,7 @@ async def _serve_grpc_aio_echo(parent: "Connection[int, int]", certificate: Path
 
 
 async def _serve_our_echo(parent: "Connection[int, int]", certificate: Path | None) -> None:
-    transport: dict[str, Any] = {_TRANSPORT: chosen_transport()} if has_transports() else {}
-    settings = ProcessSettings(listen="127.0.0.1:0", **transport)
+    settings = ProcessSettings(listen="127.0.0.1:0")
     rpc = Rpc(ECHO, "bytes", decode=bytes, encode=bytes)
     tls = ServerTls(TlsFiles(certificate / "tls.crt", certificate / "tls.key")) if certificate else None
     door = GrpcDoor(settings, [rpc], tls)

@@ -11,7 +11,7 @@ import pytest
 
 _BASE = {"grpc", "google", "numpy", "typing_extensions"}  # the last is a dependency of grpcio
 _PYDANTIC = {"pydantic", "pydantic_core", "pydantic_settings", "annotated_types", "typing_inspection", "dotenv"}
-_SERVER = _BASE | _PYDANTIC | {"grpc_health", "grpc_reflection", "uvloop"}
+_SERVER = _BASE | _PYDANTIC | {"grpc_health", "grpc_reflection", "ngh2", "uvloop"}
 
 _OTEL = {"opentelemetry", "prometheus_client", "requests", "urllib3", "certifi", "idna", "charset_normalizer"}
 

@@ -1,7 +1,9 @@
 """The stack of containers under test, by the commands that a person would use."""
 
+import contextlib
 import json
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -52,9 +54,11 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> str:
 
 
 def free_port() -> str:
-    """A port of the loopback interface that nobody has."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return str(free.getsockname()[1])
+    """A port of the loopback interface that nobody has, and that no connection gets until it is used."""
+    while True:
+        port = random.randrange(20_000, 32_000)  # below those of outgoing connections
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return str(port)
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class Stack:
         self._files: tuple[str, ...] = (*_FILES, *_LAST_FILES)
         self._docker = os.environ["DOCKER"]
         self._compose = os.environ["COMPOSE"].split()
+        # Containers by their id and when they began.
+        self._found_healthy: set[tuple[str, str]] = set()
 
     @property
     def target(self) -> str:
@@ -124,14 +130,20 @@ class Stack:
                     source, Path(folder) / name, copy_function=shutil.copyfile
                 )  # readable for the step's own user
                 self.docker("cp", str(copy), f"{container}:/sources/{name}")
-        for name in sources:
-            model = {
-                "MODEL_NAME": name,
-                "MODEL_SOURCE": f"/sources/{name}",
-                "MODEL_TASK": tasks[name].replace("_", "-"),
-            }
-            self.compose("up", "--no-deps", "--exit-code-from", "compile", "compile", **model)
-        self.environment |= model
+        *first, last = sources
+        # In one process, as its start takes longer than a model; the last is made as people would.
+        lines = [
+            f"compile /sources/{name} --task {tasks[name].replace('_', '-')} --name {name} --repository /repository"
+            for name in first
+        ]
+        program = f"from neuronpipe.cli import main\nfor line in {lines}:\n    main([*line.split(), '--dtype=float32'])"
+        self.compose("run", "--rm", "--no-deps", "-T", "--entrypoint", "python3", "compile", "-c", program)
+        self.environment |= {
+            "MODEL_NAME": last,
+            "MODEL_SOURCE": f"/sources/{last}",
+            "MODEL_TASK": tasks[last].replace("_", "-"),
+        }
+        self.compose("up", "--no-deps", "--exit-code-from", "compile", "compile")
 
     def up(self, *options: str) -> None:
         """Starts what is not running, and waits until all of it is healthy."""
@@ -174,14 +186,20 @@ class Stack:
 
     def _are_healthy(self, service: str) -> bool:
         found = self.containers(service)
-        return bool(found) and all(self.is_healthy(container) for container in found)
+        return bool(found) and all(self._is_healthy(service, container) for container in found)
 
-    def is_healthy(self, container: Container) -> bool:
-        """Whether its health check passes now: the engine itself asks every five seconds only."""
-        try:
-            self.docker("exec", container.id, *container.health_check)
-        except RuntimeError:
-            return False
+    def _is_healthy(self, service: str, container: Container) -> bool:
+        """Whether its health check passes now: the engine itself asks every five seconds only. A stage stays healthy
+        until it ends; a gateway is so while it reaches all stages.
+        """
+        started = container.id, container.state["StartedAt"]
+        if started not in self._found_healthy:
+            try:
+                self.docker("exec", container.id, *container.health_check)
+            except RuntimeError:
+                return False
+            if service != "gateway":
+                self._found_healthy.add(started)
         return True
 
     def containers(self, service: str, *, all: bool = False) -> list[Container]:

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,24 +48,27 @@ def _end(stack: Stack, container: Container) -> None:
     stack.docker("rm", container.id)
 
 
-def _replace_all(stack: Stack, service: str) -> None:
-    """A rolling update with maxSurge 1 and maxUnavailable 0: a new container is healthy before an old one ends."""
-    before = stack.containers(service)
-    for old in before:
-        _scale(stack, **{service: len(before) + 1})
-        _end(stack, old)
-    assert not {one.id for one in before} & {one.id for one in stack.containers(service)}
+def _replace_all(stack: Stack) -> None:
+    """A rolling update of each stage with maxSurge 1 and maxUnavailable 0: a new container is healthy before an old one
+    ends.
+    """
+    before = {service: stack.containers(service) for service in _STAGES}
+    for old in zip(*before.values(), strict=True):
+        _scale(stack, **{service: len(containers) + 1 for service, containers in before.items()})
+        for one in old:
+            _end(stack, one)
+    for service, containers in before.items():
+        assert not {one.id for one in containers} & {one.id for one in stack.containers(service)}
 
 
 def _nothing_lost(going: Load) -> None:
     assert (going.wrong, going.failures) == ([], [])
 
 
-@pytest.mark.parametrize("service", _STAGES)
-async def test_nobody_notices_a_rolling_update_of_a_stage(stack: Stack, service: str) -> None:
-    await asyncio.to_thread(_scale, stack, **{service: 2})
+async def test_nobody_notices_a_rolling_update_of_all_stages(stack: Stack) -> None:
+    await asyncio.to_thread(_scale, stack, **dict.fromkeys(_STAGES, 2))
     async with load(stack.target) as going:
-        await asyncio.to_thread(_replace_all, stack, service)
+        await asyncio.to_thread(_replace_all, stack)
         await going.answers(100)
     _nothing_lost(going)
 
@@ -141,42 +144,42 @@ def _items(stack: Stack, container: Container) -> float:
 
 
 @contextmanager
-def _names(stack: Stack, service: str) -> Iterator["_Hosts"]:
-    """The gateway finds a service by its file of hosts for the time of a block, so that a test decides who is in it."""
+def _names(stack: Stack) -> Iterator["_Hosts"]:
+    """The gateway finds the stages by its file of hosts for the time of a block: a test decides who is in it."""
     [gateway] = stack.containers("gateway")
-    hosts = _Hosts(stack, gateway, service)
+    hosts = _Hosts(stack, gateway)
     try:
         yield hosts
     finally:
-        hosts.name()
+        hosts.name({})
 
 
 class _Hosts:
     """The gateway's file of hosts. The engine mounts it from the host, and the container cannot write it."""
 
-    def __init__(self, stack: Stack, gateway: Container, service: str) -> None:
+    def __init__(self, stack: Stack, gateway: Container) -> None:
         self._file = Path(stack.docker("inspect", "--format", "{{.HostsPath}}", gateway.id).strip())
         self._own = self._file.read_text()
-        self._service = service
 
-    def name(self, *containers: Container) -> None:
-        """The service has these containers, and no others; without any, the file is as it was."""
+    def name(self, containers: Mapping[str, Sequence[Container]]) -> None:
+        """These services have these containers, and no others; without any, the file is as it was."""
+        lines = [f"{one.address}\t{service}\n" for service, found in containers.items() for one in found]
         # In place: what is mounted is this file, not its name.
-        self._file.write_text(self._own + "".join(f"{one.address}\t{self._service}\n" for one in containers))
+        self._file.write_text(self._own + "".join(lines))
 
 
-@pytest.mark.parametrize("service", _STAGES)
-async def test_nobody_notices_an_address_that_leaves_dns_before_it_drains(stack: Stack, service: str) -> None:
-    await asyncio.to_thread(_scale, stack, **{service: 2})
-    with _names(stack, service) as names:
-        leaving, staying = stack.containers(service)
-        names.name(leaving, staying)
+async def test_nobody_notices_addresses_that_leave_dns_before_they_drain(stack: Stack) -> None:
+    await asyncio.to_thread(_scale, stack, **dict.fromkeys(_STAGES, 2))
+    with _names(stack) as names:
+        found = {service: stack.containers(service) for service in _STAGES}
+        names.name(found)
         async with load(stack.target) as going:
             await asyncio.sleep(2 * _RESOLVE_EVERY_S)
-            names.name(staying)
+            names.name({service: containers[1:] for service, containers in found.items()})
             # The preStop sleep of Kubernetes: out of DNS, and still served.
             await asyncio.sleep(2 * _RESOLVE_EVERY_S)
-            await asyncio.to_thread(_end, stack, leaving)
+            for leaving, _ in found.values():
+                await asyncio.to_thread(_end, stack, leaving)
             await going.answers(100)
         _nothing_lost(going)
 

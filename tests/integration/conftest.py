@@ -29,8 +29,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         systems = ["local", *(name for name in _TARGETS if name != "target")]
         if metafunc.config.getoption("target"):
             systems = ["target"]
-        elif metafunc.config.getoption("grpc_transport"):
-            systems.remove("local")  # which has none
         metafunc.parametrize(
             "system",
             systems,

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from demo.processes import ServiceProcess, four_processes
-from neuronpipe.api.v1.inference_pb2 import GenerateResponse, InferRequest, Priority
+from neuronpipe.api.v1.inference_pb2 import GenerateResponse, InferRequest
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, TaskInput, TokenizationInput, Truncation
 from neuronpipe.client import (
     AsyncClient,
@@ -67,14 +67,7 @@ async def _generate(client: AsyncClient, **options: Any) -> list[GenerateRespons
 
 
 def _request(**options: Any) -> InferRequest:
-    return generation_request(
-        "writer",
-        _PROMPT,
-        options,
-        truncation=Truncation.TRUNCATION_ERROR,
-        version="",
-        priority=Priority.PRIORITY_INTERACTIVE,
-    )
+    return generation_request("text_generation", "writer", {"prompt": _PROMPT}, options)
 
 
 async def test_chunks_are_the_text_that_infer_returns(client: AsyncClient) -> None:

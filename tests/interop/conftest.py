@@ -9,7 +9,6 @@ import pytest
 from tests.interop.proxies import PROXIES, running_proxy
 from tests.interop.results import Result, write
 from tests.interop.run import Client, ClientProcess, Server, make_tls, running_echo, running_gateway
-from tests.interop.transports import TRANSPORTS
 
 _RESULTS = pytest.StashKey[list[Result]]()
 
@@ -24,14 +23,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_RESULTS] = []
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "transport" in metafunc.fixturenames:
-        chosen = metafunc.config.getoption("grpc_transport")
-        first, *others = [chosen] if chosen else TRANSPORTS
-        transports = [first, *(pytest.param(other, marks=pytest.mark.long) for other in others)]
-        metafunc.parametrize("transport", transports, scope="session")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -71,19 +62,19 @@ class Started:
         self._stack = stack
         self._request = request
         self._folder = folder
-        self._servers: dict[tuple[str, str, str], Server] = {}
+        self._servers: dict[tuple[str, str], Server] = {}
         self._clients: dict[Client, ClientProcess] = {}
         self._proxies: dict[tuple[str, str], str] = {}
 
-    def server(self, kind: str, transport: str, security: str) -> Server:
+    def server(self, kind: str, security: str) -> Server:
         """A server: "echo" or "gateway"."""
-        key = (kind, transport, security)
+        key = (kind, security)
         if key not in self._servers:
             tls = make_tls(security, self._folder / "-".join(key))
             running = (
-                running_echo(transport, tls)
+                running_echo(tls)
                 if kind == "echo"
-                else running_gateway(transport, self._request.getfixturevalue("fake_repository"), tls)
+                else running_gateway(self._request.getfixturevalue("fake_repository"), tls)
             )
             self._servers[key] = self._stack.enter_context(running)
         return self._servers[key]

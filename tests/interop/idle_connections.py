@@ -1,6 +1,6 @@
 """Measures the memory of connections that were used once and are idle.
 
-Run: python -m tests.interop.idle_connections [--connections 10000] [--grpc-transport nghttp2] [--security plain]
+Run: python -m tests.interop.idle_connections [--connections 10000] [--security plain]
 """
 
 import argparse
@@ -15,7 +15,6 @@ from tempfile import TemporaryDirectory
 from tests.interop import frames
 from tests.interop.echo_server import SERVICE
 from tests.interop.run import PLAIN, SECURITIES, Server, make_tls, running_echo
-from tests.interop.transports import TRANSPORTS
 
 _AT_ONCE = 50
 # What is not the connections', but loaded with the first ones.
@@ -78,7 +77,6 @@ def main() -> None:
     """Prints the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--connections", type=int, default=10_000)
-    parser.add_argument("--grpc-transport", choices=TRANSPORTS, default=TRANSPORTS[0])
     parser.add_argument("--security", choices=SECURITIES, default=PLAIN)
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -86,10 +84,10 @@ def main() -> None:
     limits = ("--max-connections", str(2 * options.connections), "--max-connection-idle-s", "0")
     with (
         TemporaryDirectory() as folder,
-        running_echo(options.grpc_transport, make_tls(options.security, Path(folder)), *limits) as server,
+        running_echo(make_tls(options.security, Path(folder)), *limits) as server,
     ):
         figures = asyncio.run(measure(server, options.connections))
-    print(json.dumps({"transport": options.grpc_transport, "security": options.security} | figures))
+    print(json.dumps({"security": options.security} | figures))
 
 
 if __name__ == "__main__":

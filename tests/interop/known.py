@@ -7,84 +7,48 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A failure. "*" stands for every transport, or client. `is_certain`: False where it depends on timing."""
+    """A failure. "*" stands for every client. `is_certain`: False where it depends on timing."""
 
-    transport: str
     client: str
     cases: tuple[str, ...]
     reason: str
     is_certain: bool = True
 
-    def is_of(self, transport: str, client: str, case: str) -> bool:
+    def is_of(self, client: str, case: str) -> bool:
         """Whether it is this case's."""
-        return (
-            (case in self.cases or self.cases == ("*",))
-            and self.transport in ("*", transport)
-            and self.client in ("*", client)
-        )
+        return case in self.cases and self.client in ("*", client)
 
 
 _KNOWN = (
     Known(
-        "grpcio",
-        "flood",
-        ("rapid reset", "rapid reset with a message"),
-        "calls that wait inside gRPC fill its queue (--max-pending-calls), and the next ones end with CANCELLED",
-        is_certain=False,
-    ),
-    Known(
-        "grpcio",
-        "flood",
-        ("header bomb",),
-        "gRPC's core decodes a head up to its end, of which 150 MiB stay for a while",
-        is_certain=False,
-    ),
-    Known(
-        "grpcio", "*", ("deadline of nine digits",), "gRPC's core reads it; PROTOCOL-HTTP2.md has at most eight digits"
-    ),
-    Known("grpcio", "*", ("unknown encoding",), "gRPC's core answers INTERNAL, without grpc-accept-encoding"),
-    Known(
-        "*",
         "grpcio, HAProxy",
         ("message beyond the limit", "answer before the request has ended"),
         "HAProxy 2.6 takes the RST_STREAM behind an early answer for an error",
         is_certain=False,
     ),
     Known(
-        "*",
         "grpcio, HAProxy",
         ("100 KiB of metadata", "100 KiB of metadata in one value"),
         "HAProxy ends the connection for a head of more than its buffer, 16 KiB",
         is_certain=False,
     ),
     Known(
-        "*",
         "grpcio, Envoy",
         ("100 KiB of metadata in one value",),
         "Envoy decodes values of at most 64 KiB, and ends the connection for a longer one",
     ),
     Known(
-        "*",
         "grpcio, nginx",
         ("100 KiB of metadata in one value",),
         "nginx ends the connection for a field that is larger than its buffer",
     ),
     Known(
-        "grpcio",
-        "restart",
-        ("*",),
-        "a stop ends calls that arrive meanwhile with CANCELLED",
-        is_certain=False,
-    ),
-    Known(
-        "nghttp2",
         "*",
         ("100 KiB of metadata in one value",),
         "nghttp2 decodes values of at most 64 KiB, and ends the connection for a longer one",
         is_certain=False,  # some clients refuse it themselves
     ),
     Known(
-        "*",
         "curl",
         ("unknown method", "message beyond the limit", "answer before the request has ended"),
         "curl 7.88 takes the RST_STREAM behind an early answer for an error",
@@ -93,6 +57,6 @@ _KNOWN = (
 )
 
 
-def known_of(transport: str, client: str, case: str) -> Known | None:
+def known_of(client: str, case: str) -> Known | None:
     """Why a case fails; None for one that must not."""
-    return next((known for known in _KNOWN if known.is_of(transport, client, case)), None)
+    return next((known for known in _KNOWN if known.is_of(client, case)), None)

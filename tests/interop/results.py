@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.interop.transports import TRANSPORTS
-
 RESTART = "restarts under load"
 _PASSES, _NOT_RUN = "✓", "–"
 _SECURE = ("TLS", "mTLS")
@@ -37,7 +35,6 @@ _PACKAGES = {
 class Result:
     """`problem`: empty where the case passed. `reason`: of a failure that is known. `figures`: what was measured."""
 
-    transport: str
     client: str
     security: str
     case: str
@@ -58,8 +55,8 @@ def read(path: Path) -> Sequence[Result]:
     return [Result(**row) for row in json.loads(path.read_text())]
 
 
-def _key(result: Result) -> tuple[str, str, str, str]:
-    return (result.transport, result.client, result.security, result.case)
+def _key(result: Result) -> tuple[str, str, str]:
+    return (result.client, result.security, result.case)
 
 
 def page(results: Sequence[Result], clients: Sequence[str], cases: Sequence[str]) -> str:
@@ -96,16 +93,9 @@ def _matrix(results: Sequence[Result], clients: Sequence[str], cases: Sequence[s
 
     def note(failed: Sequence[Result]) -> str:
         """The numbers of the reasons why something failed."""
-        transports: dict[str, set[str]] = {}
-        for result in failed:
-            transports.setdefault(result.reason or result.problem, set()).add(result.transport)
-        texts = [
-            text if len(several) == len(_transports(results)) else f"{text} (`--grpc-transport {several.pop()}`)"
-            for text, several in transports.items()
-        ]
+        texts = {result.reason or result.problem for result in failed}
         return ", ".join(f"[{notes.setdefault(text, len(notes) + 1)}]" for text in sorted(texts))
 
-    yield f"With the [transport](deployment.md#grpc-transports) {' and '.join(_transports(results))}."
     yield "✓: passes. –: not run. A number: a note below."
     yield from (
         "",
@@ -132,29 +122,21 @@ def _matrix(results: Sequence[Result], clients: Sequence[str], cases: Sequence[s
     yield from (f"{number}. {text}" for text, number in notes.items())
 
 
-def _transports(results: Sequence[Result]) -> Sequence[str]:
-    return [name for name in TRANSPORTS if any(one.transport == name for one in results)]
-
-
 def _conformance(results: Sequence[Result]) -> Iterator[str]:
-    passed = {one.transport: f"{one.figures['passed']:g} of {one.figures['cases']:g}" for one in results if one.figures}
-    yield f"[h2spec](../tests/interop/test_h2spec.py) 2.6: {passed['nghttp2']} cases pass."
-    if "grpcio" in passed:
-        yield f"With `--grpc-transport grpcio` {passed['grpcio']} pass, as its server answers nothing that is no gRPC."
+    [passed] = [f"{one.figures['passed']:g} of {one.figures['cases']:g}" for one in results if one.figures]
+    yield f"[h2spec](../tests/interop/test_h2spec.py) 2.6: {passed} cases pass."
     yield from ("", "| Case that fails | Why |", "|---|---|")
     yield from (f"| {one.case.removeprefix('http2/')} | {one.reason} |" for one in results if one.problem)
 
 
 def _abuse(results: Sequence[Result]) -> Iterator[str]:
-    columns = {name: _abuse_of([one for one in results if one.transport == name]) for name in _transports(results)}
     yield "The clients, and a caller whose calls must all be answered, share the server's two virtual CPUs."
-    yield from ("", f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}")
-    for name in dict.fromkeys(name for column in columns.values() for name in column):
-        yield f"| {name} | {' | '.join(column.get(name, _NOT_RUN) for column in columns.values())} |"
+    yield from ("", "| Abuse | Outcome |", "|---|---|")
+    yield from (f"| {name} | {came} |" for name, came in _abuse_of(results).items())
     floods = [one for one in results if one.client == "flood" and one.problem]
     if floods:
         yield from ("", "Floods that are not borne:", "")
-        yield from (f"- {one.case} (`--grpc-transport {one.transport}`): {one.reason}" for one in floods)
+        yield from (f"- {one.case}: {one.reason}" for one in floods)
 
 
 def _abuse_of(results: Sequence[Result]) -> dict[str, str]:

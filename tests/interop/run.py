@@ -20,7 +20,6 @@ from tests.integration.tls_files import Deployment
 from tests.interop.cases import Case, Ended
 from tests.interop.echo_server import SERVICE
 from tests.interop.proxies import PROXIES
-from tests.interop.transports import options_of
 
 PLAIN, TLS, MTLS = SECURITIES = ("plain", "TLS", "mTLS")
 _LIMIT_S = 120.0
@@ -161,17 +160,16 @@ def make_tls(security: str, folder: Path) -> Tls:
 
 
 @contextmanager
-def running_echo(transport: str, tls: Tls = Tls(), *options: str) -> Iterator[Server]:
+def running_echo(tls: Tls = Tls(), *options: str) -> Iterator[Server]:
     """The echo server."""
-    given = (*tls.options, *options_of(transport), *options)
-    with ServiceProcess("echo", *given, command=("tests.interop.echo_server",)) as process:
+    with ServiceProcess("echo", *tls.options, *options, command=("tests.interop.echo_server",)) as process:
         yield Server(process.wait_until_ready(), tls.files)
 
 
 @contextmanager
-def running_gateway(transport: str, repository: Path, tls: Tls = Tls()) -> Iterator[Server]:
+def running_gateway(repository: Path, tls: Tls = Tls()) -> Iterator[Server]:
     """`serve all` over the models of a repository."""
-    with ServiceProcess("all", "--repository", str(repository), *tls.options, *options_of(transport)) as process:
+    with ServiceProcess("all", "--repository", str(repository), *tls.options) as process:
         yield Server(process.wait_until_ready(), tls.files)
 
 

@@ -17,8 +17,8 @@ _WORST_S = 3.0
 
 
 @pytest.fixture(scope="module")
-def server(transport: str) -> Iterator[Server]:
-    with running_echo(transport) as server:
+def server() -> Iterator[Server]:
+    with running_echo() as server:
         with calling_victim(server) as warming_up:
             pass
         assert not warming_up.failures
@@ -27,7 +27,7 @@ def server(transport: str) -> Iterator[Server]:
 
 @pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: flood.name)
 def test_a_flood_costs_bounded_time_and_memory_and_nobody_else_their_answers(
-    results: list[Result], transport: str, server: Server, flood: Flood
+    results: list[Result], server: Server, flood: Flood
 ) -> None:
     before_s = server.cpu_s()
     with growth(server) as peak_mib, calling_victim(server) as victim:
@@ -43,9 +43,9 @@ def test_a_flood_costs_bounded_time_and_memory_and_nobody_else_their_answers(
         *([f"{cpu_s:.1f} s of CPU"] if cpu_s > _BESIDE_CPU_S + came.sent * flood.max_cpu_us / 1e6 else []),
         *([f"{peak_mib[0]:.0f} MiB"] if peak_mib[0] > flood.max_growth_mib else []),
     ]
-    known = known_of(transport, "flood", flood.name)
+    known = known_of("flood", flood.name)
     figures = {"sent": came.sent, "cpu_s": cpu_s, "mib": peak_mib[0], "worst_s": victim.worst_s, "calls": victim.calls}
     reason = known.reason if known else ""
-    results.append(Result(transport, "flood", PLAIN, flood.name, "; ".join(problems), reason, figures))
+    results.append(Result("flood", PLAIN, flood.name, "; ".join(problems), reason, figures))
     assert not problems or known, problems
     assert problems or not (known and known.is_certain), known

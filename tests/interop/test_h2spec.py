@@ -1,7 +1,4 @@
-"""h2spec (summerwind/h2spec), the conformance tests of HTTP/2. `make interop` builds it.
-
-With grpcio most cases fail, because its server answers nothing that is no gRPC; they are only counted.
-"""
+"""h2spec (summerwind/h2spec), the conformance tests of HTTP/2. `make interop` builds it."""
 
 import subprocess
 from pathlib import Path
@@ -47,12 +44,12 @@ _FAILS = {
 
 @pytest.mark.timeout(900)
 def test_the_connection_conforms_to_http2_but_for_what_is_explained(
-    request: pytest.FixtureRequest, tmp_path: Path, results: list[Result], transport: str
+    request: pytest.FixtureRequest, tmp_path: Path, results: list[Result]
 ) -> None:
     if not _H2SPEC.exists() and not request.config.getoption("every_client"):
         pytest.skip("`make interop` builds h2spec")
     report = tmp_path / "report.xml"
-    with running_echo(transport) as server:
+    with running_echo() as server:
         host, _, port = server.process.target.rpartition(":")
         subprocess.run(
             [str(_H2SPEC), "-h", host, "-p", port, "-P", "/neuronpipe.tests.Echo/Echo", "-o", "4", "-j", str(report)],
@@ -66,11 +63,7 @@ def test_the_connection_conforms_to_http2_but_for_what_is_explained(
     failed = {case for case, is_passed in cases.items() if not is_passed}
     assert len(cases) == _CASES
     figures = {"cases": len(cases), "passed": len(cases) - len(failed)}
-    results.append(Result(transport, "h2spec", PLAIN, "all", figures=figures))
-    if transport == "grpcio":
-        return
-    results.extend(
-        Result(transport, "h2spec", PLAIN, " ".join(case), "fails", _FAILS.get(case, "")) for case in sorted(failed)
-    )
+    results.append(Result("h2spec", PLAIN, "all", figures=figures))
+    results.extend(Result("h2spec", PLAIN, " ".join(case), "fails", _FAILS.get(case, "")) for case in sorted(failed))
     assert failed - _FAILS.keys() == set()
     assert _FAILS.keys() - failed <= {_BODY}, "these pass now"

@@ -28,21 +28,20 @@ def _matrix() -> Iterator[object]:
 def test_a_client_is_served_as_the_protocol_says(
     started: Started,
     results: list[Result],
-    transport: str,
     client: Client,
     security: str,
     case: Case,
 ) -> None:
-    known, problem = known_of(transport, client.name, case.name), ""
+    known, problem = known_of(client.name, case.name), ""
     try:
-        server = started.server(case.server, transport, security)
+        server = started.server(case.server, security)
         run_case(case, server, started.client(client), started.target(client, server))
     except (AssertionError, TimeoutError) as error:
         problem = str(error).partition("\n")[0] or type(error).__name__
         if not known:
             raise
     finally:
-        results.append(Result(transport, client.name, security, case.name, problem, known.reason if known else ""))
+        results.append(Result(client.name, security, case.name, problem, known.reason if known else ""))
     assert problem or not (known and known.is_certain), (
         f"passes now, and tests/interop/known.py says otherwise: {known}"
     )

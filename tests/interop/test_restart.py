@@ -35,7 +35,6 @@ def test_no_call_fails_while_servers_are_replaced(
     started: Started,
     results: list[Result],
     tmp_path: Path,
-    transport: str,
     client: Client,
     security: str,
 ) -> None:
@@ -44,14 +43,14 @@ def test_no_call_fails_while_servers_are_replaced(
         free.bind(("127.0.0.1", 0))
         options = ("--listen", f"127.0.0.1:{free.getsockname()[1]}", "--shares-port", "true")
     with ExitStack() as stack:
-        old = stack.enter_context(running_echo(transport, tls, *options))
+        old = stack.enter_context(running_echo(tls, *options))
         ends_s = time.monotonic() + (_RESTARTS + 1) * _RESTART_S
         process = started.client(client)
         process.begin(_CASE, old.process.target, old.tls)
         _wait_until_it_answers(old)
         stops_s: list[float] = []
         for _ in range(_RESTARTS):
-            new = stack.enter_context(running_echo(transport, tls, *options))
+            new = stack.enter_context(running_echo(tls, *options))
             old.process.signal(signal.SIGTERM)
             began_s = time.monotonic()
             assert old.process.wait() == 0
@@ -68,10 +67,10 @@ def test_no_call_fails_while_servers_are_replaced(
             problems.append(str(error))
     calls = sum(count for one in ended for count in one.statuses.values())
     print(f"{client.name}: {calls} calls, {problems}, stops took {', '.join(f'{took_s:.1f}' for took_s in stops_s)} s")
-    known = known_of(transport, "restart", client.name)
+    known = known_of("restart", client.name)
     reason = known.reason if known else ""
     figures = {"calls": calls, "restarts": _RESTARTS, "stop_s": max(stops_s)}
-    results.append(Result(transport, client.name, security, RESTART, "; ".join(problems), reason, figures))
+    results.append(Result(client.name, security, RESTART, "; ".join(problems), reason, figures))
     assert not problems or known, problems
 
 

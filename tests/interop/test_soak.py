@@ -25,17 +25,17 @@ _GROWTH_MIB = 24.0
 @pytest.mark.timeout(120 + 2 * _SECONDS)
 @pytest.mark.parametrize("security", [PLAIN, TLS])
 def test_connections_that_come_and_go_leave_the_memory_as_it_was(
-    tmp_path: Path, results: list[Result], transport: str, security: str
+    tmp_path: Path, results: list[Result], security: str
 ) -> None:
     print(f"NEURONPIPE_FUZZ_SEED={_SEED}")
-    with running_echo(transport, make_tls(security, tmp_path), "--max-send-s", "2", "--max-handshake-s", "2") as server:
+    with running_echo(make_tls(security, tmp_path), "--max-send-s", "2", "--max-handshake-s", "2") as server:
         came = soak(server, _SECONDS, _SEED)
         # What was begun is over soon.
         until(lambda: _all_are_over(server.seen()))
     growth_mib = came.growth_mib_per_hour(_WARM_UP * _SECONDS) * (1 - _WARM_UP) * _SECONDS / 3600
     print(f"{came.connections}: {growth_mib:.1f} MiB, from {came.rss_mib[0][1]:.0f} to {came.rss_mib[-1][1]:.0f} MiB")
     figures = {"connections": came.connections.total(), "seconds": _SECONDS, "growth_mib": growth_mib}
-    results.append(Result(transport, "soak", security, "soak", figures=figures))
+    results.append(Result("soak", security, "soak", figures=figures))
     assert not came.failures
     assert growth_mib < _GROWTH_MIB
     assert len(came.connections) == 6  # every kind came

@@ -14,10 +14,10 @@ import pytest_asyncio
 import torch
 import transformers
 
-from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
+from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, FinishReason, GeneratedText, TaskInput, Truncation
 from neuronpipe.client import AsyncClient
-from neuronpipe.client.task_call import text_request
+from neuronpipe.client.task_call import generation_request
 from neuronpipe.core.errors import InvalidInput
 from tests.encoder_decoders import TOKENS, save_encoder_decoder
 from tests.oracle.comparison import Comparison
@@ -212,14 +212,12 @@ async def _compare(
             await asyncio.sleep(chance.random() / 50)
             if number % 4 == 0:
                 await _leave(client, family, text)
-            request = text_request(
+            request = generation_request(
                 _TASKS[family],
                 family,
                 {"text": text},
                 {"num_beams": 1, **options},
                 truncation=Truncation.TRUNCATION_RIGHT,
-                version="",
-                priority=Priority.PRIORITY_INTERACTIVE,
             )
             sequences: Sequence[GeneratedText] = getattr((await client.infer(request)).result, _TASKS[family]).sequences
             return sequences

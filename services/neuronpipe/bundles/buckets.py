@@ -5,19 +5,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.model import ImageSpec
+from neuronpipe.core.model import Frozen, ImageSpec
 from neuronpipe.core.tensors import Array, Arrays
 
 _BUCKET = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})")
 
 
-class Bucket(BaseModel):
+class Bucket(Frozen):
     """One shape; written "8x128"."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     batch: int = Field(ge=1, description="rows")
     tokens: int = Field(ge=1, description="columns")

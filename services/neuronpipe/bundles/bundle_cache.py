@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronpipe.bundles.bucket import BucketRepository
-from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, BundleFiles, Manifest
+from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, BundleFiles, Manifest, file_sha256
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.core.files import files_told, replace_file
@@ -319,7 +319,6 @@ def _size(path: Path) -> int:
 def _sha256(path: Path) -> str:
     """The digest of a file; empty where there is none."""
     try:
-        with path.open("rb") as file:
-            return file_digest(file, sha256).hexdigest()
+        return file_sha256(path)
     except OSError:
         return ""

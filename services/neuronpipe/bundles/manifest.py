@@ -1,6 +1,5 @@
 """The manifest of a bundle, which lists every other file with its digest, and the files, verified by their digests."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
@@ -8,12 +7,12 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.core.files import files_told
-from neuronpipe.core.model import ModelSpec, TaskFacts
+from neuronpipe.core.model import Frozen, ModelSpec, TaskFacts, problems_of
 from neuronpipe.tasks import TASKS
 
 MANIFEST_FILE = "manifest.json"
@@ -22,11 +21,7 @@ SIGNATURE_FILE = "signature.json"
 SCHEMA_VERSION = 4
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Source(_Frozen):
+class Source(Frozen):
     """The source of the model.
 
     `revision` is the Hub's commit, `weights_sha256` the digest over the files with weights.
@@ -38,7 +33,7 @@ class Source(_Frozen):
     weights_sha256: str
 
 
-class Accuracy(_Frozen):
+class Accuracy(Frozen):
     """The comparison of the artefact with PyTorch float32 on sample texts.
 
     `largest_difference` is absolute, over all outputs, as this artefact ran on the compiling machine, which computed in
@@ -70,7 +65,7 @@ class Accuracy(_Frozen):
     emulated_agreement: float | None = None
 
 
-class Calibration(_Frozen):
+class Calibration(Frozen):
     """The texts that calibrated an int8 artefact."""
 
     texts: int
@@ -78,7 +73,7 @@ class Calibration(_Frozen):
     source_sha256: str | None = None
 
 
-class Artifact(_Frozen):
+class Artifact(Frozen):
     """The compiled model for one back end.
 
     `files` are relative to the bundle. The back end gets `properties` when it loads the model.
@@ -87,7 +82,7 @@ class Artifact(_Frozen):
     backend: str
     dtype: str
     files: tuple[str, ...] = ()
-    properties: dict[str, str] = {}
+    properties: dict[str, str] = Field({})
     versions: dict[str, str] = Field({}, description="versions of the compiler and the libraries")
     buckets: tuple[Bucket, ...] = Field((), description="the only shapes that the artefact computes; empty: any")
     pipeline_cores: int = Field(
@@ -100,7 +95,7 @@ class Artifact(_Frozen):
     )
 
 
-class Manifest(_Frozen):
+class Manifest(Frozen):
     """A bundle's manifest."""
 
     schema_version: int
@@ -140,11 +135,7 @@ class Manifest(_Frozen):
                 )
             return cls.model_validate_json(written)
         except ValidationError as error:
-            problems = "; ".join(
-                ": ".join(filter(None, (".".join(map(str, problem["loc"])), problem["msg"])))
-                for problem in error.errors()[:3]
-            )
-            raise SetupError(f"{path}: not a valid manifest: {problems}") from error
+            raise SetupError(f"{path}: not a valid manifest: {problems_of(error)}") from error
 
 
 def _tasks(model: Mapping[str, Any]) -> list[str]:
@@ -170,7 +161,7 @@ class _SchemaVersion(BaseModel):
 def file_sha256(path: Path) -> str:
     """The sha256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_digest(file, "sha256").hexdigest()
 
 
 _CHUNK_BYTES = 1 << 20

@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from neuronpipe.bundles.manifest import Accuracy
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
-from neuronpipe.core.model import ModelRoute
+from neuronpipe.core.model import Frozen, ModelRoute, problems_of
 
 REGISTRY_FILE = "registry.json"
 # The alias that requests without a version get where the model has no route.
@@ -38,11 +38,7 @@ def _check_alias(name: str) -> str:
     return name
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Approval(_Frozen):
+class Approval(Frozen):
     """Whether a version may be served, who said so, and why."""
 
     state: ApprovalState
@@ -51,7 +47,7 @@ class Approval(_Frozen):
     time: datetime
 
 
-class RegisteredVersion(_Frozen):
+class RegisteredVersion(Frozen):
     """One version of a model. `digest`: of its bundle, which no other bundle can take the place of."""
 
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -59,7 +55,7 @@ class RegisteredVersion(_Frozen):
     accuracy: Mapping[str, Accuracy] = Field({}, description="as the bundle measured it, by back end")
 
 
-class Shadow(_Frozen):
+class Shadow(Frozen):
     """A version that gets copies of requests, whose results nobody gets.
 
     `target`: an alias or a version number. `percent`: the share of the requests without a version that are copied.
@@ -69,7 +65,7 @@ class Shadow(_Frozen):
     percent: float = Field(gt=0, le=100, allow_inf_nan=False)
 
 
-class Routing(_Frozen):
+class Routing(Frozen):
     """The names of a model's versions, and the shares of the requests that name none.
 
     `route`: aliases or version numbers, each with its share; shares are relative to each other. `is_unloaded`: no
@@ -153,7 +149,7 @@ class Signed:
     time: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
-class Registry(_Frozen):
+class Registry(Frozen):
     """The content of registry.json. Revision 0: there is none, and every bundle of the repository is served."""
 
     schema_version: Literal[1] = 1
@@ -167,7 +163,7 @@ class Registry(_Frozen):
         try:
             found = cls.model_validate_json(written)
         except ValidationError as error:
-            raise SetupError(f"{path}: not a valid registry: {_problems(error)}") from error
+            raise SetupError(f"{path}: not a valid registry: {problems_of(error)}") from error
         if not found.revision:
             raise SetupError(f"{path}: not a valid registry: revision: must be 1 or more")
         return found
@@ -347,7 +343,7 @@ class Registry(_Frozen):
         try:
             model = RegisteredModel.model_validate(contents)
         except ValidationError as error:
-            raise SetupError(f"model {name!r}: {_problems(error)}") from error
+            raise SetupError(f"model {name!r}: {problems_of(error)}") from error
         change = Change(
             revision=self.revision + 1,
             time=signed.time,
@@ -396,10 +392,3 @@ def _user() -> str:
 
 def _pending(signed: Signed) -> Approval:
     return Approval(state="pending", time=signed.time)
-
-
-def _problems(error: ValidationError) -> str:
-    return "; ".join(
-        ": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, "))))
-        for one in error.errors()[:3]
-    )

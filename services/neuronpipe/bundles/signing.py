@@ -11,11 +11,12 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Base64Bytes, Field, ValidationError
 
 from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.core.files import files_told, replace_file
+from neuronpipe.core.model import Frozen
 
 # Comes before the manifest's bytes, so that no signature of something else is one of a bundle.
 _CONTEXT = b"neuronpipe bundle signature 1\n"
@@ -24,10 +25,8 @@ _BEGIN, _END = "-----BEGIN ", "-----END PUBLIC KEY-----"
 _SHOWN = 16
 
 
-class _Signature(BaseModel):
+class _Signature(Frozen):
     """The file of a signature. `key`: the id of the key that made it, which says which one to try."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: str = Field(pattern=r"^[0-9a-f]{64}$")
     signature: Base64Bytes

@@ -100,26 +100,25 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _request(options: argparse.Namespace, client: "Client") -> "InferRequest":
-    from neuronpipe.api.v1.inference_pb2 import Priority
     from neuronpipe.api.v1.tasks_pb2 import Truncation
-    from neuronpipe.client.task_call import generation_request, text_request
+    from neuronpipe.client.task_call import generation_request
 
     given: dict[str, Any] = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     given |= {name: read_text(given[name], flag(name)) for name in _OF_FILES if name in given}
     settings: dict[str, Any] = {
         "truncation": Truncation.Value(f"TRUNCATION_{options.truncation.upper()}"),
         "version": options.version,
-        "priority": Priority.PRIORITY_UNSPECIFIED,
     }
     languages = {name: value for name in _LANGUAGES if (value := getattr(options, name)) is not None}
     if options.text is not None:
         task = "translation" if languages else _task_of_text(options, client)
         texts = {"text": read_text(options.text, "--text"), **languages}
-        return text_request(task, options.model, texts, given, **settings)
+        return generation_request(task, options.model, texts, given, **settings)
     if languages:
         raise SetupError(f"--{next(iter(languages)).replace('_', '-')}: is for --text, which is translated")
     prompt = None if options.prompt is None else read_text(options.prompt, "--prompt")
-    return generation_request(options.model, prompt, given, messages=_messages(options), **settings)
+    fields = {"prompt": prompt, "messages": _messages(options)}
+    return generation_request("text_generation", options.model, fields, given, **settings)
 
 
 def _task_of_text(options: argparse.Namespace, client: "Client") -> str:

@@ -187,10 +187,10 @@ class AsyncClient(TaskMethods):
         more closes the generator, which ends the call.
         """
         request = generation_request(
+            "text_generation",
             model,
-            prompt,
+            {"prompt": prompt, "messages": messages},
             options,
-            messages=messages,
             truncation=truncation,
             version=version,
             priority=self._priority,

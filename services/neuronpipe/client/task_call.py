@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from types import MethodType
-from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SentenceEmbeddingResult,
     TaskInput,
     TaskResult,
-    TextGenerationInput,
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput
@@ -98,50 +97,31 @@ Messages: TypeAlias = Iterable[ChatMessage | Mapping[str, str]]
 
 
 def generation_request(
-    model: str,
-    prompt: str | None,
-    options: Any,
-    *,
-    messages: Messages | None = None,
-    truncation: "Truncation.ValueType",
-    version: str,
-    priority: "Priority.ValueType",
-) -> InferRequest:
-    """The request. Raises InvalidInput for a value that is of no type of its field, or beyond its type's range."""
-    if (prompt is None) == (messages is None):
-        raise InvalidInput("prompt", "give either a prompt or messages")
-    if not isinstance(prompt, str | None):
-        raise InvalidInput("prompt", f"takes one text, not a value of the type {type(prompt).__name__}")
-    message = _options(options)
-    said = _chat(messages or ())
-    with valid_unicode({"model": model, "version": version, "prompt": prompt}):
-        text_generation = TextGenerationInput(
-            prompt=prompt or "", messages=said, options=message, truncation=truncation
-        )
-        return InferRequest(
-            model=model, version=version, input=TaskInput(text_generation=text_generation), priority=priority
-        )
-
-
-def text_request(
     task: str,
     model: str,
-    texts: Mapping[str, str],
+    fields: Mapping[str, Any],
     options: Any,
     *,
-    truncation: "Truncation.ValueType",
-    version: str,
-    priority: "Priority.ValueType",
+    truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+    version: str = "",
+    priority: "Priority.ValueType" = Priority.PRIORITY_UNSPECIFIED,
 ) -> InferRequest:
-    """The request of a task that writes a text about another: `texts` are the fields of its input. Raises InvalidInput
-    as generation_request does.
+    """The request of a task that generates: `fields` are its input's, of a text to continue its prompt or its messages.
+
+    Raises InvalidInput for a value that is of no type of its field, or beyond its type's range.
     """
-    for name, text in texts.items():
-        if not isinstance(text, str):
-            raise InvalidInput(name, f"takes one text, not a value of the type {type(text).__name__}")
-    input, message = TaskInput(), _options(options)
-    with valid_unicode({"model": model, "version": version, **texts}):
-        getattr(input, task).MergeFrom(type(getattr(input, task))(**texts, options=message, truncation=truncation))
+    if task == "text_generation":
+        fields = {name: value for name, value in fields.items() if value is not None}
+        if len(fields) != 1:
+            raise InvalidInput("prompt", "give either a prompt or messages")
+    for name, value in fields.items():
+        if name != "messages" and not isinstance(value, str):
+            raise InvalidInput(name, f"takes one text, not a value of the type {type(value).__name__}")
+    given = {**fields, "options": _options(options), "truncation": truncation}
+    if "messages" in fields:
+        given["messages"] = _chat(fields["messages"])
+    input = cast(TaskInput, {task: given})  # protobuf makes messages of dictionaries
+    with valid_unicode({"model": model, "version": version, **fields}):
         return InferRequest(model=model, version=version, input=input, priority=priority)
 
 

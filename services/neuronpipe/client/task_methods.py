@@ -35,7 +35,6 @@ from neuronpipe.client.task_call import (
     TaskMethod,
     chunks_of,
     generation_request,
-    text_request,
     to_array,
     valid_unicode,
     vector_of,
@@ -355,16 +354,9 @@ class TaskMethods:
 
         `generate` gets it as it comes, and several texts.
         """
-        request = generation_request(
-            model,
-            prompt,
-            options,
-            messages=messages,
-            truncation=truncation,
-            version=version,
-            priority=self._priority,
+        return self._write(
+            "text_generation", model, {"prompt": prompt, "messages": messages}, options, truncation, version
         )
-        return _text_call(request, "text_generation")
 
     @TaskMethod
     def summarize(
@@ -377,16 +369,7 @@ class TaskMethods:
         **options: Unpack[Options],
     ) -> TaskCall[GeneratedText]:
         """The summary of a text. `options` are the fields of GenerationOptions."""
-        request = text_request(
-            "summarization",
-            model,
-            {"text": text},
-            options,
-            truncation=truncation,
-            version=version,
-            priority=self._priority,
-        )
-        return _text_call(request, "summarization")
+        return self._write("summarization", model, {"text": text}, options, truncation, version)
 
     @TaskMethod
     def translate(
@@ -405,10 +388,7 @@ class TaskMethods:
         `options` are the fields of GenerationOptions.
         """
         texts = {"text": text, "source_language": source_language, "target_language": target_language}
-        request = text_request(
-            "translation", model, texts, options, truncation=truncation, version=version, priority=self._priority
-        )
-        return _text_call(request, "translation")
+        return self._write("translation", model, texts, options, truncation, version)
 
     @TaskMethod
     def tokenize(
@@ -444,17 +424,27 @@ class TaskMethods:
         reads = read or _ARRAYS.get(first) or attrgetter(first)
         return TaskCall(request, lambda result: reads(getattr(result, task)))
 
+    def _write(
+        self,
+        task: str,
+        model: str,
+        fields: Mapping[str, object],
+        options: Options,
+        truncation: "Truncation.ValueType",
+        version: str,
+    ) -> TaskCall[GeneratedText]:
+        """Raises InvalidInput for options of several texts, of which the method would return one."""
+        request = generation_request(
+            task, model, fields, options, truncation=truncation, version=version, priority=self._priority
+        )
+        if (texts := options.get("num_return_sequences") or 1) > 1:
+            advice = "this method returns one; call infer, or stream, with an InferRequest"
+            raise InvalidInput("options.num_return_sequences", f"{texts} texts, {advice}")
+        return TaskCall(request, lambda result: getattr(result, task).sequences[0])
+
 
 # The first field of a result → what makes an array of it.
 _ARRAYS: Mapping[str, Callable[[Any], Any]] = {"embedding": vector_of, "data": to_array}
-
-
-def _text_call(request: InferRequest, task: str) -> TaskCall[GeneratedText]:
-    """Raises InvalidInput for a request of several texts, of which the method would return one."""
-    if (texts := getattr(request.input, task).options.num_return_sequences) > 1:
-        advice = "this method returns one; call infer, or stream, with an InferRequest"
-        raise InvalidInput("options.num_return_sequences", f"{texts} texts, {advice}")
-    return TaskCall(request, lambda result: getattr(result, task).sequences[0])
 
 
 def _checked(field: FieldDescriptor, value: object) -> object:

@@ -4,17 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-
-@dataclass(frozen=True, slots=True)
-class GenerationFigures:
-    """What generating a text took (stages.proto)."""
-
-    queue_ns: int = 0
-    prefill_ns: int = 0
-    decode_ns: int = 0
-    longest_gap_ns: int = 0
-    steps: int = 0
-    cached_tokens: int = 0
+from neuronpipe.api.v1.stages_pb2 import GenerationFigures
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Self, TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
+from neuronpipe.api.v1.stages_pb2 import GenerationFigures
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TaskInput, TaskResult
 from neuronpipe.core.calls import Call
-from neuronpipe.core.generated import GenerationFigures, Report
+from neuronpipe.core.generated import Report
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets
 
 

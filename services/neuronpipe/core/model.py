@@ -6,7 +6,7 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, create_model, model_validator
 
 from neuronpipe.core.errors import InvalidInput, ModelNotFound, Unavailable, WrongTask
 from neuronpipe.core.tensors import Arrays
@@ -22,23 +22,33 @@ _TOKENIZER_TASKS = ("tokenization", "detokenization")
 _MAX_WORD_LENGTH = 256
 
 
-class OutputSpec(BaseModel):
-    """One output of a model. `axes` excludes the batch axis: "tokens" for the sequence length, else a fixed size."""
+class Frozen(BaseModel):
+    """What is read from a file, has no other fields, and never changes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def problems_of(error: ValidationError) -> str:
+    """The first ones, each with its place."""
+    return "; ".join(
+        ": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, "))))
+        for one in error.errors()[:3]
+    )
+
+
+class OutputSpec(Frozen):
+    """One output of a model. `axes` excludes the batch axis: "tokens" for the sequence length, else a fixed size."""
 
     name: str
     axes: tuple[int | Literal["tokens"], ...]
 
 
-class ImageSpec(BaseModel):
+class ImageSpec(Frozen):
     """How an RGB image becomes the pixels that a model takes, uint8 [3, *size].
 
     It is resized, then cropped, if these are set. Scaling and normalizing follow in the compiled model. Sizes are
     (height, width).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     resize: tuple[int, int] | int | None = Field(
         None, description="the size, or the length of the shorter side; none: as it is"
@@ -83,13 +93,11 @@ def with_fields(fields: Mapping[str, tuple[Any, Any]]) -> Callable[[type[Pydanti
     return decorate
 
 
-class TaskFacts(BaseModel):
+class TaskFacts(Frozen):
     """The facts about a model that only one task needs. Such a task declares a subclass.
 
     `encoded`: the facts that encodings of the task's inputs depend on; `told`: those in ModelService's message Model.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     encoded: ClassVar[tuple[str, ...]] = ()
     told: ClassVar[tuple[str, ...]] = ()
@@ -103,13 +111,11 @@ class TaskFacts(BaseModel):
         raise LookupError(f"model {model.name!r} has no {cls.__name__}")
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(Frozen):
     """The description of a model for tasks, scheduler and gateway. It is part of the bundle's manifest.
 
     `labels` and `tokens` are shared by tasks: they say what the numbers of the model's outputs mean.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1)
     version: int = Field(ge=1)

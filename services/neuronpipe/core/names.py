@@ -556,8 +556,7 @@ class Metrics:
     CONNECTIONS_ENDED = _counter(
         "neuronpipe.connection.ended",
         "{connection}",
-        "connections that were refused or ended because they exceeded a limit; with --grpc-transport grpcio, over gRPC "
-        "only those for max_send_s",
+        "connections that were refused or ended because they exceeded a limit",
         Attributes.DOOR,
         Attributes.LIMIT,
     )

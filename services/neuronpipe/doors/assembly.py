@@ -13,12 +13,11 @@ from neuronpipe.doors.oip.grpc_door import OIP_SERVICE, OipDoor, oip_rpcs
 from neuronpipe.doors.oip.service import TensorService, model_control
 from neuronpipe.doors.tei import SERVICES, TeiDoor, tei_rpcs
 from neuronpipe.gateway.assembly import Gateway
-from neuronpipe.gateway.settings import GatewaySettings, HttpSettings, PipelineSettings
+from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.platform.process.door import Door, Guard, Handler
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
-from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.platform.tls import ServerTls, WatchedTls
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.rpcs import Rpc
@@ -41,50 +40,33 @@ class Addition:
 
 
 def gateway_doors(
-    server: ServerSettings,
-    http: HttpSettings,
+    settings: GatewaySettings,
     telemetry: Telemetry,
     tls: ServerTls | None = None,
     guard: Guard | None = None,
     *,
-    pipeline: PipelineSettings,
     addition: Addition = Addition(),
     shares_port: bool = False,
 ) -> list[Door]:
-    """gRPC, and HTTP where it has an address; what is not asked for is not even imported. `pipeline`: limits of
-    inputs. `shares_port`: other processes listen on the same ports.
+    """gRPC, and HTTP where it has an address; what is not asked for is not even imported. `shares_port`: other
+    processes listen on the same ports.
     """
     rpcs = [
-        *native_rpcs(max(pipeline.max_input_bytes, pipeline.max_image_bytes)),
+        *native_rpcs(max(settings.max_input_bytes, settings.max_image_bytes)),
         *oip_rpcs(),
-        *tei_rpcs(pipeline.max_input_bytes),
+        *tei_rpcs(settings.max_input_bytes),
         *trace_rpcs(telemetry.traces),
         *addition.rpcs,
     ]
-    doors: list[Door] = [GrpcDoor(server, rpcs, tls, guard, shares_port=shares_port)]
-    if http.http_listen:
+    doors: list[Door] = [GrpcDoor(settings, rpcs, tls, guard, shares_port=shares_port)]
+    if settings.http_listen:
         from neuronpipe.doors.http.console.pages import CONSOLE_ROUTES
         from neuronpipe.doors.http.door import HttpDoor
         from neuronpipe.doors.http.handlers import ROUTES
 
-        routes = (*ROUTES, *addition.routes(), *(CONSOLE_ROUTES if http.has_console else ()))
+        routes = (*ROUTES, *addition.routes(), *(CONSOLE_ROUTES if settings.has_console else ()))
         health = INFERENCE_SERVICE.full_name
-        doors.append(
-            HttpDoor(
-                http.http_listen,
-                routes,
-                health,
-                server,
-                tls,
-                guard,
-                max_body_bytes=http.http_max_body_bytes,
-                max_input_bytes=pipeline.max_input_bytes,
-                hosts=http.http_hosts,
-                cors_origins=http.http_cors_origins,
-                path_prefix=http.http_path_prefix,
-                shares_port=shares_port,
-            )
-        )
+        doors.append(HttpDoor(settings, routes, health, tls, guard, shares_port=shares_port))
     return doors
 
 

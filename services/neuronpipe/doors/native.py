@@ -6,10 +6,10 @@ Inputs and results stay bytes where no stage of this process parses or makes the
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from contextlib import aclosing
-from operator import attrgetter
 
 from neuronpipe.api.forward.v1 import inference_pb2 as wire
 from neuronpipe.api.v1 import inference_pb2, models_pb2
+from neuronpipe.api.v1.inference_pb2 import GenerateStart
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
@@ -20,12 +20,9 @@ from neuronpipe.doors.text_stream import Event, text_stream
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import (
     GeneratedPart,
-    GenerationStart,
     InferenceOutcome,
     InferenceRequest,
     InferenceResult,
-    StageTimings,
-    Usage,
 )
 from neuronpipe.gateway.many import infer_batch, infer_stream
 from neuronpipe.gateway.pipeline import Pipeline
@@ -34,7 +31,6 @@ from neuronpipe.platform.process.door import Handler
 from neuronpipe.rpc.rpcs import Rpc, by_path, call_of, rpcs_of
 
 INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
-_FIELDS = {kind: [(name, attrgetter(name)) for name in kind.__slots__] for kind in (Usage, StageTimings)}
 MODEL_SERVICE = models_pb2.DESCRIPTOR.services_by_name["ModelService"]
 
 
@@ -107,7 +103,7 @@ class NativeDoor:
         async with aclosing(text_stream(self._pipeline, request)) as events:
             async for event in events:
                 response = wire.GenerateResponse()
-                _write_event(event, request.call.request_id, response)
+                _write_event(event, response)
                 yield response
 
     async def list_models(self, message: models_pb2.ListModelsRequest, call: Call) -> models_pb2.ListModelsResponse:
@@ -130,11 +126,9 @@ def _read_request(message: wire.InferRequest, call: Call, *, is_id_required: boo
     )
 
 
-def _write_event(event: Event, request_id: str, response: wire.GenerateResponse) -> None:
-    if isinstance(event, GenerationStart):
-        start = response.start
-        start.model, start.version = event.model.name, str(event.model.version)
-        start.request_id, start.prompt_tokens = request_id, event.prompt_tokens
+def _write_event(event: Event, response: wire.GenerateResponse) -> None:
+    if isinstance(event, GenerateStart):
+        response.start.CopyFrom(event)
     elif isinstance(event, GeneratedPart):
         response.chunk.text, response.chunk.sequence = event.text, event.sequence
         response.chunk.token_ids.extend(event.token_ids)
@@ -148,15 +142,8 @@ def _write_result(result: InferenceResult, response: wire.InferResponse) -> None
     response.model, response.version = result.model.name, str(result.model.version)
     response.request_id = result.request_id
     response.result = result.result.data
-    _write_fields(result.usage, response.usage)
-    _write_fields(result.timings, response.timings)
-
-
-def _write_fields(value: Usage | StageTimings, message: object) -> None:
-    """The message has the names of the value. Zero is what a field is without being set."""
-    for name, get in _FIELDS[type(value)]:
-        if number := get(value):
-            setattr(message, name, number)
+    response.usage.CopyFrom(result.usage)
+    response.timings.CopyFrom(result.timings)
 
 
 def _write_outcome(outcome: InferenceOutcome, message: wire.InferOutcome) -> None:

@@ -34,7 +34,6 @@ from neuronpipe.doors.inference import (
     MODEL_FIELD,
     PRIORITY_FIELD,
     VERSION_FIELD,
-    Fields,
     Inference,
     ModelChoice,
     ModelName,
@@ -54,7 +53,7 @@ MessageT = TypeVar("MessageT")
 AnswerT = TypeVar("AnswerT")
 
 SERVICES: Mapping[str, ServiceDescriptor] = tei.DESCRIPTOR.services_by_name
-_FIELDS = {"text": "inputs", "text_pair": "inputs", "truncation": "truncate"}
+_FIELDS = {"text": "inputs", "text_pair": "inputs", "token_ids": "ids", "truncation": "truncate"}
 _MODEL_TYPES = {
     "text_classification": tei.MODEL_TYPE_CLASSIFIER,
     "zero_shot_classification": tei.MODEL_TYPE_CLASSIFIER,
@@ -155,9 +154,7 @@ class TeiDoor:
             dimensions=message.dimensions,
             truncation=_truncation(message),
         )
-        result = await self._infer(
-            asked, "sentence_embedding", TaskInput(sentence_embedding=input), Spans.TEI_EMBED, _FIELDS
-        )
+        result = await self._infer(asked, TaskInput(sentence_embedding=input), Spans.TEI_EMBED)
         # The vector is the first field of both messages, so the bytes of one are the other's.
         response = tei.EmbedResponse.FromString(result.result.message.sentence_embedding.SerializeToString())
         _write_metadata(result, len(message.inputs), response.metadata)
@@ -168,9 +165,7 @@ class TeiDoor:
         input = SparseEmbeddingInput(
             text=message.inputs, prompt_name=message.prompt_name, truncation=_truncation(message)
         )
-        result = await self._infer(
-            asked, "sparse_embedding", TaskInput(sparse_embedding=input), Spans.TEI_EMBED_SPARSE, _FIELDS
-        )
+        result = await self._infer(asked, TaskInput(sparse_embedding=input), Spans.TEI_EMBED_SPARSE)
         response = tei.EmbedSparseResponse()
         for one in result.result.message.sparse_embedding.weights:
             response.sparse_embeddings.add(index=one.token_id, value=one.weight)
@@ -181,9 +176,7 @@ class TeiDoor:
         """EmbedAll."""
         _refuse_prompt(message)
         input = FeatureExtractionInput(text=message.inputs, truncation=_truncation(message))
-        result = await self._infer(
-            asked, "feature_extraction", TaskInput(feature_extraction=input), Spans.TEI_EMBED_ALL, _FIELDS
-        )
+        result = await self._infer(asked, TaskInput(feature_extraction=input), Spans.TEI_EMBED_ALL)
         response = tei.EmbedAllResponse()
         for vector in token_vectors(result.result.message.feature_extraction):
             # On the wire a packed field of floats is a field of these bytes.
@@ -207,7 +200,7 @@ class TeiDoor:
         input = RerankInput(
             query=message.query, texts=message.texts, function=_function(message), truncation=_truncation(message)
         )
-        result = await self._infer(asked, "rerank", TaskInput(rerank=input), Spans.TEI_RERANK, _FIELDS)
+        result = await self._infer(asked, TaskInput(rerank=input), Spans.TEI_RERANK)
         response = tei.RerankResponse()
         for one in result.result.message.rerank.texts:
             text = message.texts[one.index] if message.return_text else None
@@ -240,7 +233,7 @@ class TeiDoor:
         """Tokenize."""
         _refuse_prompt(message)
         input = TokenizationInput(text=message.inputs, skip_special_tokens=not message.add_special_tokens)
-        result = await self._infer(asked, "tokenization", TaskInput(tokenization=input), Spans.TEI_TOKENIZE, _FIELDS)
+        result = await self._infer(asked, TaskInput(tokenization=input), Spans.TEI_TOKENIZE)
         tokens = result.result.message.tokenization.tokens
         response = tei.EncodeResponse()
         for token, (start, stop) in zip(tokens, token_places(message.inputs, tokens), strict=True):
@@ -250,9 +243,7 @@ class TeiDoor:
     async def decode(self, message: tei.DecodeRequest, asked: _Asked) -> tei.DecodeResponse:
         """Decode."""
         input = DetokenizationInput(token_ids=message.ids, skip_special_tokens=message.skip_special_tokens)
-        result = await self._infer(
-            asked, "detokenization", TaskInput(detokenization=input), Spans.TEI_DECODE, {"token_ids": "ids"}
-        )
+        result = await self._infer(asked, TaskInput(detokenization=input), Spans.TEI_DECODE)
         return tei.DecodeResponse(text=result.result.message.detokenization.text)
 
     async def _predict(
@@ -271,16 +262,17 @@ class TeiDoor:
             function=_function(message),
             truncation=_truncation(message),
         )
-        result = await self._infer(asked, "text_classification", TaskInput(text_classification=input), span, _FIELDS)
+        result = await self._infer(asked, TaskInput(text_classification=input), span)
         response = tei.PredictResponse()
         for one in result.result.message.text_classification.labels:
             response.predictions.add(score=one.score, label=one.label)
         _write_metadata(result, len(text) + len(text_pair), response.metadata)
         return response
 
-    async def _infer(self, asked: _Asked, task: str, input: TaskInput, span: Name, fields: Fields) -> InferenceResult:
+    async def _infer(self, asked: _Asked, input: TaskInput, span: Name) -> InferenceResult:
         call = asked.call.for_request(new_request_id(), asked.priority)
-        return await self._inference.one(call, self._models.choose(asked.model, task), input, fields, span)
+        model = self._models.choose(asked.model, input.WhichOneof("task") or "")
+        return await self._inference.one(call, model, input, _FIELDS, span)
 
 
 def _asked(context: Context) -> _Asked:

@@ -6,11 +6,12 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
+from neuronpipe.api.v1.inference_pb2 import GenerateStart
 from neuronpipe.core.names import Name, Spans
-from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, InferenceRequest, InferenceResult
+from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, InferenceResult
 from neuronpipe.gateway.pipeline import Pipeline
 
-Event: TypeAlias = GenerationStart | GeneratedPart | InferenceResult
+Event: TypeAlias = GenerateStart | GeneratedPart | InferenceResult
 EventT = TypeVar("EventT")
 
 
@@ -21,10 +22,10 @@ async def text_stream(
 
     To a caller who reads slowly, the parts that wait are one. A generator that is closed ends the request.
     """
-    events: list[GenerationStart | GeneratedPart] = []
+    events: list[GenerateStart | GeneratedPart] = []
     has_news = asyncio.Event()
 
-    def listen(event: GenerationStart | GeneratedPart) -> None:
+    def listen(event: GenerateStart | GeneratedPart) -> None:
         events.append(event)
         has_news.set()
 
@@ -47,7 +48,7 @@ async def begun(events: AsyncGenerator[EventT, None]) -> AsyncGenerator[EventT, 
     """The same events, once there is a part, or the result. Raises what comes before it. The caller closes it."""
     first: list[EventT] = []
     try:
-        while not first or isinstance(first[-1][1] if isinstance(first[-1], tuple) else first[-1], GenerationStart):
+        while not first or isinstance(first[-1][1] if isinstance(first[-1], tuple) else first[-1], GenerateStart):
             first.append(await anext(events))
     except BaseException:
         await events.aclose()
@@ -94,11 +95,11 @@ async def _next(stream: AsyncGenerator[Event, None]) -> Event | None:
     return await anext(stream, None)
 
 
-def _joined(events: Iterable[GenerationStart | GeneratedPart]) -> Iterable[GenerationStart | GeneratedPart]:
+def _joined(events: Iterable[GenerateStart | GeneratedPart]) -> Iterable[GenerateStart | GeneratedPart]:
     """The start by itself, and all parts of a text together."""
     parts: dict[int, list[GeneratedPart]] = {}
     for event in events:
-        if isinstance(event, GenerationStart):
+        if isinstance(event, GenerateStart):
             yield event
         else:
             parts.setdefault(event.sequence, []).append(event)

@@ -27,11 +27,9 @@ async def running_far_stages(
     report: Callable[[str, bool], None],
     tls: WatchedTls | None = None,
     holding: Holding | None = None,
-    transport: str = "nghttp2",
 ) -> AsyncIterator[Mapping[str, Coalescer]]:
     """The stages behind targets, by their services' names. `report` is told of each whether it can be reached, at first
     and when that changes. `tls`: of the connections to hosts; Unix sockets have none. `holding`: see Coalescer.
-    `transport`: as --grpc-transport.
     """
     reached: set[str] = set()
     complete, ending = asyncio.Event(), asyncio.Event()
@@ -53,7 +51,7 @@ async def running_far_stages(
         report(service, False)
     async with run_beside(
         *(
-            follow_endpoints(_RPCS[service], target, coalescers[service].serve, tls, transport)
+            follow_endpoints(_RPCS[service], target, coalescers[service].serve, tls)
             for service, target in targets.items()
         )
     ):

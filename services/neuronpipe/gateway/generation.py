@@ -7,17 +7,18 @@ decoded by another process.
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
+from neuronpipe.api.v1.inference_pb2 import GenerateStart
+from neuronpipe.api.v1.stages_pb2 import GenerationFigures
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskResult, TokenLogprob
 from neuronpipe.core.background import run_together
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import Unavailable
-from neuronpipe.core.generated import GenerationFigures, NewTokens, TokenLogprobs
+from neuronpipe.core.generated import NewTokens, TokenLogprobs
 from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Stages
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.core.tensors import Arrays
-from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, InferenceRequest
+from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest
 from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.generated_text import WINDOW_TOKENS
@@ -52,7 +53,12 @@ class TextRuns:
         generated, as they come.
         """
         self._request = request
-        self._start = GenerationStart(model.key, encoded.tokens)
+        self._start = GenerateStart(
+            model=model.key.name,
+            version=str(model.key.version),
+            request_id=request.call.request_id,
+            prompt_tokens=encoded.tokens,
+        )
         task = TASKS[model.spec.task]
         assert task.complete  # noqa: S101 (the model generates)
         self._task = task.name
@@ -106,9 +112,9 @@ class TextRuns:
         longest = max(predictions, key=lambda one: one.queue_ns + one.compute_ns)
         # The prompt counts once, so what of it was cached does, too.
         figures = [one.generation for one in predictions if one.generation]
-        cached_tokens = min((one.cached_tokens for one in figures), default=0)
-        generation = replace(longest.generation, cached_tokens=cached_tokens) if longest.generation else None
-        return replace(longest, generation=generation)
+        if longest.generation:
+            longest.generation.cached_tokens = min(one.cached_tokens for one in figures)
+        return longest
 
     async def postprocess(self, call: Call) -> Packed[TaskResult]:
         """The result, with the text of the last tokens."""

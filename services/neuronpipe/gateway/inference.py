@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome
+from neuronpipe.api.v1.inference_pb2 import CacheControl, GenerateStart, StageTimings, Usage
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult, TokenLogprob
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import NeuronpipeError
@@ -26,15 +26,7 @@ class InferenceRequest:
     input: Packed[TaskInput]
     cache_control: "CacheControl.ValueType" = CacheControl.CACHE_CONTROL_UNSPECIFIED
     encoded: EncodedInput | None = None
-    listener: "Callable[[GenerationStart | GeneratedPart], None] | None" = None
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationStart:
-    """A text begins."""
-
-    model: ModelKey
-    prompt_tokens: int
+    listener: "Callable[[GenerateStart | GeneratedPart], None] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,40 +41,6 @@ class GeneratedPart:
     sequence: int = 0
     logprobs: Sequence[TokenLogprob] = ()
     is_last: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StageTimings:
-    """Durations in nanoseconds (inference.proto). Of a result that was cached only the total."""
-
-    total_ns: int
-    preprocess_ns: int = 0
-    predict_ns: int = 0
-    postprocess_ns: int = 0
-    predict_queue_ns: int = 0
-    predict_compute_ns: int = 0
-    first_token_ns: int = 0
-    prefill_ns: int = 0
-    decode_ns: int = 0
-    longest_gap_ns: int = 0
-    held_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """The tokens, batches and caches of a request (inference.proto)."""
-
-    tokens: int = 0
-    truncated_tokens: int = 0
-    batch_size: int = 0
-    bucket_tokens: int = 0
-    token_cache: "CacheOutcome.ValueType" = CacheOutcome.CACHE_OUTCOME_UNSPECIFIED
-    padded_tokens: int = 0
-    result_cache: "CacheOutcome.ValueType" = CacheOutcome.CACHE_OUTCOME_UNSPECIFIED
-    generated_tokens: int = 0
-    cached_tokens: int = 0
-    discarded_tokens: int = 0
-    steps: int = 0
 
 
 class RawResult(Packed[TaskResult]):
@@ -102,7 +60,7 @@ class RawResult(Packed[TaskResult]):
 
 @dataclass(frozen=True, slots=True)
 class InferenceResult:
-    """The answer to one request."""
+    """The answer to one request. `timings`: of a result that was cached only the total."""
 
     request_id: str
     model: ModelKey

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
+from neuronpipe.api.v1.inference_pb2 import Usage
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.served import ServedModel
 from neuronpipe.core.background import Places
@@ -21,7 +22,7 @@ from neuronpipe.core.packed import Packed
 from neuronpipe.gateway.admission import Admission, Gate
 from neuronpipe.gateway.generation import TextRuns
 from neuronpipe.gateway.holding import Holding
-from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, RawResult, Usage
+from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, RawResult
 from neuronpipe.gateway.request_checks import (
     check_fields,
     check_input,
@@ -219,13 +220,8 @@ class Pipeline:
             padded_tokens=prediction.padded_tokens,
         )
         if text and prediction.generation:
-            usage = replace(
-                usage,
-                generated_tokens=text.generated_tokens,
-                cached_tokens=prediction.generation.cached_tokens,
-                discarded_tokens=text.discarded_tokens,
-                steps=prediction.generation.steps,
-            )
+            usage.generated_tokens, usage.discarded_tokens = text.generated_tokens, text.discarded_tokens
+            usage.cached_tokens, usage.steps = prediction.generation.cached_tokens, prediction.generation.steps
         return result, usage
 
     def _find(self, request: InferenceRequest) -> ServedModel[GatewayModel]:

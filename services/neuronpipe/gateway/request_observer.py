@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from neuronpipe.api.v1.inference_pb2 import StageTimings
 from neuronpipe.core.attributes import attributes_of, cache_word, priority_word
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import EncodedInput, ModelKey, Prediction
@@ -12,7 +13,6 @@ from neuronpipe.core.metrics import Counter, Meters, Telemetry
 from neuronpipe.core.names import ADMISSION, UNATTRIBUTED, Attributes, Events, Instrument, Metrics, Name, Spans
 from neuronpipe.core.tracing import Span, SpanContext, Tracer, enter_span, event_of, status_name
 from neuronpipe.gateway.holding import HeldTime
-from neuronpipe.gateway.inference import StageTimings
 
 _STAGES = (Spans.PREPROCESS, Spans.PREDICT, Spans.POSTPROCESS)
 _HTTP = (Spans.HTTP_REQUEST, Spans.HTTP_BATCH)
@@ -89,27 +89,23 @@ class ObservedRequest:
         if root and result_cache:
             root.attributes[Attributes.RESULT_CACHE] = cache_word(result_cache)
         if not (encoded and prediction):  # the result was known
-            timings = StageTimings(total_ns)
+            timings = StageTimings(total_ns=total_ns)
         else:
             started_ns, preprocessed_ns, predicted_ns, postprocessed_ns = self._marks
             timings = StageTimings(
-                total_ns,
-                preprocessed_ns - started_ns,
-                predicted_ns - preprocessed_ns,
-                postprocessed_ns - predicted_ns,
-                prediction.queue_ns,
-                prediction.compute_ns,
+                total_ns=total_ns,
+                preprocess_ns=preprocessed_ns - started_ns,
+                predict_ns=predicted_ns - preprocessed_ns,
+                postprocess_ns=postprocessed_ns - predicted_ns,
+                predict_queue_ns=prediction.queue_ns,
+                predict_compute_ns=prediction.compute_ns,
             )
             if figures := prediction.generation:
-                timings = replace(
-                    timings,
-                    first_token_ns=self._first_token_ns - started_ns,
-                    prefill_ns=figures.prefill_ns,
-                    decode_ns=figures.decode_ns,
-                    longest_gap_ns=figures.longest_gap_ns,
-                )
+                timings.first_token_ns = self._first_token_ns - started_ns
+                timings.prefill_ns, timings.decode_ns = figures.prefill_ns, figures.decode_ns
+                timings.longest_gap_ns = figures.longest_gap_ns
             if self.held:
-                timings = replace(timings, held_ns=self.held.total_ns)
+                timings.held_ns = self.held.total_ns
             unattributed_ns = ended_ns - postprocessed_ns
             self._meters.computed(timings, unattributed_ns, encoded, context)
             if root and figures:

@@ -3,18 +3,18 @@
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from neuronpipe import __version__
 from neuronpipe.api.forward.v1 import inference_pb2 as wire
-from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome
+from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, Usage
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import Packed
-from neuronpipe.gateway.inference import InferenceRequest, Usage
+from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.settings import ResultCacheSettings
 from neuronpipe.platform.cache.cache import Cache, TimedValue
 from neuronpipe.platform.cache.sealing import ValueCodec
@@ -63,7 +63,8 @@ class ResultCache:
         """
         if request.cache_control == CacheControl.CACHE_CONTROL_BYPASS:
             result, usage = await compute()
-            return result, replace(usage, result_cache=CacheOutcome.CACHE_OUTCOME_BYPASS)
+            usage.result_cache = CacheOutcome.CACHE_OUTCOME_BYPASS
+            return result, usage
         own: list[tuple[Packed[TaskResult], Usage]] = []
 
         async def keep() -> TimedValue[_KnownResult]:
@@ -80,7 +81,8 @@ class ResultCache:
         if own:
             result, usage = own[0]
             # Also where Redis was left out of the search: BYPASS is said to those who asked for it.
-            return result, replace(usage, result_cache=CacheOutcome.CACHE_OUTCOME_MISS)
+            usage.result_cache = CacheOutcome.CACHE_OUTCOME_MISS
+            return result, usage
         # A value of its own, as whoever parses it keeps the message in it.
         result = Packed(TaskResult, data=known.result.data)
         return result, Usage(tokens=known.tokens, truncated_tokens=known.truncated_tokens, result_cache=outcome)

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from neuronpipe.api.v1.inference_pb2 import CacheOutcome, Priority
+from neuronpipe.api.v1.inference_pb2 import CacheOutcome, Priority, Usage
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.served import ModelState, ServedModel
 from neuronpipe.core.background import run_beside
@@ -25,7 +25,7 @@ from neuronpipe.core.names import Metrics, Spans
 from neuronpipe.core.packed import Packed
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.gateway.admission import Admission, Gate
-from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, Usage
+from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
 from neuronpipe.gateway.request_checks import known_tokens
 from neuronpipe.gateway.request_observer import ObservedRequest, RequestObserver
 from neuronpipe.gateway.routing import GatewayModel

@@ -23,7 +23,7 @@ from neuronpipe.core.files import files_told
 from neuronpipe.measure.acceptance_process import MeasureRequest, error_text, measure
 from neuronpipe.measure.figures import markdown_table
 from neuronpipe.measure.machine import describe_machine, package_versions
-from neuronpipe.measure.processes import ProcessEnded, Worker
+from neuronpipe.platform.process.worker import ProcessEnded, Worker
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLE_SUFFIX, device_count, sdk_words
 
 _DOUBLE = "made on the contract double of the Neuron SDK: its times say nothing of Neuron"
@@ -212,10 +212,9 @@ def _measure(made: Compiled, one: dict[str, Any], request: AcceptRequest, report
             batches=made.batches,
             texts=made.texts,
             environment=request.environment,
-            log=Path(log.name),
         )
         try:
-            with Worker.started(measure, asked, name="measuring") as worker:
+            with Worker.started(measure, asked, name="measuring", log=Path(log.name)) as worker:
                 while (message := worker.receive()) is not None:
                     if isinstance(message, str):
                         report(f"  {message}")

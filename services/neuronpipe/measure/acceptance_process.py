@@ -49,8 +49,7 @@ Arrays: TypeAlias = Mapping[str, Any]
 class MeasureRequest:
     """What the process measures. Each of `shapes` is measured for `seconds`, on `cores` cores (0: all).
 
-    `batches`, or `texts` of a model that generates, are for the comparison. `environment`: of the runtime. `log`: the
-    file that gets what the process prints.
+    `batches`, or `texts` of a model that generates, are for the comparison. `environment`: of the runtime.
     """
 
     bundle: Path
@@ -61,7 +60,6 @@ class MeasureRequest:
     batches: Sequence[Arrays]
     texts: Sequence[GivenText]
     environment: Mapping[str, str]
-    log: Path
 
 
 def error_text(error: BaseException) -> str:
@@ -185,9 +183,6 @@ class _Findings:
 
 def measure(pipe: "Connection[Any, Any]", request: MeasureRequest) -> None:
     """The main function of the process: loads, compares and measures. Errors are provoked last. Ends with a None."""
-    log = os.open(request.log, os.O_WRONLY | os.O_APPEND)
-    for standard in (1, 2):  # also what a runtime prints that is no Python
-        os.dup2(log, standard)
     os.environ.update(request.environment)
     found, bundle = _Findings(pipe), read_bundle(request.bundle)
     if TASKS[bundle.spec.task].generates:

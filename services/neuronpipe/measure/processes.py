@@ -1,101 +1,16 @@
-"""Processes of their own: those that work for this one, and services, for benchmarks, the demo and the tests."""
+"""Services in processes of their own, for benchmarks, the demo and the tests."""
 
-import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
-
-_STOP_LIMIT_S = 10.0
-
-
-class ProcessEnded(Exception):
-    """A process ended before it answered. The message says how."""
-
-
-class Worker:
-    """A process that works for this one, as this one sees it. A crash of it ends no other."""
-
-    def __init__(self, process: SpawnProcess, pipe: "Connection[Any, Any]") -> None:
-        self._process = process
-        self.pipe = pipe
-
-    @classmethod
-    @contextlib.contextmanager
-    def started(cls, work: Callable[..., None], *arguments: object, name: str) -> Iterator[Self]:
-        """Runs `work(pipe, *arguments)` in a spawned process, which ends with the block: by itself once its pipe is
-        closed, or at once where the block raises.
-        """
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(work, theirs, *arguments), name=name, daemon=True)
-        with _sigint_blocked():
-            process.start()
-        theirs.close()
-        try:
-            yield cls(process, ours)
-        except BaseException:
-            process.kill()
-            raise
-        finally:
-            ours.close()
-            process.join(_STOP_LIMIT_S)
-            process.kill()
-            process.join()
-
-    def send(self, message: object) -> None:
-        """Raises ProcessEnded."""
-        try:
-            self.pipe.send(message)
-        except OSError as error:
-            raise ProcessEnded(self._ending()) from error
-
-    def receive(self) -> Any:
-        """Blocks until it says something. Raises ProcessEnded."""
-        try:
-            return self.pipe.recv()
-        except (EOFError, ConnectionError):
-            raise ProcessEnded(self._ending()) from None
-
-    def _ending(self) -> str:
-        self._process.join(_STOP_LIMIT_S)
-        code = self._process.exitcode
-        if code is None or code >= 0:
-            return f"the process ended with code {code}"
-        name = signal.Signals(-code).name
-        hint = "; there may be too little memory" if name == "SIGKILL" else ""
-        return f"the process ended with signal {name}{hint}"
-
-
-def _work(work: Callable[..., None], *arguments: object) -> None:
-    with contextlib.suppress(EOFError, ConnectionError):  # the parent has died, or needs no more
-        work(*arguments)
-
-
-@contextlib.contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Blocks SIGINT in processes that are started in the block: Ctrl-C reaches all processes of a terminal, and this
-    one tells the others when to end.
-    """
-    # Otherwise starting a process starts the tracker first, which unblocks SIGINT.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
+from typing import IO, Self
 
 _START_LIMIT_S = 120
 _POLL_S = 0.01

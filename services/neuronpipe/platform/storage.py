@@ -85,26 +85,22 @@ class Storage:
 
     def read(self, uri: ObjectUri, max_bytes: int) -> bytes:
         """The content of an object. Raises StorageError, also for one of more than `max_bytes`."""
-        data = self._read_bucket(uri, max_bytes) if uri.bucket else _read_file(Path(uri.path), max_bytes)
-        if len(data) > max_bytes:
-            raise _too_large(max_bytes)
-        return data
-
-    def write(self, uri: ObjectUri, data: bytes) -> None:
-        """Replaces an object: others see the old content or the whole new one. Raises StorageError."""
-        if uri.bucket:
-            self._write_bucket(uri, data)
-        else:
-            _write_file(Path(uri.path), data)
-
-    def _read_bucket(self, uri: ObjectUri, max_bytes: int) -> bytes:
+        if not uri.bucket:
+            data = _read_file(Path(uri.path), max_bytes)
+            if len(data) > max_bytes:
+                raise _too_large(max_bytes)
+            return data
         with bucket_failures():
             found = self._bucket(uri.bucket).get(uri.path)
             if found.meta["size"] > max_bytes:
                 raise _too_large(max_bytes)
             return bytes(found.bytes())
 
-    def _write_bucket(self, uri: ObjectUri, data: bytes) -> None:
+    def write(self, uri: ObjectUri, data: bytes) -> None:
+        """Replaces an object: others see the old content or the whole new one. Raises StorageError."""
+        if not uri.bucket:
+            _write_file(Path(uri.path), data)
+            return
         with bucket_failures():
             self._bucket(uri.bucket).put(uri.path, data)
 
@@ -125,20 +121,6 @@ def open_bucket(name: str, endpoint: str = "", retries: int = 10) -> "S3Store":
         client_options={"allow_http": True} if endpoint.startswith("http://") else None,
         retry_config={"max_retries": retries, "retry_timeout": timedelta(minutes=3)},
     )
-
-
-def is_not_modified(error: StorageError) -> bool:
-    """Whether a read was refused because the object has the given ETag."""
-    from obstore.exceptions import NotModifiedError
-
-    return isinstance(error.__cause__, NotModifiedError)
-
-
-def is_other_writer(error: StorageError) -> bool:
-    """Whether a write was refused because the object is not as it was expected to be."""
-    from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
-
-    return isinstance(error.__cause__, AlreadyExistsError | NotFoundError | PreconditionError)
 
 
 @contextmanager
@@ -247,12 +229,14 @@ class BucketFolder:
 
     def read_if_changed(self, name: str, etag: str) -> Content | None:
         """The content of an object; None while it has the ETag. An empty one: in any case."""
+        from obstore.exceptions import NotModifiedError
+
         try:
             with bucket_failures():
                 found = self._store.get(self._key(name), options={"if_none_match": etag} if etag else {})
                 return Content(bytes(found.bytes()), found.meta["e_tag"] or "")
         except StorageError as error:
-            if is_not_modified(error):
+            if isinstance(error.__cause__, NotModifiedError):
                 return None
             raise
 
@@ -275,11 +259,13 @@ class BucketFolder:
 
     def replace(self, name: str, data: bytes, etag: str) -> bool:
         """Writes an object if it still has the ETag; an empty one: if there is no such object. Says whether it did."""
+        from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
+
         try:
             with bucket_failures():
                 self._store.put(self._key(name), data, mode={"e_tag": etag} if etag else "create")
         except StorageError as error:
-            if is_other_writer(error):
+            if isinstance(error.__cause__, AlreadyExistsError | NotFoundError | PreconditionError):
                 return False
             raise
         return True

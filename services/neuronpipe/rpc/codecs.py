@@ -13,7 +13,7 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.core.callers import ANONYMOUS, Caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, ModelNotFound
-from neuronpipe.core.generated import GenerationFigures, NewTokens, TokenLogprobs
+from neuronpipe.core.generated import NewTokens, TokenLogprobs
 from neuronpipe.core.items import (
     EncodedInput,
     ExecuteItem,
@@ -112,7 +112,7 @@ class ExecuteCodec:
     def write_value(self, value: Prediction | NewTokens, outcome: wire.ExecuteOutcome) -> None:
         if isinstance(value, NewTokens):
             outcome.new_tokens.token_ids.extend(value.token_ids)
-            _write_figures(value.figures, outcome.new_tokens.figures)
+            outcome.new_tokens.figures.CopyFrom(value.figures)
             for one in value.logprobs:
                 outcome.new_tokens.logprobs.add(
                     logprob=one.logprob, top_token_ids=one.top_token_ids, top_logprobs=one.top_logprobs
@@ -120,7 +120,7 @@ class ExecuteCodec:
             return
         prediction = outcome.prediction
         if value.generation:
-            _write_figures(value.generation, prediction.generation)
+            prediction.generation.CopyFrom(value.generation)
         prediction.outputs.extend(value.outputs.data)
         prediction.queue_ns = value.queue_ns
         prediction.compute_ns = value.compute_ns
@@ -134,7 +134,7 @@ class ExecuteCodec:
             logprobs = [
                 TokenLogprobs(one.logprob, list(one.top_token_ids), list(one.top_logprobs)) for one in tokens.logprobs
             ]
-            return NewTokens(list(tokens.token_ids), _read_figures(tokens.figures), logprobs)
+            return NewTokens(list(tokens.token_ids), tokens.figures, logprobs)
         prediction = outcome.prediction
         return Prediction(
             TensorSets(data=list(prediction.outputs)),
@@ -143,7 +143,7 @@ class ExecuteCodec:
             prediction.batch_size,
             prediction.bucket_tokens,
             prediction.padded_tokens,
-            _read_figures(prediction.generation) if prediction.HasField("generation") else None,
+            prediction.generation if prediction.HasField("generation") else None,
         )
 
     def pack(self, value: Prediction) -> int:
@@ -176,16 +176,6 @@ class PostprocessCodec:
 
     def pack(self, value: Packed[TaskResult]) -> int:
         return len(value.data)
-
-
-def _write_figures(figures: GenerationFigures, message: Any) -> None:
-    """The message has the names of the value."""
-    for name in GenerationFigures.__slots__:
-        setattr(message, name, getattr(figures, name))
-
-
-def _read_figures(message: Any) -> GenerationFigures:
-    return GenerationFigures(**{name: getattr(message, name) for name in GenerationFigures.__slots__})
 
 
 def write_announcement(models: AnnouncedModels, max_message_bytes: int, announcement: Announcement) -> None:

@@ -1,4 +1,4 @@
-"""A gRPC server with health, reflection and error mapping, the same for every service and over every transport.
+"""A gRPC server with health, reflection and error mapping, the same for every service.
 
 Behind the door stand how it reads a stream, who its callers are, and the health service.
 """
@@ -25,8 +25,9 @@ from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import LARGE_BYTES, MAX_CALLS, CallerWaits, InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.platform.tls import ServerTls
+from neuronpipe.rpc.http2.server import Http2Server
 from neuronpipe.rpc.rpcs import Context, Rpc, by_path, rpcs_of
-from neuronpipe.rpc.transport import CallEnd, Server, ServerCall, ServerOptions, end_of
+from neuronpipe.rpc.transport import CallEnd, ServerCall, ServerOptions, end_of
 
 # Watches of health, which are never over and need no credentials. Each of our clients has one.
 _MAX_WATCHES = MAX_CALLS // 2
@@ -64,7 +65,7 @@ class GrpcDoor:
         self._handlers: Mapping[str, Handler] = {}
         self._reads: set[StreamRead] = set()
         self._is_draining = False
-        self._server: Server | None = None
+        self._server: Http2Server | None = None
         self.port = 0 if unix_path(settings.listen) else int(settings.listen.rpartition(":")[2])
         self._shares_port = shares_port
 
@@ -93,7 +94,7 @@ class GrpcDoor:
             for rpc in rpcs_of(service):
                 counted = watches if rpc.path == WATCH else others
                 methods[rpc.path] = _Method(self, rpc, counted, guard, handlers[rpc.path])
-        self._server = _make_server(
+        self._server = Http2Server(
             ServerOptions(self._settings, in_flight, methods.get, self._tls, shares_port=self._shares_port)
         )
         try:
@@ -107,9 +108,10 @@ class GrpcDoor:
         """Answers calls from now on."""
         self._handlers = handlers
 
-    def ask_to_leave(self) -> bool:
-        """Asks callers to send new calls elsewhere, where the transport can do that."""
-        return self._server is None or self._server.ask_to_leave()
+    def ask_to_leave(self) -> None:
+        """Asks callers to send new calls elsewhere."""
+        if self._server:
+            self._server.ask_to_leave()
 
     async def stop_listening(self, limit_s: float) -> None:
         """Takes no new connections. Returns once the callers of the others know that they are to leave."""
@@ -198,7 +200,6 @@ class _Method:
     ) -> None:
         """`handler`: of the door itself; None: the one that it was opened with."""
         self.takes_stream = rpc.client_streaming
-        self.is_own = handler is not None
         self._door = door
         self._rpc = rpc
         self._counted = counted
@@ -271,17 +272,6 @@ def _decoded(rpc: Rpc, data: bytes | None) -> Any:
         raise InvalidInput(
             "request", f"is no valid {rpc.request_name}: broken, or holds a string that is not UTF-8"
         ) from error
-
-
-def _make_server(options: ServerOptions) -> Server:
-    """A server for one address."""
-    if options.settings.grpc_transport == "grpcio":
-        from neuronpipe.rpc.grpcio import GrpcioServer
-
-        return GrpcioServer(options)
-    from neuronpipe.rpc.http2.server import Http2Server
-
-    return Http2Server(options)
 
 
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"]

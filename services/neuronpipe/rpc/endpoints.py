@@ -16,8 +16,9 @@ from neuronpipe.core.status import from_status
 from neuronpipe.core.streams import Outcome, StageResponse
 from neuronpipe.platform.tls import LoadedTls, WatchedTls
 from neuronpipe.rpc.codecs import read_models, read_problems, read_unloaded, write_models
+from neuronpipe.rpc.http2.client import ClientCall, Http2Channel
 from neuronpipe.rpc.items import LARGE_BYTES, StageRpc
-from neuronpipe.rpc.transport import CallEnd, Channel, ClientCall
+from neuronpipe.rpc.transport import CallEnd
 
 # The time between two resolutions of a target, so that new processes get work.
 _RESOLVE_EVERY_S = 5.0
@@ -151,13 +152,12 @@ async def follow_endpoints(
     target: str,
     serve: Callable[[StageStream], Awaitable[None]],
     tls: WatchedTls | None = None,
-    transport: str = "nghttp2",
 ) -> None:
     """Keeps a stream to every process behind the target until cancelled, and passes each open one to `serve`.
 
     `target`: "HOST:PORT", with every address that the host's name has, or several of these, separated by commas; or
     "unix:PATH". `tls`: the gateway's side of encrypted connections; where its files change, new streams take the place
-    of the old. `transport`: as --grpc-transport.
+    of the old.
     """
     followed: dict[str, _Address] = {}
     unresolved: Mapping[str, str] = {}
@@ -181,7 +181,7 @@ async def follow_endpoints(
             for address, server_name in addresses.items():
                 before = followed.get(address)
                 if before is None or (tls and before.tls is not tls.value):
-                    one = _Address(rpc, address, server_name, serve, tls.value if tls else None, before, transport)
+                    one = _Address(rpc, address, server_name, serve, tls.value if tls else None, before)
                     followed[address] = one
                     one.following = group.create_task(one.follow())
             is_served = any(one.is_served for one in followed.values())
@@ -201,7 +201,6 @@ class _Address:
         serve: Callable[[StageStream], Awaitable[None]],
         tls: LoadedTls | None,
         before: "_Address | None",
-        transport: str,
     ) -> None:
         """`before`: the same address with older certificates, which is retired once this one is served."""
         # Answers in a row that did not name it.
@@ -211,7 +210,6 @@ class _Address:
         self._address = address
         self._server_name = server_name
         self._serve = serve
-        self._transport = transport
         self.is_served = False
         self._retired = asyncio.Event()
         self._before = before
@@ -233,7 +231,7 @@ class _Address:
 
     async def follow(self) -> None:
         """Keeps a stream to the address until it is retired."""
-        channel = _make_channel(self._transport, self._address, self.tls, self._server_name)
+        channel = Http2Channel(self._address, self.tls, self._server_name)
         try:
             while not self._retired.is_set():
                 call = await channel.open_call(self._rpc.path)
@@ -294,14 +292,3 @@ async def resolve(target: str) -> tuple[dict[str, str], dict[str, str]]:
             address = f"ipv6:[{where[0]}]:{where[1]}" if family == socket.AF_INET6 else f"ipv4:{where[0]}:{where[1]}"
             addresses[address] = f"{host}:{port}"
     return addresses, unresolved
-
-
-def _make_channel(transport: str, address: str, tls: LoadedTls | None = None, server_name: str = "") -> Channel:
-    """A channel to one address; see Http2Channel."""
-    if transport == "grpcio":
-        from neuronpipe.rpc.grpcio import GrpcioChannel
-
-        return GrpcioChannel(address, tls, server_name)
-    from neuronpipe.rpc.http2.client import Http2Channel
-
-    return Http2Channel(address, tls, server_name)

@@ -1,6 +1,5 @@
-"""The contract between a gRPC door and the transport below it: calls as bytes, and the end that an error stands for.
-
-Two transports keep it: rpc/http2/ (nghttp2) and rpc/grpcio.py. docs/decisions/0064-own-transport.md compares them.
+"""The contract between a gRPC door and the transport below it, rpc/http2/: calls as bytes, and the end that an error
+stands for.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,11 +67,10 @@ class ServerCall(Protocol):
 class Method(Protocol):
     """What a door does with the calls of one path.
 
-    `takes_stream`: the caller sends a stream of messages. `is_own`: the door itself answers, as it does for health.
+    `takes_stream`: the caller sends a stream of messages.
     """
 
     takes_stream: bool
-    is_own: bool
 
     def accept(self, call: ServerCall) -> None:
         """Counts a call when its head has come. Raises CallEnd to refuse it: nothing of it is read then."""
@@ -100,56 +98,6 @@ class ServerOptions:
     find_method: FindMethod
     tls: ServerTls | None
     shares_port: bool
-
-
-class Server(Protocol):
-    """Listens at one address."""
-
-    async def listen(self) -> int:
-        """Takes connections from now on. Returns the port, 0 for a Unix socket. Raises SetupError."""
-
-    def ask_to_leave(self) -> bool:
-        """Asks the callers of open connections to send new calls elsewhere, and answers those that still come.
-
-        Returns whether the transport can do that.
-        """
-
-    async def stop_listening(self, limit_s: float) -> None:
-        """Takes no new connections, and asks all callers to leave. Returns once they know it, or after the limit; until
-        then their calls are answered.
-        """
-
-    def take_no_more(self) -> None:
-        """Takes no new calls from now on."""
-
-    async def stop(self, grace_s: float) -> None:
-        """Takes no new calls, and ends connections once their last responses have been sent, after `grace_s` at most.
-
-        May be called again.
-        """
-
-
-class ClientCall(Protocol):
-    """A call with a stream of messages in both directions, at the client."""
-
-    async def read(self) -> bytes | None:
-        """The next message; None once the server has ended the call well. Raises CallEnd for any other end."""
-
-    async def write(self, message: bytes) -> None:
-        """Sends a message. Raises CallEnd where the call is over."""
-
-    def cancel(self) -> None:
-        """Ends the call."""
-
-
-class Channel(Protocol):
-    """A connection to one address that is made when it is first needed."""
-
-    async def open_call(self, path: str) -> ClientCall:
-        """Opens a call, as soon as the server can be reached."""
-
-    async def close(self) -> None:
-        """Ends all calls, and the connection."""
 
 
 STATUS_DETAILS = "grpc-status-details-bin"

@@ -28,16 +28,8 @@ async def run_front(settings: AllSettings, telemetry: Telemetry, tls: ServerTls 
     """
     reader, writer = await asyncio.open_unix_connection(sock=parent)
     access = access_by(settings, telemetry)
-    doors = gateway_doors(
-        settings,
-        settings,
-        telemetry,
-        tls,
-        access.guard,
-        pipeline=settings,
-        addition=additions_of(settings),
-        shares_port=True,
-    )
+    addition = additions_of(settings)
+    doors = gateway_doors(settings, telemetry, tls, access.guard, addition=addition, shares_port=True)
 
     async def tell(message: object) -> None:
         writer.write(json.dumps(message).encode() + b"\n")

@@ -31,8 +31,7 @@ async def run(settings: PipelineProcessSettings, telemetry: Telemetry, tls: Serv
 
         await run_fronted(settings, telemetry, access)
         return
-    addition = additions_of(settings)
-    doors = gateway_doors(settings, settings, telemetry, tls, access.guard, pipeline=settings, addition=addition)
+    doors = gateway_doors(settings, telemetry, tls, access.guard, addition=additions_of(settings))
     assemble = partial(running_pipeline, settings, telemetry, access, doors)
     await serve(settings.service, settings, doors, assemble, telemetry.meters, idle_exit_s=settings.idle_exit_s)
 

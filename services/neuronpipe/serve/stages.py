@@ -64,9 +64,7 @@ async def running_stages(
             functions["postprocessor"] = postprocessor.postprocess
             near.append(postprocessor.models)
         if far:
-            others = await stack.enter_async_context(
-                running_far_stages(far, telemetry.meters, report, tls, holding, settings.grpc_transport)
-            )
+            others = await stack.enter_async_context(running_far_stages(far, telemetry.meters, report, tls, holding))
             functions |= others
         called = Stages(functions["tokenizer"], functions["neuron-executor"], functions["postprocessor"])
         yield RunningStages(called, near, others)

@@ -4,10 +4,10 @@ Equal to sentence-transformers' `MultiVectorEncoder.encode_query` and `encode_do
 """
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import MultiVectorEmbeddingInput, MultiVectorEmbeddingResult, Truncation
-from neuronpipe.core.model import ModelSpec, TaskFacts
+from neuronpipe.core.model import Frozen, ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
 from neuronpipe.tasks.feature_extraction import check_type, check_vectors_size, numbers_of
@@ -16,10 +16,8 @@ from neuronpipe.tasks.feature_extraction import check_type, check_vectors_size, 
 SEEN_AND_KEPT, SEEN, KEPT = 1, 2, 3
 
 
-class TextKind(BaseModel):
+class TextKind(Frozen):
     """How the texts of one kind, queries or documents, become tokens."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_tokens: int = Field(ge=3, description="most tokens, special tokens included")
     prefix: str = Field("", description="text that is put before every text")

@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from neuronpipe.api.v1.inference_pb2 import GenerateStart
+from neuronpipe.api.v1.stages_pb2 import GenerationFigures
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TaskInput, TaskResult, TextGenerationInput
 from neuronpipe.core.calls import Call
-from neuronpipe.core.generated import GenerationFigures, NewTokens
+from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, PostprocessItem, Prediction, Stages, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import Packed, TensorSets, pack_input, pack_result
 from neuronpipe.gateway.generation import TextRuns
-from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, InferenceRequest
+from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest
 from neuronpipe.gateway.request_observer import ModelMeters
 from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.tasks import TASKS
@@ -55,7 +57,7 @@ class _System:
         result = await texts.postprocess(Call())
         return str(result.message.text_generation.sequences[0].text)
 
-    def _listen(self, event: GenerationStart | GeneratedPart) -> None:
+    def _listen(self, event: GenerateStart | GeneratedPart) -> None:
         if isinstance(event, GeneratedPart):
             self.parts.append(event)
 

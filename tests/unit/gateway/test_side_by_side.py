@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from neuronpipe.api.v1.inference_pb2 import GenerateStart
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.items import ModelKey
 from neuronpipe.doors.text_stream import Event, side_by_side
-from neuronpipe.gateway.inference import GeneratedPart, GenerationStart
+from neuronpipe.gateway.inference import GeneratedPart
 
 
 class _Texts:
@@ -19,7 +19,7 @@ class _Texts:
 
     async def short(self) -> AsyncGenerator[Event, None]:
         try:
-            yield GenerationStart(ModelKey("writer", 1), 3)
+            yield GenerateStart(model="writer", version="1", prompt_tokens=3)
             yield GeneratedPart("short", [1])
         finally:
             self.closed.append("short")
@@ -41,7 +41,7 @@ async def test_parts_have_the_place_of_their_stream_and_a_caller_that_leaves_clo
     texts, seen = _Texts(), set()
     events = side_by_side([texts.endless(), texts.short(), texts.endless()])
     async for place, event in events:
-        if isinstance(event, GenerationStart):
+        if isinstance(event, GenerateStart):
             assert place == 1
             continue
         assert isinstance(event, GeneratedPart)

@@ -8,6 +8,7 @@ import pytest
 from neuronpipe.api.forward.v1 import stages_pb2 as wire
 from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome, Priority
+from neuronpipe.api.v1.stages_pb2 import GenerationFigures
 from neuronpipe.api.v1.tasks_pb2 import (
     GenerationOptions,
     QuestionAnsweringInput,
@@ -17,7 +18,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, ModelNotFound
-from neuronpipe.core.generated import GenerationFigures, NewTokens
+from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, PostprocessItem, Prediction, TokenizeItem
 from neuronpipe.core.packed import TensorSets, pack_input, pack_result
 from neuronpipe.core.tracing import SpanContext
@@ -94,7 +95,7 @@ def test_values_are_read_as_they_were_written_and_packed_to_the_bytes_of_their_t
 
 
 def test_new_tokens_and_figures_of_a_text_are_read_as_they_were_written() -> None:
-    figures = GenerationFigures(1, 2, 3, 4, 5, 6)
+    figures = GenerationFigures(queue_ns=1, prefill_ns=2, decode_ns=3, longest_gap_ns=4, steps=5, cached_tokens=6)
     for value in (NewTokens([7, 8], figures), Prediction(_sets(1), generation=figures)):
         outcome = wire.ExecuteOutcome()
         ExecuteCodec().write_value(value, outcome)

@@ -13,8 +13,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.platform.tls import ServerTls, TlsFiles
 from neuronpipe.rpc import client as rpc_client
 from neuronpipe.rpc.client import Connection
-from neuronpipe.rpc.grpcio import peer_names, server_credentials
-from tests.certificates import Authority, replace
+from tests.certificates import Authority, peer_names, replace, server_credentials
 from tests.unit.soon import soon
 
 _AUTHORITY = Authority()

@@ -25,12 +25,10 @@ from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, N
 from neuronpipe.core.status import CODES, from_status
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.gateway.settings import GatewaySettings
-from neuronpipe.platform.process import in_flight as process_in_flight
 from neuronpipe.platform.process.door import Handler
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.life import Life
 from neuronpipe.rpc import client as rpc_client
-from neuronpipe.rpc import grpcio
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.http2 import connection as http2_connection
 from neuronpipe.rpc.http2 import server as http2_server
@@ -58,20 +56,8 @@ class _System:
         return InferenceServiceStub(self.channel)
 
 
-class _Transport:
-    """The one that the tests run with at the moment."""
-
-    name = "nghttp2"
-
-
-@pytest.fixture(autouse=True, params=["nghttp2", "grpcio"])
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(_Transport, "name", request.param)
-    return str(request.param)
-
-
 def _settings(listen: str = "127.0.0.1:0", **changes: Any) -> GatewaySettings:
-    given: dict[str, Any] = {"repository": "/none", "listen": listen, "grpc_transport": _Transport.name} | changes
+    given: dict[str, Any] = {"repository": "/none", "listen": listen} | changes
     return GatewaySettings(**given)
 
 
@@ -298,9 +284,7 @@ async def test_draining_lets_a_call_in_flight_finish(caplog: pytest.LogCaptureFi
         assert await call == InferResponse(request_id="done")
 
 
-async def test_a_call_that_comes_while_draining_is_answered_or_unavailable(
-    caplog: pytest.LogCaptureFixture, transport: str
-) -> None:
+async def test_a_call_that_comes_while_draining_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     began, released = asyncio.Event(), asyncio.Event()
     async with _serving(caplog, {"Infer": _holding(began, released)}) as system:
         call = asyncio.create_task(_infer(system))
@@ -308,16 +292,10 @@ async def test_a_call_that_comes_while_draining_is_answered_or_unavailable(
         draining = asyncio.create_task(system.life.drain(10))
         await asyncio.sleep(0)
         late = asyncio.create_task(_infer(system))
-        if transport == "grpcio":  # which cannot hand its callers over
-            failure = await _failure(late)
-            stopping = (grpc.StatusCode.UNAVAILABLE, "the gateway service is stopping")
-            assert (failure.code(), failure.details()) == stopping
-        else:
-            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)
         released.set()
         await asyncio.gather(draining, call)
-        if transport != "grpcio":
-            assert await late == InferResponse(request_id="done")
+        assert await late == InferResponse(request_id="done")
 
 
 @pytest.mark.parametrize("calls", [0, 3])
@@ -485,7 +463,6 @@ async def test_a_channel_that_pings_while_idle_is_not_cut_off(
 ) -> None:
     # A second is as often as gRPC pings. A server cuts off at the third ping too many.
     monkeypatch.setattr(rpc_client, "_PING_INTERVAL_MS", rpc_client._PING_INTERVAL_MS // 20)
-    monkeypatch.setattr(grpcio, "_MIN_PING_INTERVAL_MS", grpcio._MIN_PING_INTERVAL_MS // 20)
 
     async with _serving(caplog, {}) as system, rpc_client.open_channel(system.address) as channel:
         await channel.channel_ready()
@@ -497,8 +474,6 @@ async def test_a_channel_that_pings_while_idle_is_not_cut_off(
 async def test_a_connection_whose_caller_vanished_is_ended(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpcio, "_KEEPALIVE_MS", 1000)
-    monkeypatch.setattr(grpcio, "_KEEPALIVE_LIMIT_MS", 500)
     monkeypatch.setattr(http2_server, "_KEEPALIVE_S", 1.0)
     monkeypatch.setattr(http2_connection.Connection, "ping_limit_s", 0.5)
     async with _serving(caplog, {}) as system:
@@ -520,22 +495,6 @@ async def _echo(requests: AsyncIterator[InferStreamRequest], context: Context) -
 
 async def _empty(request: InferRequest, context: Context) -> InferResponse:
     return InferResponse()
-
-
-@pytest.mark.parametrize("transport", ["grpcio"], indirect=True)
-async def test_grpcio_ends_calls_beyond_those_that_may_wait_to_be_accepted(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with _serving(caplog, {"Infer": _empty}) as system:
-        await asyncio.gather(*(_infer(system) for _ in range(500)))
-    monkeypatch.setattr(grpcio, "_MAX_PENDING_CALLS", 1)
-    async with _serving(caplog, {"Infer": _empty}) as system:
-        outcomes = await asyncio.gather(*(_infer(system) for _ in range(500)), return_exceptions=True)
-    failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    assert 0 < len(failures) < 500
-    assert {failure.code() for failure in failures if isinstance(failure, grpc.aio.AioRpcError)} == {
-        grpc.StatusCode.CANCELLED
-    }
 
 
 async def test_callers_are_asked_to_connect_again_after_a_while_and_no_call_fails(
@@ -613,25 +572,6 @@ async def test_a_call_without_a_message_is_the_callers_fault(caplog: pytest.LogC
     async with _serving(caplog, {"Infer": _empty}) as system:
         call = system.channel.stream_stream(f"/{_SERVICE.full_name}/Infer")(iter([]), timeout=_LIMIT_S)
         assert (await _failure(call.read())).code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-@pytest.mark.parametrize("transport", ["grpcio"], indirect=True)  # others know how much of a message has come
-async def test_a_slow_message_beyond_the_budget_is_an_overload(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process_in_flight, "_FULL_CLAIM_S", 0.001)
-    async with _serving(caplog, {"Infer": _empty}, max_receiving_bytes=1 << 10) as system:
-        open_call = system.channel.stream_stream(f"/{_SERVICE.full_name}/Infer")
-        first, second = open_call(timeout=_LIMIT_S), open_call(timeout=_LIMIT_S)
-        failed = [asyncio.ensure_future(_failure(call.read())) for call in (first, second)]
-        done, others = await asyncio.wait(failed, return_when=asyncio.FIRST_COMPLETED)
-        (failure,) = [one.result() for one in done]
-        assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert dict(failure.trailing_metadata() or ())["grpc-retry-pushback-ms"] == "1000"
-        assert await _infer(system) == InferResponse()  # others are answered meanwhile
-        for call in (first, second):
-            call.cancel()
-        await asyncio.wait(others)
 
 
 def _rpc(name: str, **streaming: bool) -> Rpc:

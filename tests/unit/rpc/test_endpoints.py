@@ -48,17 +48,6 @@ _READY = b""
 _BROKEN = b"\x0a\x05a"
 
 
-class _Transport:
-    """The one that the tests run with at the moment."""
-
-    name = "nghttp2"
-
-
-@pytest.fixture(autouse=True, params=["nghttp2", "grpcio"])
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Transport, "name", request.param)
-
-
 _Requests: TypeAlias = AsyncIterator[TokenizeRequest]
 _Answer: TypeAlias = Callable[[_Requests, Any], AsyncIterator[bytes]]
 
@@ -129,7 +118,7 @@ class _Served:
 async def _following(
     target: str, serve: Callable[[StageStream], Awaitable[None]]
 ) -> AsyncIterator["asyncio.Task[None]"]:
-    task = asyncio.create_task(follow_endpoints(TOKENIZE, target, serve, transport=_Transport.name))
+    task = asyncio.create_task(follow_endpoints(TOKENIZE, target, serve))
     try:
         yield task
     finally:
@@ -565,7 +554,7 @@ async def test_a_stream_whose_process_dies_is_unavailable_for_both_directions() 
         await asyncio.Event().wait()
 
     async with _process(_saying(1)) as target:
-        following = asyncio.create_task(follow_endpoints(TOKENIZE, target, serve, transport=_Transport.name))
+        following = asyncio.create_task(follow_endpoints(TOKENIZE, target, serve))
         stream = await asyncio.wait_for(streams.get(), _LIMIT_S)
         await stream.receive()
     with pytest.raises(Unavailable):
@@ -604,7 +593,7 @@ async def test_a_bug_in_whoever_gets_the_streams_comes_out() -> None:
 
     async with _process(_saying(1)) as target:
         with pytest.raises(ExceptionGroup) as caught:
-            await asyncio.wait_for(follow_endpoints(TOKENIZE, target, serve, transport=_Transport.name), _LIMIT_S)
+            await asyncio.wait_for(follow_endpoints(TOKENIZE, target, serve), _LIMIT_S)
     assert caught.group_contains(RuntimeError, match="a bug")
 
 

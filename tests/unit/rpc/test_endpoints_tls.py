@@ -11,24 +11,12 @@ import pytest
 
 from neuronpipe.platform.tls import ServerTls, TlsFiles, WatchedTls, watched_tls
 from neuronpipe.rpc.endpoints import StageStream, follow_endpoints
-from neuronpipe.rpc.grpcio import peer_names, server_credentials
 from neuronpipe.rpc.items import TOKENIZE
-from tests.certificates import Authority, replace
+from tests.certificates import Authority, peer_names, replace, server_credentials
 from tests.unit.soon import soon
 
 _AUTHORITY = Authority()
 _LIMIT_S = 20
-
-
-class _Transport:
-    """The one that the tests run with at the moment."""
-
-    name = "nghttp2"
-
-
-@pytest.fixture(autouse=True, params=["nghttp2", "grpcio"])
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Transport, "name", request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +93,7 @@ class _Served:
 
 @asynccontextmanager
 async def _following(process: _Process, served: _Served, tls: WatchedTls) -> AsyncIterator[None]:
-    task = asyncio.create_task(follow_endpoints(TOKENIZE, process.target, served, tls, _Transport.name))
+    task = asyncio.create_task(follow_endpoints(TOKENIZE, process.target, served, tls))
     try:
         yield
     finally:

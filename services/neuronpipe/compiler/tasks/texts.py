@@ -19,6 +19,7 @@ from neuronpipe.compiler.sentence_transformers import read_object
 from neuronpipe.compiler.tasks.base import Measured, SourceTask
 from neuronpipe.compiler.tokenizers import SourceTokenizer, language_codes, load_tokenizer
 from neuronpipe.core.errors import InvalidInput, SetupError, first_line
+from neuronpipe.core.model import problems_of
 from neuronpipe.tasks.text_generation import GenerationFacts, check_options, complete_options
 from neuronpipe.tasks.text_to_text import TranslationFacts
 
@@ -72,8 +73,7 @@ def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: An
     try:
         return kind(**given | further)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise SetupError(f"{folder}: its generation_config cannot be read: {problems}") from error
+        raise SetupError(f"{folder}: its generation_config cannot be read: {problems_of(error)}") from error
 
 
 def checked(folder: Path, module: SourceModule) -> SourceModule:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from email.utils import formatdate
@@ -23,12 +22,12 @@ from neuronpipe.core.logs import log
 from neuronpipe.core.names import Metrics
 from neuronpipe.doors.http.app import App
 from neuronpipe.doors.http.exchange import HEALTH_ROUTES, LIVE, HttpRequest, HttpResponse, Route
+from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.platform.process.door import Guard, Handler
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.listener import Listener
 from neuronpipe.platform.process.receiving_budget import Claim
-from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.platform.tls import ServerTls
 
 # Days, where connections may be idle for ever.
@@ -45,37 +44,22 @@ _BAD_HEAD = "The request's head, or what stands behind its body, is too large, o
 class HttpDoor:
     """Takes HTTP/1.1 at an address; a Door (platform/process/door.py).
 
-    `service`: whose health it shows. `port`: known once it listens. `settings`: limits of bodies, connections and
-    callers. `max_body_bytes`: of bodies that are texts. `max_input_bytes`: of a text in one. `tls`: for HTTPS.
-    `hosts`: names by which it may be called without credentials, besides those of this machine, with commas; empty: no
-    others, or on an address that is not loopback all; *: all, also for pages of other sites. `cors_origins`: whose
-    pages may call it, with commas; *: all. `path_prefix`: of all paths, which need not have it.
+    `service`: whose health it shows. `port`: known once it listens. `tls`: for HTTPS. `shares_port`: other processes
+    listen on it, too.
     """
 
     port: int
 
     def __init__(
         self,
-        listen: str,
+        settings: GatewaySettings,
         routes: Sequence[Route],
         service: str,
-        settings: ServerSettings,
         tls: ServerTls | None = None,
         guard: Guard | None = None,
         *,
-        max_body_bytes: int = sys.maxsize,
-        max_input_bytes: int = sys.maxsize,
-        hosts: str = "",
-        cors_origins: str = "",
-        path_prefix: str = "",
         shares_port: bool = False,
     ) -> None:
-        self._listen = listen
-        self._max_body_bytes, self._max_input_bytes = max_body_bytes, max_input_bytes
-        names = frozenset(filter(None, map(str.strip, hosts.lower().split(","))))
-        self._hosts = names or frozenset(["localhost"] if is_loopback(listen) else [])
-        self._cors_origins = frozenset(filter(None, map(str.strip, cors_origins.lower().split(","))))
-        self._path_prefix = path_prefix
         self._tls = tls
         self._guard = guard
         self._shares_port = shares_port
@@ -92,17 +76,19 @@ class HttpDoor:
     async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
         """Takes connections, and refuses requests until it is open. Raises SetupError."""
         self._health, self.in_flight = health, in_flight
+        settings = self.settings
+        hosts = _words(settings.http_hosts) or frozenset(["localhost"] if is_loopback(settings.http_listen) else [])
         self._app = App(
             self._routes,
             in_flight,
-            self.settings.max_message_bytes,
+            settings.max_message_bytes,
             self._guard,
-            max_body_bytes=self._max_body_bytes,
-            max_input_bytes=self._max_input_bytes,
-            has_metrics_port=bool(self.settings.metrics_listen),
-            hosts=self._hosts,
-            cors_origins=self._cors_origins,
-            path_prefix=self._path_prefix,
+            max_body_bytes=settings.http_max_body_bytes,
+            max_input_bytes=settings.max_input_bytes,
+            has_metrics_port=bool(settings.metrics_listen),
+            hosts=hosts,
+            cors_origins=_words(settings.http_cors_origins),
+            path_prefix=settings.http_path_prefix,
         )
         self._app.handlers = self._health_handlers()
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what callers do wrong is told them
@@ -115,13 +101,13 @@ class HttpDoor:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=math.ceil(self.settings.max_connection_idle_s) or _FOR_EVER_S,
+            timeout_keep_alive=math.ceil(settings.max_connection_idle_s) or _FOR_EVER_S,
         )
         config.load()
         state = self._state = ServerState()
         self.listener = Listener(
-            self._listen,
-            self.settings,
+            settings.http_listen,
+            settings,
             state.connections,
             partial(_Connection, self, LoopTurns(), config=config, server_state=state, app_state={}),
             in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "http", "max_connections").add,
@@ -134,16 +120,15 @@ class HttpDoor:
             raise SetupError(f"--http-listen: {error}") from error
         in_flight.meters.gauge(Metrics.CONNECTIONS, lambda: len(state.connections), "http")
         self._dating = asyncio.create_task(_keep_date(state))
-        log("listening for HTTP", address=f"{self._listen.rpartition(':')[0]}:{self.port}")
+        log("listening for HTTP", address=f"{settings.http_listen.rpartition(':')[0]}:{self.port}")
 
     def open(self, handlers: Mapping[str, Handler]) -> None:
         """Answers requests from now on."""
         self._app.handlers = {**handlers, **self._health_handlers()}
 
-    def ask_to_leave(self) -> bool:
+    def ask_to_leave(self) -> None:
         """Ends connections with their answers."""
         self._app.is_draining = True
-        return True
 
     async def stop_listening(self, limit_s: float) -> None:
         """Each answer ends its connection already, also that of a new one."""
@@ -177,6 +162,11 @@ class HttpDoor:
             return HttpResponse(b"", "text/plain")
 
         return {route.key: live if route is LIVE else tell for route in HEALTH_ROUTES}
+
+
+def _words(names: str) -> frozenset[str]:
+    """What commas separate, in lower case."""
+    return frozenset(filter(None, map(str.strip, names.lower().split(","))))
 
 
 class _BadHead(Exception):

@@ -112,6 +112,11 @@ def form_fields(body: Prompted) -> dict[str, str]:
     return dict.fromkeys(names, "parameters.grammar.value")
 
 
+def one_text_fields(body: Prompted) -> dict[str, str]:
+    """A request's names of fields, where `inputs` is one text."""
+    return {ours: theirs.replace("…", "") for ours, theirs in TEXT_FIELDS.items()} | form_fields(body)
+
+
 def read_one_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
     """The input of a request whose answer has one text. Raises InvalidInput."""
     if (body.parameters.option("num_return_sequences") or 1) > 1:
@@ -191,17 +196,13 @@ def text_details(text: GeneratedText, body: Prompted) -> dict[str, Any]:
     }
 
 
-_FIELDS = {ours: theirs.replace("…", "") for ours, theirs in TEXT_FIELDS.items()}
-
-
 async def answer_tokens(
     inference: Inference, request: HttpRequest, model: ModelSpec, body: Prompted, prompt: str
 ) -> HttpResponse:
     """One text as events. Raises NeuronpipeError for what is wrong before its first token."""
     input = read_one_prompt(prompt, body, model)
     input.text_generation.options.top_logprobs = 0  # of each token its own
-    fields = _FIELDS | form_fields(body)
-    events = await inference.stream(request.call, request.model(model.name), input, fields)
+    events = await inference.stream(request.call, request.model(model.name), input, one_text_fields(body))
     return event_response(_values(events, prompt, body), TGI_ERROR)
 
 

@@ -4,7 +4,6 @@ Generate as events.
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
@@ -12,11 +11,8 @@ from google.protobuf.message import Message
 from neuronpipe.api.v1.inference_pb2 import (
     GenerateChunk,
     GenerateResponse,
-    GenerateStart,
     InferRequest,
     InferResponse,
-    StageTimings,
-    Usage,
 )
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.core.calls import Call
@@ -69,7 +65,7 @@ def native_handlers(pipeline: Pipeline) -> dict[str, HttpHandler]:
         if asked.input.message.WhichOneof("task") not in _WRITTEN:
             raise InvalidInput("input", f"must be of a task that generates: {', '.join(_WRITTEN)}")
         events = await begun(text_stream(pipeline, asked, Spans.HTTP_REQUEST))
-        return event_response(_values(events, asked.call.request_id), PROBLEM_DETAILS)
+        return event_response(_values(events), PROBLEM_DETAILS)
 
     return {INFER.key: infer, GENERATE.key: generate}
 
@@ -84,7 +80,7 @@ def to_inference_request(call: Call, message: InferRequest) -> InferenceRequest:
     return InferenceRequest(call, message.model, message.version, pack_input(message.input), message.cache_control)
 
 
-async def _values(events: AsyncGenerator[Event, None], request_id: str) -> AsyncGenerator[dict[str, object], None]:
+async def _values(events: AsyncGenerator[Event, None]) -> AsyncGenerator[dict[str, object], None]:
     async with aclosing(events):
         async for event in events:
             if isinstance(event, InferenceResult):
@@ -95,11 +91,7 @@ async def _values(events: AsyncGenerator[Event, None], request_id: str) -> Async
                 )
                 yield {"chunk": _written(chunk)}
             else:
-                name, version = event.model
-                start = GenerateStart(
-                    model=name, version=str(version), request_id=request_id, prompt_tokens=event.prompt_tokens
-                )
-                yield {"start": _written(start)}
+                yield {"start": _written(event)}
 
 
 def response_message(result: InferenceResult, answer: TaskResult | None) -> InferResponse:
@@ -109,8 +101,8 @@ def response_message(result: InferenceResult, answer: TaskResult | None) -> Infe
         version=str(result.model.version),
         request_id=result.request_id,
         result=answer,
-        timings=StageTimings(**asdict(result.timings)),
-        usage=Usage(**asdict(result.usage)),
+        timings=result.timings,
+        usage=result.usage,
     )
 
 

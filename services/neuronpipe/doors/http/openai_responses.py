@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from neuronpipe.api.v1.inference_pb2 import Usage
 from neuronpipe.api.v1.tasks_pb2 import (
     ChatMessage,
     FinishReason,
@@ -24,7 +25,7 @@ from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpRespons
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.doors.text_stream import Event
-from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, Usage
+from neuronpipe.gateway.inference import GeneratedPart, InferenceResult
 
 _DRAWING = ("temperature", "top_p")
 _FIELDS = {

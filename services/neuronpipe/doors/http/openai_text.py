@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from neuronpipe.api.v1.inference_pb2 import GenerateStart, Usage
 from neuronpipe.api.v1.tasks_pb2 import (
     ChatMessage,
     FinishReason,
@@ -41,7 +42,7 @@ from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
 from neuronpipe.doors.inference import Inference, ModelChoice, kept_tokens
 from neuronpipe.doors.text_stream import Event
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.inference import GeneratedPart, GenerationStart, Usage
+from neuronpipe.gateway.inference import GeneratedPart
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 # Of completions, as OpenAI has it.
@@ -295,7 +296,7 @@ async def _chunks(
             if begin := form.begin or (form.part(begins[index // texts]) if begins[index // texts] else None):
                 yield chunk(index, begin)
         async for place, event in events:
-            if isinstance(event, GenerationStart):
+            if isinstance(event, GenerateStart):
                 read[place] = event.prompt_tokens
             elif isinstance(event, GeneratedPart):
                 index = place * texts + event.sequence

@@ -104,6 +104,29 @@ class Similarity(Body):
     parameters: SimilarityParameters = SimilarityParameters()
 
 
+class Tokenize(Body):
+    model: str | None = None
+    inputs: Annotated[str | Many[str], Field(description="a text, or several")]
+    add_special_tokens: bool = True
+    prompt_name: Unsupported = None
+
+
+class Decode(Body):
+    model: str | None = None
+    ids: Annotated[TokenIds | Many[TokenIds], Field(description="the tokens of a text, or of several")]
+    skip_special_tokens: bool = True
+
+
+class TokenOfText(Body):
+    """`start` and `stop`: the place in the text in bytes of UTF-8, null for a special token."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
 class Prediction(Body):
     score: float
     label: str
@@ -141,7 +164,9 @@ PREDICT = _post("/predict", "labels with scores, best first", Predict, list[Pred
 SIMILARITY = _post("/similarity", "cosines of a sentence and others", Similarity, list[float])
 INFO = Route("GET", "/info", "TEI: the model and the limits", gives=Info, error_form=TEI_ERROR, query=_MODEL_PARAMETER)
 EMBED_SPARSE = _post("/embed_sparse", "a sparse vector for each text", EmbedSparse, list[list[SparseValue]])
-ROUTES = (EMBED, EMBED_ALL, EMBED_SPARSE, PREDICT, SIMILARITY, INFO)
+TOKENIZE = _post("/tokenize", "the tokens of each text", Tokenize, list[list[TokenOfText]])
+DECODE = _post("/decode", "the text of each list of tokens", Decode, list[str])
+ROUTES = (EMBED, EMBED_ALL, EMBED_SPARSE, PREDICT, SIMILARITY, INFO, TOKENIZE, DECODE)
 
 
 def tei_handlers(
@@ -150,10 +175,11 @@ def tei_handlers(
     """The handlers, by route."""
 
     async def each(
-        request: HttpRequest, task: str, given: Sequence[Any], make: Callable[[Any], TaskInput]
+        request: HttpRequest, task: str, given: Sequence[Any], make: Callable[[Any], TaskInput], name: str = "inputs"
     ) -> list[InferenceResult]:
-        model, is_list = models.choose(request.model(request.body.model), task), given is request.body.inputs
-        return await inference.each(request.call, model, given, make, "inputs", lambda index: _fields(index, is_list))
+        model = models.choose(request.model(request.body.model), task)
+        fields = partial(_fields, name, given is getattr(request.body, name))
+        return await inference.each(request.call, model, given, make, name, fields)
 
     async def embed(request: HttpRequest) -> HttpResponse:
         body: Embed = request.body
@@ -187,21 +213,15 @@ def tei_handlers(
 
         def make(index: int) -> TaskInput:
             input = TextClassificationInput(
-                **_pair(several[index], f"inputs[{index}]" if is_list else "inputs"),
+                **_pair(several[index], _place("inputs", is_list, index)),
                 top_k=len(catalog.spec(*model).labels),
                 function=function,
                 truncation=truncation_of(body.truncate, body.truncation_direction),
             )
             return TaskInput(text_classification=input)
 
-        results = await inference.each(
-            request.call,
-            model,
-            range(len(several)),
-            make,
-            "inputs",
-            lambda index: _fields(index, is_list),
-        )
+        fields = partial(_fields, "inputs", is_list)
+        results = await inference.each(request.call, model, range(len(several)), make, "inputs", fields)
 
         def predictions() -> Any:
             labels = [one.result.message.text_classification.labels for one in results]
@@ -268,91 +288,15 @@ def tei_handlers(
 
         return await _answer(results, vectors)
 
-    return {
-        EMBED.key: embed,
-        EMBED_ALL.key: embed_all,
-        EMBED_SPARSE.key: embed_sparse,
-        PREDICT.key: predict,
-        SIMILARITY.key: similarity,
-        INFO.key: info,
-    }
-
-
-def _pair(texts: list[str], path: str) -> dict[str, Any]:
-    if len(texts) not in (1, 2):
-        raise InvalidInput(path, f"{len(texts)} texts, must be one or a pair")
-    return dict(zip(("text", "text_pair"), texts, strict=False))
-
-
-def _fields(index: int, is_list: bool) -> dict[str, str]:
-    place = f"inputs[{index}]" if is_list else "inputs"
-    return dict.fromkeys(("text", "text_pair", "token_ids"), place) | {"truncation": "truncate"}
-
-
-async def _answer(results: list[InferenceResult], make: Callable[[], Any]) -> HttpResponse:
-    """What is made of results, with TEI's headers: tokens, and times in milliseconds, of several inputs those of the
-    slowest.
-    """
-    slowest = max(results, key=lambda one: one.timings.total_ns).timings
-    headers = {
-        b"x-compute-tokens": sum(one.usage.tokens for one in results),
-        b"x-total-time": slowest.total_ns // 1_000_000,
-        b"x-tokenization-time": slowest.preprocess_ns // 1_000_000,
-        b"x-queue-time": slowest.predict_queue_ns // 1_000_000,
-        b"x-inference-time": slowest.predict_compute_ns // 1_000_000,
-    }
-    body = await of_results(results, lambda: write_body(make()))
-    return HttpResponse(body, headers=[(name, b"%d" % number) for name, number in headers.items()])
-
-
-class Tokenize(Body):
-    model: str | None = None
-    inputs: Annotated[str | Many[str], Field(description="a text, or several")]
-    add_special_tokens: bool = True
-    prompt_name: Unsupported = None
-
-
-class Decode(Body):
-    model: str | None = None
-    ids: Annotated[TokenIds | Many[TokenIds], Field(description="the tokens of a text, or of several")]
-    skip_special_tokens: bool = True
-
-
-class TokenOfText(Body):
-    """`start` and `stop`: the place in the text in bytes of UTF-8, null for a special token."""
-
-    id: int
-    text: str
-    special: bool
-    start: int | None
-    stop: int | None
-
-
-_QUERY = {"model": "the model, where the body names none and several could answer"}
-TOKENIZE = Route(
-    "POST", "/tokenize", "TEI: the tokens of each text", Tokenize, list[list[TokenOfText]], TEI_ERROR, query=_QUERY
-)
-DECODE = Route("POST", "/decode", "TEI: the text of each list of tokens", Decode, list[str], TEI_ERROR, query=_QUERY)
-TOKEN_ROUTES = (TOKENIZE, DECODE)
-
-
-def tei_token_handlers(inference: Inference, models: ModelChoice) -> dict[str, HttpHandler]:
-    """The handlers, by route."""
-
     async def tokenize(request: HttpRequest) -> HttpResponse:
         body: Tokenize = request.body
-        texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-        model = models.choose(request.model(body.model), "tokenization")
-        results = await inference.each(
-            request.call,
-            model,
-            texts,
-            lambda text: TaskInput(
-                tokenization=TokenizationInput(text=text, skip_special_tokens=not body.add_special_tokens)
-            ),
-            "inputs",
-            lambda index: {"text": f"inputs[{index}]" if isinstance(body.inputs, list) else "inputs"},
-        )
+        texts = texts_of(body.inputs)
+
+        def make(text: str) -> TaskInput:
+            input = TokenizationInput(text=text, skip_special_tokens=not body.add_special_tokens)
+            return TaskInput(tokenization=input)
+
+        results = await each(request, "tokenization", texts, make)
 
         def token_list(text: str, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
             for token, (start, stop) in zip(tokens, token_places(text, tokens), strict=True):
@@ -372,19 +316,53 @@ def tei_token_handlers(inference: Inference, models: ModelChoice) -> dict[str, H
 
     async def decode(request: HttpRequest) -> HttpResponse:
         body: Decode = request.body
-        is_list = bool(body.ids) and isinstance(body.ids[0], list)
-        several: list[Any] = body.ids if is_list else [body.ids]
-        model = models.choose(request.model(body.model), "detokenization")
-        results = await inference.each(
-            request.call,
-            model,
-            several,
-            lambda ids: TaskInput(
-                detokenization=DetokenizationInput(token_ids=ids, skip_special_tokens=body.skip_special_tokens)
-            ),
-            "ids",
-            lambda index: {"token_ids": f"ids[{index}]" if is_list else "ids"},
-        )
+        several: Any = body.ids if body.ids and isinstance(body.ids[0], list) else [body.ids]
+
+        def make(ids: list[int]) -> TaskInput:
+            input = DetokenizationInput(token_ids=ids, skip_special_tokens=body.skip_special_tokens)
+            return TaskInput(detokenization=input)
+
+        results = await each(request, "detokenization", several, make, "ids")
         return HttpResponse(write_body([one.result.message.detokenization.text for one in results]))
 
-    return {TOKENIZE.key: tokenize, DECODE.key: decode}
+    return {
+        EMBED.key: embed,
+        EMBED_ALL.key: embed_all,
+        EMBED_SPARSE.key: embed_sparse,
+        PREDICT.key: predict,
+        SIMILARITY.key: similarity,
+        INFO.key: info,
+        TOKENIZE.key: tokenize,
+        DECODE.key: decode,
+    }
+
+
+def _pair(texts: list[str], path: str) -> dict[str, Any]:
+    if len(texts) not in (1, 2):
+        raise InvalidInput(path, f"{len(texts)} texts, must be one or a pair")
+    return dict(zip(("text", "text_pair"), texts, strict=False))
+
+
+def _place(name: str, is_list: bool, index: int) -> str:
+    return f"{name}[{index}]" if is_list else name
+
+
+def _fields(name: str, is_list: bool, index: int) -> dict[str, str]:
+    place = _place(name, is_list, index)
+    return dict.fromkeys(("text", "text_pair", "token_ids"), place) | {"truncation": "truncate"}
+
+
+async def _answer(results: list[InferenceResult], make: Callable[[], Any]) -> HttpResponse:
+    """What is made of results, with TEI's headers: tokens, and times in milliseconds, of several inputs those of the
+    slowest.
+    """
+    slowest = max(results, key=lambda one: one.timings.total_ns).timings
+    headers = {
+        b"x-compute-tokens": sum(one.usage.tokens for one in results),
+        b"x-total-time": slowest.total_ns // 1_000_000,
+        b"x-tokenization-time": slowest.preprocess_ns // 1_000_000,
+        b"x-queue-time": slowest.predict_queue_ns // 1_000_000,
+        b"x-inference-time": slowest.predict_compute_ns // 1_000_000,
+    }
+    body = await of_results(results, lambda: write_body(make()))
+    return HttpResponse(body, headers=[(name, b"%d" % number) for name, number in headers.items()])

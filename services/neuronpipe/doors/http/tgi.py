@@ -8,12 +8,11 @@ from typing import Any
 from neuronpipe.doors.http.bodies import Body, write_body
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.huggingface_bodies import GenerateParameters
-from neuronpipe.doors.http.huggingface_texts import TEXT_FIELDS, answer_tokens, form_fields, read_one_prompt, write_text
+from neuronpipe.doors.http.huggingface_texts import answer_tokens, one_text_fields, read_one_prompt, write_text
 from neuronpipe.doors.http.problems import TGI_ERROR
 from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.gateway.catalog import Catalog
 
-_FIELDS = {ours: theirs.replace("…", "") for ours, theirs in TEXT_FIELDS.items()}
 _MODEL_PARAMETER = {"model": "the model, where the body names none and several generate text"}
 
 
@@ -51,7 +50,7 @@ def tgi_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) ->
         body: Generate = request.body
         model = models.choose(request.model(body.model), "text_generation")
         input = read_one_prompt(body.inputs, body, catalog.spec(*model))
-        result = await inference.one(request.call, model, input, _FIELDS | form_fields(body))
+        result = await inference.one(request.call, model, input, one_text_fields(body))
         text = result.result.message.text_generation.sequences[0]
         return HttpResponse(write_body(write_text(text, body.inputs, body)))
 

@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from neuronpipe import __version__
+from neuronpipe.api.v1.inference_pb2 import GenerateStart, StageTimings, Usage
 from neuronpipe.api.v1.models_pb2 import Model, VersionState
 from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskResult
 from neuronpipe.bundles.registry import Registry, Signed
@@ -36,11 +37,8 @@ from neuronpipe.gateway.access import check_may_change, registry_of
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.inference import (
     GeneratedPart,
-    GenerationStart,
     InferenceRequest,
     InferenceResult,
-    StageTimings,
-    Usage,
 )
 from neuronpipe.gateway.many import infer_together
 from neuronpipe.gateway.routing import GatewayModel, Router
@@ -303,7 +301,7 @@ class TensorService:
         asked = InferenceRequest(own, model.spec.name, model.version, packed, options.cache_control)
         async with aclosing(text_stream(self._pipeline, asked, spans.one)) as events:
             async for event in events:
-                if isinstance(event, GenerationStart):
+                if isinstance(event, GenerateStart):
                     continue
                 is_last = isinstance(event, InferenceResult)
                 outputs = model.model.write(
@@ -367,7 +365,7 @@ def _part(event: GeneratedPart | InferenceResult, call: Call, model: NamedModel)
     result = TaskResult()
     getattr(result, model.spec.task).sequences.append(text)
     key = ModelKey(model.spec.name, model.spec.version)
-    return InferenceResult(call.request_id, key, pack_result(result), Usage(), StageTimings(0))
+    return InferenceResult(call.request_id, key, pack_result(result), Usage(), StageTimings())
 
 
 def _state_of(model: Model) -> tuple[str, str]:

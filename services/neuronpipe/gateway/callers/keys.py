@@ -14,13 +14,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from neuronpipe.core.callers import check_tenant_name
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import files_told, replace_file
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters
+from neuronpipe.core.model import Frozen
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.watched import ValueT, Watched
 
@@ -53,10 +54,8 @@ class Refused(Exception):
     """Credentials are not accepted. The message is one word, for the log and the metrics; callers never see it."""
 
 
-class KeyRecord(BaseModel):
+class KeyRecord(Frozen):
     """A key as its file has it: a line of JSON. `sha256`: of the salt and the secret."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(pattern=r"^[0-9a-f]{16}$")
     name: str = Field(min_length=1, max_length=256)

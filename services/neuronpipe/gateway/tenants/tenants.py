@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.core.callers import Caller, check_tenant_name
@@ -17,7 +17,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import Overloaded, SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
-from neuronpipe.core.model import ModelTable
+from neuronpipe.core.model import Frozen, ModelTable, problems_of
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.load_shedding import Load, ModelLoad, TenantLoad
 from neuronpipe.gateway.tenants.turns import REQUEST_TOKENS, Turn, Turns
@@ -77,10 +77,8 @@ class TokenBucket:
 _OTHERS = "*"
 
 
-class Rights(BaseModel):
+class Rights(Frozen):
     """What a tenant may do. None: no limit."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     models: frozenset[str] | None = None
     weight: float = Field(1.0, gt=0, le=1_000_000)
@@ -98,10 +96,8 @@ NOTHING = Rights(models=frozenset())
 EVERYTHING = Rights()
 
 
-class TenantBook(BaseModel):
+class TenantBook(Frozen):
     """All tenants."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tenants: dict[Annotated[str, AfterValidator(check_tenant_name)], Rights]
 
@@ -121,8 +117,7 @@ def parse_tenants(content: bytes) -> TenantBook:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SetupError(f"--tenants: is no TOML in UTF-8: {error}") from error
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
-        raise SetupError(f"--tenants: {'; '.join(problems)}") from error
+        raise SetupError(f"--tenants: {problems_of(error)}") from error
 
 
 EntryT = TypeVar("EntryT")

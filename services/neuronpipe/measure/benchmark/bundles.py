@@ -15,7 +15,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.benchmark.matrix import BenchmarkModel
 from neuronpipe.measure.load.inputs import builtin_texts
 from neuronpipe.measure.machine import package_versions
-from neuronpipe.measure.processes import ProcessEnded, Worker
+from neuronpipe.platform.process.worker import ProcessEnded, Worker
 
 
 class CannotMeasure(Exception):

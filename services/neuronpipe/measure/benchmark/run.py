@@ -28,7 +28,7 @@ from neuronpipe.measure.benchmark.results import (
     write_results,
 )
 from neuronpipe.measure.machine import CpuWatch, describe_machine
-from neuronpipe.measure.processes import ProcessEnded, Worker
+from neuronpipe.platform.process.worker import ProcessEnded, Worker
 from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 
 _OPERATIONS = 2.0  # for each parameter and token: a product and a sum

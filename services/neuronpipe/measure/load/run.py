@@ -29,7 +29,7 @@ from neuronpipe.measure.load.inputs import (
 )
 from neuronpipe.measure.load.report import LoadResult, compute_result, progress_line
 from neuronpipe.measure.load.request import LoadRequest
-from neuronpipe.measure.processes import Worker
+from neuronpipe.platform.process.worker import Worker
 
 Tell: TypeAlias = Callable[[str], None]
 

@@ -55,8 +55,8 @@ class Door(Protocol):
     def open(self, handlers: Mapping[str, Handler]) -> None:
         """Answers calls from now on, each path's by its handler. The door uses the handlers of its own paths."""
 
-    def ask_to_leave(self) -> bool:
-        """Asks callers to send new calls elsewhere, and answers those that still come. Returns whether it can."""
+    def ask_to_leave(self) -> None:
+        """Asks callers to send new calls elsewhere, and answers those that still come."""
 
     async def stop_listening(self, limit_s: float) -> None:
         """Takes no new connections. Returns once the callers of the others know that they are to leave, or after the

@@ -4,17 +4,14 @@ Also limits the messages that are being received, or turned into objects, and en
 """
 
 import asyncio
-import heapq
 import itertools
-import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from neuronpipe.core.background import Places
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.metrics import Counter, Meters
 from neuronpipe.core.names import Metrics
@@ -81,14 +78,6 @@ class CallerWaits:
 
 # Last resort behind the gateway's admission control and the executor's queues: calls in one process, of all services.
 MAX_CALLS = 4096
-# The limit for reads that have just begun. Further messages stay unread, and flow control holds them back. Otherwise
-# each could deliver a message of any size before the event loop checks again.
-_MAX_NEW_READS = 8
-# A message that has not arrived after the first time is large, or its sender is slow. From then on it claims a part of
-# the budget. The claim doubles with the time, up to the largest message after the second time. So a small message that
-# arrives slowly claims little.
-_QUICK_S = 0.005
-_FULL_CLAIM_S = 0.64
 # Of all calls, those that may wait for their callers in one way, so that the others find room.
 _MAX_WAITS = MAX_CALLS // 2
 # Larger messages are turned into objects in a thread, one after the other.
@@ -101,24 +90,6 @@ _MAX_RATIO = 1032
 _QUIET_S = 0.1
 
 T = TypeVar("T")
-
-
-class _Reading(Claim):
-    """A message while it is received."""
-
-    __slots__ = ("_new_reads", "taken_s")
-
-    def __init__(self, connection: str, refuse: Callable[[NeuronpipeError], None], new_reads: Places) -> None:
-        super().__init__(connection, refuse)
-        self._new_reads: Places | None = new_reads
-        # As of the last check. Time by which the event loop was late does not count.
-        self.taken_s = 0.0
-
-    def end_new(self) -> None:
-        """It is not new any more. May be called again."""
-        if new_reads := self._new_reads:
-            self._new_reads = None
-            new_reads.leave()
 
 
 class InFlight:
@@ -147,18 +118,10 @@ class InFlight:
         self.check_room: Callable[[float | None], None] = lambda remaining_s: None
         self._service = service
         self._max_calls = max_calls
-        self._max_message_bytes = max_message_bytes
         self.budget = ReceivingBudget(max_message_bytes, max_receiving_bytes)
         # For answers that callers do not read, by connection.
         self.unread = ReceivingBudget(max_message_bytes, max_receiving_bytes)
-        # Of work, and of what doors answer themselves, such as health, which needs no credentials.
-        self._new_reads, self._own_new_reads = Places(_MAX_NEW_READS), Places(_MAX_NEW_READS)
-        # Messages that are being received, by the time of their next check. Those that have ended stay until then.
-        self._due: list[tuple[float, int, _Reading]] = []
         self._makers: ThreadPoolExecutor | None = None
-        self._numbers = itertools.count()
-        self._timer: asyncio.TimerHandle | None = None
-        self._look_at_s = math.inf
         self._is_draining = False
         self._came = 0
         self._idle = asyncio.Event()
@@ -197,37 +160,13 @@ class InFlight:
         """What waits for callers in one way, which the setting of this name limits."""
         return CallerWaits(limit_s, _MAX_WAITS, self.meters.counter(Metrics.CALLS_ENDED, setting))
 
-    async def receive(
-        self,
-        connection: str,
-        read: Callable[[], Awaitable[T]],
-        refuse: Callable[[NeuronpipeError], None],
-        *,
-        is_work: bool = True,
-    ) -> T:
-        """Reads the message of a call, of which it is not known how much of it has come.
-
-        If it takes long and the budget has no room for it, `refuse` is called, which must end the read.
-        """
-        new_reads = self._new_reads if is_work else self._own_new_reads
-        await new_reads.take()
-        reading = _Reading(connection, refuse, new_reads)
-        self._look_at(reading, time.monotonic() + _QUICK_S)
-        arrival = self._begin_arrival(refuse)
-        try:
-            return await read()
-        finally:
-            self.arrivals.done(arrival)
-            self.budget.end(reading)
-            reading.end_new()
-
     @contextmanager
     def arriving(self, connection: str, refuse: Callable[[NeuronpipeError], None]) -> Iterator[Callable[[int], None]]:
         """While the block runs, a message arrives in pieces; tell the function how large it is by now.
 
         If it takes too long, or the budget has no room for it, `refuse` is called, which must end the block.
         """
-        claim, arrival = Claim(connection, refuse), self._begin_arrival(refuse)
+        claim, arrival = Claim(connection, refuse), self.arrivals.begin(lambda is_late: refuse(self.too_slow(is_late)))
         try:
             yield lambda size_bytes: self.budget.grow(claim, size_bytes)
         finally:
@@ -261,38 +200,6 @@ class InFlight:
                 return small
         most_bytes = min(max_bytes, _MAX_RATIO * len(data))
         return await self.make(connection, most_bytes, partial(inflate, data, window_bits, max_bytes))
-
-    def _look_at(self, reading: "_Reading", at_s: float) -> None:
-        heapq.heappush(self._due, (at_s, next(self._numbers), reading))
-        if at_s < self._look_at_s:
-            self._set_timer(at_s)
-
-    def _set_timer(self, at_s: float) -> None:
-        if self._timer:
-            self._timer.cancel()
-        self._look_at_s = at_s
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - time.monotonic()), self._look)
-
-    def _look(self) -> None:
-        """Lets messages that have not arrived yet claim their part of the budget.
-
-        One timer serves all of them, because hardly any message takes long enough.
-        """
-        self._timer, self._look_at_s = None, math.inf
-        now_s = time.monotonic()
-        while self._due and (self._due[0][0] <= now_s or self._due[0][2].has_ended):
-            reading = heapq.heappop(self._due)[2]
-            if not reading.has_ended:
-                self._claim(reading, now_s)
-        if self._due and self._due[0][0] < self._look_at_s:
-            self._set_timer(self._due[0][0])
-
-    def _claim(self, reading: "_Reading", now_s: float) -> None:
-        """Claims the memory for a message that has not arrived yet, which may be refused for that."""
-        reading.end_new()
-        reading.taken_s = 2 * reading.taken_s or _QUICK_S
-        self._look_at(reading, now_s + reading.taken_s)
-        self.budget.grow(reading, int(self._max_message_bytes * min(1.0, reading.taken_s / _FULL_CLAIM_S)))
 
     def drain(self) -> None:
         """Refuses new calls from now on."""
@@ -337,9 +244,6 @@ class InFlight:
         if self.refuses_arriving:
             return self.stopping()
         return self.waited(is_late, f"the message took longer than {self._max_receive_s:g} s, the limit")
-
-    def _begin_arrival(self, refuse: Callable[[NeuronpipeError], None]) -> int:
-        return self.arrivals.begin(lambda is_late: refuse(self.too_slow(is_late)))
 
     def stopping(self) -> Unavailable:
         """The error of calls, and of reads from streams, while the process drains."""

@@ -95,8 +95,9 @@ class Life:
                     log_warning("a part of the service did not drain in time", grace_s=grace_s)
                 elif isinstance(result, Exception):
                     log_fault("a part of the service cannot drain", result)
-        have_asked = answers_late_calls and [door.ask_to_leave() for door in self._doors]
-        if have_asked and all(have_asked):
+        if answers_late_calls:
+            for door in self._doors:
+                door.ask_to_leave()
             left_s = grace_s / 2
             while left_s > 0 and not await self.in_flight.wait_until_quiet(min(_ASK_AGAIN_S, left_s)):
                 left_s -= _ASK_AGAIN_S

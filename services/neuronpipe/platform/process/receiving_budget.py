@@ -13,13 +13,12 @@ _SMALL_CLAIM = 1 / 8
 class Claim:
     """What one message claims. `refuse` must end its read."""
 
-    __slots__ = ("bytes", "connection", "has_ended", "refuse")
+    __slots__ = ("bytes", "connection", "refuse")
 
     def __init__(self, connection: str, refuse: Callable[[NeuronpipeError], None]) -> None:
         self.connection = connection
         self.refuse = refuse
         self.bytes = 0
-        self.has_ended = False
 
 
 class ReceivingBudget:
@@ -65,7 +64,6 @@ class ReceivingBudget:
 
     def end(self, claim: Claim) -> None:
         """Gives back what a message claims that has arrived, or never will."""
-        claim.has_ended = True
         if claim.bytes:
             self._add(claim, -claim.bytes)
             if not self._bytes_of[claim.connection]:

@@ -1,9 +1,9 @@
 """The settings that every service has."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.errors import SetupError
@@ -129,11 +129,6 @@ class ProcessSettings(ServerTlsSettings, CallerLimits):
     """The settings that every service has."""
 
     listen: str = listen_field("127.0.0.1:0")
-    grpc_transport: Literal["nghttp2", "grpcio"] = Field(
-        "nghttp2",
-        description="what carries gRPC: nghttp2, on the event loop of the service, or grpcio, gRPC's own, which takes "
-        "three times the CPU time and cannot hand its callers over when it stops",
-    )
     grace_s: float = Field(
         10.0, ge=0, le=3600, description="seconds that requests in flight get to finish after SIGTERM"
     )
@@ -169,12 +164,6 @@ class ProcessSettings(ServerTlsSettings, CallerLimits):
     @classmethod
     def _check_port(cls, listen: str) -> str:
         return check_port(listen)
-
-    @model_validator(mode="after")
-    def _check_crl(self) -> Self:
-        if self.tls_client_crl and self.grpc_transport == "grpcio":
-            raise ValueError("tls_client_crl needs grpc_transport nghttp2: grpcio's Python API has no revocation")
-        return self
 
 
 class ServerSettings(ProcessSettings):

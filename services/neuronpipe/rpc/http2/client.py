@@ -25,8 +25,8 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 2.0
 _STATUS_OF_HTTP = {b"400": 13, b"401": 16, b"403": 7, b"404": 12, b"429": 14, b"502": 14, b"503": 14, b"504": 14}
 
 
-class _Call(Stream):
-    """One call; a ClientCall of rpc/transport.py."""
+class ClientCall(Stream):
+    """A call with a stream of messages in both directions."""
 
     __slots__ = ("status",)
 
@@ -56,18 +56,21 @@ class _Call(Stream):
         self.wake_reader()
 
     async def read(self) -> bytes | None:
+        """The next message; None once the server has ended the call well. Raises CallEnd for any other end."""
         message = await super().read()
         if message is None and self.status and self.status.code:
             raise self.status
         return message
 
     async def write(self, message: bytes) -> None:
+        """Sends a message. Raises CallEnd where the call is over."""
         if self.is_closed or self.is_ended:
             raise self.status or CallEnd(UNAVAILABLE, "the connection has ended")
         self.put(message)
         await self.wait_for_room()
 
     def cancel(self) -> None:
+        """Ends the call."""
         if not self.is_closed:
             self.is_closed = self.ignores_data = True
             with contextlib.suppress(NGH2Error):
@@ -75,7 +78,7 @@ class _Call(Stream):
             self.connection.flush_soon()
 
 
-class _ClientConnection(Connection[_Call]):
+class _ClientConnection(Connection[ClientCall]):
     role = Role.CLIENT
     settings = {2: 0}  # noqa: RUF012 (nghttp2 wants a dict): no pushes
     ping_limit_s = _PING_LIMIT_S
@@ -85,7 +88,7 @@ class _ClientConnection(Connection[_Call]):
         # Done once the server has said its first word, so that what accepts and never answers gets no call.
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def open_call(self, path: str, authority: str, scheme: str) -> _Call:
+    def open_call(self, path: str, authority: str, scheme: str) -> ClientCall:
         """Raises NGH2Error where the connection takes no more calls."""
         head = [
             (b":method", b"POST"),
@@ -97,7 +100,7 @@ class _ClientConnection(Connection[_Call]):
             (b"grpc-accept-encoding", b"identity,gzip,deflate"),
         ]
         number = self.engine.send_request(head)
-        call = self.streams[number] = _Call(self, number)
+        call = self.streams[number] = ClientCall(self, number)
         self.flush_soon()
         return call
 
@@ -112,13 +115,13 @@ class _ClientConnection(Connection[_Call]):
     def taken(self, touched: Any) -> None:
         return
 
-    def refuse(self, stream: _Call, end: CallEnd) -> None:
+    def refuse(self, stream: ClientCall, end: CallEnd) -> None:
         stream.status = end
         stream.error = end
         stream.cancel()
         stream.wake_reader()
 
-    def stream_closed(self, stream: _Call, code: int) -> None:
+    def stream_closed(self, stream: ClientCall, code: int) -> None:
         if not stream.status:
             problem = "the connection has ended" if self.is_lost or self.is_closing else f"reset by HTTP/2 code {code}"
             stream.status = CallEnd(UNAVAILABLE if code in (CANCEL, 0x7) else INTERNAL, problem)
@@ -131,7 +134,7 @@ class _ClientConnection(Connection[_Call]):
 
 
 class Http2Channel:
-    """A connection to one address, made anew when it is lost; a Channel of rpc/transport.py.
+    """A connection to one address, made when it is first needed and anew when it is lost.
 
     `address`: unix:PATH, ipv4:HOST:PORT or ipv6:[HOST]:PORT. `server_name`: what the certificate of the server must
     name, HOST or HOST:PORT.
@@ -144,7 +147,8 @@ class Http2Channel:
         self._authority = server_name or ("localhost" if self._path else address.partition(":")[2])
         self._connection: _ClientConnection | None = None
 
-    async def open_call(self, path: str) -> _Call:
+    async def open_call(self, path: str) -> ClientCall:
+        """Opens a call, as soon as the server can be reached."""
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
@@ -182,5 +186,6 @@ class Http2Channel:
         return connection
 
     async def close(self) -> None:
+        """Ends all calls, and the connection."""
         if self._connection:
             self._connection.close()

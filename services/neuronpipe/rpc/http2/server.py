@@ -340,7 +340,7 @@ class _ServerConnection(Connection[Call]):
 
 
 class Http2Server:
-    """Listens at one address; a Server of rpc/transport.py."""
+    """Listens at one address."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
@@ -379,16 +379,20 @@ class Http2Server:
             connection.end_rest()
 
     async def listen(self) -> int:
+        """Takes connections from now on. Returns the port, 0 for a Unix socket. Raises SetupError."""
         port = self.listener.open()
         self.options.in_flight.meters.gauge(Metrics.CONNECTIONS, lambda: len(self.connections), "grpc")
         return port
 
-    def ask_to_leave(self) -> bool:
+    def ask_to_leave(self) -> None:
+        """Asks the callers of open connections to send new calls elsewhere, and answers those that still come."""
         for connection in list(self.connections):
             connection.ask_to_leave()
-        return True
 
     async def stop_listening(self, limit_s: float) -> None:
+        """Takes no new connections, and asks all callers to leave. Returns once they know it, or after the limit; until
+        then their calls are answered.
+        """
         if self.all_know is None:
             self.all_know = asyncio.Event()
             self.listener.close()
@@ -398,9 +402,14 @@ class Http2Server:
             await asyncio.wait_for(self.all_know.wait(), limit_s)
 
     def take_no_more(self) -> None:
+        """Takes no new calls from now on."""
         self.is_stopping = True
 
     async def stop(self, grace_s: float) -> None:
+        """Takes no new calls, and ends connections once their last responses have been sent, after `grace_s` at most.
+
+        May be called again.
+        """
         self.take_no_more()
         await self.stop_listening(0)
         for connection in list(self.connections):  # those that did not acknowledge the notice, too

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from neuronpipe.api.v1.inference_pb2 import StageTimings, Usage
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import NeuronpipeError
@@ -20,7 +21,7 @@ from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.doors.oip.service import TensorService
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, StageTimings, Usage
+from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
 from neuronpipe.gateway.settings import PipelineSettings, parse_aliases
 from neuronpipe.platform.process.in_flight import InFlight
 from tests.door import models_of
@@ -41,7 +42,14 @@ class WrittenPipeline:
         outcome = self._answer(request.input.message)
         if isinstance(outcome, NeuronpipeError):
             raise outcome
-        timings = StageTimings(9_000_000, 1_000_000, 5_000_000, 1_000_000, 2_000_000, 3_000_000)
+        timings = StageTimings(
+            total_ns=9_000_000,
+            preprocess_ns=1_000_000,
+            predict_ns=5_000_000,
+            postprocess_ns=1_000_000,
+            predict_queue_ns=2_000_000,
+            predict_compute_ns=3_000_000,
+        )
         usage = Usage(tokens=5, truncated_tokens=2)
         return InferenceResult(
             request.call.request_id, ModelKey(request.model, 1), pack_result(outcome), usage, timings

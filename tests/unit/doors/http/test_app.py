@@ -375,14 +375,12 @@ async def test_a_body_that_does_not_arrive_is_refused_where_the_memory_is_claime
     browser.app = App(ROUTES, browser.in_flight, 1 << 20)
     browser.app.handlers = {"POST /v1/embeddings": _empty}
     never = asyncio.Event()
-    other = asyncio.create_task(browser.in_flight.receive("other", never.wait, lambda error: None))
     parts = [b"[" * 900_000]
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
         if not parts:
             await never.wait()
-        await asyncio.sleep(1)  # the other one claims more with the time
         return {"type": "http.request", "body": parts.pop(), "more_body": True}
 
     async def send(message: dict[str, Any]) -> None:
@@ -395,9 +393,10 @@ async def test_a_body_that_does_not_arrive_is_refused_where_the_memory_is_claime
         "headers": [],
         "client": None,
     }
-    await browser.app(scope, receive, send)
+    with browser.in_flight.arriving("other", lambda error: None) as has_come:
+        has_come(1 << 19)
+        await browser.app(scope, receive, send)
     assert sent[0]["status"] == 429
-    other.cancel()
     assert (await browser.post("/v1/embeddings", _BODY))[0] == 200
 
 

@@ -15,9 +15,9 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.doors.http.caller import Caller
 from neuronpipe.doors.http.door import HttpDoor, _Connection
 from neuronpipe.doors.http.exchange import HEALTH_ROUTES, HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
-from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.platform.tls import ServerTls, TlsFiles
 from tests.certificates import Authority
 from tests.unit.soon import soon
@@ -28,9 +28,9 @@ _SERVICE = "a.Service"
 _HALF_BODY = b"POST /take HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\nabc"
 
 
-def _settings(**limits: float) -> ServerSettings:
+def _settings(address: str = "127.0.0.1:0", /, **limits: float) -> GatewaySettings:
     fields: dict[str, Any] = {"max_message_bytes": 1 << 20, **limits}
-    return ServerSettings(repository="/none", **fields)
+    return GatewaySettings(repository="/none", http_listen=address, **fields)
 
 
 @asynccontextmanager
@@ -38,7 +38,7 @@ async def _running(
     handlers: dict[str, HttpHandler], *, tls: ServerTls | None = None, **limits: float
 ) -> AsyncIterator[tuple[HttpDoor, HealthBoard, int]]:
     """A door that is open, the health that it shows, and its port."""
-    door = HttpDoor("127.0.0.1:0", (*HEALTH_ROUTES, _WAIT, _TAKE), _SERVICE, _settings(**limits), tls)
+    door = HttpDoor(_settings(**limits), (*HEALTH_ROUTES, _WAIT, _TAKE), _SERVICE, tls)
     health = HealthBoard(door.services)
     await door.listen(health, InFlight("all", 1 << 20, 1 << 22))
     health.open()
@@ -210,7 +210,7 @@ async def test_what_outlasts_the_grace_is_told_that_the_server_stops() -> None:
 
 
 async def test_it_may_stop_before_it_listens_and_twice() -> None:
-    door = HttpDoor("127.0.0.1:0", HEALTH_ROUTES, _SERVICE, _settings())
+    door = HttpDoor(_settings(), HEALTH_ROUTES, _SERVICE)
     await door.stop(0)
     await door.listen(HealthBoard(door.services), InFlight("all", 1 << 20, 1 << 22))
     await door.stop(0)
@@ -219,7 +219,7 @@ async def test_it_may_stop_before_it_listens_and_twice() -> None:
 
 @pytest.mark.parametrize("address", ["host.invalid:1", "192.0.2.1:80"])
 async def test_an_address_that_cannot_be_used_is_named(address: str) -> None:
-    door = HttpDoor(address, HEALTH_ROUTES, _SERVICE, _settings())
+    door = HttpDoor(_settings(address), HEALTH_ROUTES, _SERVICE)
     with pytest.raises(SetupError, match=f"^--http-listen: cannot listen on {address}: ."):
         await door.listen(HealthBoard(door.services), InFlight("all", 1 << 20, 1 << 22))
 

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import orjson
 
+from neuronpipe.api.v1.inference_pb2 import StageTimings, Usage
 from neuronpipe.api.v1.tasks_pb2 import (
     FinishReason,
     GeneratedText,
@@ -21,7 +22,7 @@ from neuronpipe.doors.http.huggingface_texts import answer_tokens
 from neuronpipe.doors.http.tgi import Generate
 from neuronpipe.doors.inference import Fields, Inference, ModelName
 from neuronpipe.doors.text_stream import Event
-from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, StageTimings, Usage
+from neuronpipe.gateway.inference import GeneratedPart, InferenceResult
 from tests.unit.model_specs import model_spec
 
 _SPEC = model_spec("text_generation")
@@ -47,7 +48,7 @@ async def _events(reason: int, *parts: GeneratedPart) -> list[dict[str, Any]]:
             async def events() -> AsyncGenerator[Event, None]:
                 for part in parts:
                     yield part
-                yield InferenceResult("", ModelKey("m", 1), result, Usage(tokens=5), StageTimings(1))
+                yield InferenceResult("", ModelKey("m", 1), result, Usage(tokens=5), StageTimings(total_ns=1))
 
             return events()
 

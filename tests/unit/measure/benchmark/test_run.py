@@ -19,7 +19,7 @@ from neuronpipe.measure.benchmark.matrix import (
 )
 from neuronpipe.measure.benchmark.measuring import Effort, Samples
 from neuronpipe.measure.benchmark.run import Run, RunRequest
-from neuronpipe.measure.processes import ProcessEnded
+from neuronpipe.platform.process.worker import ProcessEnded
 
 _LENGTHS = (8, 16, 32, 64)
 

@@ -41,9 +41,8 @@ class _Door:
         self.handlers = handlers
         self._events.append(f"{self._name} opens")
 
-    def ask_to_leave(self) -> bool:
+    def ask_to_leave(self) -> None:
         self._events.append(f"{self._name} asks to leave")
-        return True
 
     async def stop_listening(self, limit_s: float) -> None: ...
 

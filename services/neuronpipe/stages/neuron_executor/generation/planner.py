@@ -15,8 +15,9 @@ from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from neuronpipe.api.v1.stages_pb2 import GenerationFigures
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
-from neuronpipe.core.generated import GenerationFigures, Report, TokenLogprobs
+from neuronpipe.core.generated import Report, TokenLogprobs
 from neuronpipe.core.tracing import Link, SpanContext
 from neuronpipe.stages.neuron_executor.generation.beams import BeamSearch, Step
 from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool, block_digests
@@ -135,12 +136,12 @@ class Sequence:
     def figures(self) -> GenerationFigures:
         """What it took so far."""
         return GenerationFigures(
-            max(0, self.started_ns - self.arrived_ns),
-            max(0, self.first_token_ns - self.started_ns),
-            self.last_token_ns - self.first_token_ns,
-            self.longest_gap_ns,
-            self.steps,
-            self.cached_tokens,
+            queue_ns=max(0, self.started_ns - self.arrived_ns),
+            prefill_ns=max(0, self.first_token_ns - self.started_ns),
+            decode_ns=self.last_token_ns - self.first_token_ns,
+            longest_gap_ns=self.longest_gap_ns,
+            steps=self.steps,
+            cached_tokens=self.cached_tokens,
         )
 
     def note(self, now_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""processes.py: a worker answers until its pipe is closed, and its end is told."""
+"""worker.py: a worker answers until its pipe is closed, and its end is told."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from neuronpipe.measure.processes import ProcessEnded, Worker
+from neuronpipe.platform.process.worker import ProcessEnded, Worker
 
 
 def _double(pipe: "Connection[Any, Any]") -> None:
