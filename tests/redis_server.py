@@ -127,6 +127,7 @@ class Proxy:
         self.is_cutting = False
         self.is_corrupting = False
         self.is_babbling = False
+        self.says = b""
         self.connections = 0
         self.requests = 0
         self._chance = random.Random(11)
@@ -164,6 +165,8 @@ class Proxy:
         writer.close()
 
     def _spoil(self, data: bytes) -> bytes:
+        if self.says:
+            return self.says
         if self.is_babbling:
             return self._chance.randbytes(len(data)) + b"\r\n"
         if self.is_corrupting:

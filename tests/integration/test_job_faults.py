@@ -167,6 +167,20 @@ def test_a_worker_that_drains_gives_back_what_it_cannot_finish(slow_jobs: JobSys
 
 
 @_long_only
+def test_a_worker_ends_while_redis_hangs_and_another_takes_its_jobs(slow_jobs: JobSystem) -> None:
+    with Client(slow_jobs.gateway.target) as client:
+        job = client.submit([text_request("a")])
+        with slow_jobs.worker(*_QUICK, "--grace-s", "0.3") as worker:
+            until(lambda: slow_jobs.state(job.name) == "running", "it runs")
+            slow_jobs.redis.send(signal.SIGSTOP)
+            worker.signal(signal.SIGTERM)
+            assert worker.wait(10) == 0
+            slow_jobs.redis.send(signal.SIGCONT)
+        with slow_jobs.worker(*_QUICK):
+            job.wait(60)
+
+
+@_long_only
 def test_a_running_job_that_is_cancelled_stops(slow_jobs: JobSystem) -> None:
     with Client(slow_jobs.gateway.target) as client, slow_jobs.worker(*_QUICK) as worker:
         job = client.submit([text_request(f"text {number}") for number in range(300)])

@@ -12,7 +12,7 @@ from neuronpipe.core.background import Places
 from neuronpipe.core.callers import Caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.gateway.many import answer_in_order, infer_batch
+from neuronpipe.gateway.many import answer_in_order, answer_stream, infer_batch
 from neuronpipe.gateway.pipeline import Pipeline
 
 
@@ -51,6 +51,24 @@ async def test_no_more_than_the_limit_is_read_until_the_caller_takes_an_answer()
     # Two are inside, and the next one is read and waits for a place.
     assert read == [0, 1, 2]
     await answers.aclose()
+
+
+async def test_whatever_ends_a_stream_is_raised_as_it_is_behind_the_answers_to_what_came_before() -> None:
+    may_answer = asyncio.Event()
+
+    async def requests() -> AsyncIterator[int]:
+        yield 7
+        may_answer.set()
+        raise EOFError("cut")  # the transport's own, of which this room knows nothing
+
+    async def answer(number: int) -> AsyncIterator[int]:
+        await may_answer.wait()
+        yield number
+
+    answers = answer_stream(requests(), answer, 2)
+    assert await anext(answers) == 7
+    with pytest.raises(EOFError, match="cut"):
+        await anext(answers)
 
 
 async def test_the_first_error_ends_it_and_what_runs_behind_it() -> None:

@@ -40,6 +40,8 @@ _SWEPT_AT_ONCE = 1000
 _MOST_HELD = 4
 # Before the next attempt where Redis does not answer.
 _PAUSE_S = 0.5
+# A worker that stops waits no longer for Redis.
+_GIVE_BACK_LIMIT_S = 3.0
 # A lease is renewed so often while it lasts.
 _RENEWALS = 3
 # Attempts to read or write an object that may work another time.
@@ -222,9 +224,10 @@ class Worker:
 
     async def _give_back(self, taken: TakenJob) -> None:
         try:
-            await self._store.give_back(self.name, taken)
-        except NeuronpipeError as error:  # its lease ends soon
-            log_warning("a job cannot be given back", job=taken.job.id, problem=error.message)
+            async with asyncio.timeout(_GIVE_BACK_LIMIT_S):
+                await self._store.give_back(self.name, taken)
+        except (NeuronpipeError, TimeoutError) as error:  # its lease ends soon
+            log_warning("a job cannot be given back", job=taken.job.id, problem=str(error) or "no answer in time")
 
     async def _renew(self) -> None:
         """Renews leases, and stops jobs that have ended elsewhere."""

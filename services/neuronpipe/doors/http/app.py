@@ -18,7 +18,8 @@ from pydantic import TypeAdapter
 from neuronpipe.core.addresses import is_loopback
 from neuronpipe.core.callers import current_caller, enter_caller
 from neuronpipe.core.calls import Call, internal_error
-from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.core.deadlines import Deadlines, Timeout
+from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeError
 from neuronpipe.core.names import ON_BEHALF, ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.parsing import Truncated
 from neuronpipe.core.tracing import SpanContext, new_request_id
@@ -43,6 +44,9 @@ _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 # connection.
 _DISCARDED_BYTES = 64 << 10
 _TIMEOUT_DIGITS = 9
+# The pipeline ends its work at the deadline, and knows why it was late. What else a handler waits for, such as the
+# Redis of jobs, ends so much later.
+_SLACK_S = 0.1
 # Of a caller's word, in an error.
 _SHOWN = 200
 _OTHER_SITES = (b"cross-site", b"same-site")
@@ -116,6 +120,7 @@ class App:
         self.handlers: Mapping[str, HttpHandler] = {}
         self.is_draining = False
         self._streaming: set[asyncio.Task[Any]] = set()
+        self._deadlines = Deadlines()
         self._router = Router(routes)
         self._readers: dict[str, Callable[[bytes], Any]] = {
             route.key: partial(
@@ -222,7 +227,14 @@ class App:
             if route.method == "POST" and not route.is_raw:
                 body = await make(partial(self._readers[route.key], body))
             caller.watch()
-            response = await handler(HttpRequest(call, names, query, headers, media_type, body, make))
+            timer = Timeout(self._deadlines, None if call.deadline_s is None else call.deadline_s + _SLACK_S)
+            try:
+                with timer:
+                    response = await handler(HttpRequest(call, names, query, headers, media_type, body, make))
+            except TimeoutError as fault:
+                if not timer.is_expired:
+                    raise
+                raise DeadlineExceeded("the deadline passed before the result was ready") from fault
             if response.stream:
                 streaming.enter_context(counted.pop_all())
             return response
@@ -299,16 +311,16 @@ class App:
             fields.append((b"connection", b"close"))
         if response.stream:
             await send({"type": "http.response.start", "status": response.status, "headers": fields})
-            await self._send_parts(response.stream, caller, send, is_endless=response.is_endless)
+            await self._send_parts(response, response.stream, caller, send)
             return
         fields.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": response.status, "headers": fields})
         await send({"type": "http.response.body", "body": body})
 
     async def _send_parts(
-        self, parts: AsyncGenerator[bytes, None], caller: Caller, send: Send, *, is_endless: bool
+        self, response: HttpResponse, parts: AsyncGenerator[bytes, None], caller: Caller, send: Send
     ) -> None:
-        task = asyncio.current_task()
+        task, is_endless = asyncio.current_task(), response.is_endless
         assert task  # noqa: S101
         if is_endless:
             self._streaming.add(task)
@@ -322,7 +334,10 @@ class App:
         except asyncio.CancelledError:
             if caller.has_left:
                 return
-            if not is_endless:  # without its end, the connection breaks off, so that nobody takes it for the whole
+            if response.tell:
+                last = response.tell(self._in_flight.stopping())
+                await send({"type": "http.response.body", "body": last, "more_body": True})
+            elif not is_endless:  # without its end, the connection breaks off, so that nobody takes it for the whole
                 raise
         finally:
             self._streaming.discard(task)

@@ -1,7 +1,7 @@
 """Server-sent events: a text as it comes, over HTTP."""
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -24,16 +24,22 @@ def event_response(values: AsyncGenerator[Any, None], error_form: ErrorForm, las
     The `type` of a value is the event's name. An error that comes when the first values have left already is an event,
     too, and the last one.
     """
-    return HttpResponse(b"", EVENTS, _HEADERS, stream=_events(values, error_form, last))
+
+    def tell(error: NeuronpipeError) -> bytes:
+        return event(write_body(error_form.write(problem_of(error))))
+
+    return HttpResponse(b"", EVENTS, _HEADERS, stream=_events(values, tell, last), tell=tell)
 
 
-async def _events(values: AsyncGenerator[Any, None], error_form: ErrorForm, last: str) -> AsyncGenerator[bytes, None]:
+async def _events(
+    values: AsyncGenerator[Any, None], tell: Callable[[NeuronpipeError], bytes], last: str
+) -> AsyncGenerator[bytes, None]:
     try:
         async with aclosing(values):
             async for value in values:
                 yield event(write_body(value), value.get("type", "") if isinstance(value, dict) else "")
     except NeuronpipeError as error:
-        yield event(write_body(error_form.write(problem_of(error))))
+        yield tell(error)
         return
     if last:
         yield event(last.encode())

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from urllib.parse import parse_qs
 
 from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.doors.http.problems import PROBLEM_DETAILS, ErrorForm
 from neuronpipe.doors.inference import MODEL_FIELD, VERSION_FIELD, ModelName
 
@@ -57,7 +58,7 @@ class HttpResponse:
     """An answer. `is_compressible`: worth compressing where it is large.
 
     `stream`: parts that are sent in place of a body as they come, until the caller leaves. One that `is_endless` ends
-    when the process drains; its route must not be counted.
+    when the process drains; its route must not be counted. `tell`: the last part of one that an error ends.
     """
 
     body: bytes
@@ -67,6 +68,7 @@ class HttpResponse:
     is_compressible: bool = True
     stream: AsyncGenerator[bytes, None] | None = None
     is_endless: bool = False
+    tell: Callable[[NeuronpipeError], bytes] | None = None
 
 
 HttpHandler: TypeAlias = Callable[[HttpRequest], Coroutine[Any, Any, HttpResponse]]

@@ -91,7 +91,9 @@ class Life:
                 *(asyncio.wait_for(tell(), grace_s) for tell in self._told), return_exceptions=True
             )
             for result in results:
-                if isinstance(result, Exception):
+                if isinstance(result, TimeoutError):
+                    log_warning("a part of the service did not drain in time", grace_s=grace_s)
+                elif isinstance(result, Exception):
                     log_fault("a part of the service cannot drain", result)
         if answers_late_calls:
             for door in self._doors:

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from ngh2 import NGH2Error, Role
-from ngh2.events import RequestReceived, SettingsAcknowledged
+from ngh2.events import RequestReceived, SettingsAcknowledged, TrailersReceived
 
 from neuronpipe.core.background import LoopTurns
 from neuronpipe.core.deadlines import Deadlines
@@ -21,7 +21,7 @@ from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.rpc.http2.call import Call, NotGrpc
 from neuronpipe.rpc.http2.connection import NO_ERROR, Connection
 from neuronpipe.rpc.http2.stream import ENCODINGS, UNIMPLEMENTED, Stream
-from neuronpipe.rpc.transport import CallEnd, ServerOptions
+from neuronpipe.rpc.transport import CallEnd, ServerOptions, end_of
 
 _DRAIN_PING = b"drain\0\0\0"
 # A peer that does not acknowledge the notice gets no longer; streams that it opened are answered all the same.
@@ -159,7 +159,11 @@ class _ServerConnection(Connection[Call]):
                 call.answer_http()
         elif isinstance(event, SettingsAcknowledged):
             self._is_greeted = True
-        # Trailers of the caller mean nothing in gRPC.
+        elif isinstance(event, TrailersReceived) and (stream := self.streams.get(event.stream_id)):
+            # Their fields mean nothing in gRPC.
+            stream.is_ended = True
+            stream.wake_reader()
+            self.touched.append(stream)
 
     def _accept(self, call: Call, path: str) -> None:
         """Lets a call arrive, or refuses it by its head. Raises CallEnd."""
@@ -415,8 +419,12 @@ class Http2Server:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._is_empty.wait(), grace_s)
         self.listener.end_handshakes()
+        end = end_of(self.options.in_flight.stopping())
         for connection in list(self.connections):
-            connection.abort()
+            for call in list(connection.streams.values()):
+                call.finish(end)
+            connection.flush()
+            connection.close()
 
     def note_leaving(self) -> None:
         """One more connection takes no more, or has ended."""

@@ -1,16 +1,18 @@
 """bulk/jobs/store.py with a Redis: jobs that are put off, and what a tenant's jobs take."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
 
+from neuronpipe.bulk.jobs import store as store_module
 from neuronpipe.bulk.jobs.job import NewJob, cancelled, end_of, new_id
 from neuronpipe.bulk.jobs.settings import JobSettings
 from neuronpipe.bulk.jobs.store import JobStore
-from neuronpipe.core.errors import Overloaded
-from tests.redis_server import RedisServer, redis_server
+from neuronpipe.core.errors import NotConfigured, Overloaded, Unavailable
+from tests.redis_server import RedisServer, proxy, redis_server
 
 _LEASE_S = 30.0
 _END = end_of(cancelled())
@@ -70,6 +72,19 @@ async def test_a_redis_that_hangs_leaves_room_for_calls_of_other_kinds(redis: Re
     await store.close()
 
 
+async def test_a_start_does_not_wait_for_a_redis_that_hangs(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_REACH_LIMIT_S", 0.05)
+    store = JobStore(JobSettings(jobs_redis_url=redis.url))
+    redis.send(signal.SIGSTOP)
+    try:
+        await asyncio.wait_for(store.check_if_reached(), 2)
+    finally:
+        redis.send(signal.SIGCONT)
+    await store.close()
+
+
 async def test_what_a_tenants_jobs_take_is_known_until_redis_forgets_them(store: JobStore, redis: RedisServer) -> None:
     def size() -> int:
         return int(redis.ask("GET", "neuronpipe-jobs:bytes:a"))
@@ -107,3 +122,49 @@ async def test_a_job_that_runs_again_counts_once(store: JobStore, redis: RedisSe
     await store.end(id, "succeeded", b"r")
     await store.delete(id)
     assert int(redis.ask("GET", "neuronpipe-jobs:bytes:a")) == 0
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        (b"-READONLY You can't write against a read only replica.", r"refuses a command \(READONLY\)"),
+        (b"-NOREPLICAS Not enough good replicas to write.", r"refuses a command \(NOREPLICAS\)"),
+        (b"-WRONGTYPE Operation against a key holding the wrong kind of value", r"refuses a command \(WRONGTYPE\)"),
+        (b"-NOPERM User default has no permissions to run the command", r"refuses a command \(NOPERM\)"),
+        (b"-NOSCRIPT No matching script.", r"refuses a command \(NOSCRIPT\)"),
+        (b"-ERR unknown command", r"refuses a command \(ERR\)"),
+        (b"-LOADING Redis is loading the dataset in memory", r"does not answer \(BusyLoadingError\)"),
+        (b"+OK", "does not answer"),
+        (b":7", "does not answer"),
+        (b"*1\r\n*1\r\n:1", "does not answer"),
+        (b"HTTP/1.1 400 Bad Request", "does not answer"),
+    ],
+    ids=lambda value: value.split()[0].decode() if isinstance(value, bytes) else "",
+)
+async def test_an_answer_that_redis_gives_for_no_job_is_unavailable(redis: RedisServer, says: bytes, told: str) -> None:
+    async with proxy(redis.port) as between:
+        store = JobStore(JobSettings(jobs_redis_url=between.url))
+        await _submit(store, "a")
+        between.says = says + b"\r\n"
+        for asked in (_submit(store, "a"), store.take("w", _LEASE_S, 1, {}), store.count(), store.get(new_id())):
+            with pytest.raises(Unavailable, match=f"the Redis of jobs {told}"):
+                await asked
+        if says.startswith(b"-"):
+            with pytest.raises(Unavailable):
+                async with store.listening("queued") as queued:
+                    await anext(queued)
+        between.says = b""
+        await _submit(store, "a")
+        await store.close()
+
+
+async def test_a_redis_that_would_lose_jobs_is_told_to_callers_and_used_again_once_it_does_not(
+    redis: RedisServer,
+) -> None:
+    store = JobStore(JobSettings(jobs_redis_url=redis.url))
+    redis.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    with pytest.raises(NotConfigured, match="this Redis would lose jobs: maxmemory-policy is 'allkeys-lru'"):
+        await _submit(store, "a")
+    redis.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    await _submit(store, "a")
+    await store.close()

@@ -5,7 +5,7 @@ import gzip
 import re
 import time
 import zlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import orjson
@@ -153,6 +153,16 @@ async def test_a_body_without_a_length_is_read_up_to_the_limit() -> None:
     browser = Browser(_SPECS, _answer, max_body_bytes=100)
     status, _ = await browser.send("POST", "/v1/embeddings", b" " * 101)
     assert status == 413
+
+
+async def test_a_handler_that_waits_for_something_else_ends_soon_after_the_deadline(browser: Browser) -> None:
+    async def wait(request: HttpRequest) -> HttpResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    browser.app.handlers = {**browser.app.handlers, "POST /v1/embeddings": wait}
+    status, body = await browser.post("/v1/embeddings", _BODY, **{"x-request-timeout-ms": "20"})
+    assert (status, body["error"]["message"]) == (504, "the deadline passed before the result was ready")
 
 
 async def test_the_deadline_is_in_milliseconds_from_now(browser: Browser) -> None:
@@ -395,10 +405,18 @@ class _Listener:
     when `is_complete` is set.
     """
 
-    def __init__(self, app: App, method: str = "GET", *, is_endless: bool = True) -> None:
+    def __init__(
+        self,
+        app: App,
+        method: str = "GET",
+        *,
+        is_endless: bool = True,
+        tell: Callable[[NeuronpipeError], bytes] | None = None,
+    ) -> None:
         self.left, self.ended, self.got = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.is_complete = asyncio.Event()
         self.is_endless = is_endless
+        self.tell = tell
         self.sent: list[dict[str, Any]] = []
         app.handlers = {"GET /stream": self._stream}
         scope: dict[str, Any] = {
@@ -423,7 +441,7 @@ class _Listener:
             finally:
                 self.ended.set()
 
-        return HttpResponse(b"", "text/event-stream", stream=parts(), is_endless=self.is_endless)
+        return HttpResponse(b"", "text/event-stream", stream=parts(), is_endless=self.is_endless, tell=self.tell)
 
     async def _receive(self) -> dict[str, Any]:
         await self.left.wait()
@@ -483,6 +501,16 @@ async def test_a_stream_that_is_broken_off_has_no_end_that_looks_like_its_own() 
     assert listener.ended.is_set()
     assert listener.sent[-1]["more_body"] is True
     assert in_flight.count == 0
+
+
+async def test_a_stream_of_events_that_is_broken_off_ends_with_the_error() -> None:
+    app = App((Route("GET", "/stream", "parts"),), InFlight("all", 1 << 20, 1 << 20), 1 << 20)
+    listener = _Listener(app, is_endless=False, tell=lambda error: error.message.encode())
+    await listener.got.wait()
+    listener.answering.cancel()
+    await listener.answering
+    assert listener.body == b"one two the all service is stopping"
+    assert listener.sent[-1] == {"type": "http.response.body", "body": b""}
 
 
 async def test_a_stream_that_is_asked_for_while_the_process_drains_is_empty(streaming: App) -> None:

@@ -266,6 +266,17 @@ async def test_what_is_no_grpc_ends_its_call_alone(fields: list[tuple[bytes, byt
         assert await caller.code(other) == "OK"
 
 
+async def test_a_caller_may_end_its_messages_by_trailers() -> None:
+    async with _serving(_echo_all, takes_stream=True) as system:
+        caller = await system.connect()
+        for data, code in ((_message(b"a"), "OK"), (_message(b"a")[:-1], "INTERNAL"), (b"", "OK")):
+            number = caller.open()
+            caller.send(number, data)
+            caller.engine.send_trailers(number, [(b"some", b"thing")])
+            caller.flush()
+            assert await asyncio.wait_for(caller.code(number), _LIMIT_S) == code
+
+
 async def test_binary_metadata_arrive_as_bytes() -> None:
     seen: list[Any] = []
 
@@ -614,6 +625,20 @@ async def test_a_stop_answers_what_is_on_its_way_and_refuses_what_comes_later() 
         notice, final = [event for event in caller.events if isinstance(event, GoAwayReceived)]
         assert (notice.last_stream_id, final.last_stream_id) == ((1 << 31) - 1, late)
         assert {notice.error_code, final.error_code} == {_NO_ERROR}
+
+
+async def test_calls_for_which_a_stop_has_no_more_time_are_told_so() -> None:
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        await call.send(b"a part")
+        await asyncio.Event().wait()
+
+    async with _serving(answer) as system:
+        caller = await system.connect()
+        numbers = [caller.call(b"a") for _ in range(2)]
+        await soon(lambda: all(map(caller.received, numbers)))
+        await system.server.stop(0.05)
+        assert [await caller.code(number) for number in numbers] == ["UNAVAILABLE"] * 2
+        await soon(lambda: system.method.ended == 2)
 
 
 async def test_a_stream_that_comes_at_the_end_of_a_stop_is_one_that_clients_repeat() -> None:
