@@ -1,6 +1,7 @@
 """A load on the gateway that goes on while things happen, and remembers what became of each request."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from neuronpipe.client import AsyncClient
-from neuronpipe.core.errors import NeuronpipeError
+from neuronpipe.core.errors import NeuronpipeError, Unavailable
 from tests.integration.requests import classify
 
 # Of different lengths and words, so that their labels have different scores.
@@ -76,12 +77,25 @@ class Load:
                 self.wrong.append((TEXTS[number], scores))
 
 
+async def _reach(client: AsyncClient) -> None:
+    """Returns once a gateway answers. gRPC shares connections of one process, and may still pause after attempts that
+    failed while the gateway of an earlier test was away.
+    """
+    async with asyncio.timeout(_TIMEOUT_S):
+        while True:
+            with contextlib.suppress(Unavailable):
+                await client.list_models()
+                return
+            await asyncio.sleep(_PAUSE_S)
+
+
 @asynccontextmanager
 async def load(target: str) -> AsyncIterator[Load]:
     """Callers for the time of a block. What is in flight at its end gets its answer. Their client repeats nothing and
     watches no health, so that what a server does wrong is seen.
     """
     async with AsyncClient(target, retries=False) as client:
+        await _reach(client)
         going = Load([await ask(client, text) for text in TEXTS])
         callers = [asyncio.create_task(going.caller(client, number)) for number in range(_CALLERS)]
         try:
