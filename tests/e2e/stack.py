@@ -54,7 +54,7 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> str:
 
 
 def free_port() -> str:
-    """A port of the loopback interface that nobody has, and that no connection gets until it is used."""
+    """A free port of the loopback interface, which no outgoing connection takes before it is used."""
     while True:
         port = random.randrange(20_000, 32_000)  # below those of outgoing connections
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):

@@ -285,7 +285,7 @@ class JobStore:
             first = words.partition(" ")[0]
             # redis-py takes the code off the words of the errors that it knows; before version 7, it then has none.
             code = getattr(error, "status_code", None) or (first if first.isupper() else type(error).__name__)
-            if code == "NOGROUP":  # it has lost its data, and the streams are to be made anew
+            if code == "NOGROUP":  # it has lost its data: the streams must be created again
                 self._is_checked = False
             if code == "ERR":
                 log_warning("the Redis of jobs does not understand a command", problem=words[:_MAX_PROBLEM])

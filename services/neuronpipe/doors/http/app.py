@@ -337,7 +337,7 @@ class App:
             if response.tell:
                 last = response.tell(self._in_flight.stopping())
                 await send({"type": "http.response.body", "body": last, "more_body": True})
-            elif not is_endless:  # without its end, the connection breaks off, so that nobody takes it for the whole
+            elif not is_endless:  # the connection breaks off without its end: no caller takes it for the whole
                 raise
         finally:
             self._streaming.discard(task)

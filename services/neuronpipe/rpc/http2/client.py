@@ -134,7 +134,7 @@ class _ClientConnection(Connection[ClientCall]):
 
 
 class Http2Channel:
-    """A connection to one address, made when it is first needed and anew when it is lost.
+    """A connection to one address, made when it is first needed, and again when it was lost.
 
     `address`: unix:PATH, ipv4:HOST:PORT or ipv6:[HOST]:PORT. `server_name`: what the certificate of the server must
     name, HOST or HOST:PORT.
