@@ -26,9 +26,10 @@ from neuronpipe.rpc.transport import CallEnd, ServerOptions, end_of
 _DRAIN_PING = b"drain\0\0\0"
 # A peer that does not acknowledge the notice gets no longer; streams that it opened are answered all the same.
 _NOTICE_LIMIT_S = 5.0
-# After the round trip of the notice. The library of a caller may acknowledge it before its calls know: Node.js opens
-# streams for some milliseconds more, and gRPC's client there repeats a refused call only once.
-_DRAIN_S = 0.2
+# After the notice was acknowledged, and after each stream that comes then: this time, or that of this many round trips
+# of the notice. A caller's library may acknowledge it before its calls know: Node.js opens streams for some
+# milliseconds more, or as long as the processor is taken from it, and gRPC's client there repeats a refused call once.
+_DRAIN_S, _DRAIN_ROUND_TRIPS = 0.2, 4
 # A new connection is asked to leave after its first call, or this time: gRPC fails the calls for which it was made, if
 # it is asked before they begin.
 _FIRST_CALL_S = 0.25
@@ -78,6 +79,8 @@ class _ServerConnection(Connection[Call]):
         # Of all time; and what has come, and waits for a turn.
         self._calls, self._held = 0, b""
         self._is_asked_at_s = self._leaves_at_s = self._ends_at_s = math.inf
+        # Of the notice: when it was given, and how long no stream may come once it is acknowledged.
+        self._notice_s = self._drain_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.peer = _peer(transport.get_extra_info("peername"))
@@ -147,6 +150,8 @@ class _ServerConnection(Connection[Call]):
     def take(self, event: object) -> None:
         if isinstance(event, RequestReceived):
             self._calls += 1
+            if self._drain_s:
+                self._leave_soon()
             call = Call(self, event.stream_id, self.options.settings.max_message_bytes)
             call.is_ended = event.end_stream
             self.streams[event.stream_id] = call
@@ -310,7 +315,8 @@ class _ServerConnection(Connection[Call]):
             self.look_at_time_soon()
 
     def _give_notice(self) -> None:
-        self._leaves_at_s = self.loop.time() + _NOTICE_LIMIT_S
+        self._notice_s = self.loop.time()
+        self._leaves_at_s = self._notice_s + _NOTICE_LIMIT_S
         self.engine.send_shutdown_notice()
         self.flush()  # nghttp2 would send the ping first
         if not self.is_lost:
@@ -318,8 +324,13 @@ class _ServerConnection(Connection[Call]):
 
     def ping_acknowledged(self, data: bytes) -> None:
         if data == _DRAIN_PING and not self.takes_no_more:
-            self._leaves_at_s = self.loop.time() + _DRAIN_S
+            self._drain_s = max(_DRAIN_S, _DRAIN_ROUND_TRIPS * (self.loop.time() - self._notice_s))
+            self._leave_soon()
             self.look_at_time_soon()
+
+    def _leave_soon(self) -> None:
+        if not self.takes_no_more:
+            self._leaves_at_s = min(self.loop.time() + self._drain_s, self._notice_s + _NOTICE_LIMIT_S)
 
     def _take_no_more(self) -> None:
         """Ends the connection with its last stream."""
