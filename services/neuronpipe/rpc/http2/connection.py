@@ -84,6 +84,8 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         self._keepalive_s = keepalive_s
         self._pinged_s = 0.0
         self._is_flush_due = False
+        # Whether all that was given to the transport are whole frames.
+        self.is_sent_whole = True
         self._idle_frames = 0
         self._written: set[Stream] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -258,6 +260,7 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
                 data = engine.data_to_send(None if is_little else _WRITE_BYTES)
                 if data:
                     self.transport.write(data)
+                self.is_sent_whole = is_little or not data
                 if is_little or not data:
                     break
             if events := engine.events():
@@ -324,7 +327,7 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         if self.is_lost or self.is_closing:
             return
         code = ENHANCE_YOUR_CALM if isinstance(error, DenialOfServiceError) else 0x1
-        self.transport.write(b"\0\0\x08\x07\0\0\0\0\0" + (0x7FFFFFFF).to_bytes(4, "big") + code.to_bytes(4, "big"))
+        self.transport.write(goaway(code))
         self.failed()
         self.close()
 
@@ -341,7 +344,8 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         self.streams.clear()
         has_eof = self.transport.can_write_eof()
         if has_eof:
-            self.transport.write_eof()
+            with contextlib.suppress(OSError):  # the peer has gone
+                self.transport.write_eof()
         else:
             self.transport.close()
         if self._timer:
@@ -359,6 +363,11 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         """Ends the connection at once."""
         self.is_lost = True
         self.transport.abort()
+
+
+def goaway(code: int) -> bytes:
+    """A GOAWAY that leaves the peer all its streams."""
+    return b"\0\0\x08\x07\0\0\0\0\0\x7f\xff\xff\xff" + code.to_bytes(4, "big")
 
 
 def _is_sent(transport: asyncio.Transport) -> bool:

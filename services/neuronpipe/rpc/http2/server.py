@@ -19,11 +19,14 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.platform.process.listener import Listener
 from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.rpc.http2.call import Call, NotGrpc
-from neuronpipe.rpc.http2.connection import NO_ERROR, Connection
+from neuronpipe.rpc.http2.connection import NO_ERROR, Connection, goaway
 from neuronpipe.rpc.http2.stream import ENCODINGS, UNIMPLEMENTED, Stream
 from neuronpipe.rpc.transport import CallEnd, ServerOptions, end_of
 
 _DRAIN_PING = b"drain\0\0\0"
+# Callers begin calls when they get answers, and gRPC whose retries are turned off fails those that begin as the notice
+# comes: answers wait for this time before it, and after it was acknowledged, at most for the second.
+_HOLD_S, _MAX_HOLD_S = 0.02, 0.1
 # A peer that does not acknowledge the notice gets no longer; streams that it opened are answered all the same.
 _NOTICE_LIMIT_S = 5.0
 # After the notice was acknowledged, and after each stream that comes then: this time, or that of this many round trips
@@ -81,6 +84,7 @@ class _ServerConnection(Connection[Call]):
         self._is_asked_at_s = self._leaves_at_s = self._ends_at_s = math.inf
         # Of the notice: when it was given, and how long no stream may come once it is acknowledged.
         self._notice_s = self._drain_s = 0.0
+        self._holds_answers = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.peer = _peer(transport.get_extra_info("peername"))
@@ -226,6 +230,8 @@ class _ServerConnection(Connection[Call]):
             self.flush()
 
     def flush(self) -> None:
+        if self._holds_answers:
+            return
         super().flush()
         if not (self.is_lost or self.is_closing):
             self._claim_unread(self.engine.queued_body_size())
@@ -315,16 +321,36 @@ class _ServerConnection(Connection[Call]):
             self.look_at_time_soon()
 
     def _give_notice(self) -> None:
+        self._leaves_at_s = self.loop.time() + _HOLD_S + _NOTICE_LIMIT_S
+        # What follows a part of a frame is no frame.
+        self._holds_answers = self.is_sent_whole
+        if self._holds_answers:
+            self.loop.call_later(_HOLD_S, self._say_notice)
+        else:
+            self._say_notice()
+
+    def _say_notice(self) -> None:
+        if self.takes_no_more or self.is_lost or self.is_closing:
+            return
         self._notice_s = self.loop.time()
-        self._leaves_at_s = self._notice_s + _NOTICE_LIMIT_S
-        self.engine.send_shutdown_notice()
-        self.flush()  # nghttp2 would send the ping first
-        if not self.is_lost:
+        if self._holds_answers:
+            self.transport.write(goaway(NO_ERROR) + b"\0\0\x08\x06\0\0\0\0\0" + _DRAIN_PING)
+            self.loop.call_later(_MAX_HOLD_S, self._release_answers)
+        else:
+            self.engine.send_shutdown_notice()
+            self.flush()  # nghttp2 would send the ping first
             self.ping(_DRAIN_PING)
 
+    def _release_answers(self) -> None:
+        if self._holds_answers:
+            self._holds_answers = False
+            self.flush()
+
     def ping_acknowledged(self, data: bytes) -> None:
-        if data == _DRAIN_PING and not self.takes_no_more:
-            self._drain_s = max(_DRAIN_S, _DRAIN_ROUND_TRIPS * (self.loop.time() - self._notice_s))
+        if data == _DRAIN_PING and self._notice_s and not self.takes_no_more:
+            round_trip_s = self.loop.time() - self._notice_s
+            self.loop.call_later(max(_HOLD_S, round_trip_s), self._release_answers)
+            self._drain_s = max(_DRAIN_S, _DRAIN_ROUND_TRIPS * round_trip_s)
             self._leave_soon()
             self.look_at_time_soon()
 
@@ -335,7 +361,7 @@ class _ServerConnection(Connection[Call]):
     def _take_no_more(self) -> None:
         """Ends the connection with its last stream."""
         if not (self.takes_no_more or self.is_lost or self.is_closing):
-            self.takes_no_more, self._leaves_at_s = True, math.inf
+            self.takes_no_more, self._leaves_at_s, self._holds_answers = True, math.inf, False
             self.engine.send_goaway(NO_ERROR)
             self.flush_soon()
             self._server.note_leaving()

@@ -36,6 +36,7 @@ from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.tls import ServerTls, TlsFiles
 from neuronpipe.rpc.http2 import connection as connection_module
+from neuronpipe.rpc.http2 import server as server_module
 from neuronpipe.rpc.http2.call import Call
 from neuronpipe.rpc.http2.server import Http2Server
 from neuronpipe.rpc.http2.stream import Stream
@@ -627,38 +628,82 @@ async def test_a_stop_answers_what_is_on_its_way_and_refuses_what_comes_later() 
         assert {notice.error_code, final.error_code} == {_NO_ERROR}
 
 
+class _FrameCaller:
+    """A client that opens streams as it likes, also those that it should not."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._come: list[tuple[int, int, int, bytes]] = []
+        self._rest = b""
+        writer.write(frames.PREFACE + frames.settings() + frames.frame(frames.SETTINGS, frames.ACK))
+
+    def call(self, number: int) -> None:
+        self._writer.write(frames.frame(frames.HEADERS, frames.END_HEADERS, number, _CALL_HEAD))
+        self._writer.write(frames.frame(frames.DATA, frames.END_STREAM, number, frames.message(b"a")))
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def acknowledge(self, ping: bytes) -> None:
+        self._writer.write(frames.frame(frames.PING, frames.ACK, payload=ping))
+
+    async def next(self, *kinds: int) -> tuple[int, int, bytes]:
+        """Kind, stream and payload of the next frame of these kinds."""
+        while True:
+            while self._come:
+                kind, _, stream, payload = self._come.pop(0)
+                if kind in kinds:
+                    return kind, stream, payload
+            received = await asyncio.wait_for(self._reader.read(1 << 16), _LIMIT_S)
+            self._come, self._rest = frames.frames_in(self._rest + received)
+
+
 async def test_a_caller_whose_calls_hear_of_the_stop_late_loses_none() -> None:
     async with _serving() as system:
-        reader, writer = await asyncio.open_connection("127.0.0.1", system.port)
-        writer.write(frames.PREFACE + frames.settings() + frames.frame(frames.SETTINGS, frames.ACK))
-        come: list[tuple[int, int, int, bytes]] = []
-        rest = b""
-
-        async def wait_for(kind: int) -> tuple[int, bytes]:
-            """The stream and the payload of the next frame of this kind."""
-            nonlocal come, rest
-            while True:
-                while come:
-                    one, _, stream, payload = come.pop(0)
-                    if one == kind:
-                        return stream, payload
-                come, rest = frames.frames_in(rest + await asyncio.wait_for(reader.read(1 << 16), _LIMIT_S))
-
-        async def call(number: int) -> None:
-            writer.write(frames.frame(frames.HEADERS, frames.END_HEADERS, number, _CALL_HEAD))
-            writer.write(frames.frame(frames.DATA, frames.END_STREAM, number, frames.message(b"a")))
-            assert (await wait_for(frames.DATA))[0] == number
-
-        await call(1)
+        caller = _FrameCaller(*await asyncio.open_connection("127.0.0.1", system.port))
+        caller.call(1)
+        await caller.next(frames.DATA)
         system.server.ask_to_leave()
-        _, ping = await wait_for(frames.PING)
-        writer.write(frames.frame(frames.PING, frames.ACK, payload=ping))
+        _, _, ping = await caller.next(frames.PING)
+        caller.acknowledge(ping)
         for number in range(3, 15, 2):
-            await call(number)
+            caller.call(number)
+            assert (await caller.next(frames.DATA))[1] == number
             await asyncio.sleep(0.1)  # in all three times as long as a stop waits for a stream that comes late
-        _, final = await wait_for(frames.GOAWAY)
+        _, _, final = await caller.next(frames.GOAWAY)
         assert int.from_bytes(final[:4], "big") == 13
-        writer.close()
+        caller.close()
+
+
+async def test_answers_wait_until_the_notice_is_acknowledged_for_a_moment_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "_MAX_HOLD_S", 1.0)
+    may_answer = asyncio.Event()
+
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        await may_answer.wait()
+        await call.send(b"answer")
+
+    async with _serving(answer) as system:
+        callers = [_FrameCaller(*await asyncio.open_connection("127.0.0.1", system.port)) for _ in range(2)]
+        for caller in callers:
+            caller.call(1)
+        await soon(lambda: system.method.accepted == 2)
+        for connection in system.server.connections:
+            connection._give_notice()
+        may_answer.set()
+        for caller in callers:
+            for awaited in (frames.GOAWAY, frames.PING):
+                kind, _, ping = await caller.next(frames.GOAWAY, frames.PING, frames.DATA)
+                assert kind == awaited
+        callers[0].acknowledge(ping)
+        waits = [asyncio.create_task(caller.next(frames.DATA)) for caller in callers]
+        await waits[0]
+        assert not waits[1].done()
+        await waits[1]
+        for caller in callers:
+            caller.close()
 
 
 async def test_calls_for_which_a_stop_has_no_more_time_are_told_so() -> None:
