@@ -12,11 +12,11 @@ from tests.interop.clients.lines import One, metadata_of, requests_of, serve_lin
 
 
 def options_of(case: dict[str, Any]) -> list[tuple[str, int]]:
-    """The options of a channel: no limit, no retries, and a connection of its own."""
+    """The options of a channel: no limit, no retry policy, and a connection of its own."""
     options = [
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
-        ("grpc.enable_retries", 0),
+        ("grpc.enable_retries", int(case["repeats"])),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_metadata_size", 1 << 20),
     ]
