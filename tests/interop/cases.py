@@ -475,8 +475,8 @@ CASES = (
 
 
 def restart_case(lasts_s: float) -> Case:
-    """Calls that go on while servers are replaced: short ones, and some that take a while. None may fail. If grpcio may not
-    repeat what no server has seen, it fails one in a million: one that it begins as it learns that the server leaves.
+    """Calls that go on while servers are replaced: short ones, and some that take a while. None may fail. If grpcio may
+    not repeat what no server has seen, it fails one in a million: one that it begins as it learns of the end.
 
     A server that stops ends streams of requests, which clients may keep open for ever, so there are none.
     """
