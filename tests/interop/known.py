@@ -50,7 +50,7 @@ _KNOWN = (
     ),
     Known(
         "curl",
-        ("unknown method", "message beyond the limit", "answer before the request has ended"),
+        ("unknown method", "unknown encoding", "message beyond the limit", "answer before the request has ended"),
         "curl 7.88 takes the RST_STREAM behind an early answer for an error",
         is_certain=False,
     ),

@@ -159,7 +159,7 @@ def _abuse_of(results: Sequence[Result]) -> dict[str, str]:
         calls = sum(one.figures["calls"] for one in restarts)
         failing = dict.fromkeys(one.client for one in restarts if one.problem)
         came = f"some of {', '.join(failing)} fail" if failing else "none fails"
-        told["restarts under callers that repeat nothing"] = f"{calls:,.0f} calls, {came}"
+        told["restarts under callers without a retry policy"] = f"{calls:,.0f} calls, {came}"
     return told
 
 

@@ -41,7 +41,7 @@ def test_no_bytes_are_a_fault_of_a_connection_and_none_leave_anything_behind(res
             grown_mib = (process.memory_info().rss - before) / (1 << 20)
             print(f"{_STREAMS} streams of bytes; grown by {grown_mib:.1f} MiB; {fuzzer.written}")
             figures = {"streams": _STREAMS, "growth_mib": grown_mib}
-            results.append(Result("nghttp2", "fuzz", PLAIN, "streams of bytes", figures=figures))
+            results.append(Result("fuzz", PLAIN, "streams of bytes", figures=figures))
             assert grown_mib < _GROWTH_MIB
             return fuzzer
 
