@@ -45,15 +45,19 @@ class Deadlines:
             self._set_timer(max(min(deadline_s for deadline_s, _ in self._pending.values()), now_s + _TICK_S))
 
 
-class Timeout:
-    """Cancels the block of a task at a deadline, as asyncio.timeout does: the block then raises TimeoutError."""
+class Late(TimeoutError):
+    """The deadline of a Timeout has passed."""
 
-    __slots__ = ("_cancelling", "_deadline_s", "_deadlines", "_task", "is_expired")
+
+class Timeout:
+    """Cancels the block of a task at a deadline, as asyncio.timeout does: the block then raises Late."""
+
+    __slots__ = ("_cancelling", "_deadline_s", "_deadlines", "_is_expired", "_task")
 
     def __init__(self, deadlines: Deadlines, deadline_s: float | None) -> None:
         self._deadlines = deadlines
         self._deadline_s = deadline_s
-        self.is_expired = False
+        self._is_expired = False
 
     def __enter__(self) -> Self:
         task = asyncio.current_task()
@@ -63,8 +67,8 @@ class Timeout:
         if self._deadline_s is not None:
             # A task that runs cannot be cancelled and go on after uncancel (before Python 3.13).
             if self._deadline_s <= time.monotonic():
-                self.is_expired = True
-                raise TimeoutError
+                self._is_expired = True
+                raise Late
             self._deadlines.add(self, self._deadline_s, self.expire)
         return self
 
@@ -74,12 +78,12 @@ class Timeout:
         self._deadlines.remove(self)
         task = self._task
         del self._task  # a cancelled task keeps its frames, one of which has this
-        if self.is_expired and task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise TimeoutError from error
+        if self._is_expired and task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise Late from error
 
     def expire(self) -> None:
         """Ends the block now. Not for its own task to call."""
-        if not self.is_expired:
-            self.is_expired = True
+        if not self._is_expired:
+            self._is_expired = True
             self._deadlines.remove(self)
             self._task.cancel()

@@ -13,7 +13,7 @@ from neuronpipe.bundles.served import ServedModel
 from neuronpipe.core.background import Places
 from neuronpipe.core.callers import current_caller
 from neuronpipe.core.calls import Call, told_error
-from neuronpipe.core.deadlines import Deadlines, Timeout
+from neuronpipe.core.deadlines import Deadlines, Late, Timeout
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, WrongTask
 from neuronpipe.core.items import NO_PREDICTION, ExecuteItem, PostprocessItem, Stages, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
@@ -125,13 +125,10 @@ class Pipeline:
         call = within_limit(request.call, self._settings)
         compute = partial(self._compute, request, model, call, input_bytes, observed)
         if self._results and model.digest and not (request.encoded or request.listener):
-            timer = Timeout(self._deadlines, call.deadline_s)  # another's work, which it may wait for, has its own
-            try:
-                with timer:
+            try:  # another's work, which it may wait for, has its own deadline
+                with Timeout(self._deadlines, call.deadline_s):
                     return await self._results.get(request, model.digest, compute)
-            except TimeoutError as fault:
-                if not timer.is_expired:
-                    raise
+            except Late as fault:
                 raise too_late(request, call, self._settings) from fault
         return await compute()
 
@@ -155,9 +152,7 @@ class Pipeline:
                         answer = await self._run(request, model, own_call, admission, observed)
                 admission.held_s = held.total_ns / 1e9 if held else 0.0
                 return answer
-            except TimeoutError as fault:
-                if not timer.is_expired:  # a stage's own TimeoutError is a fault
-                    raise
+            except Late as fault:
                 if admission.is_shed:
                     raise self.gate.shed_error(admission) from fault
                 if held and held.service:

@@ -17,7 +17,7 @@ from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.served import ModelState, ServedModel
 from neuronpipe.core.background import run_beside
 from neuronpipe.core.calls import Call, told_error
-from neuronpipe.core.deadlines import Deadlines, Timeout
+from neuronpipe.core.deadlines import Deadlines, Late, Timeout
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import ModelTable
@@ -141,9 +141,7 @@ class ShadowCopies:
                 with timer:
                     observed = self._observer.begin(Spans.INFER, call)
                     return (await self._run_stages(request, model, call, admission, observed))[0]
-            except TimeoutError as fault:
-                if not timer.is_expired:
-                    raise
+            except Late as fault:
                 raise DeadlineExceeded("a copy of a request was late") from fault
 
     def _took(self, model: GatewayModel, role: str, total_ns: int) -> None:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from neuronpipe.core.addresses import is_loopback
 from neuronpipe.core.callers import current_caller, enter_caller
 from neuronpipe.core.calls import Call, internal_error
-from neuronpipe.core.deadlines import Deadlines, Timeout
+from neuronpipe.core.deadlines import Deadlines, Late, Timeout
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeError
 from neuronpipe.core.names import ON_BEHALF, ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.parsing import Truncated
@@ -227,13 +227,11 @@ class App:
             if route.method == "POST" and not route.is_raw:
                 body = await make(partial(self._readers[route.key], body))
             caller.watch()
-            timer = Timeout(self._deadlines, None if call.deadline_s is None else call.deadline_s + _SLACK_S)
+            deadline_s = None if call.deadline_s is None else call.deadline_s + _SLACK_S
             try:
-                with timer:
+                with Timeout(self._deadlines, deadline_s):
                     response = await handler(HttpRequest(call, names, query, headers, media_type, body, make))
-            except TimeoutError as fault:
-                if not timer.is_expired:
-                    raise
+            except Late as fault:
                 raise DeadlineExceeded("the deadline passed before the result was ready") from fault
             if response.stream:
                 streaming.enter_context(counted.pop_all())
