@@ -175,6 +175,20 @@ class _BadHead(Exception):
         self.status = status
 
 
+class _AnyLength(int):
+    """The length of an answer to HTTP/1.0, where one without `content-length` ends with its connection instead of in
+    chunks (RFC 9112, 6.1 and 6.3): uvicorn, which would send chunks, finds it neither too long nor too short.
+    """
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    __ne__ = __lt__
+
+    def __sub__(self, other: object) -> "_AnyLength":
+        return self
+
+
 class _Connection(HttpToolsProtocol):
     """Ends a connection that is one too many, whose next head does not arrive within its limits, whose caller does not
     read, or that is old: uvicorn has no such limits. What has come behind requests that wait for their answers stays
@@ -277,6 +291,9 @@ class _Connection(HttpToolsProtocol):
             return
         self._check_framing()
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.waiting_for_100_continue = False  # that is for newer callers (RFC 9110, 10.1.1)
+            self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _AnyLength()
         max_age_s = self._limits.max_connection_age_s
         if max_age_s and self.loop.time() - self._made_s >= max_age_s:
             self.cycle.keep_alive = False

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -170,6 +170,26 @@ async def test_a_caller_of_http_1_0_that_asks_for_another_protocol_sees_the_end_
         writer.write(b"GET /wait HTTP/1.0\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
         assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"\r\n\r\n{}")
         writer.close()
+
+
+async def test_a_stream_to_a_caller_of_http_1_0_ends_with_its_connection() -> None:
+    """Without chunks and without an answer in between, which it does not know (RFC 9112, 6.1; RFC 9110, 10.1.1)."""
+
+    async def parts() -> AsyncGenerator[bytes, None]:
+        yield b"data: one\n\n"
+        yield b"data: two\n\n"
+
+    async def take(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"", "text/event-stream", stream=parts())
+
+    async with _running({_TAKE.key: take}) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /take HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n{}")
+        head, _, body = (await asyncio.wait_for(reader.read(), 20)).partition(b"\r\n\r\n")
+        writer.close()
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"transfer-encoding" not in head
+    assert body == b"data: one\n\ndata: two\n\n"
 
 
 async def test_requests_behind_one_that_waits_stay_bytes_until_their_turn() -> None:
