@@ -37,7 +37,9 @@ REQUEST_ID_HEADER = b"x-request-id"
 # Smaller answers cost more to compress than to send.
 _GZIP_FROM_BYTES = 64 << 10
 _GZIP_LEVEL = 1
-_COMPRESSED = (b"gzip", b"deflate")
+_COMPRESSED = (b"gzip", b"x-gzip", b"deflate")
+# Not one with the weight 0, which refuses it (RFC 9110, 12.5.3).
+_TAKES_GZIP = re.compile(rb"(?:^|,)\s*(?:x-)?gzip\s*(?:$|,|;(?!\s*q=0(?:\.0*)?\s*(?:$|,)))", re.IGNORECASE)
 # Of zlib's wbits: reads both, by what their first bytes say.
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 # Of the body of a request that is refused unread: as much arrives with the headers anyway. A larger one costs its
@@ -302,7 +304,7 @@ class App:
                 fields.append((b"access-control-expose-headers", b"*"))
         if response.is_compressible and len(body) >= _GZIP_FROM_BYTES:
             fields.append((b"vary", b"accept-encoding"))
-            if b"gzip" in headers.get(b"accept-encoding", b""):
+            if _TAKES_GZIP.search(headers.get(b"accept-encoding", b"")):
                 body = await asyncio.to_thread(gzip.compress, body, _GZIP_LEVEL)
                 fields.append((b"content-encoding", b"gzip"))
         if self.is_draining or (not caller.has_sent_all and _body_bytes(headers) > _DISCARDED_BYTES):
