@@ -89,6 +89,8 @@ async def test_a_chat_is_answered_as_our_own_client_has_it(theirs: openai.AsyncO
                 "prompt_cache_key": "two",
                 "response_format": {"type": "text"},
                 "parallel_tool_calls": True,
+                "logprobs": False,
+                "top_logprobs": 0,
                 "extra_body": {"ignore_eos": False, "skip_special_tokens": True, "top_k": -1},
             },
             {},

@@ -83,7 +83,7 @@ def only(*values: Any, advice: str = "") -> AfterValidator:
     """For a field as `Unsupported`, of which clients send the values that change nothing. `advice`: what to do."""
 
     def refuse(value: Any) -> None:
-        if value is not None and value not in values:
+        if value is not None and without_nulls(value) not in values:
             raise ValueError(f"is not supported; {advice}" if advice else "is not supported")
 
     return AfterValidator(refuse)

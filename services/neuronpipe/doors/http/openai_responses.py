@@ -73,8 +73,8 @@ class ResponsesRequest(Body):
     conversation: Unsupported = None
     prompt: Unsupported = None
     background: Annotated[Any, only(False)] = None
-    include: Annotated[Any, only([])] = None
-    reasoning: Annotated[Any, only({})] = None
+    include: Annotated[Any, only([], ["reasoning.encrypted_content"])] = None
+    reasoning: Annotated[Any, only({}, {"effort": "none"})] = None
     tools: Annotated[Any, only([])] = None
     tool_choice: Annotated[Any, only("none", "auto")] = None
     top_logprobs: Annotated[Any, only(0)] = None

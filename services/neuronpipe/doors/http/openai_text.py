@@ -209,7 +209,7 @@ def openai_text_handlers(inference: Inference, models: ModelChoice, catalog: Cat
 
     async def chat(request: HttpRequest) -> HttpResponse:
         body: ChatRequest = request.body
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise InvalidInput("top_logprobs", "has an effect only with logprobs")
         top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         options = _options(body, body.max_completion_tokens or body.max_tokens, top_logprobs)

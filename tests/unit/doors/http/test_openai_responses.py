@@ -74,6 +74,20 @@ async def test_options_have_our_names(browser: Browser, given: dict[str, Any], o
     assert browser.inputs[0].text_generation.options == GenerationOptions(**options)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"include": ["reasoning.encrypted_content"]},  # litellm, AI SDK
+        {"reasoning": {"effort": None, "summary": None}},
+        {"reasoning": {"effort": "none"}},
+        {"tools": [], "tool_choice": "auto", "include": [], "truncation": "disabled", "top_logprobs": 0},
+    ],
+    ids=str,
+)
+async def test_what_changes_nothing_is_ignored(browser: Browser, given: dict[str, Any]) -> None:
+    assert (await browser.post("/v1/responses", {"input": "a", **given}))[0] == 200
+
+
 async def test_a_text_that_reached_its_limit_is_incomplete(browser: Browser) -> None:
     _, body = await browser.post("/v1/responses", {"input": "a", "max_output_tokens": 1})
     assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
@@ -86,6 +100,8 @@ async def test_a_text_that_reached_its_limit_is_incomplete(browser: Browser) -> 
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"truncation": "auto"}, "truncation"),
+        ({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include"),
+        ({"reasoning": {"effort": "low", "summary": None}}, "reasoning"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].type"),
         ({"temperature": 1.5}, "temperature"),
