@@ -92,14 +92,12 @@ def only(*values: Any, advice: str = "") -> AfterValidator:
 ItemT = TypeVar("ItemT")
 # A list whose first wrong item is its only error: of 64 MiB of wrong items the errors would take gigabytes.
 Many = Annotated[list[ItemT], Field(fail_fast=True)]
-# Some languages write each number with a fraction: 5.0.
-Integer = Annotated[
-    int, BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
-]
-Count = Annotated[Integer, Field(ge=1, lt=1 << 32)]
+# Some languages write each number with a fraction: 5.0. It stands behind the bounds, which schemas would lose else.
+WHOLE = BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
+Count = Annotated[int, Field(ge=1, lt=1 << 32), WHOLE]
 # vLLM's truncate_prompt_tokens. -1: to what the model takes.
 KeptTokens = Literal[-1] | Count
-Whole = Annotated[Integer, Field(ge=0, lt=1 << 32)]
+Whole = Annotated[int, Field(ge=0, lt=1 << 32), WHOLE]
 # Of one text: more than any model takes, and few enough to be converted on the event loop, in about 10 ms.
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(fail_fast=True, max_length=1 << 16)]
 _FORMS: Mapping[Kind, Any] = {
@@ -119,7 +117,7 @@ _FORMS: Mapping[Kind, Any] = {
 def option_field(option: Option) -> tuple[Any, Any]:
     """The field of an option of generation: its type, where it is given, and its default. Tasks check its bounds."""
     least, most = int(max(option.least, 0)), (1 << (64 if option.most > 1 << 32 else 32)) - 1
-    form = Annotated[Integer, Field(ge=least, le=most)] if option.kind == "int" else _FORMS[option.kind]
+    form = Annotated[int, Field(ge=least, le=most), WHOLE] if option.kind == "int" else _FORMS[option.kind]
     return form | None, Field(None, description=option.text)
 
 

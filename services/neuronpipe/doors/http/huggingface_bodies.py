@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.model import with_fields
 from neuronpipe.doors.http.bodies import (
+    WHOLE,
     Body,
     Count,
     Direction,
@@ -225,7 +226,7 @@ class TextGeneration(Body):
 class SummaryOptions(WritingOptions):
     """`max_length` and `min_length` count the token that the text follows."""
 
-    max_length: Annotated[int, Field(ge=2, lt=1 << 32)] | None = None
+    max_length: Annotated[int, Field(ge=2, lt=1 << 32), WHOLE] | None = None
     min_length: Whole | None = None
 
 

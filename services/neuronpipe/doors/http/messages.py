@@ -11,7 +11,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
 
 from neuronpipe.api.protos import field_comments
-from neuronpipe.doors.http.bodies import Body, Many, read_base64
+from neuronpipe.doors.http.bodies import WHOLE, Body, Many, read_base64
 
 _MAX_UINT64 = (1 << 64) - 1
 
@@ -35,6 +35,8 @@ class MessageBody(Body):
 
 
 def _read_uint64(value: object) -> int:
+    if type(value) is int:  # as callers write small ones
+        value = str(value)
     if not isinstance(value, str) or not (value.isascii() and value.isdigit()):
         raise ValueError("must be a string of digits")
     if len(value) > len(str(_MAX_UINT64)) or int(value) > _MAX_UINT64:
@@ -50,7 +52,7 @@ _KINDS: Mapping[int, Any] = {
         BeforeValidator(lambda value: read_base64(str(value))),
         WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
     ],
-    FieldDescriptor.TYPE_UINT32: Annotated[int, Field(ge=0, lt=1 << 32)],
+    FieldDescriptor.TYPE_UINT32: Annotated[int, Field(ge=0, lt=1 << 32), WHOLE],
     # Beyond what a number in JSON can be.
     FieldDescriptor.TYPE_UINT64: Annotated[
         int, BeforeValidator(_read_uint64), WithJsonSchema({"type": "string", "pattern": r"^\d+$"})

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field
 from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.model import with_fields
 from neuronpipe.doors.http.bodies import (
+    WHOLE,
     Body,
     Count,
     KeptTokens,
@@ -109,11 +110,11 @@ class CompletionOptions(Body):
 
     model: str | None = None
     max_tokens: Count | None = None
-    seed: int | None = None
+    seed: Annotated[int, WHOLE] | None = None
     n: Annotated[Count | None, Field(description="N texts, drawn at random")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 32, description="0 and -1: all")] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 32, description="0 and -1: all"), WHOLE] | None = None
     # What vLLM has, and we have not.
     use_beam_search: Annotated[Any, only(False)] = None
     ignore_eos: Annotated[Any, only(False)] = None

@@ -57,9 +57,12 @@ async def test_several_optional_fields_are_taken(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "expected"), [("0", 0), (str((1 << 64) - 1), (1 << 64) - 1), (str(1 << 64), None), ("9" * 5000, None)]
+    ("seed", "expected"),
+    [("0", 0), (7, 7), (str((1 << 64) - 1), (1 << 64) - 1), (str(1 << 64), None), ("9" * 5000, None)],
 )
-async def test_numbers_of_64_bits_are_read_from_strings(browser: Browser, seed: str, expected: int | None) -> None:
+async def test_numbers_of_64_bits_are_read_from_strings_and_numbers(
+    browser: Browser, seed: str | int, expected: int | None
+) -> None:
     input = {"text_generation": {"prompt": "a", "options": {"seed": seed}}}
     status, body = await browser.post("/v1/infer", {"model": "small", "input": input})
     if expected is None:
