@@ -539,6 +539,14 @@ def test_a_seed_alone_draws_no_tokens(server: HttpServer, ours: Client) -> None:
     assert (last["generated_text"], last["details"]["seed"]) == (expected.text, None)
 
 
+def test_hugging_faces_client_chats_with_the_address_of_a_model(server: HttpServer, ours: Client) -> None:
+    client = huggingface_hub.InferenceClient(model=f"{server.url}/models/writer", timeout=60)
+    expected = ours.generate_text("writer", messages=_CHAT, max_new_tokens=12).text
+    assert client.chat_completion(_CHAT, max_tokens=12).choices[0].message.content == expected
+    chunks = client.chat_completion(_CHAT, max_tokens=12, stream=True)
+    assert "".join(one.choices[0].delta.content or "" for one in chunks) == expected
+
+
 def _events(server: HttpServer, path: str, body: dict[str, Any]) -> list[Any]:
     request = urllib.request.Request(
         f"{server.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"}

@@ -41,9 +41,9 @@ class ModelName(NamedTuple):
     version: str = ""
 
 
-# Names that clients of servers of one model send where they have none: huggingface_hub's, and those of TGI's and TEI's
-# documentation.
-_ANY_MODEL = ("dummy", "tgi", "text-embeddings-inference")
+# What clients of servers of one model send where they have no name: huggingface_hub's, those of TGI's and TEI's
+# documentation, and the server's address, as Hugging Face's client for JavaScript.
+_ANY_MODEL = re.compile(r"dummy|tgi|text-embeddings-inference|https?://.*", re.DOTALL)
 
 
 class ModelChoice:
@@ -63,7 +63,7 @@ class ModelChoice:
 
         Raises NeuronpipeError.
         """
-        if given.name in _ANY_MODEL:
+        if _ANY_MODEL.fullmatch(given.name):
             with suppress(ModelNotFound):
                 self._catalog.spec(given.name)
                 return given

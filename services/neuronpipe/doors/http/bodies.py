@@ -121,6 +121,8 @@ def option_field(option: Option) -> tuple[Any, Any]:
     return form | None, Field(None, description=option.text)
 
 
+# What OpenAI calls its developer, templates know as the system: some leave out a role that they do not know.
+Role = Annotated[str, AfterValidator(lambda role: "system" if role == "developer" else role)]
 Direction = Literal["Right", "Left", "right", "left"]
 
 # What is made of a body's values, and by which bytes they are counted: a value takes up to 64 bytes, a list or a name

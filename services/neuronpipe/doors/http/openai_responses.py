@@ -19,7 +19,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import OPTIONS, message_fields, with_drawing
 from neuronpipe.core.model import with_fields
-from neuronpipe.doors.http.bodies import Body, Count, Many, Unsupported, only, option_field, write_body
+from neuronpipe.doors.http.bodies import Body, Count, Many, Role, Unsupported, only, option_field, write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import OPENAI_ERROR
@@ -43,7 +43,7 @@ class SaidPart(Body):
 
 class SaidItem(Body):
     type: Literal["message"] = "message"
-    role: str
+    role: Role
     content: str | Many[SaidPart]
 
 
@@ -123,10 +123,7 @@ def _messages(body: ResponsesRequest) -> list[ChatMessage]:
     said = [SaidItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     if body.instructions is not None:
         said = [SaidItem(role="system", content=body.instructions), *said]
-    # What OpenAI calls its developer, models know as the system.
-    return [
-        ChatMessage(role="system" if one.role == "developer" else one.role, content=_text(one.content)) for one in said
-    ]
+    return [ChatMessage(role=one.role, content=_text(one.content)) for one in said]
 
 
 def _text(content: str | list[SaidPart]) -> str:

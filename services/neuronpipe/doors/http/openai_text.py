@@ -7,7 +7,7 @@ from codecs import getincrementaldecoder
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from neuronpipe.doors.http.openai_text_bodies import (
     Completion,
     CompletionOptions,
     CompletionRequest,
+    ResponseFormat,
     SaidMessage,
     StreamOptions,
 )
@@ -69,7 +70,12 @@ COMPLETIONS = Route(
     Completion,
     OPENAI_ERROR,
 )
-ROUTES = (CHAT, COMPLETIONS)
+# huggingface_hub puts OpenAI's paths behind the address of a model.
+MODEL_CHAT, MODEL_COMPLETIONS = (
+    replace(one, path=f"/models/{{name}}{one.path}", summary=f"Hugging Face: as {one.path} of this model")
+    for one in (CHAT, COMPLETIONS)
+)
+ROUTES = (CHAT, COMPLETIONS, MODEL_CHAT, MODEL_COMPLETIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +171,10 @@ def openai_text_handlers(inference: Inference, models: ModelChoice, catalog: Cat
         tools: ToolUse = _NO_TOOLS,
     ) -> HttpResponse:
         body: CompletionOptions = request.body
-        names, model = _fields(body), models.choose(request.model(body.model), "text_generation")
+        names, model = (
+            _fields(body),
+            models.choose(request.model(request.names.get("name") or body.model), "text_generation"),
+        )
         head = {"id": f"{form.id}-{request.call.request_id}", "created": int(time.time()), "model": model.name}
         asked = (
             request.call,
@@ -259,7 +268,10 @@ def openai_text_handlers(inference: Inference, models: ModelChoice, catalog: Cat
 
         return await answer(request, _COMPLETION, prompts, make, "prompt")
 
-    return {CHAT.key: chat, COMPLETIONS.key: completions}
+    return {
+        **dict.fromkeys((CHAT.key, MODEL_CHAT.key), chat),
+        **dict.fromkeys((COMPLETIONS.key, MODEL_COMPLETIONS.key), completions),
+    }
 
 
 def _echoes(body: CompletionOptions) -> bool:
@@ -401,9 +413,14 @@ def _forms(body: CompletionOptions) -> Iterator[tuple[str, str, Any]]:
 
     Raises InvalidInput.
     """
-    if (given := body.response_format) and given.type == "json_object":
+    given = body.response_format or ResponseFormat(type="text")
+    if given.type in ("json", "regex") or (given.type == "json_object" and given.value):
+        if given.value is None or (given.type == "regex" and not isinstance(given.value, str)):
+            raise InvalidInput("response_format.value", "must be a text" + " or an object" * (given.type != "regex"))
+        yield ("regex" if given.type == "regex" else "json_schema"), "response_format.value", given.value
+    elif given.type == "json_object":
         yield "json_object", "response_format", True
-    elif given and given.type == "json_schema":
+    elif given.type == "json_schema":
         if given.json_schema is None:
             raise InvalidInput("response_format.json_schema", "is missing")
         yield "json_schema", "response_format.json_schema.schema", given.json_schema.schema_

@@ -12,6 +12,7 @@ from neuronpipe.doors.http.bodies import (
     Count,
     KeptTokens,
     Many,
+    Role,
     StrictBody,
     TokenIds,
     Unsupported,
@@ -57,14 +58,14 @@ class ChosenFunction(Body):
 
 
 class ChosenTool(Body):
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: ChosenFunction
 
 
 class SaidMessage(_Open):
     """The template gets all fields of a message, such as `name`, `reasoning_content` and `prefix`."""
 
-    role: str
+    role: Role
     content: Annotated[str | Many[TextPart] | None, Field(description="a text, or parts of it")] = None
     tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -86,8 +87,11 @@ class NamedSchema(Body):
 
 
 class ResponseFormat(Body):
-    type: Literal["text", "json_object", "json_schema"]
+    """OpenAI's, and TGI's with a `value`."""
+
+    type: Literal["text", "json_object", "json_schema", "json", "regex"]
     json_schema: NamedSchema | None = None
+    value: str | dict[str, Any] | None = Field(None, description="a JSON Schema, or a regular expression")
 
 
 class StructuredOutputs(StrictBody):
@@ -115,7 +119,9 @@ class CompletionOptions(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 32, description="0 and -1: all"), WHOLE] | None = None
-    # What vLLM has, and we have not.
+    # What SGLang and vLLM have, and we have not.
+    regex: Annotated[Any, only(advice="use guided_regex")] = None
+    ebnf: Annotated[Any, only(advice="use guided_grammar")] = None
     use_beam_search: Annotated[Any, only(False)] = None
     ignore_eos: Annotated[Any, only(False)] = None
     skip_special_tokens: Annotated[Any, only(True)] = None

@@ -243,6 +243,10 @@ _SCHEMA = {"type": "object"}
             },
             {"json_schema": '{"type": "object"}'},
         ),
+        # TGI's, as huggingface_hub documents them.
+        ({"response_format": {"type": "json", "value": _SCHEMA}}, {"json_schema": '{"type": "object"}'}),
+        ({"response_format": {"type": "json_object", "value": _SCHEMA}}, {"json_schema": '{"type": "object"}'}),
+        ({"response_format": {"type": "regex", "value": "a"}}, {"regex": "a"}),
         ({"guided_json": _SCHEMA}, {"json_schema": '{"type": "object"}'}),
         ({"guided_json": "{}"}, {"json_schema": "{}"}),
         ({"guided_regex": "a"}, {"regex": "a"}),
@@ -285,6 +289,10 @@ async def test_tgis_forms_of_texts(browser: Browser, grammar: dict[str, Any], ex
     [
         ("/v1/completions", {"response_format": {"type": "json_schema"}}, "response_format.json_schema: is missing"),
         ("/v1/completions", {"response_format": {"type": "xml"}}, "response_format.type"),
+        ("/v1/completions", {"response_format": {"type": "json"}}, "response_format.value: must be a text or an"),
+        ("/v1/completions", {"response_format": {"type": "regex", "value": {}}}, "response_format.value: must be a"),
+        ("/v1/completions", {"regex": "a"}, "regex: is not supported; use guided_regex"),
+        ("/v1/completions", {"ebnf": "root ::= a"}, "ebnf: is not supported; use guided_grammar"),
         (
             "/v1/completions",
             {"structured_outputs": {"structural_tag": "a"}},
@@ -353,3 +361,18 @@ async def test_tools_and_calls_reach_the_template_and_calls_are_answered() -> No
     assert json.loads(browser.inputs[1].text_generation.options.json_schema)["minItems"] == 1
     await browser.post("/v1/chat/completions", forced | {"tool_choice": "none"})
     assert not browser.inputs[2].text_generation.tools
+    await browser.post("/v1/chat/completions", forced | {"tool_choice": {"function": {"name": "look"}}})  # TGI's
+    assert json.loads(browser.inputs[3].text_generation.options.json_schema) == _SCHEMA
+
+
+async def test_the_developer_of_a_chat_is_the_system_of_templates(browser: Browser) -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "t"}]
+    status, _ = await browser.post("/v1/chat/completions", {"model": "text_generation", "messages": messages})
+    assert (status, [one.role for one in _asked(browser).messages]) == (200, ["system", "user"])
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/models/text_generation/v1/completions"])
+@pytest.mark.parametrize("model", ["http://127.0.0.1:8080/models/other", "https://host/v1/", "dummy", None])
+async def test_an_address_names_no_model(browser: Browser, path: str, model: str | None) -> None:
+    status, answer = await browser.post(path, {"model": model, "prompt": "t"})
+    assert (status, answer.get("model")) == (200, "text_generation")
