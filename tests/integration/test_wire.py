@@ -1,7 +1,7 @@
 """What a gateway says on the wire: to clients in other languages, to health probes and to reflection."""
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -95,11 +95,15 @@ async def test_health_of_an_unknown_service_is_not_found(gateway_target: str) ->
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-async def test_reflection_lists_the_public_services(gateway_target: str) -> None:
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_lists_the_public_services(gateway_target: str, version: str) -> None:
     async with open_channel(gateway_target) as channel:
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-        response = await call.read()
+        reflect = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            reflection_pb2.ServerReflectionRequest.SerializeToString,
+            reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        response: Any = await reflect(iter([reflection_pb2.ServerReflectionRequest(list_services="")])).read()
 
     names = {service.name for service in response.list_services_response.service}
     assert names >= {INFERENCE_SERVICE, OIP_SERVICE, "neuronpipe.api.v1.ModelService", "grpc.health.v1.Health"}

@@ -93,7 +93,9 @@ class GrpcDoor:
             guard = None if self._guard and name in self._guard.open_services else self._guard
             for rpc in rpcs_of(service):
                 counted = watches if rpc.path == WATCH else others
-                methods[rpc.path] = _Method(self, rpc, counted, guard, handlers[rpc.path])
+                # Reflection's v1 has the messages of v1alpha; some clients know only one of them.
+                for path in {rpc.path, rpc.path.replace(".v1alpha.", ".v1.")}:
+                    methods[path] = _Method(self, rpc, counted, guard, handlers[rpc.path])
         self._server = Http2Server(
             ServerOptions(self._settings, in_flight, methods.get, self._tls, shares_port=self._shares_port)
         )
