@@ -21,7 +21,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log
 from neuronpipe.core.names import Metrics
 from neuronpipe.doors.http.app import App
-from neuronpipe.doors.http.exchange import HEALTH_ROUTES, LIVE, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import HEALTH_ROUTES, LIVE, READY, HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.platform.process.door import Guard, Handler
 from neuronpipe.platform.process.health import HealthBoard
@@ -154,14 +154,19 @@ class HttpDoor:
         self._dating.cancel()
 
     def _health_handlers(self) -> dict[str, Handler]:
+        def is_serving() -> bool:
+            return all(self._health.is_serving(service) for service in ("", self._service))
+
         async def tell(request: HttpRequest) -> HttpResponse:
-            is_serving = all(self._health.is_serving(service) for service in ("", self._service))
-            return HttpResponse(b"", "text/plain", status=200 if is_serving else 503)
+            return HttpResponse(b"", "text/plain", status=200 if is_serving() else 503)
+
+        async def ready(request: HttpRequest) -> HttpResponse:
+            return HttpResponse(b'{"ready":true}') if is_serving() else HttpResponse(b'{"ready":false}', status=503)
 
         async def live(request: HttpRequest) -> HttpResponse:
-            return HttpResponse(b"", "text/plain")
+            return HttpResponse(b'{"live":true}')
 
-        return {route.key: live if route is LIVE else tell for route in HEALTH_ROUTES}
+        return {route.key: tell for route in HEALTH_ROUTES} | {LIVE.key: live, READY.key: ready}
 
 
 def _words(names: str) -> frozenset[str]:

@@ -109,7 +109,10 @@ class Route:
         return re.sub(r"\{/\w+\}", "", self.path)
 
 
-LIVE = Route("GET", "/v2/health/live", "OIP: 200 while the process is there", is_counted=False, service="health")
+LIVE, READY = (
+    Route("GET", f"/v2/health/{word}", f"OIP: {told}", gives=dict[str, bool], is_counted=False, service="health")
+    for word, told in (("live", "200 while the process is there"), ("ready", "as /health"))
+)
 # The door itself answers these, also while the process starts and drains.
 HEALTH_ROUTES = (
     Route(
@@ -120,6 +123,6 @@ HEALTH_ROUTES = (
         service="health",
     ),
     Route("GET", "/ping", "SageMaker: the same", is_counted=False, service="health"),
-    Route("GET", "/v2/health/ready", "OIP: the same", is_counted=False, service="health"),
+    READY,
     LIVE,
 )

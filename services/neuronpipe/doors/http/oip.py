@@ -106,7 +106,7 @@ def _get(path: str, summary: str, gives: Any = dict[str, Any]) -> Route:
 
 SERVER = _get("/v2", "the server")
 STATISTICS = _get("/v2/models/stats", "statistics of all models")
-READY = _of_model("GET", "/ready", "200 while the model can be run", None)
+READY = _of_model("GET", "/ready", "200 while the model can be run")
 CONFIG = _of_model("GET", "/config", "the model in Triton's words")
 MODEL_STATISTICS = _of_model("GET", "/stats", "statistics of the model")
 INFER = _of_model("POST", "/infer", "run rows", Inferred, takes=Infer, is_raw=True, takes_media=(_BINARY,))
@@ -155,7 +155,9 @@ def oip_handlers(service: TensorService) -> dict[str, HttpHandler]:
         return HttpResponse(b"")
 
     async def ready(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(b"", "text/plain", status=200 if service.is_model_ready(*_model(request)) else 503)
+        name, version = _model(request)
+        is_ready = service.is_model_ready(name, version)
+        return HttpResponse(write_body({"name": name, "ready": is_ready}), status=200 if is_ready else 503)
 
     async def config(request: HttpRequest) -> HttpResponse:
         return _json(service.model_config(*_model(request)))

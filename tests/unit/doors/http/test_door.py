@@ -72,6 +72,22 @@ async def test_health_is_the_process_and_the_service(path: bytes) -> None:
         assert await _ask(port, b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
 
 
+async def test_the_open_inference_protocols_health_has_a_body() -> None:
+    """KServe's client reads it."""
+
+    async def body_of(word: str, port: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET /v2/health/{word} HTTP/1.0\r\n\r\n".encode())
+        answer = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        return answer.partition(b"\r\n\r\n")[2]
+
+    async with _running({}) as (_, health, port):
+        assert [await body_of(word, port) for word in ("live", "ready")] == [b'{"live":true}', b'{"ready":true}']
+        health.drain()
+        assert [await body_of(word, port) for word in ("live", "ready")] == [b'{"live":true}', b'{"ready":false}']
+
+
 @pytest.mark.parametrize("part", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: localhost\r\n"])
 async def test_a_head_that_does_not_arrive_ends_the_connection(part: bytes) -> None:
     async with _running({}, max_handshake_s=0.1) as (_, _, port):

@@ -93,6 +93,8 @@ async def test_a_model_has_its_paths_with_and_without_a_version(browser: Browser
         assert status == 200
         if end in ("", "/config"):
             assert body["name"] == name
+        if end == "/ready":
+            assert body == {"name": name, "ready": True}
         if end == "/stats":
             assert [(one["name"], one["version"]) for one in body["model_stats"]] == [(name, "1")]
 
