@@ -153,6 +153,15 @@ def test_what_is_not_known_is_told_what_is_not_supported_refused_and_null_is_not
         _compiled(source, tmp_path)
 
 
+def test_fields_that_a_configuration_adds_itself_are_known(tmp_path: Path) -> None:
+    """DeBERTa's pooler_hidden_size is no parameter of its class, which writes it into each config.json."""
+    config = test_models.bert_config().to_dict()
+    own = transformers.DebertaV2Config(**{name: config[name] for name in ("hidden_size", "num_hidden_layers")})
+    own.save_pretrained(tmp_path)
+    assert "pooler_hidden_size" in json.loads((tmp_path / "config.json").read_text())
+    assert not saved_settings.check_settings(tmp_path, own, "text_classification")
+
+
 @pytest.mark.parametrize("ends", [{"add_eos_token": True}, {"add_bos_token": True, "add_eos_token": True}], ids=str)
 def test_texts_begin_and_end_as_the_settings_of_their_tokenizer_say(ends: dict[str, Any], tmp_path: Path) -> None:
     from neuronpipe.compiler.tokenizers import load_tokenizer

@@ -62,7 +62,7 @@ CONFIG: Rules = {
         "use_bfloat16 tf_legacy_loss chunk_size_feed_forward finetuning_task gradient_checkpointing use_cache "
         "attn_implementation _attn_implementation _attn_implementation_internal experts_implementation "
         "_experts_implementation _experts_implementation_internal name_or_path _name_or_path _commit_hash "
-        "keys_to_ignore_at_inference language_model",
+        "keys_to_ignore_at_inference language_model cls_token_id",
     ),
     "problem_type": ("regression", "single_label_classification", "multi_label_classification"),
     "pruned_heads": ({},),
@@ -334,11 +334,12 @@ def _files(folder: Path, config: Any, task: str) -> Iterator[tuple[Path, Rules, 
             yield path, TOKENIZER_MODEL, content["model"]
 
 
-def _fields(kind: type) -> Iterable[str]:
-    """The fields of a class of configurations, and the names that stand for them."""
+def _fields(kind: Any) -> Iterable[str]:
+    """The fields of a class of configurations, the names that stand for them, and those that it adds itself."""
     of_classes = (vars(one) for one in kind.__mro__)
     return {
         *(name for one in of_classes for name in one.get("__annotations__", ())),
+        *(() if getattr(kind, "has_no_defaults_at_init", False) else vars(kind())),
         *_parameters(kind),
         *getattr(kind, "attribute_map", ()),
         *getattr(kind, "sub_configs", ()),

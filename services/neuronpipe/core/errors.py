@@ -142,8 +142,11 @@ _MAX_REASON = 300
 def first_line(error: BaseException) -> str:
     """What another library says in its exception, on one line, for the users of commands."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    listed = next((line for line in lines if line.startswith("-- ")), "")  # in a summary, as OpenVINO's
+    # In a summary, as OpenVINO's; one that ends in a colon begins what was met at one operation.
+    listed = next((line for line in lines if line.startswith("-- ") and not line.endswith(":")), "")
     raised = next((after for line, after in pairwise(lines) if line == "Exception:"), "")  # what its tracer met
+    if lines[0].startswith("Exception from "):  # lines of OpenVINO's source, before the reason
+        raised = lines[-1]
     text = listed.removeprefix("-- ") or raised or " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     if isinstance(error, KeyError):  # which says the key alone
         text = f"{text} is missing"
