@@ -37,6 +37,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.openvino import has_bfloat16, openvino
 from neuronpipe.stages.tokenizer.text import JsonTokenizer
 from tests.models import bert_config, save
+from tests.trained_tokenizers import word_piece
 
 # With the version of transformers of the Neuron SDK, a run takes a sample and `make sampled` all.
 pytestmark = [pytest.mark.sampled] if transformers.__version__.startswith("4.") else []
@@ -473,6 +474,35 @@ def test_folder_that_holds_no_whole_model_is_refused(
     with pytest.raises(SetupError, match=message):
         compiled(source=str(source), task=task)
     assert not (tmp_path / "repository" / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("ConvBert", "the outputs of ConvBertForTokenClassification for a text change by .* beside a longer one"),
+        ("Nystromformer", "because it reads padding as text"),
+        ("FNet", "FNetForTokenClassification takes no attention_mask"),
+    ],
+)
+def test_model_whose_answers_depend_on_the_padding_of_their_batch_is_refused(
+    kind: str, message: str, compiled: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    tokenizer = word_piece(max_tokens=64)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=len(tokenizer), embedding_size=32, max_position_embeddings=64, **_SIZES
+    )
+    save(getattr(transformers, f"{kind}ForTokenClassification")(config), tmp_path / "source", tokenizer)
+    with pytest.raises(SetupError, match=message):
+        compiled(source=str(tmp_path / "source"), task="token_classification")
+
+
+def test_model_gets_a_mask_of_its_padding_whatever_its_tokenizer_names(
+    sources: dict[str, Path], compiled: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    source = shutil.copytree(sources["classifier"], tmp_path / "source")
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    (source / "tokenizer_config.json").write_text(json.dumps({**settings, "model_input_names": ["input_ids"]}))
+    assert compiled(source=str(source)).manifest.model.inputs == ("input_ids", "attention_mask")
 
 
 _POOLING = {"1_Pooling/config.json": {"word_embedding_dimension": 384, "pooling_mode": "mean"}}

@@ -23,7 +23,7 @@ import torch
 from neuronpipe.bundles.manifest import Accuracy, Artifact, Calibration, file_sha256
 from neuronpipe.compiler.conversion import ArtifactCompiler, Conversion
 from neuronpipe.compiler.images import encode_image_files
-from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
+from neuronpipe.compiler.modules import MASK, Batch, Outputs, SourceModule
 from neuronpipe.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import read_lines
@@ -44,6 +44,9 @@ _BATCHES = ((9, 14), (2,), (25, 3, 60, 11, 30, 7, 18), (120, 90, 15), *_SHORT, (
 _ROWS = 16
 # Attention to all tokens of a text grows with their square: of 32,768 tokens it has 4 GB in a layer.
 _MOST_TOKENS = 4096
+# The largest difference of an output, as a share of the largest one, between a text alone and beside a longer one. Sums
+# in another order make 1e-6; ConvBERT and Nystromformer, 1e-2 (90 architectures of two layers, 2026-11-27).
+_PADDING_DIFFERENCE = 3e-4
 
 # For image models, which take longer. Each image is made from its words. 32 images take ViT-base 30 s (2 CPUs).
 _IMAGE_BATCHES = ((4,) * 5, (4,), *((4,) * 8,) * 3, (4, 4))
@@ -211,6 +214,28 @@ def reference_outputs(module: SourceModule, batches: Sequence[Batch]) -> list[Ou
             "its weights are damaged, or a number in its configuration; train it again"
         )
     return outputs
+
+
+def check_padding(module: SourceModule, batches: Sequence[Batch], reference: Sequence[Outputs]) -> None:
+    """Raises SetupError for a model with other outputs for a text beside a longer one than for the text alone.
+
+    Convolutions and landmarks over all positions of a batch do that, whatever its mask says.
+    """
+    for batch, expected in () if module.image else zip(batches, reference, strict=True):
+        lengths = batch[MASK].sum(axis=1)
+        row, tokens = int(lengths.argmin()), int(lengths.min())
+        if tokens == batch[MASK].shape[1]:
+            continue
+        with torch.inference_mode():
+            outputs = _run(module, {name: array[row : row + 1, :tokens] for name, array in batch.items()})
+        for name, alone in outputs.items():
+            beside = expected[name][row, :tokens] if name in module.per_token_outputs else expected[name][row]
+            difference = float(np.abs(alone[0] - beside).max())
+            if difference > _PADDING_DIFFERENCE * float(np.abs(expected[name]).max()):
+                raise SetupError(
+                    f"{module.config.name_or_path}: the outputs of {module.architecture} for a text change by "
+                    f"{difference:.2e} beside a longer one, because it reads padding as text, which is not supported"
+                )
 
 
 def measure(

@@ -176,6 +176,7 @@ def _compile(request: CompileRequest, report: Report, scratch: Path, steps: list
     sample_texts = f"{len(compared)} other {kind} of {request.calibration}" if compared else built_in
     batches = accuracy.comparison_batches(module, compared)
     reference = accuracy.reference_outputs(module, batches)
+    accuracy.check_padding(module, batches, reference)
     module = with_ranges(module, reference)
     spec = module.spec(request.name, version, reference[0])
 

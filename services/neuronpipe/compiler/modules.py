@@ -47,7 +47,8 @@ Batch: TypeAlias = Mapping[str, NDArray[Any]]  # int64 [batch, tokens], or uint8
 Outputs: TypeAlias = Mapping[str, NDArray[Any]]
 
 # The order is the same everywhere: nothing would detect that attention_mask and token_type_ids are swapped.
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+MASK = "attention_mask"
+_INPUTS = ("input_ids", MASK, "token_type_ids")
 # A model of images has the first of these; one of texts and images has both beside its tokens (tasks/inputs/).
 PIXELS, PLACES = "pixels", "places"
 # The limit of a model for which neither configuration nor tokenizer has one.
@@ -227,11 +228,19 @@ def source_module(
     if isinstance(model, OnnxModel):
         accepted &= {*model.inputs}
         remarks = {**remarks, "graph": f"{model.path.name}, as it is; compared with ONNX Runtime"}
+    architecture = model.architecture if isinstance(model, OnnxModel) else type(model).__name__
+    if MASK not in accepted:
+        raise SetupError(
+            f"{model.config.name_or_path}: {architecture} takes no {MASK}, so it reads the padding of a batch as text, "
+            "which is not supported"
+        )
+    # Batches have padding, whatever the tokenizer names.
+    given = {*tokenizer.input_names, MASK}
     return SourceModule(
         module=module.eval(),
         task=task,
-        architecture=model.architecture if isinstance(model, OnnxModel) else type(model).__name__,
-        inputs=(*(name for name in _INPUTS if name in accepted and name in tokenizer.input_names), *further_inputs),
+        architecture=architecture,
+        inputs=(*(name for name in _INPUTS if name in accepted and name in given), *further_inputs),
         outputs=outputs,
         max_tokens=min((limit for limit in limits if limit is not None), default=_NO_LIMIT_TOKENS),
         config=model.config,

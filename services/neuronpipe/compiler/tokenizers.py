@@ -352,6 +352,12 @@ def encode_batch(
     """
     pairs = (list(texts),) if questions is None else (list(questions), list(texts))
     encoded: Mapping[str, Any] = tokenizer.transformers_tokenizer(
-        *pairs, padding="longest", truncation=True, max_length=max_tokens, return_tensors="np", padding_side="right"
+        *pairs,
+        padding="longest",
+        truncation=True,
+        max_length=max_tokens,
+        return_tensors="np",
+        return_attention_mask=True,
+        padding_side="right",
     )
     return encoded

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
+from neuronpipe.compiler.modules import MASK, Batch, Outputs, SourceModule
 from neuronpipe.compiler.tokenizers import SourceTokenizer, encode_batch, load_tokenizer
 from neuronpipe.tasks.base import PROMPT_TOKENS
 
@@ -39,7 +39,8 @@ class SourceTask:
 def encode_texts(module: SourceModule, texts: Sequence[str], before: Sequence[str] | None = None) -> Batch:
     """The texts as inputs of the model, each after its text of `before` if there are any."""
     encoded = encode_batch(module.tokenizer, [module.prompt + text for text in texts], module.max_tokens, before)
-    batch = {name: np.asarray(encoded[name], np.int64) for name in module.tokenizer.input_names if name in encoded}
+    names = {*module.tokenizer.input_names, MASK}
+    batch = {name: np.asarray(encoded[name], np.int64) for name in encoded if name in names}
     if PROMPT_TOKENS in module.inputs:  # as of a prompt of a few tokens
         tokens = batch["attention_mask"].sum(axis=1, keepdims=True)
         batch[PROMPT_TOKENS] = (np.arange(batch["input_ids"].shape[1]) < np.minimum(tokens // 2, 3)).astype(np.int64)
