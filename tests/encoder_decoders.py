@@ -60,6 +60,7 @@ MODELS: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "marian": (transformers.MarianConfig, marian),
     "pegasus": (transformers.PegasusConfig, unigram),
     "mbart": (transformers.MBartConfig, unigram),
+    "nllb": (transformers.M2M100Config, unigram),
     "t5": (partial(_t5, feed_forward_proj="relu"), unigram),
     # As Flan-T5.
     "t5-gated": (partial(_t5, feed_forward_proj="gated-gelu", tie_word_embeddings=False), unigram),

@@ -14,6 +14,7 @@ import transformers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers.models.mbart.tokenization_mbart import FAIRSEQ_LANGUAGE_CODES
+from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB_LANGUAGES
 
 from neuronpipe.compiler.accuracy import sentences
 
@@ -111,6 +112,22 @@ def mbart(*, max_tokens: int) -> Any:
     ends = [[(token, 0.0) for token in tokens] for tokens in (_ROBERTA_TOKENS, [*FAIRSEQ_LANGUAGE_CODES, "<mask>"])]
     vocab = [*ends[0], *pieces, *ends[1]]
     return transformers.MBartTokenizer(vocab=vocab, src_lang="en_XX", model_max_length=max_tokens)
+
+
+def nllb(*, max_tokens: int) -> Any:
+    """NLLB's: eng_Latn A </s>, pieces by merges, and its languages behind them."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=_VOCABULARY, special_tokens=_ROBERTA_TOKENS, show_progress=False)
+    tokenizer.train_from_iterator(_corpus(), trainer)
+    trained = json.loads(tokenizer.to_str())["model"]
+    pieces = [*sorted(trained["vocab"], key=trained["vocab"].__getitem__), *NLLB_LANGUAGES, "<mask>"]
+    return transformers.NllbTokenizer(
+        vocab={piece: number for number, piece in enumerate(pieces)},
+        merges=[tuple(merge) for merge in trained["merges"]],
+        src_lang="eng_Latn",
+        model_max_length=max_tokens,
+    )
 
 
 def unigram_pairs(*, max_tokens: int) -> Any:

@@ -350,6 +350,9 @@ _ODD: tuple[tuple[str, Change, str], ...] = (
     ("classifier", _fields("config.json", id2label={"0": "a", "1": "b"}, label2id=None), "another shape than config"),
     ("classifier", _fields("config.json", vocab_size=10**30), "config.json has vocab_size"),
     ("classifier", _fields("config.json", num_hidden_layers=-1), "has num_hidden_layers -1"),
+    ("classifier", _fields("config.json", num_attention_heads=-4), "has num_attention_heads -4"),
+    ("classifier", _fields("config.json", num_labels=10**11), "has num_labels 100000000000"),
+    ("classifier", _fields("config.json", model_type="vit"), "its model type 'vit' has no such head"),
     ("classifier", _fields("config.json", layer_norm_eps=float("nan")), "NaN"),
     ("classifier", _fields("config.json", architectures=["RobertaForSequenceClassification"]), "Roberta"),
     (

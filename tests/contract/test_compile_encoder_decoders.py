@@ -17,7 +17,7 @@ from neuronpipe.tasks.text_to_text import TranslationFacts
 from tests.encoder_decoders import MODELS, TOKENS, save_encoder_decoder
 from tests.models import for_neuron
 
-_TASKS = {"marian": "translation", "mbart": "translation"}
+_TASKS = {"marian": "translation", "mbart": "translation", "nllb": "translation"}
 
 
 def _compile(source: Path, repository: Path, **changes: Any) -> Any:

@@ -25,7 +25,7 @@ from tests.oracle.serving import Served, serving, serving_slots
 from tests.oracle.texts import PICKED, generated
 from tests.oracle.transformers4 import ask
 from tests.sampling import Sample
-from tests.trained_tokenizers import marian, mbart
+from tests.trained_tokenizers import marian, mbart, nllb
 
 pytestmark = pytest.mark.long
 
@@ -175,26 +175,41 @@ async def test_the_language_of_a_translation_is_named_before_its_text(
     compared.check(at_least=2 * len(texts))
 
 
-async def test_the_languages_of_a_translation_are_the_tokens_that_mbart_has_for_them(
-    sample: Sample, comparison: Callable[[str, str], Comparison], tmp_path: Path
+@pytest.mark.parametrize(
+    ("family", "make_tokenizer", "english", "german", "french", "known"),
+    [
+        ("mbart", mbart, "en_XX", "de_DE", "fr_XX", "ar_AR, cs_CZ, de_DE"),
+        ("nllb", nllb, "eng_Latn", "deu_Latn", "fra_Latn", "ace_Arab, ace_Latn, acm_Arab"),
+    ],
+)
+async def test_the_languages_of_a_translation_are_the_tokens_that_the_model_has_for_them(
+    family: str,
+    make_tokenizer: Callable[..., Any],
+    english: str,
+    german: str,
+    french: str,
+    known: str,
+    sample: Sample,
+    comparison: Callable[[str, str], Comparison],
+    tmp_path: Path,
 ) -> None:
-    source = save_encoder_decoder("mbart", tmp_path / "source", tokenizer=mbart(max_tokens=TOKENS))
-    compared = comparison("translation-mbart-languages", f"generate, transformers {transformers.__version__}")
+    source = save_encoder_decoder(family, tmp_path / "source", tokenizer=make_tokenizer(max_tokens=TOKENS))
+    compared = comparison(f"translation-{family}-languages", f"generate, transformers {transformers.__version__}")
     texts = sample.draw(generated(48, 60, words=(1, 30)), lambda text: {}, at_least=40)
-    pairs = itertools.cycle((("en_XX", "de_DE"), ("fr_XX", "de_DE"), ("de_DE", "en_XX")))
+    pairs = itertools.cycle(((english, german), (french, german), (german, english)))
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    async with serving(tmp_path / "repository", {"mbart": ("translation", source)}) as served:
+    async with serving(tmp_path / "repository", {family: ("translation", source)}) as served:
         reference, client = _Reference(source), served.client
         for text, (language, other) in zip(texts, pairs, strict=False):
             reference.tokenizer.src_lang = language
             forced = tokenizer.convert_tokens_to_ids(other)
             (wanted,) = reference.generate(text, max_new_tokens=12, forced_bos_token_id=forced)
             ours = await client.translate(
-                "mbart", text, source_language=language, target_language=other, num_beams=1, max_new_tokens=12
+                family, text, source_language=language, target_language=other, num_beams=1, max_new_tokens=12
             )
             compared.compare((text, language, other), list(ours.token_ids), wanted["token_ids"])
-        with pytest.raises(InvalidInput, match="target_language: is missing; model 'mbart' knows: ar_AR, cs_CZ, de_DE"):
-            await client.translate("mbart", texts[0])
+        with pytest.raises(InvalidInput, match=f"target_language: is missing; model '{family}' knows: {known}"):
+            await client.translate(family, texts[0])
     compared.check(at_least=len(texts))
 
 

@@ -106,6 +106,11 @@ class Configuration:
             )
         tag = str(self.card.get("pipeline_tag") or "")
         tasks = tuple(task for task in _HEADS[head] if self._can(task))
+        if not tasks:
+            raise SetupError(
+                f"{self.folder}: config.json names {self.architecture}, and its model type {self.config.model_type!r} "
+                "has no such head; correct the one that is wrong"
+            )
         said = _PIPELINE_TAGS.get(tag, tag.replace("-", "_"))
         found = Found(said, f"{self.architecture}; README.md: {tag}") if said in tasks else self._by_labels(tasks)
         self.check_task(found.task)

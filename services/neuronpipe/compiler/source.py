@@ -145,7 +145,10 @@ _TYPES: Mapping[str, type] = {
     "task_specific_params": dict,
 }
 # Sizes that every kind has, by its names for them; none is 0, and none is this large.
-_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size", "d_model", "n_embd", "n_layer", "n_head", "num_layers")
+_SIZES = (
+    *("hidden_size", "num_hidden_layers", "vocab_size", "d_model", "n_embd", "n_layer", "n_head", "num_layers"),
+    *("num_attention_heads", "num_key_value_heads", "intermediate_size", "num_labels"),
+)
 _TOO_LARGE = 1 << 31
 _WORDS: Mapping[type, str] = {str: "text", list: "list", dict: "object of names and values"}
 # Files beside weights that only their own programs read → what they are.

@@ -210,7 +210,6 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
     if task != "translation":
         return generation_facts(folder, model, GenerationFacts, **further)
     own = tokenizer.transformers_tokenizer
-    languages = getattr(own, "lang_code_to_id", None) or {}
     if codes := language_codes(own):
         source = str(own.init_kwargs.get("source_lang") or "")
         further["prefixes"], further["source_language"] = {source: {one: f">>{one}<< " for one in codes}}, source
@@ -218,8 +217,12 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
     if prefixes:
         further["prefixes"], further["source_language"] = _directions(prefixes)
         return generation_facts(folder, model, TranslationFacts, **further)
-    further["languages"] = {str(name): int(token_id) for name, token_id in languages.items()}
-    further["source_language"] = str(own.src_lang) if languages else ""
+    if source := getattr(own, "src_lang", None):
+        # Of mBART and NLLB: special tokens that have no other name.
+        named = {one for one in own.special_tokens_map.values() if isinstance(one, str)}
+        languages = [one for one in own.all_special_tokens if one not in named]
+        further["languages"] = dict(zip(languages, own.convert_tokens_to_ids(languages), strict=True))
+        further["source_language"] = source
     return generation_facts(folder, model, TranslationFacts, **further)
 
 
