@@ -105,6 +105,18 @@ def _tokenizer_part(**parts: Any) -> Change:
     return _fields("tokenizer.json", **parts)
 
 
+def _template(**special: Any) -> Change:
+    """What begins each text is another token than the vocabulary says."""
+
+    def change(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        content = json.loads(path.read_text())
+        content["post_processor"]["special_tokens"][special["id"]] = special
+        path.write_text(json.dumps(content))
+
+    return change
+
+
 def _without_unknown(folder: Path) -> None:
     """A vocabulary of three letters, and the name of an unknown token that it lacks."""
     model = models.BPE(vocab={"a": 0, "b": 1, "c": 2}, merges=[], unk_token="<unk>")
@@ -361,6 +373,13 @@ _ODD: tuple[tuple[str, Change, str], ...] = (
         "'own', which transformers .* it has code of its own",
     ),
     ("classifier", _fields("tokenizer_config.json", model_max_length=-5), "model_max_length"),
+    ("classifier", _fields("tokenizer_config.json", model_max_length=2), "takes 2 tokens by model_max_length"),
+    ("classifier", _fields("tokenizer_config.json", tokenizer_class=5), "sets tokenizer_class to 5"),
+    ("classifier", _fields("tokenizer_config.json", model_input_names=["pixel_values"]), "sets model_input_names"),
+    ("classifier", _template(id="[CLS]", ids=[7777], tokens=["[CLS]"]), "beyond the model's .* .the id 7777"),
+    ("classifier", _fields("config.json", num_hidden_layers=1), r"its weights have more layers .bert.encoder.layer.1"),
+    ("writer", _fields("generation_config.json", suppress_tokens="all"), "suppress_tokens.0: Input should be a valid"),
+    ("writer", _weights(lambda weights: {name: one * 1e30 for name, one in weights.items()}), "also NaN or infinite"),
     ("classifier", _fields("tokenizer_config.json", model_max_length="512"), "model_max_length"),
     ("embedder", _modules(_TRANSFORMER, _TRANSFORMER, _POOLING), "has a module Transformer"),
     ("embedder", _modules(_TRANSFORMER, _POOLING, _POOLING), "has a module Pooling"),

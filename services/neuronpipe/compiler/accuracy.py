@@ -209,11 +209,16 @@ def reference_outputs(module: SourceModule, batches: Sequence[Batch]) -> list[Ou
     with np.errstate(invalid="ignore"):
         difference = largest_difference(module.per_token_outputs, outputs, outputs, batches)  # NaN for infinities, too
     if np.isnan(difference):
-        raise SetupError(
-            f"{module.config.name_or_path}: the outputs of {module.architecture} are also NaN or infinite in PyTorch: "
-            "its weights are damaged, or a number in its configuration; train it again"
-        )
+        raise damaged(module)
     return outputs
+
+
+def damaged(module: SourceModule) -> SetupError:
+    """The error of a model whose outputs are NaN or infinite before it is converted."""
+    return SetupError(
+        f"{module.config.name_or_path}: the outputs of {module.architecture} are also NaN or infinite in PyTorch: "
+        "its weights are damaged, or a number in its configuration; train it again"
+    )
 
 
 def check_padding(module: SourceModule, batches: Sequence[Batch], reference: Sequence[Outputs]) -> None:

@@ -320,6 +320,8 @@ def positions(config: Any) -> int | None:
     if count <= 0:
         return None
     if config.model_type in _POSITIONS_AFTER_PADDING:
+        if config.pad_token_id is None:
+            raise SetupError(f"{config.name_or_path}: config.json has no pad_token_id, after which positions begin")
         return count - int(config.pad_token_id) - 1
     if config.model_type == "big_bird" and config.attention_type == "block_sparse":
         # Up to this length transformers computes full attention for every type, and so does neuronpipe. Source:

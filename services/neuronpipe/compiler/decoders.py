@@ -290,4 +290,6 @@ def _reference(
     finally:
         model.generation_config = own
     logits = torch.cat(result.logits).float().numpy()
+    if not np.isfinite(logits).all():
+        raise accuracy.damaged(module)
     return result.sequences[0, -len(logits) :].numpy(), logits

@@ -6,6 +6,7 @@ Its weights are loaded in float32, and are proved to be all that the task's grap
 import dataclasses
 import inspect
 import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -53,6 +54,8 @@ _INPUTS = ("input_ids", MASK, "token_type_ids")
 PIXELS, PLACES = "pixels", "places"
 # The limit of a model for which neither configuration nor tokenizer has one.
 _NO_LIMIT_TOKENS = 512
+# A token between two special ones.
+_FEWEST_TOKENS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +237,12 @@ def source_module(
             f"{model.config.name_or_path}: {architecture} takes no {MASK}, so it reads the padding of a batch as text, "
             "which is not supported"
         )
+    most = min((limit for limit in limits if limit is not None), default=_NO_LIMIT_TOKENS)
+    if most < _FEWEST_TOKENS:
+        raise SetupError(
+            f"{model.config.name_or_path}: takes {most} tokens by model_max_length of its tokenizer, max_seq_length or "
+            f"max_position_embeddings, and a text has {_FEWEST_TOKENS} or more; correct the one that is wrong"
+        )
     # Batches have padding, whatever the tokenizer names.
     given = {*tokenizer.input_names, MASK}
     return SourceModule(
@@ -242,7 +251,7 @@ def source_module(
         architecture=architecture,
         inputs=(*(name for name in _INPUTS if name in accepted and name in given), *further_inputs),
         outputs=outputs,
-        max_tokens=min((limit for limit in limits if limit is not None), default=_NO_LIMIT_TOKENS),
+        max_tokens=most,
         config=model.config,
         tokenizer=tokenizer,
         per_token_outputs=frozenset(outputs if per_token else ()),
@@ -256,10 +265,10 @@ def check_tokens(folder: Path, module: SourceModule) -> None:
     """Raises SetupError for tokens of the tokenizer for which the model has no embeddings."""
     if module.takes_images:
         return
-    rows = int(module.config.vocab_size)
-    if beyond := [
-        token for token, number in module.tokenizer.transformers_tokenizer.get_vocab().items() if number >= rows
-    ]:
+    rows, own = int(module.config.vocab_size), module.tokenizer.transformers_tokenizer
+    # A text also gets tokens that the vocabulary lacks, by their number.
+    added = {f"the id {number}": number for texts in (("a",), ("a", "a")) for number in own(*texts)["input_ids"]}
+    if beyond := [token for token, number in (own.get_vocab() | added).items() if number >= rows]:
         raise SetupError(
             f"{folder}: its tokenizer has tokens beyond the model's {rows} embeddings "
             f"({', '.join(sorted(beyond)[:_SHOWN])}); train the "
@@ -276,6 +285,8 @@ _QUANTIZED = (".weight_scale", ".weight_scale_inv", ".qweight", ".qzeros", ".sca
 # Heads whose parameters have the same names in some architectures (ModernBERT, a BERT of sequences for tokens), so that
 # none is missing.
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
+_WITH_LABELS = (*_CLASSIFIERS, "ForImageClassification", "ForQuestionAnswering")
+_NUMBER = re.compile(r"\.\d+\.")
 
 
 def load_weights(auto_class: Any, folder: Path) -> Any:
@@ -298,7 +309,9 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
     # transformers 5 also logs the shapes.
     resized = sorted(key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"])
     if resized:
-        is_head = not any(name.startswith(f"{model.base_model_prefix}.") for name in resized)
+        is_head = type(model).__name__.endswith(_WITH_LABELS) and not any(
+            name.startswith(f"{model.base_model_prefix}.") for name in resized
+        )
         labels = (
             f", which has {model.config.num_labels} labels; give the name of each label there (id2label and label2id)"
         )
@@ -310,6 +323,14 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
         raise SetupError(
             f"{folder}: its weights {_names(quantized)} are those of a quantization, which config.json does not name "
             "(quantization_config); compile the original model, with --dtype int8 to have it quantized here"
+        )
+    # Layers that only guess tokens ahead are left out by all.
+    guesses = getattr(model.config, "num_nextn_predict_layers", None)
+    known = set() if guesses else {_NUMBER.sub(".", name) for name in model.state_dict() if _NUMBER.search(name)}
+    if beyond := [name for name in info["unexpected_keys"] if _NUMBER.sub(".", name) in known]:
+        raise SetupError(
+            f"{folder}: its weights have more layers ({_names(sorted(beyond))}) than config.json says; correct the number "
+            "there, or get its files again, both of one model"
         )
     missing, parameters = sorted(info["missing_keys"]), dict(model.named_parameters(remove_duplicate=False))
     _refuse_missing(

@@ -105,9 +105,9 @@ TOKENIZER_CONFIG: Rules = {
         "bos_token eos_token unk_token sep_token pad_token cls_token mask_token additional_special_tokens "
         "extra_special_tokens model_specific_special_tokens added_tokens_decoder add_bos_token add_eos_token "
         "add_prefix_space auto_map clean_text do_basic_tokenize do_lower_case do_split_on_punc "
-        "split_by_punct extra_ids offset keep_accents legacy legacy_behaviour model_input_names "
+        "split_by_punct extra_ids offset keep_accents legacy legacy_behaviour "
         "never_split normalization remove_space separate_vocabs source_lang target_lang sp_model_kwargs "
-        "src_lang tgt_lang language_codes strip_accents tokenize_chinese_chars tokenizer_class tokenizer_type "
+        "src_lang tgt_lang language_codes strip_accents tokenize_chinese_chars tokenizer_type "
         "trim_offsets num_madeup_words suffix_first from_slow vocab_size unk_id wordpieces_prefix tokenizer_file "
         "fast_tokenizer_files vocab_file merges_file vocab merges fix_mistral_regex mask_token_sent spm_file "
         "source_spm target_spm target_vocab_file "
@@ -130,6 +130,8 @@ TOKENIZER_CONFIG: Rules = {
     # A large number, as transformers writes it (1e30), is none.
     **_all(lambda value: isinstance(value, int | float) and value >= 1, "model_max_length max_len"),
     "chat_template": lambda value: isinstance(value, str | list | dict),
+    "tokenizer_class": lambda value: isinstance(value, str),
+    "model_input_names": lambda value: isinstance(value, list) and "input_ids" in value,
     "truncation_side": TOLD,  # requests say at which side they are cut
 }
 SPECIAL_TOKENS_MAP: Rules = {

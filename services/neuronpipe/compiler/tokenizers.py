@@ -208,14 +208,14 @@ def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer
     # The file may contain a maximum length. Only the tokenizer stage sets limits.
     content["truncation"] = content["padding"] = None
     limit = tokenizer.model_max_length
-    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:  # many decoders have no padding
-        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token_id is None:  # as of many decoders; any token would do, as it is masked
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     return SourceTokenizer(
         transformers_tokenizer=tokenizer,
         json=json.dumps(content, ensure_ascii=False),
         input_names=tuple(tokenizer.model_input_names),
         max_tokens=int(limit) if limit and limit < _NO_LIMIT else None,
-        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+        pad_token_id=tokenizer.pad_token_id,
         cls_token_id=tokenizer.cls_token_id,
     )
 

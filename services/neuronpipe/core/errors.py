@@ -148,6 +148,6 @@ def first_line(error: BaseException) -> str:
     if lines[0].startswith("Exception from "):  # lines of OpenVINO's source, before the reason
         raised = lines[-1]
     text = listed.removeprefix("-- ") or raised or " ".join(lines[: 2 if lines[0].endswith(":") else 1])
-    if isinstance(error, KeyError):  # which says the key alone
+    if isinstance(error, KeyError) and " " not in text:  # it says the key alone
         text = f"{text} is missing"
     return text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + "…"

@@ -69,7 +69,11 @@ def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: An
     if given.get("max_length") == UNSET_LENGTH:
         del given["max_length"]
     for name in ("suppress_tokens", "begin_suppress_tokens"):  # ids that no token has are without effect
-        given[name] = [one for one in given.get(name) or () if 0 <= one < model.config.vocab_size]
+        given[name] = [
+            one
+            for one in given.get(name) or ()
+            if not isinstance(one, int) or 0 <= one < model.config.vocab_size
+        ]
     try:
         return kind(**given | further)
     except ValidationError as error:
@@ -192,6 +196,11 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
     )
     if start is None:
         raise SetupError(f"{folder}: its generation_config has no decoder_start_token_id, which its texts begin with")
+    if not 0 <= start < model.config.vocab_size:
+        raise SetupError(
+            f"{folder}: its generation_config sets decoder_start_token_id to {start}, the vocabulary has "
+            f"{model.config.vocab_size}"
+        )
     # A model without positions (T5) writes as much as it reads, or more if it says so.
     said = config.max_length if config.max_length not in (None, UNSET_LENGTH) else 0
     most = (positions(model.config) or max(tokenizer.max_tokens or _NO_LIMIT_TOKENS, said)) - 1
@@ -233,7 +242,10 @@ def _of_task(task: str, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
     the former.
     """
     said = _said(folder, "config.json").get("task_specific_params") or {}
-    found = {name: dict(one or {}) for name, one in said.items() if name == task or name.startswith(f"{task}_")}
+    found = {name: one or {} for name, one in said.items() if name == task or name.startswith(f"{task}_")}
+    if wrong := [name for name, one in found.items() if not isinstance(one, dict)]:
+        raise SetupError(f"{folder}: task_specific_params of {wrong[0]} in its config.json are no object of settings")
+    found = {name: dict(one) for name, one in found.items()}
     directions = {name.removeprefix(task).removeprefix("_"): str(one.pop("prefix", "")) for name, one in found.items()}
     several = list(found.values())
     if any(one != several[0] for one in several):
