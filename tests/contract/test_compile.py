@@ -496,6 +496,15 @@ def test_model_whose_answers_depend_on_the_padding_of_their_batch_is_refused(
         compiled(source=str(tmp_path / "source"), task="token_classification")
 
 
+def test_model_whose_tokenizer_has_no_padding_is_padded_by_any_token(
+    sources: dict[str, Path], compiled: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    source = shutil.copytree(sources["classifier"], tmp_path / "source")
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    (source / "tokenizer_config.json").write_text(json.dumps({**settings, "pad_token": None}))
+    assert compiled(source=str(source)).manifest.model.pad_token_id == 0
+
+
 def test_model_gets_a_mask_of_its_padding_whatever_its_tokenizer_names(
     sources: dict[str, Path], compiled: Callable[..., Bundle], tmp_path: Path
 ) -> None:

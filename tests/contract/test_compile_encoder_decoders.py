@@ -122,6 +122,27 @@ def test_directions_with_settings_of_their_own_are_refused(tmp_path: Path) -> No
         _compile(source, tmp_path / "repository", task="translation")
 
 
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        (
+            "generation_config.json",
+            {"decoder_start_token_id": 10**6},
+            "sets decoder_start_token_id to 1000000, the voc",
+        ),
+        ("config.json", {"task_specific_params": {"summarization": 3}}, "task_specific_params of summarization in its"),
+        ("config.json", {"relative_attention_num_buckets": 16}, "have another shape than config.json says; get its"),
+    ],
+)
+def test_settings_that_no_text_can_have_are_refused_by_name(
+    name: str, fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    source = save_encoder_decoder("t5", tmp_path / "source")
+    (source / name).write_text(json.dumps(json.loads((source / name).read_text()) | fields))
+    with pytest.raises(SetupError, match=message):
+        _compile(source, tmp_path / "repository")
+
+
 def test_a_model_of_images_and_texts_is_refused_by_name(tmp_path: Path) -> None:
     config = transformers.Gemma3Config(architectures=["Gemma3ForConditionalGeneration"])
     config.save_pretrained(tmp_path / "source")

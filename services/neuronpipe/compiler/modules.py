@@ -329,8 +329,8 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
     known = set() if guesses else {_NUMBER.sub(".", name) for name in model.state_dict() if _NUMBER.search(name)}
     if beyond := [name for name in info["unexpected_keys"] if _NUMBER.sub(".", name) in known]:
         raise SetupError(
-            f"{folder}: its weights have more layers ({_names(sorted(beyond))}) than config.json says; correct the number "
-            "there, or get its files again, both of one model"
+            f"{folder}: its weights have more layers ({_names(sorted(beyond))}) than config.json says; correct the "
+            "number there, or get its files again, both of one model"
         )
     missing, parameters = sorted(info["missing_keys"]), dict(model.named_parameters(remove_duplicate=False))
     _refuse_missing(

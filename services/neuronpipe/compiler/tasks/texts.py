@@ -70,9 +70,7 @@ def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: An
         del given["max_length"]
     for name in ("suppress_tokens", "begin_suppress_tokens"):  # ids that no token has are without effect
         given[name] = [
-            one
-            for one in given.get(name) or ()
-            if not isinstance(one, int) or 0 <= one < model.config.vocab_size
+            one for one in given.get(name) or () if not isinstance(one, int) or 0 <= one < model.config.vocab_size
         ]
     try:
         return kind(**given | further)
