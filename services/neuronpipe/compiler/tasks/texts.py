@@ -224,12 +224,12 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
     if prefixes:
         further["prefixes"], further["source_language"] = _directions(prefixes)
         return generation_facts(folder, model, TranslationFacts, **further)
-    if source := getattr(own, "src_lang", None):
+    if own_language := getattr(own, "src_lang", None):
         # Of mBART and NLLB: special tokens that have no other name.
         named = {one for one in own.special_tokens_map.values() if isinstance(one, str)}
         languages = [one for one in own.all_special_tokens if one not in named]
         further["languages"] = dict(zip(languages, own.convert_tokens_to_ids(languages), strict=True))
-        further["source_language"] = source
+        further["source_language"] = own_language
     return generation_facts(folder, model, TranslationFacts, **further)
 
 
