@@ -1,4 +1,4 @@
-"""Services of tests as forks of one process that has imported what they need.
+"""Services and workers of tests as forks of processes that have imported what they need.
 
 Of the 0.7 s of CPU time until a service is ready, imports take 0.5 s, and tests start services by the hundred. Services
 with variables that are read before, and commands that tests run themselves, are processes of their own as ever.
@@ -20,8 +20,10 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 from neuronpipe.measure.processes import start_module
 
@@ -171,6 +173,33 @@ def _run(main: Callable[[], None]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if isinstance(code, int) else 1)
+
+
+_TRACING = "neuronpipe.compiler.neuronx_processes"
+
+
+class ForkedWorkers(ForkServerContext):
+    """In place of the module multiprocessing in worker.py: those that compile for Neuron are forks of a process that
+    has imported PyTorch and transformers, which takes four seconds of CPU time; others are spawned.
+    """
+
+    def get_context(self, method: str | None = None) -> Any:
+        """Instead of the one that spawns."""
+        self.set_forkserver_preload([_TRACING])
+        return self
+
+    def Process(self, *, target: Any, args: Sequence[Any], **options: Any) -> BaseProcess:  # type: ignore[override]
+        """A fork has the variables of now, as a process that is spawned has."""
+        _, work, *_ = args
+        if work.__module__ != _TRACING:
+            return SpawnProcess(target=target, args=args, **options)
+        return ForkServerProcess(target=_work, args=(dict(os.environ), target, *args), **options)
+
+
+def _work(variables: Mapping[str, str], target: Callable[..., None], *arguments: object) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+    target(*arguments)
 
 
 if __name__ == "__main__":
