@@ -51,7 +51,7 @@ PROTOCOLS := $(filter-out api,$(sort $(foreach file,$(PROTOS),$(word 3,$(subst /
 # How many processes share the tests: one more than there are cores, as some tests mostly wait.
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
 # Of the oracle suites' cases, of other large matrices and of long suites; see pytest --help. Continuous integration runs a
-# quarter.
+# fifth.
 SHARE ?= 0.1
 # Of the same in `make oracle`, and of the suites in `make sampled` and `make long`.
 ORACLE_SHARE ?= 1

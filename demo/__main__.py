@@ -22,12 +22,10 @@ import numpy as np
 
 from demo.model import find_minilm, is_compiled
 from demo.processes import ServiceProcess, four_processes
-from demo.writer import make_writer
 from neuronpipe import cli
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
 from neuronpipe.client import Client
-from neuronpipe.compiler import CompileRequest, compile_bundle
 
 MODEL, WRITER = "minilm", "writer"
 PROMPT = "A batch is"
@@ -71,18 +69,8 @@ def _report(lines: str) -> None:
 
 
 def _run(repository: Path) -> None:
-    if not is_compiled(repository, MODEL):
-        print("Compiling sentence-transformers/all-MiniLM-L6-v2 for OpenVINO:")
-        request = CompileRequest(
-            source=str(find_minilm()), task="sentence_embedding", repository=repository, name=MODEL
-        )
-        compile_bundle(request, _report)
-    if not is_compiled(repository, WRITER):
-        print("\nTraining a tiny Llama on demo/writer.txt for some seconds, and compiling it:", flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            source = str(make_writer(Path(folder)))
-            request = CompileRequest(source=source, task="text_generation", repository=repository, name=WRITER)
-            compile_bundle(request, _report)
+    if not (is_compiled(repository, MODEL) and is_compiled(repository, WRITER)):
+        _compile(repository)
     with ExitStack() as stack:
         print("\nStarting the four services, and the same pipeline in one process:")
         processes = stack.enter_context(four_processes(repository, *_TRACED, environment=_SAMPLED))
@@ -109,6 +97,25 @@ def _run(repository: Path) -> None:
         print("\nOne request through the four processes, as `neuronpipe trace` draws it:\n", flush=True)
         input = json.dumps({"sentence_embedding": {"text": SENTENCES[0]}})
         cli.main(["trace", "--target", processes["gateway"].target, "--model", MODEL, "--json", input])
+
+
+def _compile(repository: Path) -> None:
+    """Makes what is missing. Only this needs PyTorch and transformers, whose imports take seconds."""
+    from demo.writer import make_writer
+    from neuronpipe.compiler import CompileRequest, compile_bundle
+
+    if not is_compiled(repository, MODEL):
+        print("Compiling sentence-transformers/all-MiniLM-L6-v2 for OpenVINO:")
+        request = CompileRequest(
+            source=str(find_minilm()), task="sentence_embedding", repository=repository, name=MODEL
+        )
+        compile_bundle(request, _report)
+    if not is_compiled(repository, WRITER):
+        print("\nTraining a tiny Llama on demo/writer.txt for some seconds, and compiling it:", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            source = str(make_writer(Path(folder)))
+            request = CompileRequest(source=source, task="text_generation", repository=repository, name=WRITER)
+            compile_bundle(request, _report)
 
 
 def _embed(client: Client, text: str) -> InferResponse:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from neuronpipe.measure import processes
+from neuronpipe.platform.process import worker
 from neuronpipe.stages.neuron_executor.runtimes import neuron
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
-from tests.forked import Forks
+from tests.forked import ForkedWorkers, Forks
 from tests.oracle.comparison import HEADER, PROPERTY, row, write
 from tests.sampling import DEFAULT_SEED, DEFAULT_SHARE, sample_of
 from tests.shared_folder import shared_folder
@@ -126,6 +127,7 @@ def _models() -> Any:
 def _services_are_forks() -> Iterator[None]:
     with closing(Forks()) as forks, pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "start_module", forks.start)
+        patch.setattr(worker, "multiprocessing", ForkedWorkers())
         yield
 
 

@@ -30,6 +30,8 @@ _TENANTS = """
 _MAX_RATIO, _MAX_MORE_MS = 1.5, 30.0
 # Of other work on the machine, which makes all slower, only the best of several tries says nothing.
 _TRIES = 3
+# Between two attacks, where the latency without them is not looked at.
+_REST_S = 0.5
 # A constant, beside four times the bytes of what the attack sends at once.
 _MEMORY_MIB = 64
 
@@ -168,10 +170,12 @@ class Victim:
         return found
 
 
-async def suffer(case: Case, server: Attacked, victim: Victim, seconds: float) -> Figures:
-    """The figures of an attack; of several tries, the first whose latency is within its limit, or the last."""
-    for number in range(_TRIES):
-        before = await asyncio.to_thread(victim.measure, seconds)
+async def suffer(case: Case, server: Attacked, victim: Victim, seconds: float, *, with_latency: bool) -> Figures:
+    """The figures of an attack. With latency: of several tries, the first whose latency is within its limit, or the
+    last; else of one, after a moment in which the server comes to rest.
+    """
+    for number in range(_TRIES if with_latency else 1):
+        before = await asyncio.to_thread(victim.measure, seconds if with_latency else _REST_S)
         server.forget_peak()
         rss_mib = server.rss_mib
         attacking = asyncio.create_task(_attack(case, server))

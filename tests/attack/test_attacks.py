@@ -59,6 +59,6 @@ async def test_victim_notices_nothing(
     case: Case, attacked: Callable[[str], tuple[Attacked, Victim]], figures: dict[str, Figures]
 ) -> None:
     server, victim = attacked(case.system)
-    found = await suffer(case, server, victim, _SECONDS)
+    found = await suffer(case, server, victim, _SECONDS, with_latency=bool(_RECORD))
     figures[case.name] = found
     assert not found.problems(case, with_latency=bool(_RECORD))

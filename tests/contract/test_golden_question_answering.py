@@ -12,6 +12,7 @@ from neuronpipe.stages.tokenizer.text import JsonTokenizer
 from neuronpipe.tasks import question_answering
 from tests.contract.golden_question_answering import GOLDEN_FILE, weights_digest
 from tests.contract.inference import infer_all
+from tests.models import make_repository
 
 _GOLDEN: dict[str, Any] = json.loads(GOLDEN_FILE.read_text(encoding="utf-8"))
 
@@ -22,10 +23,17 @@ _SCORE_TOLERANCE = 2e-4
 
 
 @pytest.fixture(scope="module")
-async def results(repository: Path) -> list[QuestionAnsweringResult]:
+def answerer(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle, compiled by the transformers of this run, which may need no other model."""
+    folder = tmp_path_factory.mktemp("repository")
+    return make_repository(folder, {"answerer": sources["answerer"]}) / "answerer" / "1"
+
+
+@pytest.fixture(scope="module")
+async def results(answerer: Path) -> list[QuestionAnsweringResult]:
     """Our results for all cases of the golden file, in its order."""
     inputs = [TaskInput(question_answering=_input(case)) for case in _GOLDEN["cases"]]
-    return [result.question_answering for result in await infer_all(repository / "answerer" / "1", inputs)]
+    return [result.question_answering for result in await infer_all(answerer, inputs)]
 
 
 def test_golden_answers_are_those_of_the_model_that_the_tests_make(sources: dict[str, Path]) -> None:
@@ -45,8 +53,8 @@ def test_answers_equal_those_of_transformers(context: str, results: list[Questio
     assert compared > 0
 
 
-def test_special_tokens_written_in_the_texts_are_text(repository: Path) -> None:
-    bundle = read_bundle(repository / "answerer" / "1")
+def test_special_tokens_written_in_the_texts_are_text(answerer: Path) -> None:
+    bundle = read_bundle(answerer)
     input = QuestionAnsweringInput(question="[CLS]?", context="A [CLS].")
 
     encoded = question_answering.encode(input, JsonTokenizer(bundle.tokenizer_json()), bundle.spec)

@@ -1,10 +1,12 @@
 """doors/http/openapi.py."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, TaskInput, TaskResult
+from neuronpipe.doors.http import openapi
 from neuronpipe.doors.http.handlers import ROUTES
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import model_spec
@@ -23,6 +25,21 @@ def browser() -> Browser:
 async def document(browser: Browser) -> dict[str, Any]:
     _, document = await browser.get("/openapi.json")
     return dict(document)
+
+
+async def test_a_start_makes_no_document_and_the_first_requests_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def make(routes: Any) -> dict[str, Any]:
+        made.append(routes)
+        return {"openapi": "3.1.0"}
+
+    monkeypatch.setattr(openapi, "openapi", make)
+    browser = Browser([model_spec("sentence_embedding")], _answer)
+    assert made == []
+    answers = await asyncio.gather(*(browser.get("/openapi.json") for _ in range(3)))
+    assert answers == [(200, {"openapi": "3.1.0"})] * 3
+    assert len(made) == 1
 
 
 def test_every_route_is_described(document: dict[str, Any]) -> None:
