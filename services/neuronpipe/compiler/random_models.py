@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import BertWordPieceTokenizer
 
 _SEED = 20261123
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -61,11 +62,13 @@ def save_random_model(name: str, folder: Path, texts: Iterable[str]) -> None:
     if config.model_type in ("bert", "albert"):
         inputs.insert(1, "token_type_ids")
     described = {
+        **{f"{name}_token": f"[{name.upper()}]" for name in ("cls", "sep", "pad", "unk", "mask")},
         "tokenizer_class": "BertTokenizer",
         "model_max_length": _MAX_TOKENS,
         "model_input_names": inputs,
     }
-    (folder / "vocab.txt").write_text("\n".join(_vocabulary(texts, config.vocab_size)), encoding="utf-8")
+    vocabulary = {token: number for number, token in enumerate(_vocabulary(texts, config.vocab_size))}
+    BertWordPieceTokenizer(vocabulary, lowercase=True).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
 
 
