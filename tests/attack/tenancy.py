@@ -60,7 +60,7 @@ def _shared(repository: Path, folder: Path) -> Iterator[Attacked]:
         options = ("--api-keys", str(keys), "--tenants", str(tenants), "--open-services", "health,metrics")
         server = stack.enter_context(running_http_server(models, *options, *jobs))
         where = (*jobs, "--target", server.process.target)
-        worker = ServiceProcess("worker", *where, environment={KEY_VARIABLE: given["workers"]})
+        worker = ServiceProcess("worker", *where, "--grace-s", "1", environment={KEY_VARIABLE: given["workers"]})
         stack.enter_context(worker).wait_until_ready()
         attacked = Attacked(server.process, server.address, given, limit_s=3.0)
         requests = InferBatchRequest(requests=[classify(f"{number}") for number in range(8)])
