@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import BertWordPieceTokenizer
 
 _SEED = 20261123
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -67,9 +66,10 @@ def save_random_model(name: str, folder: Path, texts: Iterable[str]) -> None:
         "model_max_length": _MAX_TOKENS,
         "model_input_names": inputs,
     }
-    vocabulary = {token: number for number, token in enumerate(_vocabulary(texts, config.vocab_size))}
-    BertWordPieceTokenizer(vocabulary, lowercase=True).save(str(folder / "tokenizer.json"))
+    (folder / "vocab.txt").write_text("\n".join(_vocabulary(texts, config.vocab_size)), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    # Without this file transformers 5 loads it only for a BERT.
+    transformers.BertTokenizerFast.from_pretrained(folder).backend_tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def _vocabulary(texts: Iterable[str], size: int) -> Iterable[str]:
