@@ -1,6 +1,5 @@
 """OpenAI's chat completions and completions, whole and as events."""
 
-import contextlib
 import json
 import time
 from codecs import getincrementaldecoder
@@ -13,7 +12,6 @@ from typing import Any
 
 from neuronpipe.api.v1.inference_pb2 import GenerateStart, Usage
 from neuronpipe.api.v1.tasks_pb2 import (
-    ChatMessage,
     FinishReason,
     GeneratedText,
     GenerationOptions,
@@ -44,7 +42,7 @@ from neuronpipe.doors.inference import Inference, ModelChoice, kept_tokens
 from neuronpipe.doors.text_stream import Event
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import GeneratedPart
-from neuronpipe.tasks.text_generation import GenerationFacts, form_of
+from neuronpipe.tasks.text_generation import GenerationFacts
 
 # Of completions, as OpenAI has it.
 _MAX_TOKENS = 16
@@ -172,7 +170,7 @@ def openai_text_handlers(inference: Inference, models: ModelChoice, catalog: Cat
     ) -> HttpResponse:
         body: CompletionOptions = request.body
         names, model = (
-            _fields(body),
+            _fields(body) | tools.fields("function.parameters"),
             models.choose(request.model(request.names.get("name") or body.model), "text_generation"),
         )
         head = {"id": f"{form.id}-{request.call.request_id}", "created": int(time.time()), "model": model.name}
@@ -223,24 +221,20 @@ def openai_text_handlers(inference: Inference, models: ModelChoice, catalog: Cat
         top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         options = _options(body, body.max_completion_tokens or body.max_tokens, top_logprobs)
         tools = _tool_use(body)
-        if schema := tools.schema():
-            if form_of(options):
-                raise InvalidInput("tool_choice", "that forces a call cannot be combined with a form of the text")
-            options.json_schema = json.dumps(schema, ensure_ascii=False)
+        tools.force(options)
         given = body.chat_template_kwargs or {}
         if body.add_generation_prompt is not None:
             given = {"add_generation_prompt": body.add_generation_prompt, **given}
         chat = partial(
             TextGenerationInput,
-            tools=json.dumps(tools.tools, ensure_ascii=False) if tools.tools else "",
+            tools=tools.for_template,
             template_arguments=json.dumps(given, ensure_ascii=False) if given else "",
             continue_final_message=bool(body.continue_final_message),
             options=options,
         )
 
         def make(said: Sequence[SaidMessage]) -> TextGenerationInput:
-            messages = [ChatMessage(role=one.role, content=_content(one), fields=_further(one)) for one in said]
-            return chat(messages=messages)
+            return chat(messages=[one.message() for one in said])
 
         return await answer(request, _CHAT, [body.messages], make, "messages", tools)
 
@@ -349,30 +343,11 @@ def _reason(text: GeneratedText, reader: CallReader) -> str:
 
 def _tool_use(body: ChatRequest) -> ToolUse:
     """The tools that a text may call. Raises InvalidInput."""
-    choice = body.tool_choice
-    if not body.tools and choice not in (None, "none", "auto"):
-        raise InvalidInput("tool_choice", "has an effect only with tools")
-    if not body.tools or choice == "none":
-        return _NO_TOOLS
-    tools = [one.model_dump(exclude_unset=True) for one in body.tools]
-    function = choice.function.name if isinstance(choice, ChosenTool) else ""
-    if function and function not in [one.function.name for one in body.tools]:
-        raise InvalidInput("tool_choice.function.name", f"{function[:64]!r} is not among the tools")
-    return ToolUse(tools, choice == "required", function, body.parallel_tool_calls is not False)
-
-
-def _further(message: SaidMessage) -> str:
-    """What a template gets of a message besides, as JSON; the arguments of calls as objects, where they are."""
-    fields = message.model_dump(exclude_none=True, exclude={"role", "content", "refusal", "audio", "annotations"})
-    calls = fields.pop("tool_calls", None)
-    for call in calls or ():
-        if isinstance(arguments := call["function"]["arguments"], str):
-            with contextlib.suppress(ValueError, RecursionError):
-                call["function"]["arguments"] = json.loads(arguments)
-    if calls:
-        # As transformers gives it: some templates tell calls by a content that is none.
-        fields |= {"tool_calls": calls} | ({"content": None} if message.content is None else {})
-    return json.dumps(fields, ensure_ascii=False) if fields else ""
+    tools = [one.model_dump(exclude_unset=True) for one in body.tools or ()]
+    choice, several = body.tool_choice, body.parallel_tool_calls is not False
+    if isinstance(choice, ChosenTool):
+        return ToolUse.of(tools, None, choice.function.name, "tool_choice.function.name", several)
+    return ToolUse.of(tools, choice, None, "tool_choice", several)
 
 
 def _usage(used: list[Usage]) -> dict[str, Any]:
@@ -385,11 +360,6 @@ def _usage(used: list[Usage]) -> dict[str, Any]:
     }
 
 
-def _content(message: SaidMessage) -> str:
-    content = message.content or ""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
 def _fields(body: CompletionOptions) -> dict[str, str]:
     """A request's names of fields."""
     names = _FIELDS | {f"options.{name}": place for name, place, _ in _forms(body)}
@@ -397,11 +367,6 @@ def _fields(body: CompletionOptions) -> dict[str, str]:
     if isinstance(body, ChatRequest):
         most = "max_completion_tokens" if body.max_completion_tokens else most
         best = "top_logprobs" if body.top_logprobs else best
-        if body.tools and body.tool_choice not in (None, "none", "auto"):
-            function = body.tool_choice.function.name if isinstance(body.tool_choice, ChosenTool) else ""
-            places = [place for place, one in enumerate(body.tools) if one.function.name == function or not function]
-            # Of several functions, whose is wrong is not known.
-            names["options.json_schema"] = f"tools[{places[0]}].function.parameters" if len(places) == 1 else "tools"
     else:
         names["truncation"] = names["truncation_tokens"] = "truncate_prompt_tokens"
     names |= {"template_arguments": "chat_template_kwargs", "prompt_token_ids": "prompt"}

@@ -1,9 +1,12 @@
 """The bodies of OpenAI's chat completions and completions."""
 
+import contextlib
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from neuronpipe.api.v1.tasks_pb2 import ChatMessage
 from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.model import with_fields
 from neuronpipe.doors.http.bodies import (
@@ -43,9 +46,16 @@ class ToolCall(_Open):
     function: CalledFunction
 
 
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+Parameters = Annotated[dict[str, Any] | None, Field(description="the JSON Schema of its arguments")]
+
+
 class Function(_Open):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-    parameters: Annotated[dict[str, Any] | None, Field(description="the JSON Schema of its arguments")] = None
+    """In the order in which models learn it: templates write it as it is."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: Parameters = None
 
 
 class Tool(_Open):
@@ -72,6 +82,24 @@ class SaidMessage(_Open):
     function_call: Annotated[Any, only(advice="use tool_calls")] = None
     refusal: Annotated[Any, only("")] = None
     audio: Unsupported = None
+
+    def message(self) -> ChatMessage:
+        """What a template gets: its fields besides as JSON, the arguments of calls as objects, where they are."""
+        fields = self.model_dump(exclude_none=True, exclude={"role", "content", "refusal", "audio", "annotations"})
+        calls = fields.pop("tool_calls", None)
+        for call in calls or ():
+            if isinstance(arguments := call["function"]["arguments"], str):
+                with contextlib.suppress(ValueError, RecursionError):
+                    call["function"]["arguments"] = json.loads(arguments)
+        if calls:
+            # As transformers gives it: some templates tell calls by a content that is none.
+            fields |= {"tool_calls": calls} | ({"content": None} if self.content is None else {})
+        content = self.content or ""
+        return ChatMessage(
+            role=self.role,
+            content=content if isinstance(content, str) else "".join(part.text for part in content),
+            fields=json.dumps(fields, ensure_ascii=False) if fields else "",
+        )
 
 
 class StreamOptions(Body):

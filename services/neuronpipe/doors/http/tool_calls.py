@@ -5,7 +5,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any
+from typing import Any, Self
+
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.tasks.text_generation import form_of
 
 _DECODER = json.JSONDecoder()
 _MARK, _MARK_IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'"|\\.', re.DOTALL)
@@ -51,6 +55,42 @@ class ToolUse:
     must_call: bool = False
     function: str = ""
     has_several: bool = True
+
+    @classmethod
+    def of(
+        cls, tools: Sequence[Mapping[str, Any]], choice: str | None, chosen: str | None, field: str, has_several: bool
+    ) -> Self:
+        """The use by a request's `tool_choice`: none, auto or required, or else a function that is `chosen` by its name
+        in this field. Raises InvalidInput.
+        """
+        if not tools and (chosen is not None or choice == "required"):
+            raise InvalidInput("tool_choice", "has an effect only with tools")
+        if choice == "none":
+            return cls(())
+        if chosen is not None and chosen not in [one["function"]["name"] for one in tools]:
+            raise InvalidInput(field, f"{chosen[:64]!r} is not among the tools")
+        return cls(tools, choice == "required", chosen or "", has_several)
+
+    @property
+    def for_template(self) -> str:
+        """The tools as JSON."""
+        return json.dumps(self.tools, ensure_ascii=False) if self.tools else ""
+
+    def force(self, options: GenerationOptions) -> None:
+        """Gives a text that must call its form. Raises InvalidInput."""
+        if schema := self.schema():
+            if form_of(options):
+                raise InvalidInput("tool_choice", "that forces a call cannot be combined with a form of the text")
+            options.json_schema = json.dumps(schema, ensure_ascii=False)
+
+    def fields(self, parameters: str) -> dict[str, str]:
+        """The name of the field that forces the form. `parameters`: its name in a tool."""
+        if not (self.must_call or self.function):
+            return {}
+        names = [one["function"]["name"] for one in self.tools]
+        places = [place for place, name in enumerate(names) if name == self.function or not self.function]
+        # Of several functions, whose is wrong is not known.
+        return {"options.json_schema": f"tools[{places[0]}].{parameters}" if len(places) == 1 else "tools"}
 
     def schema(self) -> dict[str, Any] | None:
         """The JSON Schema of texts that must call: the arguments of the one function, or a list of calls."""
