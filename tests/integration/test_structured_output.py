@@ -274,6 +274,56 @@ async def test_calls_of_a_free_choice_are_streamed_as_openais_client_assembles_t
     assert (choice.message.content, choice.finish_reason) == ("No tool is called.", "stop")
 
 
+_FLAT: list[Any] = [{"type": "function", **one["function"]} for one in _TOOLS]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"parallel_tool_calls": False}, {"tool_choice": {"type": "function", "name": "look"}}], ids=str
+)
+async def test_a_forced_call_of_a_response_has_valid_arguments(
+    theirs: openai.AsyncOpenAI, options: dict[str, Any]
+) -> None:
+    asked: dict[str, Any] = {"model": "writer", "input": "Look.", "tools": _FLAT, "tool_choice": "required", **options}
+    answer = await theirs.responses.create(**asked, temperature=0, max_output_tokens=120)
+    calls = [(one.name, one.arguments) for one in answer.output if one.type == "function_call"]
+    assert len(calls) == len(answer.output)
+    _check_calls(calls)
+    assert len(calls) == 1 or not options
+    given: list[Any] = [{"role": "user", "content": "Look."}, *answer.output]
+    given += [{"type": "function_call_output", "call_id": one.call_id, "output": "dark"} for one in answer.output]
+    again = await theirs.responses.create(**asked | {"input": given, "tool_choice": "none"}, max_output_tokens=4)
+    assert again.usage
+    assert answer.usage
+    assert again.usage.input_tokens > answer.usage.input_tokens
+
+
+async def test_calls_of_a_response_are_streamed_as_openais_client_assembles_them(theirs: openai.AsyncOpenAI) -> None:
+    calls = [("look", {"name": " ".join(map(str, range(24))), "size": 41}), ("wait", {"s": 1})]
+    # The text is given, so that the model writes what one with tools would.
+    said = {"const": [{"name": name, "arguments": arguments} for name, arguments in calls]}
+    asked: dict[str, Any] = {"model": "writer", "input": "Look.", "tools": _FLAT, "max_output_tokens": 160}
+    asked["text"] = {"format": {"type": "json_schema", "name": "calls", "schema": said}}
+    async with theirs.responses.stream(**asked) as stream:
+        events: list[Any] = [event async for event in stream]
+        whole = await stream.get_final_response()
+    assert [(one.name, json.loads(one.arguments)) for one in whole.output if one.type == "function_call"] == calls
+    assert len(whole.output) == 2
+    assert [one.sequence_number for one in events] == [*range(len(events))]
+    # In how many pieces arguments come is not asked.
+    types = [one.type.removeprefix("response.") for one in events]
+    kept = [name for name, before in zip(types, ["", *types], strict=False) if name != before]
+    call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+    assert kept == ["created", "in_progress", *call, *call, "completed"]
+    for place, item in enumerate(whole.output):
+        assert item.type == "function_call"
+        own = [one for one in events if getattr(one, "output_index", None) == place]
+        assert {one.item_id for one in own if hasattr(one, "item_id")} == {item.id}
+        *deltas, done = [one for one in own if "arguments" in one.type]
+        assert "".join(one.delta for one in deltas) == done.arguments == item.arguments
+        assert (done.name, own[0].item.call_id, own[0].item.arguments) == (item.name, item.call_id, "")
+        assert own[-1].item.model_dump() == item.model_dump(exclude={"parsed_arguments"})
+
+
 async def test_tools_of_a_free_choice_and_of_the_history_are_in_the_prompt(theirs: openai.AsyncOpenAI) -> None:
     async def used(messages: list[Any], **options: Any) -> int:
         answer = await theirs.chat.completions.create(model="writer", messages=messages, max_tokens=4, **options)

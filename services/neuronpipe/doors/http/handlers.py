@@ -58,7 +58,7 @@ def http_handlers(
         **native.native_handlers(gateway.pipeline),
         **openai.openai_handlers(inference, models, catalog, parse_aliases(pipeline.model_aliases)),
         **openai_text.openai_text_handlers(inference, models, catalog),
-        **openai_responses.openai_responses_handlers(inference, models),
+        **openai_responses.openai_responses_handlers(inference, models, catalog),
         **rerank.rerank_handlers(inference, models),
         **tei.tei_handlers(inference, models, catalog, pipeline),
         **tgi.tgi_handlers(inference, models, catalog),

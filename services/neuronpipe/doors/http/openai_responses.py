@@ -1,15 +1,14 @@
-"""OpenAI's responses: a text that continues a conversation. Nothing is stored, and no tools are called."""
+"""OpenAI's responses: a text that continues a conversation, or calls of its functions. Nothing is stored."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from neuronpipe.api.v1.inference_pb2 import Usage
 from neuronpipe.api.v1.tasks_pb2 import (
-    ChatMessage,
     FinishReason,
     GeneratedText,
     GenerationOptions,
@@ -22,10 +21,14 @@ from neuronpipe.core.model import with_fields
 from neuronpipe.doors.http.bodies import Body, Count, Many, Role, Unsupported, only, option_field, write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.openai_text_bodies import FunctionName, Parameters, SaidMessage
 from neuronpipe.doors.http.problems import OPENAI_ERROR
+from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
 from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.doors.text_stream import Event
+from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult
+from neuronpipe.tasks.text_generation import GenerationFacts
 
 _DRAWING = ("temperature", "top_p")
 _FIELDS = {
@@ -42,9 +45,48 @@ class SaidPart(Body):
 
 
 class SaidItem(Body):
-    type: Literal["message"] = "message"
+    type: Annotated[str, only("message", advice="send messages, function_call and function_call_output")] = "message"
     role: Role
     content: str | Many[SaidPart]
+
+
+class CallItem(Body):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class CallOutputItem(Body):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Many[SaidPart]
+
+
+def _kind(item: Any) -> str:
+    kind = item.get("type") if isinstance(item, dict) else None
+    return kind if kind in ("function_call", "function_call_output") else "message"
+
+
+InputItem = Annotated[
+    Annotated[SaidItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CallOutputItem, Tag("function_call_output")],
+    Discriminator(_kind),
+]
+
+
+class FunctionTool(Body):
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: Parameters = None
+    strict: bool | None = None
+
+
+class NamedFunction(Body):
+    type: Literal["function"]
+    name: str
 
 
 class TextFormat(Body):
@@ -59,24 +101,25 @@ class TextOptions(Body):
 
 @with_fields({name: option_field(OPTIONS[name]) for name in _DRAWING})
 class ResponsesRequest(Body):
-    """`store`, `user`, `parallel_tool_calls` and other fields that do not change the text are ignored."""
+    """`store`, `user` and other fields that do not change the text are ignored."""
 
     model: str | None = None
-    input: str | Annotated[Many[SaidItem], Field(min_length=1)]
+    input: str | Annotated[Many[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
     stream: bool | None = None
     text: TextOptions = TextOptions()
+    tools: Annotated[Many[FunctionTool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
     metadata: dict[str, Any] | None = None
-    # What needs what is not here: stored responses, tools, thoughts.
+    # What needs what is not here: stored responses, thoughts.
     previous_response_id: Unsupported = None
     conversation: Unsupported = None
     prompt: Unsupported = None
     background: Annotated[Any, only(False)] = None
     include: Annotated[Any, only([], ["reasoning.encrypted_content"])] = None
     reasoning: Annotated[Any, only({}, {"effort": "none"})] = None
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
     top_logprobs: Annotated[Any, only(0)] = None
     truncation: Annotated[Any, only("disabled")] = None
 
@@ -94,7 +137,7 @@ class Response(Body):
 RESPONSES = Route(
     "POST",
     "/v1/responses",
-    "OpenAI: a text that continues a conversation, whole or as events",
+    "OpenAI: a text that continues a conversation, or calls of its functions, whole or as events",
     ResponsesRequest,
     Response,
     OPENAI_ERROR,
@@ -102,28 +145,51 @@ RESPONSES = Route(
 ROUTES = (RESPONSES,)
 
 
-def openai_responses_handlers(inference: Inference, models: ModelChoice) -> dict[str, HttpHandler]:
+def openai_responses_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> dict[str, HttpHandler]:
     """The handler, by route."""
 
     async def responses(request: HttpRequest) -> HttpResponse:
         body: ResponsesRequest = request.body
         model = models.choose(request.model(body.model), "text_generation")
-        input = TaskInput(text_generation=TextGenerationInput(messages=_messages(body), options=_options(body)))
-        answer = _Answer(request.call.request_id, model.name, body)
+        tools, options = _tool_use(body), _options(body)
+        tools.force(options)
+        messages = [one.message() for one in _said(body)]
+        given = TextGenerationInput(messages=messages, tools=tools.for_template, options=options)
+        asked = request.call, model, TaskInput(text_generation=given), _FIELDS | tools.fields("parameters")
+        template = GenerationFacts.of(catalog.spec(*model)).chat_template if tools.tools else ""
+        answer = _Answer(request.call.request_id, model.name, body, tools.reader(template))
         if body.stream:
-            return event_response(
-                answer.events(await inference.stream(request.call, model, input, _FIELDS)), OPENAI_ERROR
-            )
-        return HttpResponse(write_body(answer.whole(await inference.one(request.call, model, input, _FIELDS))))
+            return event_response(answer.events(await inference.stream(*asked)), OPENAI_ERROR)
+        return HttpResponse(write_body(answer.whole(await inference.one(*asked))))
 
     return {RESPONSES.key: responses}
 
 
-def _messages(body: ResponsesRequest) -> list[ChatMessage]:
-    said = [SaidItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    if body.instructions is not None:
-        said = [SaidItem(role="system", content=body.instructions), *said]
-    return [ChatMessage(role=one.role, content=_text(one.content)) for one in said]
+def _said(body: ResponsesRequest) -> list[SaidMessage]:
+    """The messages of a chat. Calls belong to the assistant's message before them, as it was answered."""
+    said: list[dict[str, Any]] = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    items = [SaidItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    for item in items:
+        if isinstance(item, SaidItem):
+            said.append({"role": item.role, "content": _text(item.content)})
+        elif isinstance(item, CallOutputItem):
+            said.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+        else:
+            if not said or said[-1]["role"] != "assistant":
+                said.append({"role": "assistant"})
+            function = {"name": item.name, "arguments": item.arguments}
+            said[-1].setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+    return [SaidMessage.model_validate(one) for one in said]
+
+
+def _tool_use(body: ResponsesRequest) -> ToolUse:
+    """Raises InvalidInput."""
+    functions = [one.model_dump(exclude_unset=True, exclude={"type"}) for one in body.tools or ()]
+    tools = [{"type": "function", "function": one} for one in functions]
+    choice, several = body.tool_choice, body.parallel_tool_calls is not False
+    if isinstance(choice, NamedFunction):
+        return ToolUse.of(tools, None, choice.name, "tool_choice.name", several)
+    return ToolUse.of(tools, choice, None, "tool_choice", several)
 
 
 def _text(content: str | list[SaidPart]) -> str:
@@ -146,8 +212,8 @@ def _options(body: ResponsesRequest) -> GenerationOptions:
 class _Answer:
     """Writes one response."""
 
-    def __init__(self, request_id: str, model: str, body: ResponsesRequest) -> None:
-        self._message_id = f"msg_{request_id}"
+    def __init__(self, request_id: str, model: str, body: ResponsesRequest, reader: CallReader) -> None:
+        choice = body.tool_choice
         self._head = {
             "id": f"resp_{request_id}",
             "object": "response",
@@ -157,57 +223,109 @@ class _Answer:
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
             "model": model,
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
             "temperature": getattr(body, "temperature"),  # noqa: B009, a field that is made
             "text": {"format": {"type": body.text.format.type if body.text.format else "text"}},
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
+            "tools": [one.model_dump() for one in body.tools or ()],
             "top_p": getattr(body, "top_p"),  # noqa: B009
             "truncation": "disabled",
         }
+        self._request_id, self._reader = request_id, reader
+        self._output: list[dict[str, Any]] = []  # the last one is open: its text or arguments are in the pieces
+        self._pieces: list[str] = []
         self._number = -1
 
     def whole(self, result: InferenceResult) -> dict[str, Any]:
-        """The response with its text."""
-        text: GeneratedText = result.result.message.text_generation.sequences[0]
-        is_cut = text.finish_reason == FinishReason.FINISH_REASON_LENGTH
-        status = "incomplete" if is_cut else "completed"
-        return self._head | {
-            "status": status,
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": [self._item(status, [_part(text.text)])],
-            "usage": _usage(result.usage),
-        }
+        """The response with its items."""
+        response: dict[str, Any] = [*self._ended(result, _text_of(result).text)][-1]["response"]
+        return response
 
     async def events(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[dict[str, Any], None]:
         """OpenAI's events of a text."""
         began = self._head | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
-        place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         yield self._event("created", response=began)
         yield self._event("in_progress", response=began)
-        yield self._event("output_item.added", output_index=0, item=self._item("in_progress", []))
-        yield self._event("content_part.added", **place, part=_part(""))
         async with aclosing(events):
             async for event in events:
-                if isinstance(event, GeneratedPart) and event.text:
-                    yield self._event("output_text.delta", **place, delta=event.text, logprobs=[])
+                if isinstance(event, GeneratedPart):
+                    for told in self._read(event.text):
+                        yield told
                 elif isinstance(event, InferenceResult):
-                    whole = self.whole(event)
-                    [item] = whole["output"]
-                    [part] = item["content"]
-                    yield self._event("output_text.done", **place, text=part["text"], logprobs=[])
-                    yield self._event("content_part.done", **place, part=part)
-                    yield self._event("output_item.done", output_index=0, item=item)
-                    yield self._event(whole["status"], response=whole)
+                    for told in self._ended(event, ""):
+                        yield told
 
-    def _event(self, name: str, **fields: Any) -> dict[str, Any]:
+    def _read(self, text: str, *, is_last: bool = False) -> Iterator[dict[str, Any]]:
+        """The events of a part of the text."""
+        for part in self._reader.read(text, is_last=is_last):
+            if isinstance(part, str):
+                yield from self._said(part)
+            elif "id" in part:
+                call = {"call_id": part["id"], "name": part["function"]["name"], "arguments": ""}
+                yield from self._begun("fc", {"type": "function_call", **call})
+            else:
+                self._pieces.append(part["function"]["arguments"])
+                yield self._event("function_call_arguments.delta", **self._place(), delta=self._pieces[-1])
+
+    def _said(self, text: str) -> Iterator[dict[str, Any]]:
+        if not self._output or self._output[-1]["type"] != "message":
+            yield from self._begun("msg", {"type": "message", "role": "assistant", "content": []})
+            yield self._event("content_part.added", **self._place(), content_index=0, part=_part(""))
+        if text:
+            self._pieces.append(text)
+            yield self._event("output_text.delta", **self._place(), content_index=0, delta=text, logprobs=[])
+
+    def _begun(self, kind: str, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._closed("completed")
+        id = f"{kind}_{self._request_id}_{len(self._output)}"
+        self._output.append({"id": id, **item, "status": "in_progress"})
+        yield self._event("output_item.added", output_index=len(self._output) - 1, item=self._output[-1])
+
+    def _closed(self, status: str) -> Iterator[dict[str, Any]]:
+        """The events of the open item's end, if there is one."""
+        if not self._output:
+            return
+        item, text, place = self._output[-1], "".join(self._pieces), self._place()
+        if item["type"] == "message":
+            part = _part(text)
+            yield self._event("output_text.done", **place, content_index=0, text=text, logprobs=[])
+            yield self._event("content_part.done", **place, content_index=0, part=part)
+            told: dict[str, Any] = {"content": [part]}
+        else:
+            yield self._event("function_call_arguments.done", **place, name=item["name"], arguments=text)
+            told = {"arguments": text}
+        self._output[-1], self._pieces = item | told | {"status": status}, []
+        yield self._event("output_item.done", output_index=place["output_index"], item=self._output[-1])
+
+    def _ended(self, result: InferenceResult, rest: str) -> Iterator[dict[str, Any]]:
+        """The events of the rest of the text; the last one has the response."""
+        is_cut = _text_of(result).finish_reason == FinishReason.FINISH_REASON_LENGTH
+        status = "incomplete" if is_cut else "completed"
+        yield from self._read(rest, is_last=True)
+        if not self._output:
+            yield from self._said("")
+        yield from self._closed(status)
+        end = {
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": self._output,
+            "usage": _usage(result.usage),
+        }
+        yield self._event(status, response=self._head | end)
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+
+    def _event(self, name: str, /, **fields: Any) -> dict[str, Any]:
         self._number += 1
         return {"type": f"response.{name}", "sequence_number": self._number, **fields}
 
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self._message_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+def _text_of(result: InferenceResult) -> GeneratedText:
+    text: GeneratedText = result.result.message.text_generation.sequences[0]
+    return text
 
 
 def _part(text: str) -> dict[str, Any]:

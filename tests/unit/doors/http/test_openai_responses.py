@@ -1,5 +1,10 @@
-"""doors/http/openai_responses.py. The real client reads its events in tests/integration/test_generation_http.py."""
+"""doors/http/openai_responses.py. The real client reads its events in tests/integration/test_generation_http.py.
 
+Events of calls are read in tests/integration/test_structured_output.py.
+"""
+
+import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -15,6 +20,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TextGenerationResult,
 )
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.core.names import Name
+from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, InferenceResult
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import model_spec
 
@@ -88,6 +95,184 @@ async def test_what_changes_nothing_is_ignored(browser: Browser, given: dict[str
     assert (await browser.post("/v1/responses", {"input": "a", **given}))[0] == 200
 
 
+_SCHEMA = {"type": "object", "properties": {"at": {"type": "integer"}}}
+_LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": _SCHEMA, "strict": True}
+_WAIT = {"type": "function", "name": "wait"}
+_CALL = '{"name": "look", "arguments": {"at": 1}}'
+
+
+def _writer(text: str, reason: FinishReason.ValueType = FinishReason.FINISH_REASON_END) -> Browser:
+    """A model of Hermes' format whose text is given."""
+    result = TextGenerationResult(sequences=[GeneratedText(text=text, finish_reason=reason)])
+    spec = model_spec("text_generation", name="writer", chat_template="{{ tools }}<tool_call>")
+    return Browser([spec], lambda _: TaskResult(text_generation=result))
+
+
+async def test_tools_reach_the_template_as_those_of_a_chat_and_come_back_as_given() -> None:
+    browser = _writer("No.")
+    _, body = await browser.post("/v1/responses", {"input": "a", "tools": [_LOOK, _WAIT]})
+    functions = [{name: value for name, value in one.items() if name != "type"} for one in (_LOOK, _WAIT)]
+    tools = [{"type": "function", "function": one} for one in functions]
+    await browser.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": tools})
+    assert browser.inputs[0].text_generation.tools == json.dumps(tools)
+    assert browser.inputs[0] == browser.inputs[1]
+    # OpenAI's client reads these fields of a tool in any case.
+    assert body["tools"] == [_LOOK, {"description": None, "parameters": None, "strict": None, **_WAIT}]
+    assert (body["tool_choice"], [one["type"] for one in body["output"]]) == ("auto", ["message"])
+
+
+async def test_calls_are_items_behind_the_text() -> None:
+    text = f'So.\n<tool_call>{_CALL}</tool_call>\n<tool_call>{{"name": "wait", "arguments": {{}}}}</tool_call>'
+    browser = _writer(text)
+    _, body = await browser.post("/v1/responses", {"input": "a", "tools": [_LOOK, _WAIT]})
+    said, look, wait = body["output"]
+    assert (said["type"], said["content"][0]["text"], said["status"]) == ("message", "So.", "completed")
+    assert {"type": "function_call", "name": "look", "arguments": '{"at": 1}', "status": "completed"}.items() <= (
+        look.items()
+    )
+    assert (wait["name"], wait["arguments"], wait["status"]) == ("wait", "{}", "completed")
+    assert look["id"].startswith("fc_")
+    assert look["call_id"].startswith("call_")
+    assert len({one["id"] for one in body["output"]} | {look["call_id"], wait["call_id"]}) == 5
+    _, body = await browser.post("/v1/responses", {"input": "a", "tools": [_LOOK, _WAIT], "parallel_tool_calls": False})
+    assert ([one["type"] for one in body["output"]], body["parallel_tool_calls"]) == (
+        ["message", "function_call"],
+        False,
+    )
+
+
+async def test_a_text_of_calls_has_no_message() -> None:
+    _, body = await _writer(_CALL).post("/v1/responses", {"input": "a", "tools": [_LOOK]})
+    assert [one["type"] for one in body["output"]] == ["function_call"]
+
+
+async def test_a_call_that_reached_its_limit_is_incomplete() -> None:
+    browser = _writer(_CALL[:-4], FinishReason.FINISH_REASON_LENGTH)
+    _, body = await browser.post("/v1/responses", {"input": "a", "tools": [_LOOK]})
+    [call] = body["output"]
+    assert (call["arguments"], call["status"], body["status"]) == ('{"at":', "incomplete", "incomplete")
+
+
+async def _events(text: str, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> list[dict[str, Any]]:
+    """Those of a text that comes in single characters."""
+    browser = _writer(text)
+    infer = browser.pipeline.infer
+
+    async def told(request: InferenceRequest, span: Name) -> InferenceResult:
+        assert request.listener
+        for character in text:
+            request.listener(GeneratedPart(character, [1]))
+            await asyncio.sleep(0)
+        return await infer(request, span)
+
+    monkeypatch.setattr(browser.pipeline, "infer", told)
+    status, events = await browser.post("/v1/responses", {"input": "a", "stream": True, **asked})
+    assert status == 200
+    read = [json.loads(event.partition("data: ")[2]) for event in events.decode().split("\n\n")[:-1]]
+    assert [one["sequence_number"] for one in read] == [*range(len(read))]
+    return read
+
+
+async def test_items_of_a_stream_come_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f'So.\n<tool_call>{_CALL}</tool_call>\n<tool_call>{{"name": "wait", "arguments": {{}}}}</tool_call>'
+    events = await _events(text, monkeypatch, tools=[_LOOK, _WAIT])
+    told = [(one["type"].removeprefix("response."), one.get("output_index")) for one in events]
+    parts = "output_text", "function_call_arguments"
+    message = ["output_item.added", "content_part.added", "output_text.delta"]
+    message += ["output_text.done", "content_part.done", "output_item.done"]
+    call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+    assert [one for one, before in zip(told, [None, *told], strict=False) if one != before] == [
+        ("created", None),
+        ("in_progress", None),
+        *((name, 0) for name in message),
+        *((name, 1) for name in call),
+        *((name, 2) for name in call),
+        ("completed", None),
+    ]
+    response = events[-1]["response"]
+    for place, (item, whole) in enumerate(zip(response["output"], ["So.", '{"at": 1}', "{}"], strict=True)):
+        own = [one for one in events if one.get("output_index") == place]
+        begun: dict[str, Any] = {"content": []} if "content" in item else {"arguments": ""}
+        assert own[0]["item"] == item | begun | {"status": "in_progress"}
+        assert own[-1]["item"] == item
+        assert {one["item_id"] for one in own if "item_id" in one} == {item["id"]}
+        *deltas, done = [one for one in own if one["type"].split(".")[1] in parts]
+        assert len(deltas) > 1
+        assert "".join(one["delta"] for one in deltas) == done.get("text", done.get("arguments")) == whole
+        assert done.get("name") == item.get("name")
+    # The same items as in an answer that is whole, but for their ids, which are random.
+    _, body = await _writer(text).post("/v1/responses", {"input": "a", "tools": [_LOOK, _WAIT]})
+    random = "id", "call_id"
+    items, expected = (
+        [{name: value for name, value in one.items() if name not in random} for one in output]
+        for output in (response["output"], body["output"])
+    )
+    assert items == expected
+
+
+async def test_an_empty_text_is_a_message_in_a_stream_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = await _events("", monkeypatch)
+    message = ["output_item.added", "content_part.added", "output_text.done", "content_part.done", "output_item.done"]
+    assert [one["type"].removeprefix("response.") for one in events[2:-1]] == message
+    assert events[-1]["response"]["output"] == [events[-2]["item"]]
+
+
+async def test_a_choice_of_tools_is_as_in_a_chat() -> None:
+    browser = _writer('{"at": 1}')
+    asked = {"input": "a", "tools": [_LOOK]}
+    choice = {"type": "function", "name": "look"}
+    _, body = await browser.post("/v1/responses", asked | {"tool_choice": choice})
+    assert json.loads(browser.inputs[0].text_generation.options.json_schema) == _SCHEMA
+    assert (body["tool_choice"], body["output"][0]["arguments"]) == (choice, '{"at": 1}')
+    await browser.post("/v1/responses", asked | {"tool_choice": "required"})
+    assert json.loads(browser.inputs[1].text_generation.options.json_schema)["minItems"] == 1
+    _, body = await browser.post("/v1/responses", asked | {"tool_choice": "none"})
+    assert not browser.inputs[2].text_generation.tools
+    assert (body["tool_choice"], [one["type"] for one in body["output"]]) == ("none", ["message"])
+
+
+async def test_calls_and_their_outputs_are_messages_of_a_chat() -> None:
+    text = f"So.\n<tool_call>{_CALL}</tool_call><tool_call>{_CALL}</tool_call>"
+    browser = _writer(text)
+    _, body = await browser.post("/v1/responses", {"input": "Look.", "tools": [_LOOK]})
+    ids = [one["call_id"] for one in body["output"][1:]]
+    outputs = [
+        {"type": "function_call_output", "call_id": ids[0], "output": "dark"},
+        {"type": "function_call_output", "call_id": ids[1], "output": [{"type": "input_text", "text": "light"}]},
+    ]
+    alone = {"type": "function_call", "call_id": "1", "name": "wait", "arguments": "none"}
+    given = [{"role": "user", "content": "Look."}, *body["output"], *outputs, alone]
+    status, _ = await browser.post("/v1/responses", {"input": given, "tools": [_LOOK]})
+    assert status == 200
+    said = browser.inputs[1].text_generation.messages
+    assert [(one.role, one.content) for one in said] == [
+        ("user", "Look."),
+        ("assistant", "So."),
+        ("tool", "dark"),
+        ("tool", "light"),
+        ("assistant", ""),
+    ]
+    look = {"name": "look", "arguments": {"at": 1}}
+    calls = [{"type": "function", "id": one, "function": look} for one in ids]
+    wait = {"type": "function", "id": "1", "function": {"name": "wait", "arguments": "none"}}
+    assert [json.loads(one.fields or "{}") for one in said] == [
+        {},
+        {"tool_calls": calls},
+        {"tool_call_id": ids[0]},
+        {"tool_call_id": ids[1]},
+        {"tool_calls": [wait], "content": None},
+    ]
+
+
+async def test_wrong_parameters_of_a_forced_call_are_named() -> None:
+    spec = model_spec("text_generation", name="writer", chat_template="{{ tools }}")
+    browser = Browser([spec], lambda _: InvalidInput("options.json_schema", "is wrong"))
+    asked = {"input": "a", "tools": [_WAIT, _LOOK]}
+    for choice, field in (("required", "tools"), ({"type": "function", "name": "look"}, "tools[1].parameters")):
+        status, body = await browser.post("/v1/responses", asked | {"tool_choice": choice})
+        assert (status, body["error"]["param"]) == (400, field)
+
+
 async def test_a_text_that_reached_its_limit_is_incomplete(browser: Browser) -> None:
     _, body = await browser.post("/v1/responses", {"input": "a", "max_output_tokens": 1})
     assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
@@ -98,12 +283,33 @@ async def test_a_text_that_reached_its_limit_is_incomplete(browser: Browser) -> 
     [
         ({"input": []}, "input"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "function", "name": "f"}, {"type": "web_search"}]}, "tools[1].type"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name"),  # as in a chat
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        (
+            {"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "function", "name": "g"}},
+            "tool_choice.name",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {
+                "tools": [{"type": "function", "name": "f"}],
+                "tool_choice": "required",
+                "text": {"format": {"type": "json_object"}},
+            },
+            "tool_choice",
+        ),
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include"),
         ({"reasoning": {"effort": "low", "summary": None}}, "reasoning"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
-        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "1", "output": [{"type": "input_image"}]}]},
+            "input[0].output[0].type",
+        ),
         ({"temperature": 1.5}, "temperature"),
     ],
 )
