@@ -44,8 +44,12 @@ class SaidPart(Body):
     text: str
 
 
+# With store, clients such as the AI SDK send references to items.
+_ITEMS = "send messages, function_call and function_call_output as they are, with store: false, as none is stored"
+
+
 class SaidItem(Body):
-    type: Annotated[str, only("message", advice="send messages, function_call and function_call_output")] = "message"
+    type: Annotated[str, only("message", advice=_ITEMS)] = "message"
     role: Role
     content: str | Many[SaidPart]
 
@@ -335,7 +339,7 @@ def _part(text: str) -> dict[str, Any]:
 def _usage(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.generated_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.tokens + usage.generated_tokens,

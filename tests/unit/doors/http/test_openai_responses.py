@@ -49,6 +49,7 @@ async def test_a_text_is_answered_by_a_message(browser: Browser) -> None:
     assert (message["type"], message["role"], message["status"]) == ("message", "assistant", "completed")
     assert message["content"] == [{"type": "output_text", "text": "The cat.", "annotations": [], "logprobs": []}]
     assert (body["metadata"], body["store"], body["usage"]["input_tokens"]) == ({"a": "b"}, False, 5)
+    assert body["usage"]["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 0}
     said = [ChatMessage(role="user", content="Who sat?")]
     assert browser.inputs == [
         TaskInput(text_generation=TextGenerationInput(messages=said, options=GenerationOptions()))
@@ -215,6 +216,11 @@ async def test_an_empty_text_is_a_message_in_a_stream_too(monkeypatch: pytest.Mo
     message = ["output_item.added", "content_part.added", "output_text.done", "content_part.done", "output_item.done"]
     assert [one["type"].removeprefix("response.") for one in events[2:-1]] == message
     assert events[-1]["response"]["output"] == [events[-2]["item"]]
+
+
+async def test_a_reference_to_an_item_is_refused_with_advice(browser: Browser) -> None:
+    _, body = await browser.post("/v1/responses", {"input": [{"type": "item_reference", "id": "msg_1"}]})
+    assert "store: false" in body["error"]["message"]
 
 
 async def test_a_choice_of_tools_is_as_in_a_chat() -> None:
