@@ -17,7 +17,7 @@ _JSON_HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 # The beginning of an object, as far as it is there, that may still be a call.
-_JSON_BEGIN = re.compile(r'\{\s*(?:$|"(?:$|(?P<key>[^"\\]*)(?:$|"(?:$|\s*:\s*(?:$|(?:"(?P<value>[^"\\]*)")?)))))')
+_JSON_BEGIN = re.compile(r'\{\s*(?:$|"(?:$|(?P<key>[^"\\]*)(?:$|"\s*(?:$|:\s*(?:$|(?:"(?P<value>[^"\\]*)")?)))))')
 _CALL_KEYS = {"name", "arguments", "parameters", "type", "id", "function"}
 
 

@@ -78,6 +78,14 @@ _TEXTS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("mistral", "loo", "loo", []),
     ("json", 'look{"place": "here"}', 'look{"place": "here"}', []),
     ("json", '[{"name": "look", "arguments": {"place": "here"}}, {"name": "wait"}]', "", [_LOOK, _WAIT]),
+    # As structured output writes it.
+    (
+        "json",
+        '[  { \t"name" :"look" \t, \t"arguments"  :{"place": "here"} }\t ,  { "name"\t :  "wait"  ,"arguments" :{}  } ]',
+        "",
+        [_LOOK, _WAIT],
+    ),
+    ("json", '{"type" : "function" , "function" : {"name" : "wait" , "arguments" : {} } }', "", [_WAIT]),
     ("json", '{"type": "function", "function": {"name": "wait", "arguments": {}}}', "", [_WAIT]),
     ("json", '{"name": "wait"} and more', "and more", [_WAIT]),
     ("json", "Hello.", "Hello.", []),
