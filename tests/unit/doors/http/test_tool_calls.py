@@ -81,7 +81,7 @@ _TEXTS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     # As structured output writes it.
     (
         "json",
-        '[  { \t"name" :"look" \t, \t"arguments"  :{"place": "here"} }\t ,  { "name"\t :  "wait"  ,"arguments" :{}  } ]',
+        '[  { \t"name" :"look" \t, \t"arguments"  :{"place": "here"} }\t ,  { "name"\t :  "wait" ,"arguments" :{}  } ]',
         "",
         [_LOOK, _WAIT],
     ),
