@@ -193,7 +193,8 @@ def _labels(gateway: str) -> list[str]:
 
 
 def test_go_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
-    if not shutil.which("go") or not Path("/usr/share/gocode/src/google.golang.org/grpc").is_dir():
+    packages = [Path("/usr/share/gocode/src/google.golang.org", name) for name in ("grpc", "protobuf")]
+    if not (shutil.which("go") and all(package.is_dir() for package in packages)):
         pytest.skip("Go and its gRPC packages of Debian are not installed: examples/README.md")
     _output(_EXAMPLES / "go/build.sh", tmp_path)
     program = (tmp_path / "classify", "-target", gateway, "-top-k", "3", "-model")
