@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _TEXT = "You are a fool, and this is a very poor article."
+_GO_PACKAGES = ("golang-google-grpc-dev", "golang-github-golang-protobuf-1-5-dev")
 _SIGMOID = ScoreFunction.SCORE_FUNCTION_SIGMOID
 _START_LIMIT_S = 60
 
@@ -193,8 +194,7 @@ def _labels(gateway: str) -> list[str]:
 
 
 def test_go_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
-    packages = [Path("/usr/share/gocode/src/google.golang.org", name) for name in ("grpc", "protobuf")]
-    if not (shutil.which("go") and all(package.is_dir() for package in packages)):
+    if not (shutil.which("go") and shutil.which("dpkg-query")) or _run("dpkg-query", "-W", *_GO_PACKAGES).returncode:
         pytest.skip("Go and its gRPC packages of Debian are not installed: examples/README.md")
     _output(_EXAMPLES / "go/build.sh", tmp_path)
     program = (tmp_path / "classify", "-target", gateway, "-top-k", "3", "-model")

@@ -160,11 +160,17 @@ def openai_responses_handlers(inference: Inference, models: ModelChoice, catalog
         messages = [one.message() for one in _said(body)]
         given = TextGenerationInput(messages=messages, tools=tools.for_template, options=options)
         asked = request.call, model, TaskInput(text_generation=given), _FIELDS | tools.fields("parameters")
-        template = GenerationFacts.of(catalog.spec(*model)).chat_template if tools.tools else ""
-        answer = _Answer(request.call.request_id, model.name, body, tools.reader(template))
+
+        def answer() -> _Answer:
+            """For a model that was found to write texts."""
+            template = GenerationFacts.of(catalog.spec(*model)).chat_template if tools.tools else ""
+            return _Answer(request.call.request_id, model.name, body, tools.reader(template))
+
         if body.stream:
-            return event_response(answer.events(await inference.stream(*asked)), OPENAI_ERROR)
-        return HttpResponse(write_body(answer.whole(await inference.one(*asked))))
+            parts = await inference.stream(*asked)
+            return event_response(answer().events(parts), OPENAI_ERROR)
+        result = await inference.one(*asked)
+        return HttpResponse(write_body(answer().whole(result)))
 
     return {RESPONSES.key: responses}
 

@@ -322,3 +322,13 @@ async def test_a_text_that_reached_its_limit_is_incomplete(browser: Browser) -> 
 async def test_what_is_not_here_is_refused_by_its_name(browser: Browser, given: dict[str, Any], field: str) -> None:
     status, body = await browser.post("/v1/responses", {"input": "a", **given})
     assert (status, body["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_model_that_writes_no_texts_is_refused_with_tools_as_without(stream: bool) -> None:
+    refusing = Browser(
+        [model_spec("text_classification", name="labels")], lambda given: InvalidInput("model", "is wrong")
+    )
+    asked = {"model": "labels", "input": "a", "tools": [_LOOK], "stream": stream}
+    status, body = await refusing.post("/v1/responses", asked)
+    assert (status, body["error"]["message"]) == (400, "model: is wrong")
