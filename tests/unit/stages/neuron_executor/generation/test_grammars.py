@@ -138,7 +138,7 @@ async def test_texts_with_forms_leave_others_as_they_are_also_where_blocks_run_o
     async with _generator() as generator:
         alone = [await _texts(generator, _item([7, number], 40)) for number in range(4)]
         formed = [await _texts(generator, _item([8, number], 40, **_FORMS["json_schema"][0])) for number in range(4)]
-    async with _generator(blocks=24) as generator:
+    async with _generator(blocks=12) as generator:
         items = [_item([7, number], 40) for number in range(4)]
         items += [_item([8, number], 40, **_FORMS["json_schema"][0]) for number in range(4)]
         assert await asyncio.gather(*(_texts(generator, one) for one in items)) == [*alone, *formed]
