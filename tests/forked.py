@@ -179,8 +179,8 @@ _TRACING = "neuronpipe.compiler.neuronx_processes"
 
 
 class ForkedWorkers(ForkServerContext):
-    """In place of the module multiprocessing in worker.py: those that compile for Neuron are forks of a process that
-    has imported PyTorch and transformers, which takes four seconds of CPU time; others are spawned.
+    """Replaces the module multiprocessing in worker.py. Workers that compile for Neuron are forks of one process with
+    PyTorch and transformers, whose imports take four seconds of CPU time. Other workers are spawned.
     """
 
     def get_context(self, method: str | None = None) -> Any:

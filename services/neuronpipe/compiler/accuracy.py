@@ -224,7 +224,7 @@ def damaged(module: SourceModule) -> SetupError:
 def check_padding(module: SourceModule, batches: Sequence[Batch], reference: Sequence[Outputs]) -> None:
     """Raises SetupError for a model with other outputs for a text beside a longer one than for the text alone.
 
-    Convolutions and landmarks over all positions of a batch do that, whatever its mask says.
+    Convolutions and landmarks over all positions of a batch ignore its mask.
     """
     for batch, expected in () if module.image else zip(batches, reference, strict=True):
         lengths = batch[MASK].sum(axis=1)

@@ -243,7 +243,7 @@ def source_module(
             f"{model.config.name_or_path}: takes {most} tokens by model_max_length of its tokenizer, max_seq_length or "
             f"max_position_embeddings, and a text has {_FEWEST_TOKENS} or more; correct the one that is wrong"
         )
-    # Batches have padding, whatever the tokenizer names.
+    # Batches are padded, also if the tokenizer does not name the mask.
     given = {*tokenizer.input_names, MASK}
     return SourceModule(
         module=module.eval(),

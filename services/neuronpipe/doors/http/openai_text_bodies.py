@@ -84,7 +84,7 @@ class SaidMessage(_Open):
     audio: Unsupported = None
 
     def message(self) -> ChatMessage:
-        """What a template gets: its fields besides as JSON, the arguments of calls as objects, where they are."""
+        """The message for a template: further fields as JSON, and arguments of calls parsed if they are JSON."""
         fields = self.model_dump(exclude_none=True, exclude={"role", "content", "refusal", "audio", "annotations"})
         calls = fields.pop("tool_calls", None)
         for call in calls or ():

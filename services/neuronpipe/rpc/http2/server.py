@@ -339,7 +339,8 @@ class _ServerConnection(Connection[Call]):
         else:
             self.engine.send_shutdown_notice()
             self.flush()  # nghttp2 would send the ping first
-            self.ping(_DRAIN_PING)
+            if not self.is_lost:
+                self.ping(_DRAIN_PING)
 
     def _release_answers(self) -> None:
         if self._holds_answers:
