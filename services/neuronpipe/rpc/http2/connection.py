@@ -344,8 +344,11 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         self.streams.clear()
         has_eof = self.transport.can_write_eof()
         if has_eof:
-            with contextlib.suppress(OSError):  # the peer has gone
+            try:
                 self.transport.write_eof()
+            except OSError:  # the peer has gone
+                self.abort()
+                return
         else:
             self.transport.close()
         if self._timer:
