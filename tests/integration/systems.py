@@ -29,6 +29,9 @@ from neuronpipe.serve.settings import AllSettings
 from neuronpipe.serve.stages import running_stages
 from tests.door import Door
 
+# Of each batch of a slow model.
+DEVICE_TIME_S = 1.5
+
 
 class System(Protocol):
     """What the behaviour suite talks to; AsyncClient is one."""
@@ -115,10 +118,16 @@ def two_processes(repository: Path, *options: str) -> Iterator[dict[str, Service
 
 
 def make_slow(repository: Path, folder: Path) -> Path:
-    """A repository in `folder` of one fake model whose every batch takes a second and a half."""
+    """A repository in `folder` of one fake model whose every batch takes a second and a half.
+
+    It has one bucket, so that its start takes three batches.
+    """
     shutil.copytree(repository / "classifier", folder / "classifier")
     manifest = folder / "classifier" / "1" / MANIFEST_FILE
     content = json.loads(manifest.read_text())
-    content["artifacts"][0]["properties"] = {"device_time_s": "1.5"}
+    content["artifacts"][0] |= {
+        "properties": {"device_time_s": str(DEVICE_TIME_S)},
+        "buckets": [{"batch": 32, "tokens": 32}],
+    }
     manifest.write_text(json.dumps(content))
     return folder

@@ -6,6 +6,7 @@ must be missing from the batch that runs next, whose size the response tells.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from demo.processes import ServiceProcess, four_processes
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import DeadlineExceeded
 from tests.integration.requests import classify
-from tests.integration.systems import make_slow
+from tests.integration.systems import DEVICE_TIME_S, make_slow
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -61,9 +62,13 @@ async def test_cancelled_request_is_not_computed(client: AsyncClient) -> None:
 
 
 async def test_request_past_its_deadline_is_not_computed(client: AsyncClient) -> None:
+    sent_s = time.monotonic()
     first = await occupy_the_device(client)
     hurried = [asyncio.create_task(client.infer(classify("hurried"), timeout_s=0.2)) for _ in range(5)]
     waiting = [asyncio.create_task(client.infer(classify("waiting"))) for _ in range(2)]
+    for _ in range(20):
+        await client.list_models()
+    queued_s = time.monotonic()
 
     outcomes = await asyncio.gather(*hurried, return_exceptions=True)
     responses = await asyncio.gather(*waiting)
@@ -71,5 +76,6 @@ async def test_request_past_its_deadline_is_not_computed(client: AsyncClient) ->
     await first
     assert [type(outcome) for outcome in outcomes] == [DeadlineExceeded] * 5
     assert [response.usage.batch_size for response in responses] == [2, 2]
-    # The second batch waited for the first, and said so: what is left of 1.5 s after the round trips above.
-    assert all(response.timings.predict_queue_ns > 0.5e9 for response in responses)
+    # The second batch waited for the first, and said so: what was left of 1.5 s once it was in the queue.
+    left_s = sent_s + DEVICE_TIME_S - queued_s
+    assert all(response.timings.predict_queue_ns > left_s * 1e9 for response in responses)
