@@ -2,9 +2,11 @@
 
 import io
 import json
+import pickle
 import pydoc_data.topics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,18 @@ _OTHER_SCRIPTS = (
 )
 
 
+def _trained_once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which trains once and returns copies."""
+    pickled = cache(lambda **options: pickle.dumps(make(**options)))
+
+    @wraps(make)
+    def made(**options: Any) -> Any:
+        return pickle.loads(pickled(**options))
+
+    return made
+
+
+@_trained_once
 def word_piece(*, max_tokens: int, lowercase: bool = True) -> Any:
     """BERT's kind: [CLS] A [SEP] B [SEP], lower-casing and without accents unless `lowercase` is off."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -64,6 +78,7 @@ _ROBERTA_NAMES: dict[str, Any] = {
 }
 
 
+@_trained_once
 def byte_level_bpe(*, max_tokens: int, add_prefix_space: bool = False) -> Any:
     """RoBERTa's kind: <s> A </s></s> B </s>; no text is outside its vocabulary."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
@@ -84,6 +99,7 @@ def byte_level_bpe(*, max_tokens: int, add_prefix_space: bool = False) -> Any:
     )
 
 
+@_trained_once
 def unigram(*, max_tokens: int) -> Any:
     """XLM-R's kind, SentencePiece: <s> A </s></s> B </s>, with spaces as characters of words."""
     tokenizer = tokenizers.Tokenizer(models.Unigram())
@@ -130,6 +146,7 @@ def nllb(*, max_tokens: int) -> Any:
     )
 
 
+@_trained_once
 def unigram_pairs(*, max_tokens: int) -> Any:
     """ALBERT's and DeBERTa-v3's kind, SentencePiece: [CLS] A [SEP] B [SEP], with a type for each of a pair."""
     special = ["<pad>", "[CLS]", "[SEP]", "<unk>", "[MASK]"]

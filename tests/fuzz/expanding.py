@@ -3,7 +3,7 @@ new field is covered by itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -137,7 +137,8 @@ def expanding_bodies(schema: Mapping[str, Any], schemas: Mapping[str, Any], size
     places: dict[str, tuple[str, tuple[bytes, bytes]]] = {}
     for name, checked, around in _places(schema, schemas, 0):
         places.setdefault(checked, (name, around))
-    for kind, fill in fills.items():
+    for kind, make in fills.items():
+        fill = cache(make)
         yield kind, fill
         for name, around in places.values():
             yield f"{name}: {kind}", partial(_filled, around, fill)
