@@ -280,10 +280,10 @@ async def test_breaking_off_shortens_the_wait_for_answers() -> None:
         waiting.set()
         await asyncio.Event().wait()
 
-    generator = _generator(_Client(answer), duration_s=0.01, drain_s=30.0)
+    generator = _generator(_Client(answer), duration_s=0.5, drain_s=30.0)
     running = asyncio.create_task(generator.run())
     await waiting.wait()
-    await asyncio.sleep(0.05)  # into the drain
+    await asyncio.sleep(0.5)  # into the drain
     generator.break_off()
     await asyncio.wait_for(running, 10)
 
