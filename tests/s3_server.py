@@ -120,7 +120,7 @@ def running_s3(
     fields = {"objects": objects, "written": {}, "look_on": staticmethod(look_on), "writing": threading.Lock()}
     handler = type("_Objects", (_S3,), fields)
     with _Server(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         for name, value in s3_variables(f"http://127.0.0.1:{server.server_port}").items():
             monkeypatch.setenv(name, value)
         yield objects

@@ -166,7 +166,7 @@ def http_collector(tls: Path | None = None) -> Iterator[Collector]:
         context.load_cert_chain(tls / "tls.crt", tls / "tls.key")
         server.socket = context.wrap_socket(server.socket, server_side=True)
     collector.endpoint = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield collector

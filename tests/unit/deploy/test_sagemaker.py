@@ -23,7 +23,7 @@ _BUCKET, _REGION = "models", "eu-central-1"
 def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An account with a bucket, and nothing else."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", _REGION)
-    with mock_aws():
+    with mock_aws(config={"core": {"reset_boto3_session": False}}):  # what it read of AWS is kept for the next test
         boto3.client("s3").create_bucket(Bucket=_BUCKET, CreateBucketConfiguration={"LocationConstraint": _REGION})
         yield
 
