@@ -208,7 +208,7 @@ oracle: .venv/.dev .venv-transformers4/.ready
 .PHONY: sampled
 sampled: setup
 	$(share_folders)
-	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) -m "sampled and not alone" tests/integration tests/contract
+	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) -m "sampled and not alone" tests/integration tests/contract tests/unit
 	$(TRANSFORMERS4) --share $(SAMPLED_SHARE) $(WITH_TRANSFORMERS4)
 	$(BIN)/python -m tests.deploy --all
 

@@ -349,6 +349,7 @@ _PIECES = (
 )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("expression", _EXPRESSIONS.strip().splitlines())
 def test_what_a_message_spells_changes_no_text_and_no_special_token_of_a_template(expression: str) -> None:
     tokenizer = _byte_level()

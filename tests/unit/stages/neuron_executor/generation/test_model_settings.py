@@ -102,6 +102,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 _SUBTLE = ("nothing", "renormalize_logits of the best")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", _SETTINGS)
 def test_settings_of_a_model_have_the_effect_that_they_have_in_generate(model: Any, name: str) -> None:
     chosen, different = np.random.default_rng(len(name)), 0
