@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from neuronpipe.bundles.bucket import BucketRepository
+from neuronpipe.bundles.bucket_repository import BucketRepository
 from neuronpipe.bundles.bundle_cache import BundleCache, all_parts, parts_without_artifacts
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import REGISTRY_FILE, Operation, Registry, Signed

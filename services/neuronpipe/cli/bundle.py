@@ -10,7 +10,7 @@ from neuronpipe.cli.terminal import ending_on_sigterm, option, report, subcomman
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
-    from neuronpipe.bundles.bucket import BucketRepository
+    from neuronpipe.bundles.bucket_repository import BucketRepository
 
 HELP = "sign bundles, verify their files and signatures, upload them, delete leftovers, or say what differs between two"
 EXTRA = "server"
@@ -121,7 +121,7 @@ def _collect_garbage(options: argparse.Namespace) -> None:
 
 
 def _bucket(options: argparse.Namespace) -> "BucketRepository":
-    from neuronpipe.bundles.bucket import BucketRepository
+    from neuronpipe.bundles.bucket_repository import BucketRepository
 
     repository = opened(options)
     if not isinstance(repository, BucketRepository):

@@ -1,4 +1,4 @@
-"""bundles/bucket.py and bundle_cache.py: a repository in a bucket, and what a machine keeps of it."""
+"""bundles/bucket_repository.py and bundle_cache.py: a repository in a bucket, and what a machine keeps of it."""
 
 import os
 import threading
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from neuronpipe.bundles import bucket as bucket_module
+from neuronpipe.bundles import bucket_repository as bucket_module
 from neuronpipe.bundles import bundle_cache
-from neuronpipe.bundles.bucket import BucketRepository
+from neuronpipe.bundles.bucket_repository import BucketRepository
 from neuronpipe.bundles.bundle_cache import BundleCache, parts_without_artifacts
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import Registry, Signed
