@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from neuronpipe.measure.processes import ServiceProcess as ServiceProcess
 
@@ -22,22 +23,26 @@ def four_processes(
     `options` are for all of them, `stage_options` for some stages, `gateway_options` for the gateway alone.
     """
     options = ("--repository", str(repository), *options)
-    with ThreadPoolExecutor() as stopping, ExitStack() as stack:
-        started = {
-            service: stack.enter_context(
-                ServiceProcess(service, *options, *stage_options.get(service, ()), environment=environment)
+    stages: dict[str, ServiceProcess] = {}
+
+    def end_stages(*error: Any) -> None:
+        with ThreadPoolExecutor() as ending:
+            list(ending.map(lambda process: process.__exit__(*error), stages.values()))
+
+    with ExitStack() as stack:
+        stack.push(end_stages)
+        for service in ("tokenizer", "neuron-executor", "postprocessor"):
+            stages[service] = ServiceProcess(
+                service, *options, *stage_options.get(service, ()), environment=environment
             )
-            for service in ("tokenizer", "neuron-executor", "postprocessor")
-        }
-        stack.callback(lambda: list(stopping.map(ServiceProcess.stop, started.values())))  # the stages, all at once
-        targets = [f"--{name}-target={started[service].target}" for name, service in _TARGET_OPTIONS.items()]
-        started["gateway"] = stack.enter_context(
+        targets = [f"--{name}-target={stages[service].target}" for name, service in _TARGET_OPTIONS.items()]
+        gateway = stack.enter_context(
             ServiceProcess("gateway", *options, *targets, *gateway_options, environment=environment)
         )
-        for process in started.values():
+        for process in (*stages.values(), gateway):
             process.wait_until_ready()
-        started["gateway"].wait_for("all stages reached")
-        yield started
+        gateway.wait_for("all stages reached")
+        yield {**stages, "gateway": gateway}
 
 
 _TARGET_OPTIONS = {"tokenizer": "tokenizer", "executor": "neuron-executor", "postprocessor": "postprocessor"}
