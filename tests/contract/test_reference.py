@@ -8,7 +8,7 @@ from pydantic import Field
 
 from neuronpipe.api.v1 import inference_pb2, models_pb2, tasks_pb2, traces_pb2
 from neuronpipe.core.settings import Settings
-from tests.reference import api, cli, configuration
+from tests.reference import api, cli, configuration, parts
 from tests.reference.markdown import table, text
 
 
@@ -65,3 +65,10 @@ def test_text_is_no_markup_but_for_code() -> None:
 
 def test_a_cell_cannot_break_its_row() -> None:
     assert list(table(["a"], [["x|y"]])) == ["", "| a |", "|---|", r"| x\|y |"]
+
+
+def test_a_page_without_the_place_of_a_part_is_told_what_to_write() -> None:
+    written = "<!-- tasks: made by make fix-docs -->, an empty line and <!-- end -->"
+    with pytest.raises(ValueError, match=f"^docs/oip.md has no place for the tasks; write, each on a line: {written}$"):
+        parts.filled("oip.md", "")
+    assert parts.filled("oip.md", written.replace(", an empty line and ", "\n\n")).endswith("\n<!-- end -->")

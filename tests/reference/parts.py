@@ -98,7 +98,8 @@ def filled(page: str, content: str) -> str:
         before, begin, rest = content.partition(f"<!-- {name}: made by make fix-docs -->\n")
         _, end, after = rest.partition("\n<!-- end -->")
         if not end:
-            raise ValueError(f"docs/{page} has no place for {name}")
+            place = f"<!-- {name}: made by make fix-docs -->, an empty line and <!-- end -->"
+            raise ValueError(f"docs/{page} has no place for the {name}; write, each on a line: {place}")
         lines = "\n".join(made())
         content = f"{before}{begin}{lines}\n{end}{after}"
     return content
