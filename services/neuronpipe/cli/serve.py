@@ -32,10 +32,8 @@ SERVICES = {
     "postprocessor": ("neuronpipe.stages", "PostprocessorSettings", "postprocessor"),
     "worker": ("neuronpipe.bulk.jobs", "WorkerSettings", "worker"),
 }
-# The package of a back end, which a bundle may choose, and the extra that installs it.
-_BACKEND_EXTRAS = {"torch": "executor-torch", "torch_neuronx": "executor-neuronx"}
-# The same of a stage that a gateway has in its process.
-_STAGE_EXTRAS = {"openvino": "executor-openvino", "PIL": "tokenizer", "tokenizers": "tokenizer"}
+# The package of a stage that a gateway has in its process, and the extra that installs it. Back ends name their own.
+_STAGE_EXTRAS = {"PIL": "tokenizer", "tokenizers": "tokenizer"}
 # service → the options that matter first, which --help shows
 _ALL = ("repository", "listen")
 _LAST = ("metrics_listen", "tls_certificate", "tls_key", "grace_s")
@@ -89,8 +87,8 @@ def run(options: argparse.Namespace) -> None:
             serving = importlib.import_module(f"{package}.server").run
         run_service(options.service, settings, partial(serving, settings), os.environ)
     except ModuleNotFoundError as error:
-        chosen = _BACKEND_EXTRAS | (_STAGE_EXTRAS if options.service == "gateway" else {})
-        options.extra = chosen.get(str(error.name), options.extra)
+        if options.service == "gateway":
+            options.extra = _STAGE_EXTRAS.get(str(error.name), options.extra)
         raise
 
 

@@ -496,11 +496,9 @@ def test_a_missing_package_exits_with_two_and_what_installs_it_is_named(
         ("all", "tokenizers", "all"),
         ("gateway", "redis", "gateway"),
         ("gateway", "tokenizers", "tokenizer"),
-        ("gateway", "openvino", "executor-openvino"),
         ("tokenizer", "tokenizers", "tokenizer"),
         ("postprocessor", "uvloop", "postprocessor"),
-        ("neuron-executor", "openvino", "executor-openvino"),
-        ("neuron-executor", "torch", "executor-torch"),
+        ("neuron-executor", "uvloop", "executor-openvino"),
     ],
 )
 def test_a_service_names_the_extra_of_its_own(

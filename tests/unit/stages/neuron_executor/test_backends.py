@@ -2,6 +2,7 @@
 What all of them must do is in tests/contract."""
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 
@@ -24,14 +25,16 @@ def test_an_unknown_back_end_is_told_which_there_are() -> None:
         load_backend("abacus", _request())
 
 
-def test_a_back_end_whose_library_is_missing_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (BACKENDS["openvino"].partition(":")[0], "neuronpipe.stages.neuron_executor.runtimes.openvino"):
+@pytest.mark.parametrize(("name", "library"), [("openvino", "openvino"), ("torch", "torch"), ("neuronx", "torch")])
+def test_a_back_end_whose_library_is_missing_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, library: str
+) -> None:
+    for module in (BACKENDS[name].partition(":")[0], f"neuronpipe.stages.neuron_executor.runtimes.{library}"):
         monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(
-        SetupError, match=r"^back end 'openvino' needs openvino; install it with: pip install .*executor-openvino"
-    ):
-        load_backend("openvino", _request())
+    monkeypatch.setitem(sys.modules, library, None)
+    advice = f"install it with: pip install 'neuronpipe[executor-{name}]'"
+    with pytest.raises(SetupError, match=f"^back end '{name}' needs {library}; {re.escape(advice)}$"):
+        load_backend(name, _request())
 
 
 def test_without_the_neuron_sdk_the_page_is_named_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
