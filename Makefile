@@ -291,7 +291,7 @@ fix-format: .venv/.dev
 verify-lint: .venv/.dev
 	$(BIN)/ruff check $(SOURCES)
 fix-lint: .venv/.dev
-	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff check --fix-only $(SOURCES)
 
 .PHONY: verify-types
 verify-types: .venv/.dev
@@ -334,6 +334,8 @@ fix-protos: .venv/.dev
 	$(BIN)/buf format --write protos
 	find $(MESSAGES) -name '*_pb2*' -delete
 	$(call generate_protos,$(MESSAGES))
+	command -v protoc-gen-go-grpc >/dev/null || $(call install,protobuf-compiler protoc-gen-go protoc-gen-go-grpc)
+	examples/go/generate.sh
 release-protos: .venv/.dev
 	$(BIN)/buf build protos --exclude-source-info --output protos/released.binpb
 

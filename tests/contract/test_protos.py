@@ -97,7 +97,7 @@ def test_the_code_for_go_is_made_from_the_protos_as_they_are(name: str) -> None:
     importlib.import_module(f"neuronpipe.api.v1.{name}_pb2").DESCRIPTOR.CopyToProto(present)
     for file in (made, present):
         _forget_json_names(file.message_type)
-    assert made == present, "run examples/go/generate.sh"
+    assert made == present, "run: make fix-protos"
 
 
 def _forget_json_names(messages: Iterable[DescriptorProto]) -> None:
