@@ -7,6 +7,7 @@ A command imports its dependencies when it runs: `infer` must work where only th
 """
 
 import argparse
+import errno
 import importlib
 import os
 import re
@@ -29,11 +30,37 @@ _GROUPS = {
     "deploy": ("deploy", "undeploy", "check-deployment"),
     "shell": ("completion",),
 }
+# What a write to standard output, or to a file that has been opened, ends with.
+_OF_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 COMMANDS = tuple(name for names in _GROUPS.values() for name in names)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command. Exit codes: 0 done, 1 the request failed, 2 the command, a setting or a bundle is wrong."""
+    """Runs one command. Exit codes: 0 done, 1 the request failed, 2 the command, a setting, file or bundle is wrong.
+
+    A command whose reader has left, as behind `| head`, ends without a word and with the code of SIGPIPE.
+    """
+    try:
+        try:
+            _run(arguments)
+        finally:
+            if sys.stdout:  # None where it was closed
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except OSError as error:
+        if not error.filename and error.errno not in _OF_OUTPUT:
+            raise
+        if not error.filename and sys.stdout:  # Python would try to write the rest at its end, and complain
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            sys.exit(128 + signal.SIGPIPE)
+        denied = f"permission denied for user {os.geteuid()}"
+        problem = denied if isinstance(error, PermissionError) else error.strerror
+        _exit(f"{error.filename or 'the output'}: {problem}", 2)
+
+
+def _run(arguments: Sequence[str] | None) -> None:
     if "_ARGCOMPLETE" in os.environ:
         _complete(os.environ.get("COMP_LINE", "").split())
     options = _parse(sys.argv[1:] if arguments is None else arguments)
@@ -52,12 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         wanted = f"'neuronpipe[{options.extra}]'" if options.extra else "neuronpipe"
         _exit(f"{options.command} needs the package {error.name}, which is not installed: pip install {wanted}", 2)
-    except PermissionError as error:
-        if not error.filename:
-            raise
-        _exit(f"{error.filename}: permission denied for user {os.geteuid()}", 2)
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 def _unreachable(error: BaseException | None, options: argparse.Namespace) -> str:

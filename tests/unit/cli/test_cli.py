@@ -572,3 +572,36 @@ def test_the_installed_command_is_this_one(tmp_path: Path) -> None:
     process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert process.returncode == 2
     assert process.stderr.splitlines()[-1].startswith(f"neuronpipe: {tmp_path}/none: no such folder")
+
+
+@pytest.mark.parametrize("is_buffered", [True, False])
+def test_an_output_that_cannot_be_written_ends_a_command_without_a_traceback(is_buffered: bool) -> None:
+    words = [sys.executable, *([] if is_buffered else ["-u"]), "-m", "neuronpipe", "infer", "--example", "rerank"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as left, Path("/dev/full").open("wb") as full:  # noqa: PTH123 (a descriptor)
+        behind_head, on_a_full_disk = (
+            subprocess.run(
+                words, stdout=to, stderr=subprocess.PIPE, text=True, env=environment, check=False, timeout=60
+            )
+            for to in (left, full)
+        )
+    assert (behind_head.returncode, behind_head.stderr) == (128 + 13, "")  # as shells tell of SIGPIPE, 13
+    assert (on_a_full_disk.returncode, on_a_full_disk.stderr) == (
+        2,
+        "neuronpipe: the output: No space left on device\n",
+    )
+
+
+def test_ctrl_c_while_the_output_waits_exits_as_shells_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Output(io.StringIO):
+        """A pipe that is full."""
+
+        def flush(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdout", Output())
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["infer", "--example", "rerank"])
+    assert exit.value.code == 130
