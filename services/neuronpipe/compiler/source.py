@@ -1,6 +1,7 @@
 """Gets a model from a local folder or from the Hugging Face Hub, and says what is wrong with its files."""
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -150,6 +151,9 @@ _SIZES = (
     *("num_attention_heads", "num_key_value_heads", "intermediate_size", "num_labels"),
 )
 _TOO_LARGE = 1 << 31
+# The end of a count's name → more than any model has. PyTorch makes objects of each layer, and transformers a name for
+# each label: a million layers would fill the memory before their weights are missed.
+_MOST = {"layer": 1000, "layers": 1000, "depths": 1000, "blocks": 1000, "experts": 10_000, "labels": 1_000_000}
 _WORDS: Mapping[type, str] = {str: "text", list: "list", dict: "object of names and values"}
 # Files beside weights that only their own programs read → what they are.
 _FOREIGN = {
@@ -185,8 +189,22 @@ def _check_types(folder: Path) -> None:
     for name in _SIZES:
         if isinstance(value := content.get(name), int) and not 0 < value < _TOO_LARGE:
             raise SetupError(f"{folder}: config.json has {name} {value!r:.20}, which no model has; correct it")
+    _check_counts(folder, content)
     if not all(isinstance(one, str) for one in content.get("architectures") or ()):
         raise SetupError(f"{folder}: config.json has architectures that are no names; correct them")
+
+
+def _check_counts(folder: Path, content: Mapping[str, Any]) -> None:
+    """Raises SetupError for a count, also of a part of the model, that is too large."""
+    for name, value in content.items():
+        if isinstance(value, dict) and name.endswith("config"):  # label2id may have a label "layer"
+            _check_counts(folder, value)
+        most = _MOST.get(name.rpartition("_")[2], math.inf)
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, int) and one > most:
+                raise SetupError(
+                    f"{folder}: config.json has {name} {one!r:.20}, and a model has at most {most:,}; correct it"
+                )
 
 
 def check_configuration(folder: Path, content: Mapping[str, Any]) -> None:
