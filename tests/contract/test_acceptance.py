@@ -218,7 +218,7 @@ def test_what_cannot_be_compiled_is_in_the_report(sources: dict[str, Path], tmp_
 @pytest.mark.parametrize(
     ("options", "environment", "message"),
     [
-        (("--cores", "zero"), {}, "NEURONPIPE_ACCEPT_CORES: Value error, cores 'zero': must be a number of cores"),
+        (("--cores", "zero"), {}, "--cores: cores 'zero': must be a number of cores"),
         (("--seconds", "0"), {}, "--seconds 0.0: must be more than 0"),
         (("--seconds", "nan"), {}, "--seconds nan: must be more than 0"),
         (("--price-per-hour", "-1"), {}, "--price-per-hour -1.0: must be 0 or more"),

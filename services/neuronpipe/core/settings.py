@@ -45,11 +45,17 @@ def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
             variable = variable_name(kind, field)
             problem = "holds a password, which other users of this machine see in the list of processes"
             raise SetupError(f"{option_name(field)}: {problem}; set it in the environment, as {variable}")
+
+    def named(field: str) -> str:
+        return option_name(field) if field in given else variable_name(kind, field)
+
     try:
         return kind(**given)
     except ValidationError as error:
         problems = [
-            ": ".join([*(variable_name(kind, str(field)) for field in problem["loc"][:1]), problem["msg"]])
+            ": ".join(
+                [*(named(str(field)) for field in problem["loc"][:1]), problem["msg"].removeprefix("Value error, ")]
+            )
             for problem in error.errors()
         ]
         raise SetupError("; ".join(problems)) from error
