@@ -164,7 +164,7 @@ def _request(options: argparse.Namespace) -> "TransformRequest":
             if getattr(options, name) not in (None, "", "{}"):
                 raise SetupError(f"--{name.replace('_', '-')}: not with --input-format openai, whose rows say all")
     task = (options.task or "").replace("-", "_")
-    keep = [name for name in options.keep.split(",") if name]
+    keep = [name for name in dict.fromkeys(options.keep.split(",")) if name]
     return made(TransformRequest, options, inputs=options.input, task=task, keep=keep)
 
 

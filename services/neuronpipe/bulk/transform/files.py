@@ -47,6 +47,8 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
             matching = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (also absolute)
         if not matching:
             raise SetupError(f"--input {pattern}: no such file")
+        if odd := next((one for one in matching if not (is_object(one) or Path(one).is_file())), ""):
+            raise SetupError(f"--input {odd}: is no regular file; rows are read twice, so save them in a file first")
         found |= dict.fromkeys(matching)
     return list(found)
 

@@ -25,6 +25,7 @@ from neuronpipe.doors.vectors import vector
 from neuronpipe.tasks import ANSWERED_TASKS
 
 TASK = "sentence_embedding"
+_HALF_PAIR_PROBLEM = "is no valid Unicode: it has half a surrogate pair"
 _BODY: TypeAdapter[Any] = TypeAdapter(EmbeddingsRequest)
 
 
@@ -38,7 +39,10 @@ class OpenAiRows:
 
     def inputs(self, row: Row) -> Sequence[TaskInput]:
         """See TaskRows."""
-        return embeddings_inputs(self._body(row))
+        try:
+            return embeddings_inputs(self._body(row))
+        except UnicodeEncodeError:
+            raise InvalidInput("body.input", _HALF_PAIR_PROBLEM) from None
 
     def record(self, row: Row, outcomes: Sequence[Outcome]) -> Record:
         """See TaskRows. The ids follow from the request's own, so that they are the same in every run."""
@@ -153,7 +157,10 @@ class TaskRows:
 
     def _set(self, part: Any, field: FieldDescriptor, column: str, value: Any) -> None:
         """Sets a field of an input. Raises InvalidInput."""
-        value = value.as_py() if hasattr(value, "as_py") else value
+        try:
+            value = value.as_py() if hasattr(value, "as_py") else value
+        except (ValueError, OverflowError):
+            raise InvalidInput(f"column {column!r}", "is not UTF-8, or no value of Python") from None
         if value is None:
             raise InvalidInput(f"column {column!r}", "is missing")
         if self._cells_are_texts and (field.is_repeated or field.type not in _BYTES_OR_TEXT):
@@ -187,7 +194,7 @@ def _checked(value: Any, field: FieldDescriptor, column: str) -> Any:
         except ValueError as error:
             raise InvalidInput(f"column {column!r}", str(error)) from None
     if isinstance(value, str) and not value.isascii() and _HALF_PAIR.search(value):
-        raise InvalidInput(f"column {column!r}", "is no valid Unicode: it has half a surrogate pair")
+        raise InvalidInput(f"column {column!r}", _HALF_PAIR_PROBLEM)
     if isinstance(value, int) and not 0 <= value < 1 << 32:
         raise InvalidInput(f"column {column!r}", "must be from 0 to 4294967295")
     return value

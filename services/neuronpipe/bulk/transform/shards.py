@@ -52,7 +52,10 @@ class Manifest:
         if (content := self._folder.read(RUN_FILE)) is None:
             write_file(self._folder, RUN_FILE, (json.dumps(new, indent=2) + "\n").encode())
             return
-        old = json.loads(content)
+        try:
+            old = dict(json.loads(content))
+        except (ValueError, TypeError) as error:
+            raise SetupError(f"its {RUN_FILE} is damaged; choose another folder, or delete it") from error
         if old.get("fingerprint") != fingerprint:
             changed = [name for name in new if name != "fingerprint" and new[name] != old.get(name)]
             raise SetupError(
@@ -65,14 +68,18 @@ class Manifest:
 
     def done(self) -> list[DoneShard]:
         """The shards that are listed, and whose results are there, in order. Raises SetupError."""
-        listed = [
-            DoneShard(**json.loads(self._folder.read(name) or b""))
-            for name in self._folder.names(_SHARDS)
-            if name.endswith(".json")
-        ]
+        names = [name for name in self._folder.names(_SHARDS) if name.endswith(".json")]
+        listed = [shard for name in names if (shard := self._listed(name))]
         sizes = self._folder.sizes([shard.file for shard in listed])
         found = [shard for shard in listed if sizes.get(shard.file) == shard.size_bytes]
         return sorted(found, key=lambda shard: shard.number)
+
+    def _listed(self, name: str) -> DoneShard | None:
+        """The shard that a file lists; None for a damaged file, whose shard is done again."""
+        try:
+            return DoneShard(**json.loads(self._folder.read(name) or b""))
+        except (ValueError, TypeError):
+            return None
 
     def complete(self, shards: Sequence[DoneShard]) -> None:
         """Writes the list of all shards into one file. Raises SetupError."""

@@ -53,6 +53,19 @@ def test_a_shard_is_done_where_its_results_are_there(folder: Folder) -> None:
             manifest.begin("b", {"task": "y"})
 
 
+@pytest.mark.parametrize("damaged", [b"", b"{", b"[]", b"3", b'{"number": 0}'])
+def test_a_damaged_listing_is_done_again_and_a_damaged_run_is_told(folder: Folder, damaged: bytes) -> None:
+    manifest = Manifest(folder)
+    with folder.locked():
+        manifest.add(_shard(0))
+        write_file(folder, "part-00000.jsonl", b"{}{}")
+        write_file(folder, "_shards/00001.json", damaged)
+        assert manifest.done() == [_shard(0)]
+        write_file(folder, "_run.json", damaged)
+        with pytest.raises(SetupError, match=r"its _run\.json is damaged|differs in task"):
+            manifest.begin("a", {"task": "x"})
+
+
 def test_rows_are_read_from_a_bucket(bucket: dict[str, bytes]) -> None:
     bucket |= {"in/a.jsonl": b"{}\n", "in/b.jsonl": b"[]\n", "in/notes.txt": b"", "in/deep/c.jsonl": b""}
     assert find_inputs(["s3://bucket/in/[ab].jsonl"]) == ["s3://bucket/in/a.jsonl", "s3://bucket/in/b.jsonl"]

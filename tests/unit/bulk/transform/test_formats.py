@@ -1,8 +1,10 @@
 """transform/formats: every format reads what it wrote, from any place on, and names what is no row."""
 
 import gzip
+import io
 import itertools
 import json
+import os
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -43,12 +45,23 @@ def _write(file: Path, format: str, columns: Sequence[Column], records: Sequence
         writer.close()
 
 
+def _mapping(row: Row) -> dict[str, Any]:
+    assert not isinstance(row, str)
+    return dict(row)
+
+
 def _plain(row: Row) -> Any:
     return (
         row
         if isinstance(row, str)
         else {name: value.as_py() if hasattr(value, "as_py") else value for name, value in row.items()}
     )
+
+
+def _parquet(table: pyarrow.Table) -> bytes:
+    file = io.BytesIO()
+    parquet.write_table(table, file)
+    return file.getvalue()
 
 
 @pytest.mark.parametrize("format", ["jsonl", "csv", "parquet"])
@@ -128,6 +141,7 @@ def test_what_is_no_csv_row_is_named(tmp_path: Path) -> None:
         ("rows.csv", b"caf\xe9\n", "heading is not UTF-8"),
         ("rows.jsonl", "{}\n".encode("utf-16"), "UTF-16"),
         ("rows.parquet", b"PAR1 but not really", "no Parquet file"),
+        ("rows.parquet", _parquet(pyarrow.Table.from_arrays([pyarrow.array([1])] * 2, ["a", "a"])), "a name twice"),
         ("rows.jsonl.gz", b"no gzip", "damaged"),
     ],
 )
@@ -151,10 +165,63 @@ def test_json_writes_what_orjson_does_not(tmp_path: Path) -> None:
     assert json.loads(line) == {"big": 2**80, "half": "\ud800", "bytes": "AP8=", "vector": [0.1, 1.0]}
 
 
+_NESTED: Any = "x"
+for _ in range(300):  # orjson writes 254 levels
+    _NESTED = [_NESTED]
+_ODD = {"big": [2**80], "half": ["\ud800"], "half name": {"\ud800": 1}, "half text": "\ud800", "deep": _NESTED}
+
+
+@pytest.mark.parametrize("value", _ODD.values(), ids=_ODD)
+@pytest.mark.parametrize("format", ["jsonl", "csv", "parquet"])
+def test_any_value_of_a_row_of_json_is_kept(format: str, value: Any, tmp_path: Path) -> None:
+    _write(tmp_path / "rows", format, [Column("kept")], [{"kept": value}])
+    ((row,),) = _read(tmp_path / "rows", format)
+    kept = _plain(row)["kept"]
+    as_text = value.encode(errors="backslashreplace").decode() if isinstance(value, str) else None
+    assert kept in (value, as_text) or json.loads(kept) == value
+
+
+_FAR_US = 9 * 10**17  # microseconds: the year 30489
+_MADE = pyarrow.array([b"a\xff"]).view("string")  # no UTF-8, which Arrow does not check
+
+
+@pytest.mark.parametrize(
+    ("array", "written"),
+    [
+        (pyarrow.array([_FAR_US], pyarrow.timestamp("us")), "30489-11-11 16:00:00.000000"),
+        (pyarrow.array([[_FAR_US]], pyarrow.list_(pyarrow.timestamp("us"))), ["30489-11-11 16:00:00.000000"]),
+        (pyarrow.array([{"t": 1}], pyarrow.struct([("t", pyarrow.time64("ns"))])), {"t": "00:00:00.000000001"}),
+        (pyarrow.array([[("k", 1)]], pyarrow.map_(pyarrow.string(), pyarrow.time64("ns"))), None),
+        (pyarrow.array([None], pyarrow.list_(pyarrow.time64("ns"))), None),
+        (pyarrow.array([1], pyarrow.timestamp("ms", "Mars/Olympus")), "1"),
+        (_MADE, "a\\xff"),
+    ],
+    ids=lambda value: str(getattr(value, "type", "")),
+)
+def test_parquet_s_values_that_python_lacks_are_kept(array: pyarrow.Array, written: Any, tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"kept": array}), tmp_path / "in")
+    ((row,),) = _read(tmp_path / "in", "parquet")
+    for format in ("jsonl", "csv", "parquet"):
+        _write(tmp_path / format, format, [Column("kept", array.type)], [_mapping(row)])
+    assert parquet.read_table(tmp_path / "parquet")["kept"].chunk(0).equals(array)
+    in_json = json.loads((tmp_path / "jsonl").read_text())["kept"]
+    assert in_json == written or (pyarrow.types.is_map(array.type) and "00:00:00.000000001" in str(in_json))
+    ((in_csv,),) = _read(tmp_path / "csv", "csv")
+    assert _mapping(in_csv)["kept"] == (
+        in_json if isinstance(in_json, str) else json.dumps(in_json, separators=(",", ":")) if in_json else ""
+    )
+
+
 def test_csv_writes_lists_as_json(tmp_path: Path) -> None:
     record = {"a": [1.5, "x"], "b": True, "c": None, "d": 0.1}
     _write(tmp_path / "rows", "csv", [Column(name) for name in record], [record])
     assert (tmp_path / "rows").read_text() == 'a,b,c,d\n"[1.5,""x""]",true,,0.1\n'
+
+
+def test_an_input_that_cannot_be_read_twice_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(SetupError, match=r"--input .*rows\.jsonl: is no regular file"):
+        find_inputs([str(tmp_path / "*.jsonl")])
 
 
 def test_inputs_are_files_folders_and_patterns(tmp_path: Path) -> None:

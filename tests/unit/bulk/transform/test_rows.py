@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import (
@@ -103,6 +104,7 @@ def test_cells_of_csv_hold_lists_as_json() -> None:
         ({"review": 7}, "column 'review': must be a text"),
         ({"review": ["x"]}, "column 'review': must be a text"),
         ({"review": "\ud800"}, "column 'review': is no valid Unicode"),
+        ({"review": pyarrow.array([b"\xff"]).view("string")[0]}, "column 'review': is not UTF-8"),
     ],
 )
 def test_a_row_of_which_no_input_can_be_made_says_why(row: Any, message: str) -> None:
@@ -185,6 +187,7 @@ def test_openai_s_batch_files_are_answered_in_their_words() -> None:
         (_openai(body={"model": "other", "input": "x"}), "body.model"),
         (_openai(body={"model": "m"}), "input"),
         (_openai(body={"model": "m", "input": []}), "input"),
+        (_openai(body={"model": "m", "input": ["x", "\ud800"]}), "body.input: is no valid Unicode"),
         ("is no valid JSON", "row"),
     ],
 )

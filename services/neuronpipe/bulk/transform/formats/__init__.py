@@ -77,6 +77,13 @@ class Format:
     kinds: Callable[[BinaryIO], Mapping[str, Any]] = lambda file: {}
 
 
+def check_names(columns: list[str]) -> list[str]:
+    """The names of a file's columns. Raises SetupError for one that two columns have."""
+    if len(set(columns)) < len(columns):
+        raise SetupError(f"the heading has a name twice: {', '.join(columns)}")
+    return columns
+
+
 def lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
     """The lines of a file with their ends, and their sizes; of a longer one only MAX_ROW_BYTES + 1 bytes."""
     while line := file.readline(MAX_ROW_BYTES + 1):
@@ -99,13 +106,30 @@ def move_to(file: BinaryIO, offset: int) -> None:
 def plain(value: Any) -> Any:
     """JSON for what is none of its values: bytes as Base64, scalars of Arrow as Python's, dates as text."""
     if hasattr(value, "as_py"):
-        # Python's own times have no nanoseconds; pyarrow gives those of pandas where that is installed.
-        return (value.cast("string") if "[ns" in str(value.type) else value).as_py()
+        return _plain_of_arrow(value)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, np.ndarray):  # not contiguous, or of a type that orjson does not write
         return value.tolist()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _plain_of_arrow(value: Any) -> Any:
+    """A scalar of Arrow as Python's, and of one that Python lacks as much as there is: its parts, or its text."""
+    try:
+        # Python's own times have no nanoseconds; pyarrow gives those of pandas where that is installed.
+        return (value.cast("string") if "[ns" in str(value.type) else value).as_py()
+    except (ValueError, OverflowError, NotImplementedError) as error:
+        if not value.is_valid:
+            return None
+        if isinstance(value, Mapping):
+            return dict(value)
+        if hasattr(value, "values"):
+            return list(value.values)
+        if isinstance(error, UnicodeDecodeError):
+            return value.cast("binary").as_py().decode(errors="backslashreplace")
+        # A time beyond the years 1 to 9999, or of a zone that this machine does not know.
+        return str(value.cast("int64").as_py()) if getattr(value.type, "tz", None) else value.cast("string").as_py()
 
 
 # Format → endings of its files.

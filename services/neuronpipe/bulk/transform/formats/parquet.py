@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import pyarrow
 from pyarrow import parquet
 
-from neuronpipe.bulk.transform.formats import Column, FileScan, Format, Kind, Place, Record, Row
+from neuronpipe.bulk.transform.formats import Column, FileScan, Format, Kind, Place, Record, Row, check_names
 from neuronpipe.core.errors import SetupError
 
 # Rows that are read at once, and rows of a row group that is written.
@@ -60,7 +60,7 @@ def _scan(file: BinaryIO, step: int) -> FileScan:
         *itertools.accumulate(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)),
     ]
     places = [Place(row, max(start for start in groups if start <= row)) for row in range(0, metadata.num_rows, step)]
-    return FileScan(metadata.num_rows, places, metadata.schema.to_arrow_schema().names)
+    return FileScan(metadata.num_rows, places, check_names(metadata.schema.to_arrow_schema().names))
 
 
 def _read(file: BinaryIO, place: Place, columns: Sequence[str]) -> Iterator[Row]:
@@ -98,16 +98,20 @@ def _type(kind: Kind) -> Any:
 def _array(values: list[Any], type: Any) -> Any:
     if pyarrow.types.is_string(type):
         values = [_text(value) for value in values]
-    elif pyarrow.types.is_nested(type) or pyarrow.types.is_dictionary(type):  # no arrays are made of such scalars
-        values = [value.as_py() if isinstance(value, pyarrow.Scalar) else value for value in values]
+    elif any(isinstance(value, pyarrow.Scalar) for value in values) and (
+        pyarrow.types.is_nested(type) or pyarrow.types.is_dictionary(type)  # no arrays are made of such scalars
+    ):
+        one = [pyarrow.nulls(1, type) if value is None else pyarrow.repeat(value, 1) for value in values]
+        return pyarrow.concat_arrays(one)
     return pyarrow.array(values, type)
 
 
 def _text(value: Any) -> Any:
     """A value of a column of texts: what a row of JSON has that is no text is kept as JSON."""
-    if value is None or isinstance(value, str | pyarrow.Scalar):
+    if value is None or isinstance(value, pyarrow.Scalar):
         return value
-    return json.dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text.encode(errors="backslashreplace").decode()  # half a surrogate pair
 
 
 PARQUET = Format(".parquet", _scan, _read, _Writer, _kinds)

@@ -19,6 +19,7 @@ from neuronpipe.bulk.transform.formats import (
     Place,
     Record,
     Row,
+    check_names,
     lines,
     move_to,
     plain,
@@ -89,16 +90,16 @@ def _line(record: Record) -> bytes:
     try:
         return orjson.dumps(record, default=plain, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
     except TypeError:  # a kept value that orjson does not write: a whole number beyond 64 bits, half a surrogate pair
-        values: dict[str, Any] = {name: _written(value) for name, value in record.items()}
-        return json.dumps(values, separators=(",", ":")).encode() + b"\n"
+        values = ",".join(f"{json.dumps(name)}:{_json(value)}" for name, value in record.items())
+        return f"{{{values}}}\n".encode()
 
 
-def _written(value: Any) -> Any:
-    """A value that json can write."""
+def _json(value: Any) -> str:
+    """A value as JSON, whatever it holds."""
     try:
-        return orjson.loads(orjson.dumps(value, default=plain, option=orjson.OPT_SERIALIZE_NUMPY))
+        return orjson.dumps(value, default=plain, option=orjson.OPT_SERIALIZE_NUMPY).decode()
     except TypeError:
-        return value
+        return json.dumps(value, default=plain, separators=(",", ":"))
 
 
 JSON_LINES = Format(".jsonl", _scan_json, _read_json, _JsonWriter)
@@ -124,7 +125,9 @@ class _Records:
                     return record
         except csv.Error as error:
             if "unexpected end" in str(error) or "field limit" in str(error):
-                raise SetupError(f"a quote is not closed; it may be that before byte {self.offset}") from None
+                raise SetupError(
+                    f"a quote is not closed, or a cell is longer than {MAX_ROW_BYTES} bytes, before byte {self.offset}"
+                ) from None
             return f"is no valid CSV: {error}"
         return None
 
@@ -175,9 +178,7 @@ def _columns(heading: list[str] | str) -> list[str]:
         raise SetupError(f"the heading {heading}")
     if any(map(_STRAY.search, heading)):
         raise SetupError("the heading is not UTF-8")
-    if len(set(heading)) < len(heading):
-        raise SetupError(f"the heading has a name twice: {', '.join(heading)}")
-    return heading
+    return check_names(heading)
 
 
 def _read_csv(file: BinaryIO, place: Place, columns: Sequence[str]) -> Iterator[Row]:
@@ -200,7 +201,7 @@ def _cell(value: Any) -> Any:
     value = plain(value) if hasattr(value, "as_py") else value
     if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
         return value
-    text = orjson.dumps(value, default=plain, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    text = _json(value)
     return text[1:-1] if text.startswith('"') else text
 
 
