@@ -1,11 +1,11 @@
 """The manifest of a bundle, which lists every other file with its digest, and the files, verified by their digests."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
@@ -164,6 +164,8 @@ def file_sha256(path: Path) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
+ParsedT = TypeVar("ParsedT")
+
 _CHUNK_BYTES = 1 << 20
 
 
@@ -183,6 +185,19 @@ class BundleFiles:
             content = file.read()
         self._compare(name, sha256(content).hexdigest())
         return content
+
+    def parse(self, name: str, parse: Callable[[bytes], ParsedT]) -> ParsedT:
+        """What a function makes of a file's verified content. Raises RefusedBundle also where it raises anything."""
+        content = self.read(name)
+        try:
+            return parse(content)
+        except (SetupError, ModuleNotFoundError):
+            raise
+        except Exception as error:  # whatever a library raises of a file that somebody has exchanged or cut
+            raise RefusedBundle(
+                f"{self.folder / name}: cannot be read ({type(error).__name__}), though it is as the manifest says; "
+                "compile the model again"
+            ) from error
 
     def verify(self, name: str) -> Path:
         """The path of a file, which is as the manifest says now."""

@@ -10,13 +10,15 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuronpipe.bundles.manifest import MANIFEST_FILE, Artifact, BundleFiles, Manifest, file_sha256
+from pydantic import TypeAdapter
+
+from neuronpipe.bundles.manifest import MANIFEST_FILE, Artifact, BundleFiles, Manifest, ParsedT, file_sha256
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.core.files import files_told
 from neuronpipe.core.logs import log
@@ -52,15 +54,19 @@ class Bundle:
         """The verified content of tokenizer.json. Raises RefusedBundle."""
         return self.files.read(self.manifest.tokenizer_file)
 
+    def read_tokenizer(self, parse: Callable[[bytes], ParsedT]) -> ParsedT:
+        """What a function makes of tokenizer.json. Raises RefusedBundle, also where the function raises anything."""
+        return self.files.parse(self.manifest.tokenizer_file, parse)
+
     def decoding_spec(self) -> ModelSpec:
         """The model with its tokens as text, if its task decodes to tokens.
 
-        Raises RefusedBundle for a file that was changed.
+        Raises RefusedBundle for a file that was changed, or is no list of texts.
         """
         if not self.manifest.tokens_file:
             return self.spec
-        tokens = json.loads(self.files.read(self.manifest.tokens_file))
-        return self.spec.model_copy(update={"tokens": tuple(tokens)})
+        tokens = self.files.parse(self.manifest.tokens_file, TypeAdapter(tuple[str, ...]).validate_json)
+        return self.spec.model_copy(update={"tokens": tokens})
 
     def artifact(self, backend: str) -> Artifact:
         """The artefact for a back end ("" for the bundle's first). Raises SetupError, which names those that exist."""

@@ -89,13 +89,18 @@ class Lane:
 
         Small work is spread over passes of the event loop. If the lane has work in a thread, small work queues there
         too: otherwise the event loop would wait for the tokenizer's lock. Work whose caller leaves before it began is
-        not done. Raises Overloaded, and what the work raises.
+        not done. Raises Overloaded, and what the work raises; RuntimeError for a panic of a library in Rust.
         """
-        if size_bytes <= _INLINE_BYTES and not self._turn:
-            await self._lanes.turn(size_bytes)
-            if not self._turn:
-                return work(*args, **kwargs)
-        return await asyncio.wrap_future(self._queue(partial(work, *args, **kwargs)))
+        try:
+            if size_bytes <= _INLINE_BYTES and not self._turn:
+                await self._lanes.turn(size_bytes)
+                if not self._turn:
+                    return work(*args, **kwargs)
+            return await asyncio.wrap_future(self._queue(partial(work, *args, **kwargs)))
+        except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as panic:  # PyO3's PanicException is no Exception: no door would answer the call
+            raise RuntimeError("a library panicked") from panic
 
     async def close(self) -> None:
         """Cancels the waiting work, and returns when the running piece has ended."""

@@ -41,6 +41,20 @@ async def test_small_work_is_done_at_once(lane: Lane) -> None:
     assert await lane.run(_SMALL_BYTES, threading.get_ident) == threading.get_ident()
 
 
+class _Panic(BaseException):
+    """As pyo3_runtime.PanicException, which a library in Rust raises."""
+
+
+@pytest.mark.parametrize("size_bytes", [_SMALL_BYTES, _LARGE_BYTES])
+async def test_a_panic_is_an_exception_that_doors_answer(lane: Lane, size_bytes: int) -> None:
+    def panic() -> None:
+        raise _Panic
+
+    with pytest.raises(RuntimeError, match="a library panicked"):
+        await lane.run(size_bytes, panic)
+    assert await lane.run(size_bytes, lambda: 1) == 1
+
+
 async def test_work_can_tell_whether_it_is_done_on_the_loop(lane: Lane) -> None:
     assert await lane.run(_SMALL_BYTES, is_on_event_loop)
     assert not await lane.run(_LARGE_BYTES, is_on_event_loop)

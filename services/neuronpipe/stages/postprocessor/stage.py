@@ -116,9 +116,7 @@ async def running_postprocessor(bundles: list[Bundle]) -> AsyncIterator[Postproc
         async def open_model(bundle: Bundle) -> AsyncIterator[DecodingModel]:
             spec, lane = await asyncio.to_thread(bundle.decoding_spec), lanes.lane(bundle.spec.name)
             generates = TASKS[spec.task].generates
-            detokenizer = (
-                await asyncio.to_thread(lambda: load_detokenizer(bundle.tokenizer_json())) if generates else None
-            )
+            detokenizer = await asyncio.to_thread(bundle.read_tokenizer, load_detokenizer) if generates else None
             try:
                 yield DecodingModel(spec, lane, detokenizer)
             finally:

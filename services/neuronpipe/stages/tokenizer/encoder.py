@@ -162,12 +162,12 @@ def _readers(
     if spec.takes_texts:
         facts = spec.facts.get("text_generation")
         chat = (facts.chat_template, facts.template_variables) if isinstance(facts, GenerationFacts) else ()
-        readers["texts"] = tokenizer = JsonTokenizer(
-            bundle.tokenizer_json(),
-            *chat,
-            cuts_windows=spec.answers("question_answering"),
-            reads_special_tokens=reads_special_tokens,
-        )
+
+        def load(written: bytes) -> JsonTokenizer:
+            cuts_windows = spec.answers("question_answering")
+            return JsonTokenizer(written, *chat, cuts_windows=cuts_windows, reads_special_tokens=reads_special_tokens)
+
+        readers["texts"] = tokenizer = bundle.read_tokenizer(load)
         traits += (LIBRARY_VERSION, bundle.manifest.files[bundle.manifest.tokenizer_file])
     if spec.image and spec.takes_texts:
         readers["both"] = Readers(tokenizer, read_image)

@@ -13,15 +13,15 @@ from tokenizers import Tokenizer, decoders, models
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult, TextClassificationInput
 from neuronpipe.api.v1.tensors_pb2 import DataType, Tensor, TensorSet
-from neuronpipe.bundles.repository import read_bundle, read_repository
+from neuronpipe.bundles.repository import new_bundle, read_bundle, read_repository, write_manifest
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound
+from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, RefusedBundle
 from neuronpipe.core.items import ModelKey, PostprocessItem
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_input
 from neuronpipe.stages.postprocessor.stage import PostprocessorStage, load_detokenizer, running_postprocessor
 from neuronpipe.tasks import ANSWERED_TASKS
 from tests.trained_tokenizers import byte_level_bpe, unigram, word_piece
-from tests.unit.bundles.written import write_bundle
+from tests.unit.bundles.written import manifest, write_bundle
 
 
 @pytest.fixture
@@ -29,6 +29,16 @@ async def stage(tmp_path: Path) -> AsyncIterator[PostprocessorStage]:
     write_bundle(tmp_path)
     async with running_postprocessor(read_repository(tmp_path)) as stage:
         yield stage
+
+
+@pytest.mark.parametrize("written", ["", "{}", "[1]", '["a", null]', "null"])
+async def test_tokens_whose_digest_was_made_to_match_are_refused_by_their_name(written: str, tmp_path: Path) -> None:
+    with new_bundle(tmp_path, "m", 1) as folder:
+        (folder / "tokens.json").write_text(written)
+        write_manifest(folder, manifest(tokens_file="tokens.json"))
+    with pytest.raises(RefusedBundle, match=rf"{tmp_path}/m/1/tokens\.json: cannot be read"):
+        async with running_postprocessor(read_repository(tmp_path)):
+            pass
 
 
 _LOGITS = TensorSets(arrays=[{"logits": np.array([0, 5, 1], np.float32)}])

@@ -25,7 +25,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.bundles.repository import new_bundle, read_bundle, read_repository, write_manifest
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, SetupError
+from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, RefusedBundle, SetupError
 from neuronpipe.core.items import EncodedInput, ModelKey, TokenizeItem
 from neuronpipe.core.model import ImageSpec
 from neuronpipe.core.packed import Packed, pack_input
@@ -71,6 +71,27 @@ def _item(
 
 def _ids(encoded: EncodedInput) -> list[list[int]]:
     return [sequence["input_ids"].tolist() for sequence in encoded.sequences.arrays]
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        (b"", r"cannot be read \(JSONDecodeError\)"),
+        (b"{}", r"cannot be read \(KeyError\)"),
+        (b"[]", r"cannot be read \(TypeError\)"),
+        (b"\xff", r"cannot be read \(UnicodeDecodeError\)"),
+        (b'{"normalizer": null, "model": {}}', r"cannot be read \(.*Error|Exception\)"),
+    ],
+)
+async def test_a_tokenizer_whose_digest_was_made_to_match_is_refused_by_its_name(
+    written: bytes, problem: str, tmp_path: Path
+) -> None:
+    with new_bundle(tmp_path, "m", 1) as folder:
+        (folder / "tokenizer.json").write_bytes(written)
+        write_manifest(folder, manifest())
+    with pytest.raises(RefusedBundle, match=rf"{tmp_path}/m/1/tokenizer\.json: {problem}"):
+        async with running_tokenizer(read_repository(tmp_path), _NO_CACHE):
+            pass
 
 
 async def test_an_input_becomes_sequences_with_their_tokens_counted(stage: TokenizerStage) -> None:
