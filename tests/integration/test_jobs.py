@@ -181,7 +181,7 @@ def test_objects_are_read_and_written_and_a_malformed_line_fails_alone(client: C
         "",
         '{"model": "classifier", "input": {"text_classification": {"text": "b"}}}',
     ]
-    (folder / "in.jsonl").write_text("\n".join(lines))
+    (folder / "in.jsonl").write_text("\n".join(lines), encoding="utf-8-sig")  # with a mark before, as of Windows
     job = client.submit(input_uri=f"file://{folder}/in.jsonl", output_uri=f"file://{folder}/new/out.jsonl")
     assert list(job.wait(30)) == []
     outcomes = [json.loads(line) for line in (folder / "new" / "out.jsonl").read_text().splitlines()]

@@ -5,6 +5,9 @@ variables (AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL, …), or those of th
 it runs in.
 """
 
+import errno
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -136,7 +139,10 @@ def bucket_failures() -> Iterator[None]:
 
 def _read_file(path: Path, max_bytes: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        # Without waiting: a pipe may never have a writer, and a device may have no end.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise IsADirectoryError
             return file.read(max_bytes + 1)
     except OSError as error:
         raise _failed(error) from error
@@ -154,7 +160,8 @@ def _failed(error: Exception) -> StorageError:
     """Without the words of others, which may hold more than callers should see."""
     if isinstance(error, FileNotFoundError):
         return StorageError("is not there", is_lasting=True)
-    if isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError):
+    is_lasting = isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError)
+    if is_lasting or (isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP)):
         return StorageError("cannot be used: it is no file, or access is denied", is_lasting=True)
     if isinstance(error, OSError) and error.strerror:
         return StorageError(f"cannot be used: {error.strerror}", is_lasting=False)

@@ -1,5 +1,6 @@
 """platform/storage.py: objects by URI, in files and in S3."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,8 +46,14 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 def test_a_file_that_is_missing_or_too_large_is_no_file_to_try_again(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(b"12345")
+    os.mkfifo(tmp_path / "pipe")  # which nothing writes to
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    (tmp_path / "loop").symlink_to("loop")
     storage = Storage()
-    for name, problem in {"none": "is not there", "large": "4 bytes, the limit", "": "cannot be used"}.items():
+    problems = {"none": "is not there", "large": "4 bytes, the limit"}
+    for name in ("", "pipe", "zeros", "loop", "x" * 300):
+        problems[name] = "cannot be used: it is no file"
+    for name, problem in problems.items():
         with pytest.raises(StorageError, match=problem) as caught:
             storage.read(ObjectUri.parse(f"file://{tmp_path}/{name}"), 4)
         assert caught.value.is_lasting

@@ -5,6 +5,7 @@ what comes back is written as an object.
 """
 
 import asyncio
+import codecs
 import json
 import random
 import time
@@ -231,7 +232,8 @@ class Runner:
             data = self._storage.read(ObjectUri.parse(uri), self._max_input_bytes)
         except StorageError as error:
             raise object_failed("input_uri", uri, error) from error
-        return [_read_line(number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
+        lines = data.removeprefix(codecs.BOM_UTF8).splitlines()
+        return [_read_line(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
     async def _outcomes(
         self,

@@ -254,12 +254,15 @@ class Jobs:
         """Returns once a job has ended, or the gateway drains: callers ask another one then. Raises JobNotFound, and
         Unavailable where Redis does not answer.
         """
-        while not watch.job.end and not self._is_draining:
+        while True:
+            watch.ended.clear()
+            # Also at first: it may have ended between the look that found it and the watch.
+            watch.job = await self._find(watch.job.id, watch.job.tenant)
+            if watch.job.end or self._is_draining:
+                return
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     await watch.ended.wait()
-            watch.ended.clear()
-            watch.job = await self._find(watch.job.id, watch.job.tenant)
 
     async def _listen(self, store: "JobStore") -> None:
         while True:
