@@ -6,11 +6,14 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
+import openvino
 import pytest
+from openvino import opset13 as opset
 
 from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.core.errors import SetupError
-from neuronpipe.stages.neuron_executor.backends import BACKENDS, load_backend
+from neuronpipe.stages.neuron_executor.backends import BACKENDS, load_backend, load_decoder
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest
 from neuronpipe.stages.neuron_executor.backends.neuron_runtime import neuron_runtime
 from tests.unit.model_specs import model_spec
@@ -63,6 +66,19 @@ def test_a_back_end_that_takes_one_batch_at_a_time_refuses_several_in_flight() -
 def test_openvino_refuses_an_artefact_without_a_model() -> None:
     with pytest.raises(SetupError, match=r"^model 'small': its openvino artefact names no .xml file"):
         load_backend("openvino", _request())
+
+
+def test_a_decoder_without_a_file_of_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"^model 'small': its openvino artefact names no file of a model"):
+        load_decoder("openvino", _request(tmp_path / "model.bin"), max_tokens=64, max_bytes=1 << 20)
+
+
+def test_openvino_refuses_a_graph_with_an_input_that_the_manifest_does_not_name(tmp_path: Path) -> None:
+    given = opset.parameter([-1, -1], np.int64, name="position_ids")
+    given.output(0).set_names({"position_ids"})
+    openvino.save_model(openvino.Model([opset.result(given)], [given]), tmp_path / "model.xml")
+    with pytest.raises(SetupError, match=rf"^{tmp_path}/model.xml: takes position_ids, which the manifest does not"):
+        load_backend("openvino", _request(tmp_path / "model.xml"))
 
 
 def test_openvino_refuses_a_model_that_it_cannot_read_and_names_its_version(tmp_path: Path) -> None:

@@ -39,8 +39,12 @@ def load_decoder(name: str, request: BackendRequest, *, max_tokens: int, max_byt
         if name == "neuronx":
             return cast("DecoderModel", importlib.import_module(_SLOTS).load_slots(request))
         files, properties = request.files, request.properties
-        model_file = next(path for path in files if path.stem in (MODEL, GATHERED) and path.suffix != ".bin")
-        return load(name, model_file, properties, threads=request.threads, max_tokens=max_tokens, max_bytes=max_bytes)
+        found = [path for path in files if path.stem in (MODEL, GATHERED) and path.suffix != ".bin"]
+        if not found:
+            raise SetupError(
+                f"model {request.spec.name!r}: its {name} artefact names no file of a model; compile it again"
+            )
+        return load(name, found[0], properties, threads=request.threads, max_tokens=max_tokens, max_bytes=max_bytes)
 
 
 def load_backend(name: str, request: BackendRequest) -> Backend:

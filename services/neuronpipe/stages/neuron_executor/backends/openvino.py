@@ -55,6 +55,12 @@ class OpenVinoBackend:
             raise SetupError(
                 f"{files[0]}: OpenVINO {openvino.__version__} cannot load it; compile the model again with this version"
             ) from error
+        if unknown := {name for names in self._inputs for name in names} - {HIDDEN, *request.spec.inputs}:
+            self._threads.shutdown()
+            raise SetupError(
+                f"{files[0]}: takes {', '.join(sorted(unknown))}, which the manifest does not name; compile the model "
+                "again"
+            )
         self._max_tokens = request.spec.max_tokens
         self._outputs = [output.name for output in request.spec.outputs]
         self._warn_of_precision(request)
