@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import math
 import sys
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ HELP = "submit jobs, list, wait for and cancel them"
 EXTRA = "worker"
 
 _COLUMNS = ("JOB", "STATE", "PRIORITY", "INPUTS", "DONE", "ATTEMPTS", "SUBMITTED", "REQUEST ID")
+_MAX_UINT32 = (1 << 32) - 1
 _DEAD_COLUMNS = ("JOB", "TENANT", "WORKERS", "SET ASIDE", "REQUEST ID")
 
 
@@ -33,8 +35,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_request(submit, is_required=False)
     option(submit, "--output-uri URI", "the object to write the outcomes to", "")
     option(submit, "--request-id ID", "the same id again gets the same job", "")
-    option(submit, "--ttl-s S", "seconds that it gets to end", seconds, default=0)
-    option(submit, "--work-limit-s S", "seconds of work on one input", seconds, default=0)
+    option(submit, "--ttl-s S", "seconds that it gets to end", _whole_seconds, default=0)
+    option(submit, "--work-limit-s S", "seconds of work on one input", _whole_seconds, default=0)
     option(submit, "--job-priority", "default: normal", "normal", choices=("high", "normal", "low"))
     option(submit, "--notify URL", "a URL to tell when it has ended", "")
     option(submit, "--wait", "wait for its end, and print its outcomes")
@@ -68,6 +70,14 @@ def _add_dead(parser: argparse.ArgumentParser) -> None:
         option(verb, "--jobs-redis-prefix P", "default: neuronpipe-jobs", argparse.SUPPRESS)
 
 
+def _whole_seconds(text: str) -> int:
+    """The type of a time that the API has in whole seconds: rounded up, as 0 stands for the default."""
+    found = math.ceil(seconds(text))
+    if not 0 <= found <= _MAX_UINT32:
+        raise argparse.ArgumentTypeError(f"{text}: must be from 0 to {_MAX_UINT32} seconds")
+    return found
+
+
 def _submit(options: argparse.Namespace) -> None:
     from neuronpipe.api.v1.jobs_pb2 import JobPriority
 
@@ -81,8 +91,8 @@ def _submit(options: argparse.Namespace) -> None:
             input_uri=options.input_uri,
             output_uri=options.output_uri,
             request_id=options.request_id,
-            time_to_live_s=int(options.ttl_s),
-            work_limit_s=int(options.work_limit_s),
+            time_to_live_s=options.ttl_s,
+            work_limit_s=options.work_limit_s,
             priority=JobPriority.Value(f"JOB_PRIORITY_{options.job_priority.upper()}"),
             notification_url=options.notify,
         )

@@ -248,8 +248,8 @@ def _biases(given: Mapping[Any, float]) -> list[dict[str, Any]]:
     """Numbers by tokens' ids, which JSON has as strings. Raises InvalidInput."""
     try:
         return [{"token_id": int(token_id), "bias": number} for token_id, number in given.items()]
-    except ValueError as error:
-        raise InvalidInput("options.logit_bias", "must have ids of tokens for names") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidInput("options.logit_bias", "must be an object with ids of tokens for names") from error
 
 
 def _field(option: Option, value: Any) -> Any:

@@ -372,6 +372,21 @@ def test_a_gateway_that_is_not_there_exits_with_one(
     assert errors.startswith("neuronpipe: UNAVAILABLE: ")
 
 
+@pytest.mark.parametrize("given", ["-1", "1e10", "soon"])
+@pytest.mark.parametrize("option", ["--ttl-s", "--work-limit-s"])
+def test_a_time_of_a_job_out_of_bounds_exits_with_two(
+    capsys: pytest.CaptureFixture[str], option: str, given: str
+) -> None:
+    code, _, error = _run(capsys, "job", "submit", "--input-uri", "file:///x", option, given)
+    assert code == 2
+    assert f"argument {option}" in error
+
+
+def test_a_part_of_a_second_of_a_job_is_not_taken_for_the_default() -> None:
+    options = cli.make_parser().parse_args(["job", "submit", "--input-uri", "file:///x", "--ttl-s", "250ms"])
+    assert options.ttl_s == 1
+
+
 @pytest.mark.parametrize("timeout_s", ["0", "-1", "86400.1", "1e300", "inf", "-inf", "nan", "soon", ""])
 @pytest.mark.parametrize("command", [_INFER, ("models",)], ids=lambda command: command[0])
 def test_a_deadline_out_of_bounds_exits_with_two(

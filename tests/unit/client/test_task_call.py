@@ -1,10 +1,14 @@
-"""client/task_call.py: bytes to arrays."""
+"""client/task_call.py: bytes to arrays, and options to messages."""
+
+from typing import Any
 
 import numpy as np
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import FeatureExtractionResult, FeatureType
 from neuronpipe.client.task_call import to_array
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.generation_options import message_fields
 
 
 @pytest.mark.parametrize(
@@ -26,3 +30,9 @@ def test_every_type_of_number_becomes_float32_of_the_results_shape(
 def test_one_vector_has_one_axis() -> None:
     result = FeatureExtractionResult(data=bytes([1, 2]), shape=[2], type=FeatureType.FEATURE_TYPE_INT8, scales=[0.5])
     assert to_array(result).tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("given", [5, [1], "x", {"five": 1}, {None: 1}])
+def test_biases_that_are_not_of_tokens_are_the_callers_mistake(given: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"^options\.logit_bias: must be an object with ids of tokens for names"):
+        message_fields({"logit_bias": given})
