@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
 from neuronpipe import __version__
+from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.core.logs import log
 from neuronpipe.core.metrics import Meters, Telemetry
 from neuronpipe.core.tracing import AttributeValue, Clock, Span, SpanContext, Tracer
@@ -32,7 +33,13 @@ def running_telemetry(
         sinks.append(store.add)
     with ExitStack() as stack:
         if environment.traces or environment.metrics:
-            sinks += _start_otlp(service, environment, clock, meters, stack)
+            try:
+                sinks += _start_otlp(service, environment, clock, meters, stack)
+            except (ModuleNotFoundError, SetupError):
+                raise
+            except Exception as error:  # whatever OpenTelemetry raises of the variables that it reads itself
+                given = ", ".join(sorted(name for name in variables if name.startswith("OTEL_")))
+                raise SetupError(f"{given}: OpenTelemetry cannot use one of these: {first_line(error)}") from error
         tracer = Tracer(sinks, ratio=environment.ratio, honours_parent=environment.honours_parent)
 
         def write_metrics(accept: str) -> tuple[bytes, str]:

@@ -2,8 +2,10 @@
 
 import pytest
 
+from neuronpipe.bulk.jobs.settings import WorkerSettings
 from neuronpipe.core.errors import SetupError
 from neuronpipe.platform.telemetry.environment import read_environment
+from neuronpipe.platform.telemetry.start import running_telemetry
 
 _ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"}
 
@@ -67,3 +69,25 @@ def test_samplers_are_those_of_the_specification(variables: dict[str, str], hono
 def test_a_value_without_a_meaning_names_its_variable(variables: dict[str, str]) -> None:
     with pytest.raises(SetupError, match=r"^OTEL_"):
         read_environment(variables)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OTEL_EXPORTER_OTLP_TIMEOUT": "soon"},
+        {"OTEL_EXPORTER_OTLP_COMPRESSION": "zip"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://["},
+    ],
+    ids=str,
+)
+def test_a_variable_that_opentelemetry_cannot_use_is_named(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"OTEL_TRACES_EXPORTER": "otlp", **variables}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(SetupError, match=f"{next(iter(variables))}.*: OpenTelemetry cannot use one of these: "),
+        running_telemetry("worker", WorkerSettings(), given),
+    ):
+        pass
