@@ -156,7 +156,13 @@ class JobStore:
         closed = [part for tenant, seconds in closed_s.items() for part in (tenant, round(seconds * 1000))]
 
         def read(found: Any) -> list[TakenJob]:
-            return [TakenJob(_job(id, fields), entry.decode(), left / 1000) for id, entry, _, left, fields in found]
+            taken = list[TakenJob]()
+            for id, entry, _, left, fields in found:
+                try:
+                    taken.append(TakenJob(_job(id, fields), entry.decode(), left / 1000))
+                except ValueError:  # those that were taken with it are run all the same
+                    log_warning("a job in Redis is damaged; it ends with its time to live", job=repr(id))
+            return taken
 
         return await self._run("TAKE", worker, round(lease_s * 1000), count, *closed, read=read)
 

@@ -60,6 +60,12 @@ async def test_jobs_of_a_refused_tenant_wait_behind_those_of_others(store: JobSt
     assert await _waiting(store) == 11
 
 
+async def test_a_damaged_job_is_left_and_those_taken_with_it_are_run(store: JobStore, redis: RedisServer) -> None:
+    first, damaged, last = [await _submit(store, "small") for _ in range(3)]
+    redis.ask("HSET", f"neuronpipe-jobs:job:{damaged}", "inputs", "many")
+    assert [one.job.id for one in await store.take("w", _LEASE_S, 8, {})] == [first, last]
+
+
 async def test_a_redis_that_hangs_leaves_room_for_calls_of_other_kinds(redis: RedisServer) -> None:
     store = JobStore(JobSettings(jobs_redis_url=redis.url))
     await store.check()
