@@ -113,6 +113,7 @@ async def test_columns_and_files_that_cannot_be_used_end_a_run_before_it_begins(
 ) -> None:
     rows = write_rows(tmp_path / "rows.csv", make_rows(3))
     (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "broken.jsonl").write_text('{"review": "a"}, {"review": "b"}\n')
 
     async def refused(message: str, file: Path = rows, **changes: object) -> None:
         with pytest.raises(SetupError, match=message):
@@ -121,6 +122,7 @@ async def test_columns_and_files_that_cannot_be_used_end_a_run_before_it_begins(
 
     await refused("--column: the input has no column 'text', it has: id, review", columns={"text": "text"})
     await refused("--keep: the input has no column 'date'", keep=["date"])
+    await refused("it has: none, as none of its first rows is a JSON object", tmp_path / "broken.jsonl")
     await refused("several formats", inputs=[str(rows), str(tmp_path / "empty.jsonl")])
     await refused("no such file", tmp_path / "none.csv")
     await refused("is no Parquet file", rows, input_format="parquet")

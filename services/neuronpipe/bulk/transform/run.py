@@ -95,7 +95,8 @@ def _kinds(format: Format, file: str, known: Mapping[str, Kind]) -> Mapping[str,
 
 def _check_column(input: Input, column: str, option: str, hint: str = "") -> None:
     if input.rows and column not in input.columns:
-        raise SetupError(f"{option}: the input has no column {column!r}, it has: {', '.join(input.columns)}{hint}")
+        known = ", ".join(input.columns) or "none, as none of its first rows is a JSON object"
+        raise SetupError(f"{option}: the input has no column {column!r}, it has: {known}{hint}")
 
 
 _TERMINAL_INTERVAL_S, _LOG_INTERVAL_S = 0.5, 30.0

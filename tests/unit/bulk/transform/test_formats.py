@@ -122,6 +122,14 @@ def test_what_is_no_json_row_is_named(tmp_path: Path) -> None:
     assert len(rows) == 7
 
 
+def test_a_row_that_is_nested_too_deeply_to_be_written_is_named(tmp_path: Path) -> None:
+    lines = [b'{"a":' + b"[" * levels + b"]" * levels + b"}" for levels in (499, 500, 900)]
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines))
+    (rows,) = _read(tmp_path / "rows.jsonl", "jsonl", 100)
+    assert isinstance(rows[0], dict)
+    assert rows[1:] == ["is nested more than 500 levels deep"] * 2
+
+
 def test_what_is_no_csv_row_is_named(tmp_path: Path) -> None:
     content = b'\xef\xbb\xbf"id",text\r\n1,a\r\n\r\n2\r\n3,"x"y\r\n4,caf\xe9\r\n5,"b\nc"\r\n'
     (tmp_path / "rows.csv").write_bytes(content)

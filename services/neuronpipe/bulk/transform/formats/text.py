@@ -28,6 +28,8 @@ from neuronpipe.core.errors import SetupError
 
 _UTF8_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+# Of a row. json reads about 980 levels, and writes somewhat less, as its caller is deeper in the stack.
+_MOST_LEVELS = 500
 # Rows whose fields count as the file's columns.
 _SAMPLED = 100
 
@@ -79,7 +81,17 @@ def _json_row(line: bytes) -> Row:
         return f"is no valid JSON: {error.msg} at column {error.colno}"
     except (ValueError, RecursionError) as error:
         return f"is no valid JSON: {error}"
+    if line.count(b"[") + line.count(b"{") > _MOST_LEVELS and _is_too_deep(row):
+        return f"is nested more than {_MOST_LEVELS} levels deep"
     return row if isinstance(row, dict) else "is no JSON object"
+
+
+def _is_too_deep(row: Any) -> bool:
+    level = [row]
+    for _ in range(_MOST_LEVELS):
+        nested = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [one for several in nested for one in several]
+    return bool(level)
 
 
 def _refuse(word: str) -> NoReturn:
