@@ -114,7 +114,7 @@ def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
         assert loaded.certificate
         return grpc.ssl_server_certificate_configuration([(loaded.key, loaded.certificate)], loaded.ca)
 
-    return grpc.dynamic_ssl_server_credentials(current(), current, tls.asks_for_certificates)
+    return grpc.dynamic_ssl_server_credentials(current(), current, bool(tls.watched.value.ca))
 
 
 def peer_names(context: Any) -> list[str]:

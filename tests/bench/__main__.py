@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from neuronpipe.measure.machine import cpu_kind, describe_machine
+from neuronpipe.measure.machine import describe_machine
 from tests.bench.against_peers import ALL_PEERS, measure_peers
 from tests.bench.generation import measure_generation
 from tests.bench.like_for_like import measure_like_for_like
@@ -86,9 +86,16 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--peers", type=_names_of(ALL_PEERS), default=ALL_PEERS, help=f"{_NONE}, or some of {','.join(ALL_PEERS)}"
     )
-    out = Path("docs/benchmarks") / cpu_kind()
+    out = Path("docs/benchmarks") / _cpu_kind()
     parser.add_argument("--out", type=Path, default=out, help=f"folder to write to (here {out}, by the kind of CPU)")
     return parser.parse_args()
+
+
+def _cpu_kind() -> str:
+    """The name of the page for CPUs like this one: by the instructions that decide about int8 and bfloat16."""
+    instructions = describe_machine()["instructions"].split(", ")
+    names = [name.lower() for name in ("VNNI", "bfloat16", "AMX") if f"{name} yes" in instructions]
+    return f"with-{'-'.join(names)}" if names else "without-vnni"
 
 
 def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:

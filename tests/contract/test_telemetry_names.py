@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import neuronpipe
-from neuronpipe.core.names import Attributes, Events, Instrument, Metrics, Name, Spans, instruments, names_in
+from neuronpipe.core.names import Attributes, Events, Instrument, Metrics, Name, Spans, instruments
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE
 from tests.reference import telemetry
 
@@ -41,7 +41,7 @@ def test_the_stages_rpcs_are_named_as_their_protos_name_them() -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        [str(name) for group in (Spans, Attributes, Events) for name in names_in(group)],
+        [str(name) for group in (Spans, Attributes, Events) for name in telemetry.names_in(group)],
         [one.name for one in instruments()],
     ],
 )

@@ -9,10 +9,16 @@ from pathlib import Path
 
 import yaml
 
-from neuronpipe.core.names import Attributes, Events, Instrument, Spans, instruments, names_in
+from neuronpipe.core.names import Attributes, Events, Instrument, Name, Spans, instruments
 from neuronpipe.platform.telemetry.prometheus import prometheus_name, series_names
 from tests.pages import ROOT, all_pages
 from tests.reference.markdown import NOTE
+
+
+def names_in(group: type) -> list[Name]:
+    """The names of a group, in order."""
+    return [value for value in vars(group).values() if isinstance(value, Name)]
+
 
 _GROUPS = {"Spans": Spans, "Attributes": Attributes, "Events": Events}
 _SERIES = {name: instrument for instrument in instruments() for name in series_names(instrument)}

@@ -591,11 +591,6 @@ ADMISSION = "admission"
 UNATTRIBUTED = "unattributed"
 
 
-def names_in(group: type) -> list[Name]:
-    """The names of a group, in order."""
-    return [value for value in vars(group).values() if isinstance(value, Name)]
-
-
 def instruments() -> list[Instrument]:
     """All metrics, in order."""
     return [value for value in vars(Metrics).values() if isinstance(value, Instrument)]

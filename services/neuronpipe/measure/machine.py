@@ -90,14 +90,6 @@ def _cpu_seconds() -> tuple[float, float, float, float]:
     return total, busy, steal, own
 
 
-def cpu_kind() -> str:
-    """The name of the page for CPUs like this one: by the instructions that decide about int8 and bfloat16."""
-    flags = set(_cpu_info().get("flags", "").split())
-    kinds = (("vnni", "avx512_vnni"), ("bfloat16", "avx512_bf16"), ("amx", "amx_bf16"))
-    names = [name for name, flag in kinds if flag in flags]
-    return f"with-{'-'.join(names)}" if names else "without-vnni"
-
-
 def _cpu_info() -> dict[str, str]:
     file = Path("/proc/cpuinfo")
     if not file.exists():

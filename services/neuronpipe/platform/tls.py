@@ -187,12 +187,10 @@ class ServerTls:
     """What a server shows its callers, and asks of them, from the files as they are now.
 
     `context`, for HTTP/1.1, and `h2_context`, for HTTP/2: each new connection gets the current certificate.
-    `asks_for_certificates`: whether callers must show one.
     """
 
     def __init__(self, files: TlsFiles) -> None:
         """Raises SetupError, which names the file and the reason."""
-        self.asks_for_certificates = bool(files.ca)
         self.watched: WatchedTls = watched_tls(files, "server")
         loaded = self.watched.value
         self.context, self.h2_context = loaded.context, loaded.h2_context
