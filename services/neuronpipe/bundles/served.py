@@ -168,11 +168,10 @@ class ServedModels(Generic[ResourceT]):
         self._replace([*self.table, model])
 
     async def close(self, key: ModelKey) -> None:
-        """Stops serving a model, waits until it is unused, and unloads it. Does nothing if it is not served."""
-        closing = [model for model in self.table if model.key == key]
-        if closing:
-            self._replace([model for model in self.table if model.key != key])
-            await closing[0].close()
+        """Stops serving a model, waits until it is unused, and unloads it."""
+        (closing,) = [model for model in self.table if model.key == key]
+        self._replace([model for model in self.table if model.key != key])
+        await closing.close()
 
     def _replace(self, models: list[ServedModel[ResourceT]], routes: Mapping[str, ModelRoute] | None = None) -> None:
         routes = self.table.declared_routes if routes is None else routes

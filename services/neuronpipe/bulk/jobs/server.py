@@ -183,15 +183,12 @@ class Worker:
 
     async def _run(self, running: _Running, trace: SpanContext | None) -> JobResult:
         """The result. An object that cannot be read or written now is tried again."""
-        for attempt in range(1, _OBJECT_ATTEMPTS + 1):
-            try:
+        for attempt in range(1, _OBJECT_ATTEMPTS):
+            with suppress(Unavailable):
                 return await self._runner.run(running.taken.job, running.progress, trace)
-            except Unavailable:
-                if attempt == _OBJECT_ATTEMPTS:
-                    raise
-                running.progress.completed = 0
-                await asyncio.sleep(_OBJECT_PAUSE_S * attempt)
-        raise AssertionError("the loop returns or raises")
+            running.progress.completed = 0
+            await asyncio.sleep(_OBJECT_PAUSE_S * attempt)
+        return await self._runner.run(running.taken.job, running.progress, trace)
 
     def _begin_span(self, running: _Running) -> Span | None:
         """The span of an attempt. It is sampled where the submitter's was, or else by this process's own choice."""

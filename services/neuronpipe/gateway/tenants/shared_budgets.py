@@ -14,7 +14,7 @@ from neuronpipe.core.background import run_beside
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
-from neuronpipe.gateway.tenants.tenants import Tenant, Tenants
+from neuronpipe.gateway.tenants.tenants import Tenant, Tenants, TokenBucket
 from neuronpipe.platform.cache.economics import RedisSettings
 from neuronpipe.platform.cache.remote import Remote, RemoteError
 
@@ -60,24 +60,20 @@ class SharedBudgets:
         while True:
             await asyncio.sleep(_EXCHANGE_EVERY_S)
             try:
-                for tenant in self._tenants.with_budgets():
-                    await self._exchange(tenant)
+                for tenant, bucket in self._tenants.with_budgets():
+                    await self._exchange(tenant, bucket)
             except RemoteError as error:
                 if not self.is_away:
                     log_warning("budgets are not shared: Redis does not answer", problem=str(error))
                 self.is_away = True
-                for tenant in self._tenants.with_budgets():
-                    if tenant.bucket:
-                        tenant.bucket.share = 1 / tenant.gateways
+                for tenant, bucket in self._tenants.with_budgets():
+                    bucket.share = 1 / tenant.gateways
             else:
                 if self.is_away:
                     log("budgets are shared again")
                 self.is_away = False
 
-    async def _exchange(self, tenant: Tenant) -> None:
-        bucket = tenant.bucket
-        if not bucket:
-            return
+    async def _exchange(self, tenant: Tenant, bucket: TokenBucket) -> None:
         taken = bucket.taken
         reply = await self._remote.evaluate(
             _EXCHANGE, b"budget:" + tenant.name.encode(), str(bucket.capacity), str(taken), self._gateway

@@ -320,9 +320,9 @@ class Tenants:
         if one.bucket:
             one.bucket.take(cost - admission.tokens)
 
-    def with_budgets(self) -> list[Tenant]:
-        """The tenants that have called and have a budget."""
-        return [one for one in self._tenants.values() if one.bucket]
+    def with_budgets(self) -> list[tuple[Tenant, TokenBucket]]:
+        """The tenants that have called and have a budget, which is with each."""
+        return [(one, one.bucket) for one in self._tenants.values() if one.bucket]
 
     @property
     def are_several(self) -> bool:

@@ -317,8 +317,6 @@ class Call(Stream):
 
     def expire(self) -> None:
         """Its deadline has passed."""
-        if self.is_closed:
-            return
         self.finish(end_of(DeadlineExceeded("the deadline passed before the result was ready")))
         if self.task and not self.task.done():
             self.task.cancel()
