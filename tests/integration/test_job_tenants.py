@@ -210,7 +210,7 @@ def test_an_invocation_whose_time_is_over_has_failed(shared: Shared) -> None:
     address = shared.jobs.gateway.wait_for("listening for HTTP")["address"]
     amazon = {"InputLocation": f"file://{body}", "InvocationTimeoutSeconds": "1"}
     headers = {f"X-Amzn-SageMaker-{name}": value for name, value in amazon.items()}
-    headers |= {"authorization": f"Bearer {shared.keys['mallory']}"}
+    headers |= {"authorization": f"Bearer {shared.keys['mallory']}", "content-type": "application/json"}
     url = f"http://{address}/endpoints/classifier/async-invocations"  # each batch takes a second and a half
     with shared.worker():
         asked = urllib.request.Request(url, b"", headers, method="POST")
