@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from neuronpipe.core.background import run_beside, run_together
+from neuronpipe.core.background import Places, run_beside, run_together
 
 
 async def test_coroutines_end_with_the_block() -> None:
@@ -83,3 +83,21 @@ async def test_the_first_error_ends_the_others_and_comes_out_as_it_is() -> None:
     with pytest.raises(ValueError, match="of the coroutine"):
         await run_together([endless(), crash()])
     assert has_ended.is_set()
+
+
+@pytest.mark.parametrize("comes_first", [False, True], ids=["before its turn", "as its turn comes"])
+async def test_a_place_of_a_caller_that_leaves_goes_to_the_next(comes_first: bool) -> None:
+    places = Places(1)
+    await places.take()
+    left, next_one = (asyncio.create_task(places.take()) for _ in range(2))
+    await asyncio.sleep(0)  # both wait
+    if comes_first:
+        places.leave()
+        left.cancel()
+    else:
+        left.cancel()
+        await asyncio.wait([left])
+        places.leave()
+    async with asyncio.timeout(1):
+        await next_one
+    assert left.cancelled()
