@@ -6,6 +6,7 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Any, assert_type
 
+import numpy as np
 import pytest
 from numpy.typing import NDArray
 
@@ -13,6 +14,8 @@ import neuronpipe.client
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import (
     Aggregation,
+    DetokenizationInput,
+    EmbeddingPrecision,
     FeatureExtractionInput,
     FeatureExtractionResult,
     FeaturePooling,
@@ -20,18 +23,24 @@ from neuronpipe.api.v1.tasks_pb2 import (
     FillMaskInput,
     GeneratedText,
     GenerationOptions,
+    ImageEmbeddingInput,
     LabelScore,
+    MultiVectorEmbeddingInput,
+    MultiVectorEmbeddingResult,
     QuestionAnsweringInput,
     SentenceEmbeddingInput,
     SentenceEmbeddingResult,
+    SparseEmbeddingInput,
     TaskInput,
     TaskResult,
     TextClassificationInput,
     TextClassificationResult,
     TextGenerationResult,
+    TextSpan,
     TokenClassificationInput,
     TokenSequence,
     Truncation,
+    ZeroShotImageClassificationInput,
 )
 from neuronpipe.client import AsyncClient, Client, InvalidInput
 from neuronpipe.client.task_methods import TaskMethods
@@ -168,9 +177,71 @@ def test_every_option_is_sent(client: Client, gateway: FakeGateway) -> None:
     ]
 
 
+def test_every_option_of_images_of_tokens_and_of_chunks_is_sent(client: Client, gateway: FakeGateway) -> None:
+    vectors: dict[str, Any] = {
+        "shape": [1, 2],
+        "type": FeatureType.FEATURE_TYPE_FLOAT32,
+        "data": np.array([0.5, 1], np.float32).tobytes(),
+    }
+    gateway.result = TaskResult(multi_vector_embedding=MultiVectorEmbeddingResult(**vectors))
+    client.embed_tokens("m", "a", is_query=True, type=FeatureType.FEATURE_TYPE_INT8, truncation=_LEFT)
+    client.embed_sparse("m", "a", top_k=2, prompt_name="query", truncation=_LEFT)
+    client.embed_image("m", b"a", normalize=False, dimensions=2)
+    client.classify_image_zero_shot("m", b"a", ["b", "c"], hypothesis_template="{} d", truncation=_LEFT)
+    client.detokenize("m", [3, 4], skip_special_tokens=True, version="3")
+    gateway.result = TaskResult(
+        feature_extraction=FeatureExtractionResult(chunks=[TextSpan(start=1, end=2)], **vectors)
+    )
+    (chunk,) = client.embed_chunks("m", "abc", chunk_tokens=2, chunks=[(1, 2)], truncation=_LEFT)
+    assert (chunk.start, chunk.end, chunk.embedding.tolist()) == (1, 2, [0.5, 1])
+    assert [request.version for request in gateway.requests] == ["", "", "", "", "3", ""]
+    assert [request.input for request in gateway.requests] == [
+        TaskInput(
+            multi_vector_embedding=MultiVectorEmbeddingInput(
+                text="a", is_query=True, type=FeatureType.FEATURE_TYPE_INT8, truncation=_LEFT
+            )
+        ),
+        TaskInput(sparse_embedding=SparseEmbeddingInput(text="a", top_k=2, prompt_name="query", truncation=_LEFT)),
+        TaskInput(image_embedding=ImageEmbeddingInput(image=b"a", skip_normalize=True, dimensions=2)),
+        TaskInput(
+            zero_shot_image_classification=ZeroShotImageClassificationInput(
+                image=b"a", candidate_labels=["b", "c"], hypothesis_template="{} d", truncation=_LEFT
+            )
+        ),
+        TaskInput(detokenization=DetokenizationInput(token_ids=[3, 4], skip_special_tokens=True)),
+        TaskInput(
+            feature_extraction=FeatureExtractionInput(
+                text="abc",
+                chunk_tokens=2,
+                chunks=[TextSpan(start=1, end=2)],
+                type=FeatureType.FEATURE_TYPE_FLOAT32,
+                truncation=_LEFT,
+            )
+        ),
+    ]
+
+
+def test_a_vector_of_bytes_has_signs_where_its_precision_has(client: Client, gateway: FakeGateway) -> None:
+    expected = {"BINARY": [-1, 1], "UBINARY": [255, 1], "INT8": [-1, 1], "UINT8": [255, 1]}
+    for name, numbers in expected.items():
+        precision = EmbeddingPrecision.Value(f"EMBEDDING_PRECISION_{name}")
+        gateway.result = TaskResult(sentence_embedding=SentenceEmbeddingResult(packed=b"\xff\x01", precision=precision))
+        assert client.embed("m", "a", precision=precision).tolist() == numbers
+
+
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
+        (lambda client: [*client.generate("m", 7)], "prompt: takes one text, not a value of the type int"),
+        (lambda client: [*client.generate("m", messages="a")], "messages: takes a list of messages, each with a role"),
+        (
+            lambda client: [*client.generate("m", "a", stop_strings="b")],
+            "options.stop_strings: takes a list of texts, not one text",
+        ),
+        (
+            lambda client: [*client.generate("m", "a", max_new_tokens="b")],
+            "options.max_new_tokens: takes another type of value, or a smaller number",
+        ),
         (
             lambda client: client.classify("m", ["a", "b"]),
             "text: takes one text, not a value of the type list; infer_batch runs many inputs",
