@@ -162,6 +162,32 @@ async def test_a_connection_that_closes_does_not_wait_for_ever_for_a_caller_that
         caller.close()
 
 
+async def test_a_caller_that_reads_late_is_not_taken_for_one_that_does_not_read() -> None:
+    may_answer, answer = asyncio.Event(), b"a" * (1 << 20)
+
+    async def wait(request: HttpRequest) -> HttpResponse:
+        await may_answer.wait()
+        return HttpResponse(answer, "text/plain", is_compressible=False)
+
+    async with _running({_WAIT.key: wait}) as (door, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 12)
+        writer.write(b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await soon(lambda: bool(door._state.connections))
+        (connection,) = door._state.connections
+        assert isinstance(connection, _Connection)
+        system_socket = connection.transport.get_extra_info("socket")
+        system_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+        may_answer.set()
+        await soon(lambda: connection._unread is not None)
+        assert connection._in_flight.unread._bytes
+        await reader.readuntil(b"\r\n\r\n")
+        system_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        assert await reader.readexactly(len(answer)) == answer
+        await soon(lambda: connection._unread is None)
+        assert not connection._in_flight.unread._bytes
+        writer.close()
+
+
 async def test_thousands_of_questions_for_another_protocol_behind_a_body_are_all_answered() -> None:
     async def take(request: HttpRequest) -> HttpResponse:
         return HttpResponse(b"", "text/plain")

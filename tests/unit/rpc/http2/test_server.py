@@ -826,6 +826,7 @@ _ASKED = frames.PREFACE + frames.settings(((frames.INITIAL_WINDOW_SIZE, 1 << 24)
 _ASKED += frames.frame(frames.HEADERS, frames.END_HEADERS, 1, _CALL_HEAD)
 _ASKED += frames.frame(frames.DATA, frames.END_STREAM, 1, frames.message(b"a"))
 _UNREAD_BYTES = 100_000
+_PARTS, _PART_BYTES = 15, 1 << 20
 
 
 async def _narrow_socket(system: _System) -> socket.socket:
@@ -898,6 +899,40 @@ async def test_a_connection_that_closes_does_not_wait_for_ever_for_a_caller_that
         await soon(lambda: end.transport.get_write_buffer_size() > 0)
         await asyncio.to_thread(caller.sendall, b"no frame of HTTP/2")
         await soon(lambda: not system.server.connections)
+        caller.close()
+
+
+async def _answer_in_parts(call: ServerCall, request: bytes | None) -> None:
+    for _ in range(_PARTS):
+        await call.send(b"a" * _PART_BYTES)
+
+
+async def test_answers_for_which_the_windows_have_room_wait_for_a_caller_that_does_not_read() -> None:
+    async with _serving(_answer_in_parts) as system:
+        caller = await _narrow_socket(system)
+        await asyncio.to_thread(caller.sendall, _ASKED)
+        end = await _narrow_end(system)
+        await soon(lambda: end.is_paused)
+        await asyncio.sleep(0.2)  # in which nothing more may be made
+        assert end.transport.get_write_buffer_size() + end.engine.queued_body_size() < 2 * _PART_BYTES
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        end.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        left_bytes, rest = _PARTS * (5 + _PART_BYTES), b""
+        while left_bytes > 0:
+            found, rest = frames.frames_in(rest + await asyncio.to_thread(caller.recv, 1 << 20))
+            left_bytes -= sum(len(data) for kind, _, _, data in found if kind == frames.DATA)
+        assert left_bytes == 0
+        await soon(lambda: not system.server.sends._waits)
+        caller.close()
+
+
+async def test_a_caller_that_never_reads_loses_its_connection_though_its_windows_have_room() -> None:
+    async with _serving(_answer_in_parts, max_send_s=0.3) as system:
+        caller = await _narrow_socket(system)
+        await asyncio.to_thread(caller.sendall, _ASKED)
+        await _narrow_end(system)
+        await soon(lambda: not system.server.connections)
+        assert system.ended("max_send_s") == 1
         caller.close()
 
 
