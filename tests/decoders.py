@@ -100,8 +100,7 @@ DECODERS: Mapping[str, Callable[[int], Any]] = {
         max_position_embeddings=_TOKENS,
         pad_token_id=1,
     ),
-    # OpenVINO's paged attention computes these wrongly.
-    "gemma2": lambda vocabulary: transformers.Gemma2Config(vocab_size=vocabulary, **_GEMMA),
+    # Its decoder is a part of its base model.
     "opt": lambda vocabulary: transformers.OPTConfig(
         vocab_size=vocabulary,
         hidden_size=64,
@@ -111,6 +110,8 @@ DECODERS: Mapping[str, Callable[[int], Any]] = {
         max_position_embeddings=_TOKENS,
         word_embed_proj_dim=64,
     ),
+    # OpenVINO's paged attention computes it wrongly.
+    "gemma2": lambda vocabulary: transformers.Gemma2Config(vocab_size=vocabulary, **_GEMMA),
 }
 
 

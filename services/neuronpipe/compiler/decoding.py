@@ -68,8 +68,10 @@ def _shapes_of(cache: Cache) -> Shapes:
 
 
 def decoder_of(model: Any) -> Any:
-    """The part of a model that ends in the vectors from which its head makes logits."""
-    return model.get_decoder() if model.config.is_encoder_decoder else model.base_model
+    """The part of a model that ends in the vectors from which its head makes logits. OPT's is within its base model."""
+    if model.config.is_encoder_decoder:
+        return model.get_decoder()
+    return getattr(model.base_model, "decoder", model.base_model)
 
 
 def decode(
