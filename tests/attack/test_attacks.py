@@ -18,7 +18,7 @@ from tests.attack.frame import Attacked, Case, Figures, Victim, suffer
 
 pytestmark = [pytest.mark.local_only, pytest.mark.alone]
 
-_SECONDS = float(os.environ.get("NEURONPIPE_ATTACK_S", "2"))
+_SECONDS = float(os.environ.get("NEURONPIPE_ATTACK_S", "1"))
 _RECORD = os.environ.get("NEURONPIPE_ATTACK_RECORD")
 
 
