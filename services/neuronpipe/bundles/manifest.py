@@ -193,7 +193,7 @@ class BundleFiles:
             return parse(content)
         except (SetupError, ModuleNotFoundError):
             raise
-        except Exception as error:  # whatever a library raises of a file that somebody has exchanged or cut
+        except Exception as error:  # libraries raise errors of many kinds for a file that was exchanged or cut
             raise RefusedBundle(
                 f"{self.folder / name}: cannot be read ({type(error).__name__}), though it is as the manifest says; "
                 "compile the model again"

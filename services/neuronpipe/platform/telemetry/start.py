@@ -37,7 +37,7 @@ def running_telemetry(
                 sinks += _start_otlp(service, environment, clock, meters, stack)
             except (ModuleNotFoundError, SetupError):
                 raise
-            except Exception as error:  # whatever OpenTelemetry raises of the variables that it reads itself
+            except Exception as error:  # OpenTelemetry raises errors of many kinds for the variables that it reads
                 given = ", ".join(sorted(name for name in variables if name.startswith("OTEL_")))
                 raise SetupError(f"{given}: OpenTelemetry cannot use one of these: {first_line(error)}") from error
         tracer = Tracer(sinks, ratio=environment.ratio, honours_parent=environment.honours_parent)

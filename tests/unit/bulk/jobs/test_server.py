@@ -17,7 +17,7 @@ _RESULT = JobResult(succeeded=2)
 
 
 class _Runner:
-    """Fails so many times with an error, and then has the result."""
+    """Fails with an error for a number of times, and then has the result."""
 
     def __init__(self, failures: int, error: Exception) -> None:
         self.runs = 0

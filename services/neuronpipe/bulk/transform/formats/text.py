@@ -2,6 +2,7 @@
 they are needed, UTF-8; lists and vectors are JSON in a cell.
 """
 
+import codecs
 import csv
 import io
 import json
@@ -26,8 +27,7 @@ from neuronpipe.bulk.transform.formats import (
 )
 from neuronpipe.core.errors import SetupError
 
-_UTF8_MARK = b"\xef\xbb\xbf"
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # Of a row. json reads about 980 levels, and writes somewhat less, as its caller is deeper in the stack.
 _MOST_LEVELS = 500
 # Rows whose fields count as the file's columns.
@@ -74,7 +74,7 @@ def _json_row(line: bytes) -> Row:
     if len(line) > MAX_ROW_BYTES:
         return f"is longer than {MAX_ROW_BYTES} bytes"
     try:
-        row = json.loads(line.removeprefix(_UTF8_MARK).decode(), parse_constant=_refuse)
+        row = json.loads(line.removeprefix(codecs.BOM_UTF8).decode(), parse_constant=_refuse)
     except UnicodeDecodeError as error:
         return f"is not UTF-8: byte {error.start + 1}"
     except json.JSONDecodeError as error:
@@ -107,7 +107,7 @@ def _line(record: Record) -> bytes:
 
 
 def _json(value: Any) -> str:
-    """A value as JSON, whatever it holds."""
+    """A value as JSON, also with what orjson does not write."""
     try:
         return orjson.dumps(value, default=plain, option=orjson.OPT_SERIALIZE_NUMPY).decode()
     except TypeError:
@@ -145,7 +145,7 @@ class _Records:
 
     def _text(self, file: BinaryIO) -> Iterator[str]:
         for line, size in lines(file):
-            text = line if self.offset else line.removeprefix(_UTF8_MARK)
+            text = line if self.offset else line.removeprefix(codecs.BOM_UTF8)
             self.offset += size
             yield text.decode(errors="surrogateescape")
 
