@@ -18,7 +18,7 @@ from neuronpipe.core.errors import Unavailable
 from neuronpipe.measure.benchmark.cold_starts import AS_INSTALLED, drop_files
 from tests.bench.systems import NO_CACHE
 
-_EVENTS = ("listening", "model ready", "ready")
+_EVENTS = ("model ready", "ready")
 _FIRST = "first answer"
 _POLL_S = 0.005
 

@@ -150,7 +150,7 @@ def test_the_commands_of_a_block_that_is_not_run_are_right(fence: Fence, folder:
 _WRONG = {
     "an option of a command": ("$ neuronpipe models --targets 127.0.0.1:1", "--targets"),
     "an option of a service": ("$ neuronpipe serve all --repository models --max-batches 3", "--max-batches"),
-    "the value of a setting": ("$ neuronpipe serve all --repository models --max-batch-size 0", "MAX_BATCH_SIZE"),
+    "the value of a setting": ("$ neuronpipe serve all --repository models --max-batch-size 0", "--max-batch-size: "),
     "a variable": ("$ export NEURONPIPE_ALL_SIZE=8\n$ neuronpipe serve all --repository models", "NEURONPIPE_ALL_SIZE"),
     "a setting that is missing": ("$ neuronpipe serve gateway", "--repository is required"),
     "a command in the background": ("$ neuronpipe serve al &\n$ make demo", "'al'"),

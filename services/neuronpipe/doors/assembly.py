@@ -58,7 +58,7 @@ def gateway_doors(
         *trace_rpcs(telemetry.traces),
         *addition.rpcs,
     ]
-    doors: list[Door] = [GrpcDoor(settings, rpcs, tls, guard, shares_port=shares_port)]
+    doors: list[Door] = [GrpcDoor(settings, rpcs, tls, guard, shares_port=shares_port, listens_when_open=True)]
     if settings.http_listen:
         from neuronpipe.doors.http.console.pages import CONSOLE_ROUTES
         from neuronpipe.doors.http.door import HttpDoor

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.callers import enter_caller
-from neuronpipe.core.errors import InvalidInput, NeuronpipeError, NotConfigured, Overloaded, SetupError
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, NotConfigured, Overloaded
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.names import ON_BEHALF
 from neuronpipe.platform.process.door import Credentials, Guard, Handler
@@ -39,9 +39,10 @@ class GrpcDoor:
 
     `port`: 0 where it is not known before the door listens, and for a Unix socket.
 
-    `shares_port`: other processes listen on it, too. `option`: what set the address. `event`: what the log says once it
-    listens. `tls`: of a port; a Unix socket has none. `allowed_peers`: see StageSettings; health is told to every
-    caller, and there is no reflection.
+    `shares_port`: other processes listen on it, too. `listens_when_open`: until then connections to its port are
+    refused, so that callers with several addresses use another one. `option`: what set the address. `event`: what the
+    log says once it listens. `tls`: of a port; a Unix socket has none. `allowed_peers`: see StageSettings; health is
+    told to every caller, and there is no reflection.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class GrpcDoor:
         *,
         allowed_peers: Collection[str] = (),
         shares_port: bool = False,
+        listens_when_open: bool = False,
         option: str = "--listen",
         event: str = "listening",
     ) -> None:
@@ -68,6 +70,7 @@ class GrpcDoor:
         self._server: Http2Server | None = None
         self.port = 0 if unix_path(settings.listen) else int(settings.listen.rpartition(":")[2])
         self._shares_port = shares_port
+        self._listens_when_open = listens_when_open
 
     @property
     def services(self) -> Collection[str]:
@@ -75,7 +78,7 @@ class GrpcDoor:
         return {rpc.service for rpc in self._rpcs.values()}
 
     async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
-        """Takes connections, and refuses calls until it is open. Raises SetupError."""
+        """Takes its address, or also connections, whose calls it refuses until it is open. Raises SetupError."""
         self._in_flight = in_flight
         self._idle = in_flight.caller_waits("max_stream_idle_s", self._settings.max_stream_idle_s)
         reflecting = reflection.aio.ReflectionServicer(
@@ -99,16 +102,20 @@ class GrpcDoor:
         self._server = Http2Server(
             ServerOptions(self._settings, in_flight, methods.get, self._tls, shares_port=self._shares_port)
         )
-        try:
-            self.port = await self._server.listen()
-        except SetupError as error:
-            raise SetupError(f"{self._option}: {error}") from error
-        address = self._settings.listen
-        log(self._event, address=f"{address.rpartition(':')[0]}:{self.port}" if self.port else address)
+        self.port = self._server.listener.bind(self._option)
+        if not self._listens_when_open:
+            self._take_connections(self._server)
 
     def open(self, handlers: Mapping[str, Handler]) -> None:
-        """Answers calls from now on."""
+        """Answers calls from now on. Raises SetupError where it cannot listen any more."""
         self._handlers = handlers
+        if self._listens_when_open and self._server:
+            self._take_connections(self._server)
+
+    def _take_connections(self, server: Http2Server) -> None:
+        server.listen()
+        address = self._settings.listen
+        log(self._event, address=f"{address.rpartition(':')[0]}:{self.port}" if self.port else address)
 
     def ask_to_leave(self) -> None:
         """Asks callers to send new calls elsewhere."""

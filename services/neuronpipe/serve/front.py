@@ -52,7 +52,7 @@ async def run_front(settings: AllSettings, telemetry: Telemetry, tls: ServerTls 
             await reader.readline()
             yield handlers
 
-    await serve(settings.service, settings, doors, assemble, telemetry.meters, listens_first=False)
+    await serve(settings.service, settings, doors, assemble, telemetry.meters)
     await tell(write_families(telemetry.meters.families()))
     writer.close()
     await writer.wait_closed()

@@ -408,6 +408,31 @@ async def test_a_port_in_use_is_named_with_the_reason() -> None:
         await life.stop()
 
 
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_a_door_that_listens_when_it_is_open_refuses_connections_until_then(
+    caplog: pytest.LogCaptureFixture, is_taken: bool
+) -> None:
+    door = GrpcDoor(_settings(), rpcs_of(_SERVICE), listens_when_open=True)
+    life = Life("gateway", _settings(), [door])
+    await life.listen()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", door.port)
+    with socket.socket() as taker:
+        if is_taken:  # Linux lets a socket have an address on which another does not listen
+            taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taker.bind(("127.0.0.1", door.port))
+            taker.listen()
+            with pytest.raises(SetupError, match=f"^--listen: cannot listen on {_settings().listen}: Address already"):
+                life.open({})
+        else:
+            with caplog.at_level(logging.INFO, logger="neuronpipe"):
+                life.open(by_path(_SERVICE, Infer=_empty))
+            assert [record.message for record in caplog.records] == ["listening", "ready"]
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
+                await InferenceServiceStub(channel).Infer(InferRequest(), timeout=_LIMIT_S)
+    await life.stop()
+
+
 # 192.0.2.0/24 is set aside for documentation (RFC 5737), .invalid for names that do not exist (RFC 2606).
 @pytest.mark.parametrize("address", ["192.0.2.1:50050", "name.invalid:50050"])
 async def test_an_address_that_cannot_be_used_is_named(address: str) -> None:

@@ -211,9 +211,7 @@ class App:
             enter_caller(self._guard.identify(Credentials(authorization, on_behalf=on_behalf)))
         elif not self._guard and "*" not in self._hosts and route.service != "health":
             _check_page(headers, scope["method"], self._hosts, self._cors_origins)
-        handler = self.handlers.get(route.key)
-        if handler is None:
-            raise self._in_flight.starting()
+        handler = self.handlers[route.key]
         query = scope["query_string"].decode("latin-1")
         if not route.is_counted:
             return await handler(HttpRequest(Call(request_id), names, query, headers, "", b""))

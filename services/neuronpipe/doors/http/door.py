@@ -17,7 +17,6 @@ from uvicorn.server import ServerState
 
 from neuronpipe.core.addresses import is_loopback
 from neuronpipe.core.background import LoopTurns
-from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log
 from neuronpipe.core.names import Metrics
 from neuronpipe.doors.http.app import App
@@ -74,7 +73,7 @@ class HttpDoor:
         return (self._service,)
 
     async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
-        """Takes connections, and refuses requests until it is open. Raises SetupError."""
+        """Takes its address. Connections are refused until it is open. Raises SetupError."""
         self._health, self.in_flight = health, in_flight
         settings = self.settings
         hosts = _words(settings.http_hosts) or frozenset(["localhost"] if is_loopback(settings.http_listen) else [])
@@ -114,17 +113,15 @@ class HttpDoor:
             tls=self._tls.context if self._tls else None,
             shares_port=self._shares_port,
         )
-        try:
-            self.port = self.listener.open()
-        except SetupError as error:
-            raise SetupError(f"--http-listen: {error}") from error
+        self.port = self.listener.bind("--http-listen")
         in_flight.meters.gauge(Metrics.CONNECTIONS, lambda: len(state.connections), "http")
         self._dating = asyncio.create_task(_keep_date(state))
-        log("listening for HTTP", address=f"{settings.http_listen.rpartition(':')[0]}:{self.port}")
 
     def open(self, handlers: Mapping[str, Handler]) -> None:
-        """Answers requests from now on."""
+        """Answers requests from now on. Raises SetupError where it cannot listen any more."""
         self._app.handlers = {**handlers, **self._health_handlers()}
+        self.listener.listen()
+        log("listening for HTTP", address=f"{self.settings.http_listen.rpartition(':')[0]}:{self.port}")
 
     def ask_to_leave(self) -> None:
         """Ends connections with their answers."""

@@ -46,14 +46,17 @@ class Door(Protocol):
         """The services whose health the door reports."""
 
     async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
-        """Accepts connections, reports `health`, and refuses calls as "starting".
+        """Takes its address, reports `health`, and, if callers are to know that it starts, accepts their connections.
 
         From now on `in_flight` counts every call, and refuses calls beyond its limits and calls that come too late.
         Raises SetupError for an address that cannot be used.
         """
 
     def open(self, handlers: Mapping[str, Handler]) -> None:
-        """Answers calls from now on, each path's by its handler. The door uses the handlers of its own paths."""
+        """Answers calls from now on, each path's by its handler. The door uses the handlers of its own paths.
+
+        Raises SetupError where another process has begun to listen at its address.
+        """
 
     def ask_to_leave(self) -> None:
         """Asks callers to send new calls elsewhere, and answers those that still come."""

@@ -1,7 +1,7 @@
 """The lifecycle of a process, for any protocol.
 
-Listen (calls are refused as "starting") → load → SERVING → SIGTERM → NOT_SERVING → notify the parts of the process →
-refuse new calls, finish those in flight within the grace period → unload.
+Take addresses (stages listen, too, and refuse calls as "starting") → load → listen → SERVING → SIGTERM → NOT_SERVING →
+notify the parts of the process → refuse new calls, finish those in flight within the grace period → unload.
 """
 
 import asyncio
@@ -60,12 +60,12 @@ class Life:
         self._told.append(tell)
 
     async def listen(self) -> None:
-        """Listens on the addresses of all doors. Raises SetupError."""
+        """Takes the addresses of all doors. Raises SetupError."""
         for door in self._doors:
             await door.listen(self.health, self.in_flight)
 
     def open(self, handlers: Mapping[str, Handler]) -> None:
-        """Answers calls from now on."""
+        """Answers calls from now on. Raises SetupError, see Door."""
         # What is there lives as long as the process, or its models. To look at all of it takes 40 ms, in which calls
         # wait, and many calls at once make Python look.
         gc.collect()
@@ -131,14 +131,12 @@ async def serve(
     assemble: Assemble,
     meters: Meters | None = None,
     *,
-    listens_first: bool = True,
     idle_exit_s: float = 0.0,
 ) -> None:
     """Serves until SIGTERM or SIGINT.
 
     Raises SetupError for an address that cannot be used, and whatever `assemble` raises. `meters`: of what callers do
-    beyond limits. `listens_first`: before it loads, so that callers are told that it is starting. `idle_exit_s`: after
-    so many seconds without a call it ends as by SIGTERM; 0: never.
+    beyond limits. `idle_exit_s`: after so many seconds without a call it ends as by SIGTERM; 0: never.
     """
     loop, serving, stop = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
     life = Life(name, settings, doors, meters)
@@ -159,11 +157,8 @@ async def serve(
     give_up = None
     try:
         try:
-            if listens_first:
-                await life.listen()
+            await life.listen()
             async with assemble(life) as handlers:
-                if not listens_first:
-                    await life.listen()
                 life.open(handlers)
                 try:
                     async with run_beside(*([stop_when_unused()] if idle_exit_s else [])):

@@ -3,7 +3,8 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ class Listener:
         self._refused = refused
         self._ended = ended
         self._sockets: list[socket.socket] = []
+        self._is_listening = False
+        self._option = ""
         # Of connect_accepted_socket.
         self._tls: dict[str, Any] = {}
         if tls and not self._path:
@@ -60,21 +63,38 @@ class Listener:
                 "ssl_shutdown_timeout": CLOSE_LIMIT_S,
             }
 
-    def open(self) -> int:
-        """Accepts connections from now on. Returns the port, 0 for a Unix socket. Raises SetupError."""
-        try:
+    def bind(self, option: str) -> int:
+        """Takes the address; connections to a port are refused. Returns the port, 0 for a Unix socket.
+
+        Raises SetupError, which names the option that set the address.
+        """
+        self._option = option
+        with self._telling_problems():
             self._sockets = [_bind_path(self._path)] if self._path else _bind_port(self._address, self._shares_port)
+        return 0 if self._path else int(self._sockets[0].getsockname()[1])
+
+    def listen(self) -> None:
+        """Accepts connections from now on. Raises SetupError where another process has begun to listen here."""
+        with self._telling_problems():
+            for bound in self._sockets:
+                bound.listen(_BACKLOG)
+        self._is_listening = True
+        self._accept_from(self._sockets)
+
+    @contextmanager
+    def _telling_problems(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             problem = error.strerror if error.errno and not isinstance(error, socket.gaierror) else "no such address"
-            raise SetupError(f"cannot listen on {self._address}: {problem}") from error
-        self._accept_from(self._sockets)
-        return 0 if self._path else int(self._sockets[0].getsockname()[1])
+            raise SetupError(f"{self._option}: cannot listen on {self._address}: {problem}") from error
 
     def close(self) -> None:
         """Accepts those that wait, and no more. Handshakes go on. May be called again."""
         sockets, self._sockets = self._sockets, []
         for listening in sockets:
-            self._accept(listening, _BACKLOG)
+            if self._is_listening:
+                self._accept(listening, _BACKLOG)
             asyncio.get_running_loop().remove_reader(listening)
             listening.close()
         if self._path and sockets:
@@ -135,7 +155,6 @@ def _bind_port(address: str, shares_port: bool) -> list[socket.socket]:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             number = int(port) or (sockets[0].getsockname()[1] if len(sockets) > 1 else 0)
             one.bind((where[0], number, *where[2:]))
-            one.listen(_BACKLOG)
     except BaseException:
         for one in sockets:
             one.close()
@@ -144,7 +163,10 @@ def _bind_port(address: str, shares_port: bool) -> list[socket.socket]:
 
 
 def _bind_path(path: str) -> socket.socket:
-    """A socket at a path, in place of one that a killed process has left behind. Raises OSError."""
+    """A socket at a path, in place of one that a killed process has left behind. Raises OSError.
+
+    It listens, or else another process would take it for left behind: connections wait until they are accepted.
+    """
     one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     one.setblocking(False)
     try:

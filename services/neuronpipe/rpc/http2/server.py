@@ -416,11 +416,10 @@ class Http2Server:
         for connection in resting:
             connection.end_rest()
 
-    async def listen(self) -> int:
-        """Takes connections from now on. Returns the port, 0 for a Unix socket. Raises SetupError."""
-        port = self.listener.open()
+    def listen(self) -> None:
+        """Takes connections from now on. Its listener is bound. Raises SetupError."""
+        self.listener.listen()
         self.options.in_flight.meters.gauge(Metrics.CONNECTIONS, lambda: len(self.connections), "grpc")
-        return port
 
     def ask_to_leave(self) -> None:
         """Asks the callers of open connections to send new calls elsewhere, and answers those that still come."""

@@ -310,13 +310,6 @@ async def test_what_is_large_is_compressed_for_those_who_take_it(accepted: str, 
     assert orjson.loads(answer) == plain == scores
 
 
-async def test_before_it_is_open_requests_are_told_to_retry(browser: Browser) -> None:
-    browser.app.handlers = {}
-    status, body = await browser.post("/v1/embeddings", _BODY)
-    assert (status, body["error"]["message"]) == (503, "the all service is starting")
-    assert browser.headers["retry-after"] == "1"
-
-
 async def test_while_it_drains_new_requests_are_refused_and_connections_end(browser: Browser) -> None:
     browser.in_flight.drain()
     browser.app.is_draining = True

@@ -271,6 +271,21 @@ async def test_what_outlasts_the_grace_is_told_that_the_server_stops() -> None:
         assert await asking == b"HTTP/1.1 503 Service Unavailable\r\n"
 
 
+async def test_connections_are_refused_until_it_is_open() -> None:
+    door = HttpDoor(_settings(), HEALTH_ROUTES, _SERVICE)
+    health = HealthBoard(door.services)
+    await door.listen(health, InFlight("all", 1 << 20, 1 << 22))
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", door.port)
+    door.open({})
+    assert await _ask(door.port, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n") == (
+        b"HTTP/1.1 503 Service Unavailable\r\n"
+    )
+    await door.stop(0)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", door.port)
+
+
 async def test_it_may_stop_before_it_listens_and_twice() -> None:
     door = HttpDoor(_settings(), HEALTH_ROUTES, _SERVICE)
     await door.stop(0)
@@ -463,7 +478,7 @@ async def test_what_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
     def left() -> int:
         return sum(type(one) in (Caller, _Connection) for one in gc.get_objects())
 
-    async with _running({_WAIT.key: wait}) as (_, _, port):
+    async with _running({_WAIT.key: wait, _TAKE.key: wait}) as (_, _, port):
         gc.collect()
         gc.disable()
         try:

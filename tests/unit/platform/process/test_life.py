@@ -182,9 +182,8 @@ async def test_every_doors_services_are_on_one_board(events: list[str]) -> None:
     ]
 
 
-@pytest.mark.parametrize("listens_first", [True, False])
-async def test_a_process_listens_before_it_loads_unless_told_otherwise_and_unloads_after_it_has_stopped(
-    door: _Door, events: list[str], listens_first: bool
+async def test_a_process_takes_its_address_before_it_loads_and_unloads_after_it_has_stopped(
+    door: _Door, events: list[str]
 ) -> None:
     loaded = asyncio.Event()
 
@@ -195,14 +194,13 @@ async def test_a_process_listens_before_it_loads_unless_told_otherwise_and_unloa
         yield {"/path": print}
         events.append("unloads")
 
-    serving = asyncio.create_task(serve("gateway", _settings(), [door], assemble, listens_first=listens_first))
+    serving = asyncio.create_task(serve("gateway", _settings(), [door], assemble))
     await loaded.wait()
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(serving, _LIMIT_S)
 
     assert door.handlers == {"/path": print}
-    begins = ["door listens", "loads"] if listens_first else ["loads", "door listens"]
-    assert events[:3] == [*begins, "door opens"]
+    assert events[:3] == ["door listens", "loads", "door opens"]
     assert events[3:] == ["door asks to leave", "door drains", "door stops", "unloads", "door stops"]
 
 

@@ -176,7 +176,8 @@ async def _serving(
     in_flight = InFlight("test", settings.max_message_bytes, settings.max_receiving_bytes)
     find = {"/a/Echo": method}.get
     server = Http2Server(ServerOptions(settings, in_flight, find, tls, shares_port=False))
-    system = _System(server, method, await server.listen())
+    system = _System(server, method, server.listener.bind("--listen"))
+    server.listen()
     try:
         yield system
         await soon(lambda: method.accepted == method.ended or bool(server.connections))  # each counted call is over
