@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from neuronpipe.compiler import CompileRequest, PipelineOptions, compile_bundle
-from neuronpipe.compiler.pipeline import Pipeline
+from neuronpipe.compiler.pipeline_parallel import Pipeline
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.backends import part_turns

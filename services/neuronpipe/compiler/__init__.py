@@ -3,7 +3,7 @@
 from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest
 from neuronpipe.compiler.compile import COMPILERS, Compiled, CompileRequest, compile_bundle, compile_with_reference
 from neuronpipe.compiler.conversion import NeuronxOptions
-from neuronpipe.compiler.pipeline import PipelineOptions
+from neuronpipe.compiler.pipeline_parallel import PipelineOptions
 
 __all__ = [
     "COMPILERS",

@@ -29,7 +29,7 @@ from neuronpipe.compiler.fake import DEVICE_TIMES
 from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_code import KNOWN_FORM, in_known_form
-from neuronpipe.compiler.pipeline import ONE_CORE, PipelineOptions, cut_module
+from neuronpipe.compiler.pipeline_parallel import ONE_CORE, PipelineOptions, cut_module
 from neuronpipe.compiler.quantization import EMBEDDING_TASKS, with_ranges
 from neuronpipe.compiler.saved_settings import check_settings
 from neuronpipe.compiler.source import ModelSource, check_kind, find_source

@@ -10,7 +10,7 @@ import torch
 from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
-from neuronpipe.compiler.pipeline import Pipeline
+from neuronpipe.compiler.pipeline_parallel import Pipeline
 from neuronpipe.compiler.source import ModelSource
 from neuronpipe.core.errors import SetupError
 

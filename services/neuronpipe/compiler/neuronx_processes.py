@@ -20,7 +20,7 @@ import torch
 from neuronpipe.bundles.buckets import Bucket, bucket_inputs, parse_bucket
 from neuronpipe.compiler.modules import Positional, SourceModule
 from neuronpipe.compiler.own_graphs import register_own_graphs
-from neuronpipe.compiler.pipeline import Pipeline
+from neuronpipe.compiler.pipeline_parallel import Pipeline
 from neuronpipe.compiler.slots import slot_step, source_encoder
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.core.errors import SetupError
