@@ -117,6 +117,13 @@ class Manifest(Frozen):
         tasks = [task for task in (*facts, *_tasks(model)) if task in TASKS]
         return {**model, "facts": facts | {task: _typed(task, facts.get(task, {})) for task in tasks}}
 
+    @field_validator("model")
+    @classmethod
+    def _check_vocabulary(cls, model: ModelSpec) -> ModelSpec:
+        if model.takes_texts and not model.vocabulary_size:
+            raise ValueError("vocabulary_size: is missing, and a model of texts has one; compile the model again")
+        return model
+
     @classmethod
     def read(cls, path: Path) -> "Manifest":
         """Reads a manifest. Raises SetupError for an invalid one, and for one of another schema."""

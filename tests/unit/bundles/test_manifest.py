@@ -9,7 +9,7 @@ import pytest
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Manifest, file_sha256
 from neuronpipe.core.errors import SetupError
 from tests.unit.bundles.written import manifest
-from tests.unit.model_specs import model_spec
+from tests.unit.model_specs import image_spec, model_spec
 
 
 def _written(folder: Path, content: dict[str, Any]) -> Path:
@@ -51,6 +51,27 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
     del content["model"]["max_tokens"]
     with pytest.raises(SetupError, match=r"model\.max_tokens: Field required"):
         Manifest.read(_written(tmp_path, content))
+
+
+@pytest.mark.parametrize("task", ["text_generation", "text_classification"])
+@pytest.mark.parametrize("size", [None, 0])
+def test_a_model_of_texts_without_the_size_of_its_vocabulary_is_refused(
+    task: str, size: int | None, tmp_path: Path
+) -> None:
+    content = manifest(model=model_spec(task)).model_dump(mode="json")
+    if content["model"].pop("vocabulary_size") and size is not None:
+        content["model"]["vocabulary_size"] = size
+    path = _written(tmp_path, content)
+    with pytest.raises(
+        SetupError, match=rf"^{path}: .* model: vocabulary_size: is missing, .*; compile the model agai"
+    ):
+        Manifest.read(path)
+
+
+def test_a_model_of_images_alone_needs_no_vocabulary(tmp_path: Path) -> None:
+    content = manifest(model=image_spec()).model_dump(mode="json")
+    del content["model"]["vocabulary_size"]
+    assert Manifest.read(_written(tmp_path, content)).model.vocabulary_size == 0
 
 
 def test_an_unknown_field_is_named(tmp_path: Path) -> None:
