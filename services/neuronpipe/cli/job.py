@@ -5,10 +5,11 @@ import asyncio
 import math
 import sys
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from neuronpipe.cli.request import add_request, add_target, connected, parse_timeout_s, read_requests
 from neuronpipe.cli.terminal import option, print_table, seconds, subcommand
-from neuronpipe.core.errors import JobNotFound, SetupError
+from neuronpipe.core.errors import JobNotFound, SetupError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -184,11 +185,15 @@ def _with_store(options: argparse.Namespace, use: "Callable[[JobStore], Awaitabl
     settings = read_options(JobCommandSettings, vars(options))
     if not settings.jobs_redis_url:
         raise SetupError("--jobs-redis-url: is missing; give the Redis URL of the jobs")
+    url = urlsplit(settings.jobs_redis_url)  # which may have a password
 
     async def ask() -> None:
         store = JobStore(settings)
         try:
             await use(store)
+        except Unavailable as error:
+            address = url.netloc.rpartition("@")[2] or url.path
+            raise Unavailable(f"--jobs-redis-url {address}: {error.message}") from error
         finally:
             await store.close()
 

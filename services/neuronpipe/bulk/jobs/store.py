@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError, ResponseError
 
 from neuronpipe.bulk.jobs import scripts
@@ -48,8 +49,9 @@ class JobStore:
         options = {
             "socket_timeout": _TIMEOUT_S,
             "socket_connect_timeout": _TIMEOUT_S,
-            # Every script may be run twice. A restart of Redis leaves stale connections in the pool.
-            "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), 3),
+            # Every script may be run twice. A restart of Redis leaves stale connections in the pool. One that hangs is
+            # not asked again: its caller has waited.
+            "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), 3, supported_errors=(ConnectionLost,)),
         }
         try:
             client, self._sentinels = open_client(settings.jobs_redis_url, options)
