@@ -4,6 +4,7 @@ Exporters read the others (headers, TLS, time-outs).
 https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -27,6 +28,11 @@ _DEFAULT_RATIO = 0.01
 # The specification's default of 2048 spans lasts a fifth of a second in a gateway where all requests are sampled.
 _DEFAULT_QUEUE_SPANS = 16_384
 _DEFAULT_INTERVAL_MS = 60_000
+# Numbers that OpenTelemetry's libraries read themselves. They log a traceback of a wrong one, or an error without its
+# name, and take an empty text for one.
+_READ_BY_LIBRARIES = re.compile(
+    r"OTEL_(BSP_(SCHEDULE_DELAY|EXPORT_TIMEOUT)|EXPORTER_OTLP_((TRACES|METRICS)_)?TIMEOUT|\w+_LIMIT)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +52,12 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     """Reads the variables. Raises SetupError for an invalid value."""
     is_disabled = variables.get("OTEL_SDK_DISABLED", "").lower() == "true"
     honours_parent, ratio = _sampler(variables)
+    traces, metrics = (None if is_disabled else _protocol(variables, signal) for signal in ("TRACES", "METRICS"))
+    if traces or metrics:
+        _check_numbers_of_libraries(variables)
     return Environment(
-        traces=None if is_disabled else _protocol(variables, "TRACES"),
-        metrics=None if is_disabled else _protocol(variables, "METRICS"),
+        traces=traces,
+        metrics=metrics,
         ratio=0.0 if is_disabled else ratio,
         honours_parent=honours_parent,
         max_queue_spans=int(_number(variables, "OTEL_BSP_MAX_QUEUE_SIZE", _DEFAULT_QUEUE_SPANS, lowest=1)),
@@ -91,14 +100,21 @@ def _sampler(variables: Mapping[str, str]) -> tuple[bool, float]:
     return honours_parent, ratio
 
 
+def _check_numbers_of_libraries(variables: Mapping[str, str]) -> None:
+    for name, text in variables.items():
+        if _READ_BY_LIBRARIES.fullmatch(name) and not (name.endswith("_LIMIT") and text.strip().lower() == "unset"):
+            _parsed(name, text, lowest=1 if name.endswith("_DELAY") else 0, kind=float if "_OTLP_" in name else int)
+
+
 def _number(variables: Mapping[str, str], name: str, default: float, *, lowest: float, highest: float = 1e9) -> float:
-    text = variables.get(name)
-    if not text:
-        return default
+    return _parsed(name, text, lowest, highest) if (text := variables.get(name)) else default
+
+
+def _parsed(name: str, text: str, lowest: float, highest: float = 1e9, kind: type[float] = float) -> float:
     try:
-        number = float(text)
+        number = kind(text)
     except ValueError:
-        raise SetupError(f"{name}: {text!r} is not a number") from None
+        raise SetupError(f"{name}: {text!r} is not a {'whole ' * (kind is int)}number") from None
     if not lowest <= number <= highest:  # false for NaN too
         raise SetupError(f"{name}: {text} is not from {lowest:g} to {highest:g}")
     return number

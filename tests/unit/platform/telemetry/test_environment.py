@@ -62,19 +62,60 @@ def test_samplers_are_those_of_the_specification(variables: dict[str, str], hono
         {"OTEL_BSP_MAX_QUEUE_SIZE": "0"},
         {"OTEL_METRIC_EXPORT_INTERVAL": "0"},
         {"OTEL_TRACES_EXPORTER": "zipkin"},
-        _ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
+        *(
+            {name: value, **_ENDPOINT}
+            for name, values in {
+                "OTEL_BSP_SCHEDULE_DELAY": ("soon", "0", "1.5", ""),
+                "OTEL_BSP_EXPORT_TIMEOUT": ("soon", ""),
+                "OTEL_EXPORTER_OTLP_TIMEOUT": ("soon", "-1", "nan", ""),
+                "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT": ("soon",),
+                "OTEL_ATTRIBUTE_COUNT_LIMIT": ("few", "-1"),
+                "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT": ("few", "1.5"),
+            }.items()
+            for value in values
+        ),
     ],
     ids=str,
 )
 def test_a_value_without_a_meaning_names_its_variable(variables: dict[str, str]) -> None:
-    with pytest.raises(SetupError, match=r"^OTEL_"):
+    with pytest.raises(SetupError, match=rf"^{next(iter(variables))}: "):
         read_environment(variables)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_numbers_that_opentelemetry_reads_are_taken_as_it_takes_them(
+    protocol: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {
+        "OTEL_BSP_SCHEDULE_DELAY": "250",
+        "OTEL_BSP_EXPORT_TIMEOUT": "250",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "2.5",
+        "OTEL_ATTRIBUTE_COUNT_LIMIT": "unset",
+        "OTEL_SPAN_EVENT_COUNT_LIMIT": "0",
+        "OTEL_TRACES_EXPORTER": "otlp",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with running_telemetry("worker", WorkerSettings(), given):
+        pass
+    assert not caplog.records
+
+
+def test_a_protocol_that_is_not_known_is_refused() -> None:
+    with pytest.raises(
+        SetupError, match=r"^OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: 'http/json' is neither grpc nor http/pr"
+    ):
+        read_environment(_ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"})
+
+
+def test_numbers_of_libraries_are_left_alone_where_nothing_is_exported() -> None:
+    assert read_environment({"OTEL_BSP_SCHEDULE_DELAY": "soon"}).traces is None
 
 
 @pytest.mark.parametrize(
     "variables",
     [
-        {"OTEL_EXPORTER_OTLP_TIMEOUT": "soon"},
         {"OTEL_EXPORTER_OTLP_COMPRESSION": "zip"},
         {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://["},
     ],
