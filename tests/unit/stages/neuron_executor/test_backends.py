@@ -4,6 +4,7 @@ What all of them must do is in tests/contract."""
 import dataclasses
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,18 @@ def test_a_back_end_whose_library_is_missing_says_how_to_install_it(
     advice = f"install it with: pip install 'neuronpipe[executor-{name}]'"
     with pytest.raises(SetupError, match=f"^back end '{name}' needs {library}; {re.escape(advice)}$"):
         load_backend(name, _request())
+
+
+@pytest.mark.parametrize("name", ["openvino", "torch", "neuronx"])
+def test_a_decoder_without_the_library_of_grammars_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    advice = f"install it with: pip install 'neuronpipe[executor-{name}]'"
+    with pytest.raises(SetupError, match=f"^back end '{name}' needs llguidance; {re.escape(advice)}$"):
+        load_decoder(name, _request(), max_tokens=64, max_bytes=1 << 20)
+    extras = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
+    assert any(one.startswith("llguidance") for one in extras["optional-dependencies"][f"executor-{name}"])
 
 
 def test_without_the_neuron_sdk_the_page_is_named_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import cast
 
 from neuronpipe.core.errors import SetupError
@@ -36,6 +37,8 @@ def load_decoder(name: str, request: BackendRequest, *, max_tokens: int, max_byt
             f"back end {name!r} does not generate text; compile the model with --backend {' or '.join(GENERATING)}"
         )
     with _explained_imports(name):
+        if not find_spec("llguidance"):  # which is imported when a text must first have a form
+            raise ModuleNotFoundError(name="llguidance")
         if name == "neuronx":
             return cast("DecoderModel", importlib.import_module(_SLOTS).load_slots(request))
         files, properties = request.files, request.properties
