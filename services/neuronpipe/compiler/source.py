@@ -151,9 +151,14 @@ _SIZES = (
     *("num_attention_heads", "num_key_value_heads", "intermediate_size", "num_labels"),
 )
 _TOO_LARGE = 1 << 31
-# The end of a count's name → more than any model has. PyTorch makes objects of each layer, and transformers a name for
-# each label: a million layers would fill the memory before their weights are missed.
-_MOST = {"layer": 1000, "layers": 1000, "depths": 1000, "blocks": 1000, "experts": 10_000, "labels": 1_000_000}
+# The end of a count's name → more than any model has. PyTorch makes objects of each layer and a vector for each token,
+# and transformers a name for each label: a million layers would fill the memory before their weights are missed.
+_MOST = {
+    **dict.fromkeys(("layer", "layers", "depths", "blocks"), 1000),
+    "experts": 10_000,
+    "labels": 1_000_000,
+    "vocab_size": 2_000_000,
+}
 _WORDS: Mapping[type, str] = {str: "text", list: "list", dict: "object of names and values"}
 # Files beside weights that only their own programs read → what they are.
 _FOREIGN = {
@@ -199,7 +204,7 @@ def _check_counts(folder: Path, content: Mapping[str, Any]) -> None:
     for name, value in content.items():
         if isinstance(value, dict) and name.endswith("config"):  # label2id may have a label "layer"
             _check_counts(folder, value)
-        most = _MOST.get(name.rpartition("_")[2], math.inf)
+        most = next((most for end, most in _MOST.items() if f"_{name}".endswith(f"_{end}")), math.inf)
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, int) and one > most:
                 raise SetupError(

@@ -147,6 +147,7 @@ def _is_code(token: str) -> bool:
 # transformers writes 1e30 if a tokenizer has no limit.
 _NO_LIMIT = 1_000_000
 # Characters that a small vocabulary lacks.
+_WORD_PIECE_PREFIX = "##"
 _RARE = "\u2603\U00013000\ua66e \u4e00"
 
 
@@ -205,6 +206,7 @@ def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer
             "unk_token in tokenizer.json (model), or null"
         ) from error
     content: dict[str, Any] = json.loads(backend.to_str())
+    _check_prefix(folder, content["model"])
     # The file may contain a maximum length. Only the tokenizer stage sets limits.
     content["truncation"] = content["padding"] = None
     limit = tokenizer.model_max_length
@@ -218,6 +220,18 @@ def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer
         pad_token_id=tokenizer.pad_token_id,
         cls_token_id=tokenizer.cls_token_id,
     )
+
+
+def _check_prefix(folder: Path, model: Mapping[str, Any]) -> None:
+    """Raises SetupError for a WordPiece whose pieces continue words by another prefix: all words would be unknown."""
+    prefix = model.get("continuing_subword_prefix")
+    if model["type"] == "WordPiece" and prefix != _WORD_PIECE_PREFIX:
+        usual = sum(piece.startswith(_WORD_PIECE_PREFIX) for piece in model["vocab"])
+        if usual > sum(bool(prefix) and piece.startswith(prefix) for piece in model["vocab"]):
+            raise SetupError(
+                f"{folder}: tokenizer.json has the continuing_subword_prefix {prefix!r:.20}, and {usual} tokens of its "
+                f"vocabulary begin with {_WORD_PIECE_PREFIX}; correct it"
+            )
 
 
 def _lower_case(tokenizer: Any) -> None:
