@@ -400,42 +400,48 @@ def decode(
     if input.options.HasField("top_logprobs"):
         text.logprobs.extend(_logprobs(outputs[0], token_ids, window, detokenizer)[: released.tokens])
     if "prompt_ids" in outputs[0]:
-        first, *others = outputs[0]["prompt_ids"].tolist()
-        of_prompt = {name.removeprefix("prompt_"): one for name, one in outputs[0].items() if name[:7] == "prompt_"}
+        first, *others = _read_ids(outputs[0], "prompt_ids", model, 1, model.max_tokens)
         text.prompt_logprobs.append(_with_text(TokenLogprob(token_id=first), detokenizer, []))
-        text.prompt_logprobs.extend(_logprobs(of_prompt, others, [first], detokenizer))
+        text.prompt_logprobs.extend(_logprobs(outputs[0], others, [first], detokenizer, "prompt_"))
     return TextGenerationResult(sequences=[text])
 
 
 def _read_part(arrays: Arrays, model: ModelSpec) -> tuple[list[int], int]:
     """Tokens, and why they end. Raises InvalidInput for what no stage makes."""
-    ids, reason = arrays.get("token_ids"), arrays.get("finish_reason")
-    most = _room(model, 0)
-    if ids is None or ids.dtype != np.int32 or ids.ndim != 1 or len(ids) > most:
-        raise InvalidInput("outputs[0].token_ids", f"must be int32 [tokens], at most {most}")
-    token_ids: list[int] = ids.tolist()
-    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < model.vocabulary_size:
-        raise InvalidInput("outputs[0].token_ids", f"has ids outside the vocabulary of {model.vocabulary_size}")
+    token_ids, reason = _read_ids(arrays, "token_ids", model, 0, _room(model, 0)), arrays.get("finish_reason")
     if reason is None or reason.dtype != np.int32 or reason.shape or int(reason) not in _FINISH_REASONS:
         raise InvalidInput("outputs[0].finish_reason", "must be a FinishReason, int32 []")
     return token_ids, int(reason)
 
 
-def _logprobs(arrays: Arrays, token_ids: list[int], window: list[int], detokenizer: Detokenizer) -> list[TokenLogprob]:
-    """The log probabilities of tokens, with their texts behind those of the window.
+def _read_ids(arrays: Arrays, name: str, model: ModelSpec, least: int, most: int) -> list[int]:
+    """So many tokens of the vocabulary. Raises InvalidInput."""
+    ids = arrays.get(name)
+    if ids is None or ids.dtype != np.int32 or ids.ndim != 1 or not least <= len(ids) <= most:
+        raise InvalidInput(f"outputs[0].{name}", f"must be int32 [tokens], {least} to {most}")
+    token_ids: list[int] = ids.tolist()
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < model.vocabulary_size:
+        raise InvalidInput(f"outputs[0].{name}", f"has ids outside the vocabulary of {model.vocabulary_size}")
+    return token_ids
+
+
+def _logprobs(
+    arrays: Arrays, token_ids: list[int], window: list[int], detokenizer: Detokenizer, prefix: str = ""
+) -> list[TokenLogprob]:
+    """The log probabilities of tokens, with their texts behind those of the window. `prefix`: of the arrays' names.
 
     Raises InvalidInput for what no stage makes.
     """
-    logprobs, ids, tops = (arrays.get(name) for name in ("logprobs", "top_ids", "top_logprobs"))
-    tokens = len(token_ids)
+    logprobs, ids, tops = (arrays.get(prefix + name) for name in ("logprobs", "top_ids", "top_logprobs"))
+    tokens, place = len(token_ids), f"outputs[0].{prefix}"
     if logprobs is None or logprobs.dtype != np.float32 or logprobs.shape != (tokens,):
-        raise InvalidInput("outputs[0].logprobs", "must be float32 [tokens]")
+        raise InvalidInput(f"{place}logprobs", "must be float32 [tokens]")
     if ids is None or ids.dtype != np.int32 or ids.shape[:1] != (tokens,) or ids.ndim != 2:
-        raise InvalidInput("outputs[0].top_ids", "must be int32 [tokens, n]")
+        raise InvalidInput(f"{place}top_ids", "must be int32 [tokens, n]")
     if tops is None or tops.dtype != np.float32 or tops.shape != ids.shape or ids.shape[1] > _MAX_LOGPROBS:
-        raise InvalidInput("outputs[0].top_logprobs", f"must be float32 [tokens, n], n of at most {_MAX_LOGPROBS}")
+        raise InvalidInput(f"{place}top_logprobs", f"must be float32 [tokens, n], n of at most {_MAX_LOGPROBS}")
     if ids.size and ids.min() < 0:
-        raise InvalidInput("outputs[0].top_ids", "has ids below 0")
+        raise InvalidInput(f"{place}top_ids", "has ids below 0")
     found = []
     before = [one for one in window if not detokenizer.is_skipped(one)][-1:]
     for row, (token_id, logprob) in enumerate(zip(token_ids, logprobs.tolist(), strict=True)):
