@@ -121,7 +121,8 @@ class BundleCache:
                 return
         elif present:  # it was approved with another digest
             with self._locked():
-                _delete(path)
+                if _sha256(path / MANIFEST_FILE) == present:  # no other process has deleted it
+                    _delete(path)
         written = self._repository.manifest(key)
         if sha256(written).hexdigest() != digest:
             raise RefusedBundle(

@@ -1,12 +1,17 @@
 """bundles/bucket_repository.py and bundle_cache.py: a repository in a bucket, and what a machine keeps of it."""
 
+import contextlib
+import fcntl
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -261,13 +266,13 @@ def test_the_least_recently_used_version_makes_room_and_one_that_is_held_does_no
     assert {path.name for path in (bucket.cache / "m").iterdir()} == {"1", "3"}
 
 
-def _write_larger(repository: Path) -> Path:
+def _write_larger(repository: Path, size: int = 3000) -> Path:
     from neuronpipe.bundles.repository import new_bundle, write_manifest
     from tests.unit.bundles.written import manifest, write_files
 
     with new_bundle(repository, "m", 3) as folder:
         write_files(folder)
-        (folder / _BIN).write_bytes(b"3" * 3000)
+        (folder / _BIN).write_bytes(b"3" * size)
         write_manifest(folder, manifest("m", 3))
     return repository / "m" / "3"
 
@@ -278,6 +283,145 @@ def test_who_waits_for_another_process_or_fetches_gives_up_when_the_process_ends
         threading.Timer(0.2, cache.end).start()
         with pytest.raises(SetupError, match="as the process ends"):
             cache.hold(_M1, bucket.bundles[0].digest)
+
+
+def _large(bucket: _Bucket, tmp_path: Path, size: int) -> Bundle:
+    """A third version, which alone has a large file."""
+    bundle = read_bundle(_write_larger(tmp_path / "compiled", size))
+    bucket.repository.push(bundle, lambda line: None)
+    bucket.requests.clear()
+    return bundle
+
+
+# Whole blocks of a file's buffer: what was received is in the file.
+_RANGE = 1 << 14
+_HOLD = """
+import sys
+from pathlib import Path
+from neuronpipe.bundles import bundle_cache
+from neuronpipe.bundles.bucket_repository import BucketRepository
+from neuronpipe.core.items import ModelKey
+bundle_cache._RANGE_BYTES = int(sys.argv[3])
+cache = bundle_cache.BundleCache(Path(sys.argv[1]), BucketRepository("s3://bucket/models"), 1 << 20)
+cache.hold(ModelKey("m", 3), sys.argv[2])
+"""
+
+
+def test_a_process_goes_on_with_what_one_that_was_killed_had_fetched(
+    bucket: _Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle_cache, "_RANGE_BYTES", _RANGE)
+    third = _large(bucket, tmp_path, 3 * _RANGE)
+    large = f"GET models/.blobs/sha256/{third.files.digests[_BIN]}"
+    asked_twice, is_killed = threading.Event(), threading.Event()
+
+    def hang(method: str, key: str) -> None:
+        if f"{method} {key}" == large and bucket.requests[large] == 2:
+            asked_twice.set()
+            is_killed.wait(60)
+            raise ConnectionResetError
+
+    bucket.look_on = hang
+    fetching = subprocess.Popen([sys.executable, "-c", _HOLD, str(bucket.cache), third.digest, str(_RANGE)])
+    held: list[Bundle] = []
+    waiting = threading.Thread(target=lambda: held.append(bucket.open_cache().hold(ModelKey("m", 3), third.digest)))
+    try:
+        assert asked_twice.wait(60)
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive(), "it fetches beside the other process"
+        assert bucket.requests[large] == 2
+    finally:
+        fetching.kill()
+        fetching.wait()
+        is_killed.set()
+    waiting.join(60)
+    held[0].files.check()
+    assert bucket.requests[large] == 4  # the first part, the one that was never answered, and the other two
+    assert not [*(bucket.cache / ".fetching").iterdir()]
+
+
+def test_processes_that_want_one_version_at_once_fetch_it_once(bucket: _Bucket, tmp_path: Path) -> None:
+    third = _large(bucket, tmp_path, 3 * _RANGE)
+    commands = [[sys.executable, "-c", _HOLD, str(bucket.cache), third.digest, str(_RANGE)] for _ in range(3)]
+    processes = [subprocess.Popen(command) for command in commands]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    read_bundle(bucket.cache / "m" / "3").files.check()
+    assert bucket.requests[f"GET models/.blobs/sha256/{third.files.digests[_BIN]}"] == 3
+
+
+@pytest.mark.parametrize("before", ["_shared_lock", "_try_lock"])  # the folder is opened
+def test_a_version_that_is_deleted_while_a_process_takes_hold_of_it_is_fetched_again(
+    bucket: _Bucket, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deletes, original = [True], getattr(bundle_cache, before)
+
+    def delete_first(*arguments: Any) -> Any:
+        if fcntl.LOCK_EX not in arguments and deletes.pop():
+            bundle_cache._delete(bucket.cache / "m" / "1")
+        return original(*arguments)
+
+    monkeypatch.setattr(bundle_cache, before, delete_first)
+    cache = bucket.open_cache()
+    deletes[:] = [False, True]
+    bundle = cache.hold(_M1, bucket.bundles[0].digest)
+    bundle.files.check()
+    assert bucket.requests["GET models/m/1/manifest.json"] == 2
+    assert not bundle_cache._delete_unused(bundle.folder), "the lock is on the folder that is gone"
+    cache.release(_M1)
+    deletes[:] = [True, True]
+    with pytest.raises(SetupError, match="m/1: another process deletes it at this time; it is tried again"):
+        cache.hold(_M1, bucket.bundles[0].digest)
+
+
+def test_a_version_is_not_used_while_another_process_deletes_it(bucket: _Bucket) -> None:
+    cache = bucket.open_cache()
+    folder = cache.describe(_M1, bucket.bundles[0].digest).folder
+    deleting = os.open(folder, os.O_RDONLY)
+    fcntl.flock(deleting, fcntl.LOCK_EX)
+    with pytest.raises(SetupError, match="another process deletes it"):
+        cache.hold(_M1, bucket.bundles[0].digest)
+    os.close(deleting)
+    cache.hold(_M1, bucket.bundles[0].digest).files.check()
+
+
+def _replaced(bucket: _Bucket, tmp_path: Path) -> Bundle:
+    """Version 1 with another content, which takes its place in the bucket."""
+    other = read_bundle(write_bundle(tmp_path / "other", "m", 1, cache_results=True))
+    bucket.objects["models/m/1/manifest.json"] = (other.folder / MANIFEST_FILE).read_bytes()
+    return other
+
+
+def test_a_version_that_is_approved_with_another_content_takes_the_place_of_the_old_one(
+    bucket: _Bucket, tmp_path: Path
+) -> None:
+    bucket.open_cache().hold(_M1, bucket.bundles[0].digest)
+    other = _replaced(bucket, tmp_path)
+    bundle = bucket.open_cache().hold(_M1, other.digest)
+    bundle.files.check()
+    assert (bundle.digest, bundle.manifest.cache_results) == (other.digest, True)
+
+
+def test_a_version_that_another_process_has_replaced_meanwhile_is_not_deleted(
+    bucket: _Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.open_cache().hold(_M1, bucket.bundles[0].digest)
+    other = _replaced(bucket, tmp_path)
+    first, second = bucket.open_cache(), bucket.open_cache()
+    locked = second._locked
+
+    @contextlib.contextmanager
+    def locked_later() -> Iterator[None]:
+        monkeypatch.setattr(second, "_locked", locked)
+        first.hold(_M1, other.digest)
+        with locked():
+            yield
+
+    monkeypatch.setattr(second, "_locked", locked_later)
+    bundle = second.hold(_M1, other.digest)
+    second.release(_M1)
+    bundle.files.check()
+    assert not bundle_cache._delete_unused(bundle.folder), "the first process has it no more"
 
 
 def test_trusted_keys_hold_for_what_is_fetched(bucket: _Bucket, tmp_path: Path) -> None:
