@@ -1,0 +1,165 @@
+"""bulk/jobs/notifications.py: when a receiver is told again, and when it is not told any more."""
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+import pytest_asyncio
+
+from neuronpipe.bulk.jobs import notifications
+from neuronpipe.bulk.jobs.job import NewJob, cancelled, end_of, new_id
+from neuronpipe.bulk.jobs.notifications import Notifier
+from neuronpipe.bulk.jobs.settings import JobSettings
+from neuronpipe.bulk.jobs.store import JobStore
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.names import Metrics
+from tests.redis_server import RedisServer, proxy, redis_server
+from tests.unit.soon import soon
+
+_LOOPBACK = [ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128")]
+_NOTIFY = "neuronpipe-jobs:notify"
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with redis_server(is_durable=True) as redis:
+        yield redis
+
+
+@pytest_asyncio.fixture
+async def store(redis: RedisServer) -> AsyncIterator[JobStore]:
+    redis.ask("FLUSHALL")
+    store = JobStore(JobSettings(jobs_redis_url=redis.url))
+    yield store
+    await store.close()
+
+
+class _Receiver:
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.asked = 0
+        self.url = ""
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1 << 16)
+        self.asked += 1
+        writer.write(b"HTTP/1.1 %d x\r\nContent-Length: 0\r\n\r\n" % self.status)
+        writer.close()
+
+
+@asynccontextmanager
+async def _receiver(status: int) -> AsyncIterator[_Receiver]:
+    made = _Receiver(status)
+    async with await asyncio.start_server(made.answer, "127.0.0.1", 0) as server:
+        made.url = f"http://localhost:{server.sockets[0].getsockname()[1]}/"
+        yield made
+
+
+@asynccontextmanager
+async def _running(store: JobStore, jobs_secret: bytes = b"") -> AsyncIterator[Meters]:
+    meters = Meters()
+    running = asyncio.create_task(Notifier(store, b"secret", _LOOPBACK, meters, jobs_secret).run())
+    yield meters
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def _ended(store: JobStore, redis: RedisServer, url: str, attempts: int = 0) -> str:
+    """A job that has ended, whose receiver was tried to be told so often."""
+    fields: dict[str, str | int] = {"request_id": "", "notify": url, "limit": 900, "trace": "", "inputs": 1}
+    id = new_id()
+    new = NewJob(id, id, "digest", "a", "normal", b"x", ttl_s=100, retention_s=100, fields=fields)
+    await store.submit(new, 1000, 0, 0)
+    await store.end(id, "cancelled", end_of(cancelled()))
+    redis.ask("HSET", f"neuronpipe-jobs:job:{id}", "notified", attempts)
+    return id
+
+
+def _counts(meters: Meters) -> dict[str, float]:
+    found = {name: meters.counter(Metrics.NOTIFICATIONS, name).value for name in ("accepted", "refused", "given_up")}
+    return {name: value for name, value in found.items() if value}
+
+
+# After the first attempt, the second and so on; a quarter more at random.
+@pytest.mark.parametrize(("attempts", "delay_s"), [(0, 1), (1, 5), (2, 30), (3, 120), (4, 600), (5, 1800), (6, 3600)])
+async def test_a_receiver_that_refuses_is_told_again_later_each_time(
+    store: JobStore, redis: RedisServer, attempts: int, delay_s: float
+) -> None:
+    async with _receiver(500) as receiver:
+        id = await _ended(store, redis, receiver.url, attempts)
+        before_s = time.time()
+        async with _running(store) as meters:
+            await soon(lambda: bool(_counts(meters)))
+            # Until it is put off, it is held for a minute.
+            await soon(lambda: not 55 < float(redis.ask("ZSCORE", _NOTIFY, id)) / 1000 - before_s < 65)
+        next_s = float(redis.ask("ZSCORE", _NOTIFY, id)) / 1000
+        assert delay_s <= next_s - before_s <= 1.25 * delay_s + 20
+        assert (receiver.asked, _counts(meters)) == (1, {"refused": 1})
+
+
+async def test_a_receiver_that_refuses_the_eighth_time_is_given_up(store: JobStore, redis: RedisServer) -> None:
+    async with _receiver(302) as receiver:
+        id = await _ended(store, redis, receiver.url, attempts=7)
+        async with _running(store) as meters:
+            await soon(lambda: redis.ask("ZSCORE", _NOTIFY, id) is None)
+        assert (receiver.asked, _counts(meters)) == (1, {"given_up": 1})
+    assert (await store.count())[2] == 0
+    assert (await store.get(id)) is not None, "its caller can still ask for it"
+
+
+async def test_a_url_that_is_none_is_given_up_like_a_receiver_that_refuses(store: JobStore, redis: RedisServer) -> None:
+    ids = [await _ended(store, redis, "ftp://x/", attempts) for attempts in (0, 7)]
+    async with _running(store) as meters:
+        await soon(lambda: len(_counts(meters)) == 2)
+        await soon(lambda: redis.ask("ZSCORE", _NOTIFY, ids[1]) is None)
+    assert _counts(meters) == {"refused": 1, "given_up": 1}
+    assert redis.ask("ZSCORE", _NOTIFY, ids[0]) is not None
+
+
+async def test_a_receiver_that_accepts_is_told_once(store: JobStore, redis: RedisServer) -> None:
+    async with _receiver(204) as receiver:
+        id = await _ended(store, redis, receiver.url, attempts=7)
+        async with _running(store) as meters:
+            await soon(lambda: redis.ask("ZSCORE", _NOTIFY, id) is None)
+        assert (receiver.asked, _counts(meters)) == (1, {"accepted": 1})
+
+
+async def test_of_a_job_that_no_gateway_signed_no_receiver_is_told(store: JobStore, redis: RedisServer) -> None:
+    async with _receiver(204) as receiver:
+        id = await _ended(store, redis, receiver.url)
+        async with _running(store, jobs_secret=b"a secret of thirty-two bytes, or more") as meters:
+            await soon(lambda: redis.ask("ZSCORE", _NOTIFY, id) is None)
+        assert (receiver.asked, _counts(meters)) == (0, {})
+
+
+async def test_a_job_that_is_deleted_while_its_receiver_is_told_is_not_told_again(
+    store: JobStore, redis: RedisServer
+) -> None:
+    async with _receiver(500) as receiver:
+        id = await _ended(store, redis, receiver.url)
+        (taken,) = await store.take_notifications(16, 60.0)
+        await store.delete(id)
+        await store.postpone_notification(taken.id, 0.0)
+    assert redis.ask("ZCARD", _NOTIFY) == 0
+
+
+async def test_receivers_are_told_once_redis_answers_again(
+    redis: RedisServer, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(notifications, "_HOLD_S", 0.1)  # Redis holds what it could not answer with
+    async with proxy(redis.port) as between, _receiver(204) as receiver:
+        behind = JobStore(JobSettings(jobs_redis_url=between.url))
+        await behind.check()
+        between.says = b"-LOADING Redis is loading the dataset in memory\r\n"
+        await _ended(store, redis, receiver.url)
+        async with _running(behind) as meters:
+            asked = between.requests
+            await soon(lambda: between.requests > asked + 8)  # after the retries of several looks
+            assert receiver.asked == 0
+            between.says = b""
+            await soon(lambda: _counts(meters) == {"accepted": 1})
+        await behind.close()
