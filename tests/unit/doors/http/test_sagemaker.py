@@ -5,14 +5,16 @@ from codecs import BOM_UTF8
 import orjson
 import pytest
 
+from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import (
     LabelScore,
     QuestionAnsweringInput,
     TaskInput,
     TaskResult,
+    TextClassificationInput,
     TextClassificationResult,
 )
-from neuronpipe.core.errors import InvalidInput, NeuronpipeError
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded, Unauthenticated, Unavailable
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import model_spec
 
@@ -149,3 +151,44 @@ async def test_empty_lines_of_json_are_counted() -> None:
     browser = Browser([model_spec()], _answer)
     status, answer = await browser.post("/invocations", b"\n" * (1 << 19), "application/jsonlines")
     assert (status, "too many values" in answer["error"]) == (400, True)
+
+
+_MESSAGE = InferRequest(model="small", input=TaskInput(text_classification=TextClassificationInput(text="full")))
+_FULL = Overloaded("7 requests in flight, the limit is 7", 1.25)
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/endpoints/small/invocations"])
+@pytest.mark.parametrize(
+    ("body", "media_type"),
+    [
+        (b'{"inputs": "full"}', "application/json"),
+        (b'{"inputs": ["a", "full"]}', "application/json"),
+        (b"inputs\na\nfull\n", "text/csv"),
+        (b'{"inputs": "a"}\n{"inputs": "full"}\n', "application/jsonlines"),
+        (_MESSAGE.SerializeToString(), "application/x-protobuf"),
+    ],
+    ids=["one", "several", "CSV", "lines", "protobuf"],
+)
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "headers"),
+    [
+        (_FULL, 429, "Overloaded", {"retry-after": "2", "retry-after-ms": "1250"}),
+        (Unauthenticated("no valid API key came with the call"), 401, "Unauthorized", {"www-authenticate": "Bearer"}),
+        (
+            Unavailable("the tokenizer cannot be reached"),
+            503,
+            "Unhealthy",
+            {"retry-after": "1", "retry-after-ms": "1000"},
+        ),
+    ],
+    ids=["429", "401", "503"],
+)
+async def test_an_error_that_is_not_the_inputs_fails_the_invocation_and_tells_when_to_come_again(
+    error: NeuronpipeError, status: int, kind: str, headers: dict[str, str], body: bytes, media_type: str, path: str
+) -> None:
+    browser = Browser([model_spec()], lambda given: error if "full" in str(given) else _answer(given))
+    found, answer = await browser.post(path, body, media_type)
+    assert (found, answer) == (status, {"error": error.message, "error_type": kind})
+    assert browser.headers["content-type"] == "application/json"
+    told = {name: browser.headers.get(name) for name in ("retry-after", "retry-after-ms", "www-authenticate")}
+    assert {name: value for name, value in told.items() if value} == headers
