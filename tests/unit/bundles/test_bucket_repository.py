@@ -424,6 +424,42 @@ def test_a_version_that_another_process_has_replaced_meanwhile_is_not_deleted(
     assert not bundle_cache._delete_unused(bundle.folder), "the first process has it no more"
 
 
+def test_a_process_that_ends_leaves_what_it_has_fetched_to_the_next(
+    bucket: _Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle_cache, "_RANGE_BYTES", _RANGE)
+    third = _large(bucket, tmp_path, 3 * _RANGE)
+    large = f"GET models/.blobs/sha256/{third.files.digests[_BIN]}"
+    cache = bucket.open_cache()
+    bucket.look_on = lambda method, key: cache.end() if f"{method} {key}" == large else None
+    with pytest.raises(SetupError, match=r"artifacts/openvino/model\.bin: not fetched, as the process ends"):
+        cache.hold(ModelKey("m", 3), third.digest)
+    assert bucket.requests[large] == 1
+    bucket.open_cache().hold(ModelKey("m", 3), third.digest).files.check()
+    assert bucket.requests[large] == 3
+
+
+def test_parts_that_nothing_wants_any_more_make_room(bucket: _Bucket, tmp_path: Path) -> None:
+    bucket.open_cache()
+    left, other = bucket.cache / ".fetching" / ("a" * 64), bucket.cache / ".fetching" / "not-ours"
+    left.write_bytes(b"x" * 4000)
+    other.write_bytes(b"x")
+    sizes = sum(path.stat().st_size for path in bucket.bundles[0].folder.rglob("*") if path.is_file())
+    bucket.open_cache(max_bytes=sizes + 100).hold(_M1, bucket.bundles[0].digest).files.check()
+    assert [left.exists(), other.exists()] == [False, True]
+
+
+def test_the_signature_of_a_version_that_is_here_already_is_fetched_where_it_is_wanted(
+    bucket: _Bucket, tmp_path: Path
+) -> None:
+    create_key(tmp_path / "key", tmp_path / "public")
+    signed = sign_bundle(bucket.bundles[0].folder, SigningKey.read(tmp_path / "key", "--key"))
+    bucket.repository.push(signed, lambda line: None)
+    assert bucket.open_cache().hold(_M1, signed.digest).signer == ""
+    trusted = TrustedKeys.read(tmp_path / "public")
+    assert bucket.open_cache(trusted=trusted).hold(_M1, signed.digest).signer == signed.signer
+
+
 def test_trusted_keys_hold_for_what_is_fetched(bucket: _Bucket, tmp_path: Path) -> None:
     create_key(tmp_path / "key", tmp_path / "public")
     trusted = TrustedKeys.read(tmp_path / "public")

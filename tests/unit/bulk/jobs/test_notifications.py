@@ -1,10 +1,13 @@
 """bulk/jobs/notifications.py: when a receiver is told again, and when it is not told any more."""
 
 import asyncio
+import base64
 import ipaddress
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -12,8 +15,9 @@ import pytest_asyncio
 from neuronpipe.bulk.jobs import notifications
 from neuronpipe.bulk.jobs.job import NewJob, cancelled, end_of, new_id
 from neuronpipe.bulk.jobs.notifications import Notifier
-from neuronpipe.bulk.jobs.settings import JobSettings
+from neuronpipe.bulk.jobs.settings import JobSettings, WorkerSettings
 from neuronpipe.bulk.jobs.store import JobStore
+from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from tests.redis_server import RedisServer, proxy, redis_server
@@ -163,3 +167,38 @@ async def test_receivers_are_told_once_redis_answers_again(
             between.says = b""
             await soon(lambda: _counts(meters) == {"accepted": 1})
         await behind.close()
+
+
+def _settings(folder: Path, written: str = "", networks: str = "") -> WorkerSettings:
+    (folder / "secret").write_text(written or f"whsec_{base64.b64encode(bytes(24)).decode()}\n")
+    return WorkerSettings(notification_secret=str(folder / "secret"), notification_networks=networks)
+
+
+async def test_the_secret_and_the_networks_of_a_worker_are_read(store: JobStore, tmp_path: Path) -> None:
+    notifier = Notifier.of(_settings(tmp_path, networks="10.1.0.0/16, fd00::/8"), store, Meters(), b"")
+    assert notifier._secret == bytes(24)
+    assert [*map(str, notifier._networks)] == ["10.1.0.0/16", "fd00::/8"]
+
+
+@pytest.mark.parametrize(
+    ("written", "networks", "problem"),
+    [
+        ("", "10.1.0.1/16", "--notification-networks: 10.1.0.1/16 has host bits set"),
+        ("", "inside", "--notification-networks: 'inside' does not appear to be"),
+        ("secret", "", "/secret: must be whsec_ and 24 bytes or more in Base64"),
+        ("whsec_" + "A" * 31 + "=", "", "/secret: must be whsec_"),  # 23 bytes
+        ("whsec_%%%", "", "/secret: must be whsec_"),
+        ("whsec_\u00e9", "", "/secret: must be whsec_"),
+    ],
+)
+async def test_a_worker_that_could_not_sign_or_send_does_not_start(
+    store: JobStore, tmp_path: Path, written: str, networks: str, problem: str
+) -> None:
+    with pytest.raises(SetupError, match=re.escape(problem)):
+        Notifier.of(_settings(tmp_path, written, networks), store, Meters(), b"")
+
+
+async def test_a_secret_that_is_not_there_is_told_by_its_file(store: JobStore, tmp_path: Path) -> None:
+    settings = WorkerSettings(notification_secret=str(tmp_path / "none"))
+    with pytest.raises(SetupError, match=f"--notification-secret {tmp_path}/none: "):
+        Notifier.of(settings, store, Meters(), b"")

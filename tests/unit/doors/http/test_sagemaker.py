@@ -5,7 +5,7 @@ from codecs import BOM_UTF8
 import orjson
 import pytest
 
-from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.api.v1.tasks_pb2 import (
     LabelScore,
     QuestionAnsweringInput,
@@ -192,3 +192,16 @@ async def test_an_error_that_is_not_the_inputs_fails_the_invocation_and_tells_wh
     assert browser.headers["content-type"] == "application/json"
     told = {name: browser.headers.get(name) for name in ("retry-after", "retry-after-ms", "www-authenticate")}
     assert {name: value for name, value in told.items() if value} == headers
+
+
+async def test_our_own_message_is_answered_with_our_own(browser: Browser) -> None:
+    media_type = "application/x-protobuf"
+    status, answer = await browser.post("/invocations", _MESSAGE.SerializeToString(), media_type)
+    result = InferResponse.FromString(answer).result.text_classification
+    assert (status, browser.headers["content-type"], [one.label for one in result.labels]) == (
+        200,
+        media_type,
+        ["full"],
+    )
+    status, told = await browser.post("/invocations", b"\xff", media_type)
+    assert (status, told["error"]) == (400, "body: is no InferRequest of neuronpipe.api.v1")
