@@ -246,11 +246,14 @@ class Registry(Frozen):
         stable = model.aliases.get(STABLE)
         if stable == number or (stable is None and model.declared.versions == {number}):
             raise SetupError(f"model {name!r}: version {number} is {STABLE}: make another version {STABLE} first")
-        gone = {str(number), *(alias for alias, one in model.aliases.items() if one == number)}
+
+        def stays(target: str) -> bool:
+            return _resolved(target, model.aliases) != number
+
         routing = Routing(
             aliases={alias: one for alias, one in model.aliases.items() if one != number},
-            route={target: share for target, share in model.route.items() if target not in gone},
-            shadow=None if model.shadow and model.shadow.target in gone else model.shadow,
+            route={target: share for target, share in model.route.items() if stays(target)},
+            shadow=model.shadow if model.shadow and stays(model.shadow.target) else None,
             is_unloaded=model.is_unloaded,
         )
         known = model.versions.get(number, _registered(bundle, _pending(signed)))
@@ -306,6 +309,8 @@ class Registry(Frozen):
         Raises SetupError.
         """
         model = self._model(name)
+        if revision is not None and revision > self.revision:
+            raise SetupError(f"revision {revision}: the registry has the revision {self.revision}")
         past = [change for change in self.history if change.model == name]
         if revision is None:
             differing = [one for one in past if one.routing != model.routing]
