@@ -78,8 +78,10 @@ class FolderRepository:
         """A version, as its manifest has it."""
         folder = self._folder / key.name / str(key.version)
         # A name is one folder: whoever asks over the network must not get out of the repository.
-        if Path(key.name).name != key.name or key.name == ".." or "\0" in key.name or not folder.is_dir():
-            raise SetupError(f"{folder}: no such bundle; `neuronpipe registry list` lists those that are there")
+        is_name = Path(key.name).name == key.name and key.name != ".." and "\0" not in key.name
+        with files_told(f"{folder}: cannot be read"):
+            if not is_name or not folder.is_dir():
+                raise SetupError(f"{folder}: no such bundle; `neuronpipe registry list` lists those that are there")
         return read_bundle(folder)
 
     def check(self, bundle: Bundle, trusted: "TrustedKeys | None" = None) -> None:
