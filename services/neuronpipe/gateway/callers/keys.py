@@ -55,7 +55,7 @@ class KeyRecord(Frozen):
     """A key as its file has it: a line of JSON. `sha256`: of the salt and the secret."""
 
     id: str = Field(pattern=r"^[0-9a-f]{16}$")
-    name: str = Field(min_length=1, max_length=256)
+    name: Annotated[str, AfterValidator(check_tenant_name)]
     tenant: Annotated[str, AfterValidator(check_tenant_name)]
     created: str
     expires: str = Field("", pattern=r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)?$")
@@ -119,7 +119,7 @@ def create_key(path: Path, tenant: str, name: str, days: float | None = None) ->
         )
     except ValidationError as error:
         raise SetupError(
-            "--tenant and --name: must have from 1 to 256 characters that can be printed; no tenant is called . or .."
+            "--tenant and --name: must have from 1 to 256 characters that can be printed, and be neither . nor .."
         ) from error
     with _changing(path) as (content, write):
         separator = b"\n" if content and not content.endswith(b"\n") else b""
@@ -166,11 +166,11 @@ def _changing(path: Path) -> Iterator[tuple[bytes, Callable[[bytes], None]]]:
     """A file's content, and what replaces it as a whole, one process at a time. Raises SetupError."""
 
     def write(content: bytes) -> None:
-        replace_file(path, content, mode=path.stat().st_mode & 0o777 if path.exists() else 0o600)
+        replace_file(file, content, mode=file.stat().st_mode & 0o777 if file.exists() else 0o600)
 
     with files_told(f"--api-keys {path}"):
-        path = path.resolve()  # a link stays one, and writers by other names wait too
-        folder = os.open(path.parent, os.O_RDONLY)
+        file = path.resolve()  # a link stays one, and writers by other names wait too
+        folder = os.open(file.parent, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
             yield _read(path) if path.exists() else b"", write

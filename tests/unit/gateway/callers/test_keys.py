@@ -134,6 +134,11 @@ def test_a_name_must_not_be_empty(file: Path) -> None:
     assert not file.exists()
 
 
+def test_a_name_does_not_change_the_terminal_that_lists_it(file: Path) -> None:
+    with pytest.raises(SetupError, match="--name: must have from 1 to 256 characters that can be printed"):
+        create_key(file, "a", "x\x1b[31m")
+
+
 def test_a_key_expires_after_its_days(file: Path) -> None:
     key = create_key(file, "search", "ci", days=1 / 86_400)
     other = create_key(file, "search", "ci")
