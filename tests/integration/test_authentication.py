@@ -290,7 +290,7 @@ def test_changed_rights_count_and_broken_ones_do_not(own: Guarded) -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ("keys", "--api-keys .*keys: No such file or directory"),
+        ("keys", "--api-keys .*keys: cannot be read: No such file or directory"),
         ("jwks", "--jwks: is no JWKS"),
         ("tenants", "--tenants: tenants.search.weight: Input should be greater than 0"),
     ],

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
@@ -25,6 +25,9 @@ REGISTRY_FILE = "registry.json"
 STABLE = "stable"
 _ALIAS = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 _MAX_HISTORY = 1000
+# Of a model. The history has them once a change: many long ones make a file that is too large to be read.
+_MAX_NAMES = 100
+_Target: TypeAlias = Annotated[str, Field(max_length=64)]
 
 ApprovalState = Literal["pending", "approved", "rejected"]
 
@@ -55,13 +58,13 @@ class RegisteredVersion(Frozen):
     accuracy: Mapping[str, Accuracy] = Field({}, description="as the bundle measured it, by back end")
 
 
-class Shadow(Frozen):
+class Shadow(Frozen, revalidate_instances="always"):
     """A version that gets copies of requests, whose results nobody gets.
 
     `target`: an alias or a version number. `percent`: the share of the requests without a version that are copied.
     """
 
-    target: str
+    target: _Target
     percent: float = Field(gt=0, le=100, allow_inf_nan=False)
 
 
@@ -72,8 +75,12 @@ class Routing(Frozen):
     version is served, whatever names and shares say.
     """
 
-    aliases: Mapping[Annotated[str, AfterValidator(_check_alias)], Annotated[int, Field(ge=1)]] = {}
-    route: Mapping[str, Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]] = {}
+    aliases: Annotated[
+        Mapping[Annotated[str, AfterValidator(_check_alias)], Annotated[int, Field(ge=1)]], Field(max_length=_MAX_NAMES)
+    ] = {}
+    route: Annotated[
+        Mapping[_Target, Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]], Field(max_length=_MAX_NAMES)
+    ] = {}
     shadow: Shadow | None = None
     is_unloaded: bool = False
 
@@ -246,11 +253,14 @@ class Registry(Frozen):
         stable = model.aliases.get(STABLE)
         if stable == number or (stable is None and model.declared.versions == {number}):
             raise SetupError(f"model {name!r}: version {number} is {STABLE}: make another version {STABLE} first")
-        gone = {str(number), *(alias for alias, one in model.aliases.items() if one == number)}
+
+        def stays(target: str) -> bool:
+            return _resolved(target, model.aliases) != number
+
         routing = Routing(
             aliases={alias: one for alias, one in model.aliases.items() if one != number},
-            route={target: share for target, share in model.route.items() if target not in gone},
-            shadow=None if model.shadow and model.shadow.target in gone else model.shadow,
+            route={target: share for target, share in model.route.items() if stays(target)},
+            shadow=model.shadow if model.shadow and stays(model.shadow.target) else None,
             is_unloaded=model.is_unloaded,
         )
         known = model.versions.get(number, _registered(bundle, _pending(signed)))
@@ -306,6 +316,8 @@ class Registry(Frozen):
         Raises SetupError.
         """
         model = self._model(name)
+        if revision is not None and revision > self.revision:
+            raise SetupError(f"revision {revision}: the registry has the revision {self.revision}")
         past = [change for change in self.history if change.model == name]
         if revision is None:
             differing = [one for one in past if one.routing != model.routing]

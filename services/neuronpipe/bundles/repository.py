@@ -200,7 +200,9 @@ def default_name(source: str) -> str:
 
 
 def check_is_there(source: str) -> None:
-    """Raises SetupError if a model's source can only be a folder and is none."""
+    """Raises SetupError if a model's source can only be a folder and is none, or is empty."""
+    if not source:
+        raise SetupError("SOURCE: is empty; . is the folder in which you are")
     if (source.startswith((".", "/", "~")) or source.count("/") > 1) and not Path(source).is_dir():
         raise SetupError(f"{source}: no such folder")
 

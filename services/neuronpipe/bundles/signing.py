@@ -15,7 +15,7 @@ from pydantic import Base64Bytes, Field, ValidationError
 
 from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from neuronpipe.core.errors import RefusedBundle, SetupError
-from neuronpipe.core.files import files_told, replace_file
+from neuronpipe.core.files import files_told, read_file, replace_file
 from neuronpipe.core.model import Frozen
 
 # Comes before the manifest's bytes, so that no signature of something else is one of a bundle.
@@ -57,7 +57,7 @@ class TrustedKeys:
         """The id of the key that signed a bundle's manifest. Raises RefusedBundle."""
         path = folder / SIGNATURE_FILE
         with files_told(f"{path}: cannot be read", kind=RefusedBundle):
-            signature = path.read_bytes() if path.exists() else None
+            signature = read_file(path, str(path), RefusedBundle) if path.exists() else None
         return self.verify_signature(str(folder), manifest, signature)
 
     def verify_signature(self, folder: str, manifest: bytes, signature: bytes | None) -> str:
@@ -100,8 +100,7 @@ class SigningKey:
     @classmethod
     def read(cls, path: Path, option: str) -> "SigningKey":
         """The key of a file in PEM form. Raises SetupError, which names the option, and never the content."""
-        with files_told(f"{option} {path}: cannot be read"):
-            written = path.read_bytes()
+        written = read_file(path, f"{option} {path}")
         try:
             key = serialization.load_pem_private_key(written, None)
         except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a passphrase
@@ -169,7 +168,7 @@ def _public_keys(file: Path) -> Iterator[Ed25519PublicKey]:
     """The keys of one file. Empty lines and lines that begin with # are comments. Raises SetupError and OSError."""
     block: list[str] = []
     begin = 0
-    for number, line in enumerate(file.read_bytes().decode("utf-8", "replace").splitlines(), 1):
+    for number, line in enumerate(read_file(file, f"--trusted-keys {file}").decode("utf-8", "replace").splitlines(), 1):
         text = line.strip()
         if not block:
             if not text or text.startswith("#"):

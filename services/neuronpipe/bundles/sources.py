@@ -24,7 +24,7 @@ from neuronpipe.bundles.repository import (
     read_trusted_keys,
 )
 from neuronpipe.core.errors import RefusedBundle, SetupError
-from neuronpipe.core.files import files_told, replace_file
+from neuronpipe.core.files import files_told, read_file, replace_file
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.watched import Watched
@@ -32,8 +32,6 @@ from neuronpipe.platform.process.settings import ServerSettings, is_bucket
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.signing import TrustedKeys
-
-_MAX_REGISTRY_BYTES = 64 << 20
 
 
 class FolderRepository:
@@ -47,11 +45,10 @@ class FolderRepository:
         path = self._folder / REGISTRY_FILE
         with files_told(f"{path}: cannot be read"):
             try:
-                if path.stat().st_size > _MAX_REGISTRY_BYTES:
-                    raise SetupError(f"{path}: more than {_MAX_REGISTRY_BYTES:,} bytes, the limit")
-                return Registry.parse(path.read_bytes(), path)
+                path.stat()
             except FileNotFoundError:
                 return Registry()
+        return Registry.parse(read_file(path, str(path)), path)
 
     def change_registry(self, operation: Operation, signed: Signed, new: tuple[str, int] | None = None) -> Registry:
         """Applies an operation to the registry as it is now, and writes the result. Returns it.
@@ -81,8 +78,10 @@ class FolderRepository:
         """A version, as its manifest has it."""
         folder = self._folder / key.name / str(key.version)
         # A name is one folder: whoever asks over the network must not get out of the repository.
-        if Path(key.name).name != key.name or key.name == ".." or "\0" in key.name or not folder.is_dir():
-            raise SetupError(f"{folder}: no such bundle; `neuronpipe registry list` lists those that are there")
+        is_name = Path(key.name).name == key.name and key.name != ".." and "\0" not in key.name
+        with files_told(f"{folder}: cannot be read"):
+            if not is_name or not folder.is_dir():
+                raise SetupError(f"{folder}: no such bundle; `neuronpipe registry list` lists those that are there")
         return read_bundle(folder)
 
     def check(self, bundle: Bundle, trusted: "TrustedKeys | None" = None) -> None:

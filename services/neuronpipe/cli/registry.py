@@ -212,7 +212,9 @@ def _import(options: argparse.Namespace) -> None:
 def _route(options: argparse.Namespace) -> None:
     if not options.shares and options.shadow is None:
         raise SetupError("TARGET=SHARE, or --shadow, is missing; none: all for stable")
-    shares = {} if options.shares == ["none"] else dict(map(_target_and_share, options.shares))
+    pairs = [] if options.shares == ["none"] else [*map(_target_and_share, options.shares)]
+    if len(shares := dict(pairs)) < len(pairs):
+        raise SetupError(f"TARGET=SHARE {' '.join(options.shares)}: names a target twice")
     shadow = ("", 0.0) if options.shadow == "none" else _target_and_share(options.shadow) if options.shadow else None
 
     def change(registry: "Registry") -> "Registry":

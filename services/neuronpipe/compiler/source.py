@@ -286,11 +286,11 @@ class ModelSource:
 
 def find_source(source: str, revision: str | None, *, is_adapter: bool = False) -> ModelSource:
     """The files of a model or an adapter. They are downloaded if `source` is not a local folder. Raises SetupError."""
+    check_is_there(source)
     folder = Path(source)
     if folder.is_dir():
         _check(folder, is_adapter)
         return ModelSource(str(folder.resolve()), folder, None)
-    check_is_there(source)
     try:
         snapshot = huggingface_hub.snapshot_download(
             source, revision=revision, allow_patterns=list(_DOWNLOADS), ignore_patterns=list(_NOT_DOWNLOADED)

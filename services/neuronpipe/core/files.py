@@ -3,6 +3,7 @@
 import codecs
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,24 @@ def files_told(problem: str, advice: str = "", kind: type[SetupError] = SetupErr
         yield
     except OSError as error:
         raise kind(f"{problem}: {os.strerror(error.errno or errno.EIO)}{advice}") from error
+
+
+_MAX_BYTES = 64 << 20
+
+
+def read_file(path: Path | str, name: str, kind: type[SetupError] = SetupError) -> bytes:
+    """The content of a file, which messages call by a name. Raises an error, also for more bytes than the limit."""
+    # Without waiting: a pipe may never have a writer, and a device may have no end.
+    with (
+        files_told(f"{name}: cannot be read", kind=kind),
+        open(path, "rb", opener=lambda file, flags: os.open(file, flags | os.O_NONBLOCK)) as file,
+    ):
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise kind(f"{name}: is a pipe or a device; must be a file")
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise kind(f"{name}: more than {_MAX_BYTES:,} bytes, the limit of such a file")
+    return content
 
 
 def read_lines(path: Path, option: str, *, max_bytes: int) -> Iterator[tuple[int, str]]:

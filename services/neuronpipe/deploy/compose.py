@@ -28,6 +28,8 @@ class ComposeTarget:
                 f"min and max: {endpoint.min_executors} and {endpoint.max_executors}; Compose keeps one number of "
                 "executors, at least 1; use --to kubernetes, or on one machine deploy/systemd (docs/serverless.md)"
             )
+        if not (1 <= port <= 65535 and 1 <= http_port <= 65535) or port == http_port:
+            raise SetupError(f"port and http_port: {port} and {http_port}; must be 1 to 65535, and not the same")
         self._endpoint = endpoint
         self.name = endpoint.name
         self._port = port

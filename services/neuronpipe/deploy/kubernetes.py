@@ -233,15 +233,20 @@ def _wait_for_job() -> None:
 
 
 def _look_for_another(name: str) -> Step:
-    """Raises SetupError where the namespace has another endpoint, which would be replaced, or deleted."""
+    """Raises SetupError where the namespace has something else, which would be replaced, or deleted."""
 
     def look() -> None:
-        path = f"jsonpath={{.metadata.annotations.{_ENDPOINT}}}"
-        there = run_program(["kubectl", "get", "namespace", NAMESPACE, "--ignore-not-found", "-o", path], {}).strip()
-        if there and there != name:
+        path = f"jsonpath={{.metadata.name}} {{.metadata.annotations.{_ENDPOINT}}}"
+        found = run_program(["kubectl", "get", "namespace", NAMESPACE, "--ignore-not-found", "-o", path], {}).split()
+        if found == [NAMESPACE]:
             raise SetupError(
-                f"{name}: the namespace {NAMESPACE} has the endpoint {there}, and room for one; "
-                f"neuronpipe undeploy {there} --to kubernetes deletes it"
+                f"{name}: the namespace {NAMESPACE} is there, and not of an endpoint; to replace or delete its content "
+                f"as {name}: kubectl annotate namespace {NAMESPACE} {_ENDPOINT}={name}"
+            )
+        if found and found[-1] != name:
+            raise SetupError(
+                f"{name}: the namespace {NAMESPACE} has the endpoint {found[-1]}, and room for one; "
+                f"neuronpipe undeploy {found[-1]} --to kubernetes deletes it"
             )
 
     return Step(f"look whether the namespace {NAMESPACE} has another endpoint", look)

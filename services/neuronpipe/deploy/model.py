@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
+from neuronpipe.bundles.repository import check_is_there
 from neuronpipe.client import Client
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
@@ -161,8 +162,7 @@ def make_target(to: str, endpoint: Endpoint, **options: Any) -> Target:
 
 def _check_model(endpoint: Endpoint) -> None:
     """Raises SetupError for what no compile step takes, which a dry run and a cluster would find late."""
-    if endpoint.source.startswith(("/", ".", "~")) and not endpoint.folder:
-        raise SetupError(f"{endpoint.source}: no such folder")
+    check_is_there(endpoint.source)
     if endpoint.task and endpoint.task.replace("-", "_") not in TASKS:
         names = ", ".join(name.replace("_", "-") for name in TASKS)
         raise SetupError(f"task {endpoint.task!r}: is not known; there are: {names}")

@@ -74,8 +74,11 @@ class RegistryDoor:
         caller = current_caller()
         check_may_change(self._tenants, caller, request.model)
         for field in ("note", "author", "action"):
-            if len(getattr(request, field)) > _MAX_TEXT:
-                raise InvalidInput(field, f"has {len(getattr(request, field))} characters, the limit is {_MAX_TEXT}")
+            text = getattr(request, field)
+            if len(text) > _MAX_TEXT:
+                raise InvalidInput(field, f"has {len(text)} characters, the limit is {_MAX_TEXT}")
+            if not text.isprintable():
+                raise InvalidInput(field, "has characters that cannot be printed, such as line breaks")
         registry = await registry_of(lambda: self._change(request, _signed(request, caller)))
         seen = self._part(registry, caller, request.model)
         return messages.ChangeRegistryResponse(registry_json=seen.model_dump_json())
@@ -124,15 +127,18 @@ def _operation(request: messages.ChangeRegistryRequest, signed: Signed) -> Opera
     if request.HasField("roll_back"):
         return lambda registry: registry.roll_back(name, request.roll_back or None, signed)
     asked = request.routing
-    if len({one.target for one in asked.route}) < len(asked.route):
+    aliases = {one.alias: one.version for one in asked.aliases}
+    route = {one.target: one.share for one in asked.route}
+    if len(aliases) < len(asked.aliases):
+        raise InvalidInput("routing.aliases", "names an alias twice")
+    if len(route) < len(asked.route):
         raise InvalidInput("routing.route", "names a target twice")
+    shadow = Shadow.model_construct(target=asked.shadow.target, percent=asked.shadow.percent)
     # As it is checked where it is set: here a message's fields only change their form.
     routing = Routing.model_construct(
-        aliases={one.alias: one.version for one in asked.aliases},
-        route={one.target: one.share for one in asked.route},
-        shadow=Shadow.model_construct(target=asked.shadow.target, percent=asked.shadow.percent)
-        if asked.HasField("shadow")
-        else None,
+        aliases=aliases,
+        route=route,
+        shadow=shadow if asked.HasField("shadow") else None,
         is_unloaded=asked.is_unloaded,
     )
     return lambda registry: registry.set_routing(name, routing, request.action or "routing", signed)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.files import files_told
+from neuronpipe.core.files import read_file
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.watched import Watched, watching
@@ -120,8 +120,7 @@ def _client_context(files: TlsFiles, ca: bytes | None) -> ssl.SSLContext:
 
 
 def _read(file: Path | str) -> bytes:
-    with files_told(f"TLS file {file}: cannot be read"):
-        return Path(file).read_bytes()
+    return read_file(file, f"TLS file {file}")
 
 
 def _check_certificates(file: Path | str, content: bytes) -> None:

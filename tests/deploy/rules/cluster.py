@@ -79,14 +79,14 @@ def _secrets(objects: Objects) -> Iterator[tuple[str, str]]:
 
 def services_stay_available(objects: Objects) -> Iterator[str]:
     """What answers callers has several pods, on several nodes, a budget for their disruption, and a priority."""
-    budgets = [one["spec"]["selector"]["matchLabels"] for one in objects.of_kind("PodDisruptionBudget").values()]
+    budgets = [one["spec"] for one in objects.of_kind("PodDisruptionBudget").values() if one["spec"]["maxUnavailable"]]
     for workload in objects.workloads.values():
         if workload.pod.get("priorityClassName") not in (None, *objects.of_kind("PriorityClass")):
             yield f"{workload}: its priority class does not exist"
         if workload.is_job or not {one.target for one in workload.containers} & CALLED:
             continue
-        if not any(selects(one, workload.labels) for one in budgets):
-            yield f"{workload}: has no PodDisruptionBudget"
+        if not any(selects(one["selector"]["matchLabels"], workload.labels) for one in budgets):
+            yield f"{workload}: has no PodDisruptionBudget that lets a node be emptied"
         spreads = workload.pod.get("topologySpreadConstraints", [])
         if not any(selects(one["labelSelector"]["matchLabels"], workload.labels) for one in spreads):
             yield f"{workload}: its pods may all be on one node"

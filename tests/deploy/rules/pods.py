@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -243,8 +244,10 @@ def gateways_refuse_before_memory_is_full(objects: Objects) -> Iterator[str]:
             yield f"{one}: may take {needed} bytes of memory, and the limit is {limit}"
 
 
-def _bytes(quantity: str) -> int:
-    return int(quantity[:-2]) << {"Mi": 20, "Gi": 30}[quantity[-2:]]
+def _bytes(quantity: str | int) -> float:
+    number, unit = re.fullmatch(r"([0-9.]+)([kKMGT]?i?)", str(quantity)).groups()  # type: ignore[union-attr]
+    power = " kMGT".index(unit[:1].replace("K", "k") or " ")
+    return float(number) * float((1024 if unit.endswith("i") else 1000) ** power)
 
 
 def volumes_are_there(objects: Objects) -> Iterator[str]:
@@ -256,7 +259,7 @@ def volumes_are_there(objects: Objects) -> Iterator[str]:
             if mount["name"] not in one.workload.volumes:
                 yield f"{one}: {path} mounts {mount['name']}, which is no volume"
         for name, value in one.environment.items():
-            if str(value).startswith("/") and not any(str(value).startswith(path) for path in one.mounts):
+            if str(value).startswith("/") and not any(Path(value).is_relative_to(path) for path in one.mounts):
                 yield f"{one}: {name} is {value}, which is not mounted"
         needs = one.target in SETTINGS and "repository" in SETTINGS[one.target].model_fields
         if needs and not one.workload.is_job and is_of_bucket(one):

@@ -74,13 +74,14 @@ def the_network_lets_through_what_is_needed(objects: Objects) -> Iterator[str]:
                     yield f"network: {name} reaches {callee.name}:{port}, which it does not need"
                 if is_needed and not is_open:
                     yield f"network: {name} does not reach {callee.name}:{port}"
-    outside = {one.workload.name for one in objects.containers if one.target in SETTINGS and is_of_bucket(one)}
+    buckets = {one.workload.name for one in objects.containers if one.target in SETTINGS and is_of_bucket(one)}
+    outside = buckets | {"worker"}
     for workload in workloads:
         may_leave = _leaves(objects, workload, 443)
-        if may_leave and workload.name not in outside | {"worker"}:
+        if may_leave and workload.name not in outside:
             yield f"network: {workload.name} may call anybody, which it does not need"
         if workload.name in outside and not may_leave:
-            yield f"network: {workload.name} does not reach its bucket"
+            yield f"network: {workload.name} does not reach what is outside"
     resolving = {one.workload.name for one, _, _ in _calls(objects)} | outside
     for workload in workloads:
         if (workload.name in resolving) and not _resolves_names(objects, workload):
@@ -115,8 +116,9 @@ def _may_leave(objects: Objects, caller: Workload, callee: Workload, port: int) 
 
 def _leaves(objects: Objects, workload: Workload, port: int) -> bool:
     """Whether it may call anything at that port."""
-    rules = [rule for policy in _policies(objects, workload, "Egress") for rule in policy.get("egress", [])]
-    return any(_admits(rule.get("to"), _ANYWHERE, rule.get("ports"), (port,)) for rule in rules)
+    policies = _policies(objects, workload, "Egress")
+    rules = [rule for policy in policies for rule in policy.get("egress", [])]
+    return not policies or any(_admits(rule.get("to"), _ANYWHERE, rule.get("ports"), (port,)) for rule in rules)
 
 
 def _admits(

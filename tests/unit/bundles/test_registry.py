@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -118,6 +119,12 @@ def test_a_rejected_version_loses_its_aliases_and_shares(registry: Registry, bun
     assert rejected.history[-1].action == "rejected version 2: wrong labels"
 
 
+def test_a_rejected_version_loses_shares_in_another_writing(registry: Registry, bundles: list[Bundle]) -> None:
+    routed = registry.reroute("m", {"stable": 95, "02": 5}, _SIGNED).copy_to("m", "002", 5, _SIGNED)
+    model = routed.reject(bundles[1], _SIGNED).models["m"]
+    assert (model.route, model.shadow) == ({"stable": 95}, None)
+
+
 def test_the_stable_version_is_not_rejected(registry: Registry, bundles: list[Bundle]) -> None:
     with pytest.raises(SetupError, match="version 1 is stable: make another version stable first"):
         registry.reject(bundles[0], _SIGNED)
@@ -142,6 +149,8 @@ def test_a_rollback_restores_aliases_and_route_and_is_itself_in_the_history(regi
     assert back.roll_back("m", 3, _SIGNED).models["m"].aliases == {"stable": 2}
     with pytest.raises(SetupError, match="the history of model 'm' does not have the revision 0 or an earlier one"):
         back.roll_back("m", 0, _SIGNED)
+    with pytest.raises(SetupError, match="revision 5: the registry has the revision 4"):
+        back.roll_back("m", 5, _SIGNED)
 
 
 def test_a_rollback_to_a_version_that_was_rejected_is_refused(registry: Registry, bundles: list[Bundle]) -> None:
@@ -220,6 +229,12 @@ def test_a_damaged_registry_is_refused_by_name(
     with pytest.raises(SetupError, match=said) as refused:
         FolderRepository(tmp_path).read_registry()
     assert str(refused.value).startswith(str(path))
+
+
+def test_a_pipe_is_no_registry(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / REGISTRY_FILE)
+    with pytest.raises(SetupError, match=f"^{tmp_path / REGISTRY_FILE}: is a pipe or a device; must be a file$"):
+        FolderRepository(tmp_path).read_registry()
 
 
 def test_what_is_written_is_what_is_read(registry: Registry, tmp_path: Path) -> None:

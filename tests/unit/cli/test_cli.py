@@ -620,3 +620,8 @@ def test_ctrl_c_while_the_output_waits_exits_as_shells_expect(monkeypatch: pytes
     with pytest.raises(SystemExit) as exit:
         cli.main(["infer", "--example", "rerank"])
     assert exit.value.code == 130
+
+
+def test_a_target_of_a_route_is_named_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, errors = _run(capsys, "registry", "route", "--repository", str(tmp_path), "m", "1=90", "2=5", "1=5")
+    assert (code, errors) == (2, "neuronpipe: TARGET=SHARE 1=90 2=5 1=5: names a target twice\n")

@@ -61,6 +61,10 @@ def test_the_default_name_is_one_that_every_place_takes(source: str, expected: s
         ("kubernetes", {}, {}, "task: is needed where the cluster compiles"),
         ("compose", {}, {}, "task: is needed for --to compose"),
         ("compose", {"source": "./no-such", "task": "fill-mask"}, {}, "./no-such: no such folder"),
+        ("compose", {"source": "", "task": "fill-mask"}, {}, "SOURCE: is empty"),
+        ("compose", {"task": "fill-mask"}, {"port": 0}, "port and http_port: 0 and 8080; must be 1 to 65535"),
+        ("compose", {"task": "fill-mask"}, {"http_port": 65536}, "port and http_port: 50050 and 65536"),
+        ("compose", {"task": "fill-mask"}, {"port": 8080}, "port and http_port: 8080 and 8080"),
         ("kubernetes", {"task": "nonsense"}, {}, "task 'nonsense': is not known; there are: text-classification"),
         ("kubernetes", {"source": "/tmp"}, {}, "/tmp: a cluster does not reach this folder"),
         ("sagemaker", {}, {}, "image: is needed for --to sagemaker"),
@@ -86,7 +90,7 @@ def test_the_default_name_is_one_that_every_place_takes(source: str, expected: s
     ],
 )
 def test_what_a_place_cannot_do_is_refused_before_anything_is_done(
-    to: str, changes: dict[str, object], options: dict[str, str], expected: str
+    to: str, changes: dict[str, object], options: dict[str, object], expected: str
 ) -> None:
     endpoint = Endpoint(**{"name": "m", "source": "hub/m", **changes})  # type: ignore[arg-type]
     with pytest.raises(SetupError) as refused:

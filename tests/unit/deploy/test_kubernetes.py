@@ -17,7 +17,10 @@ from tests.deploy.schemas import faults_of_schema
 from tests.unit.bundles.written import write_bundle
 from tests.unit.deploy.programs import Programs
 
-_LOOK = "kubectl get namespace neuronpipe --ignore-not-found -o jsonpath={.metadata.annotations.neuronpipe/endpoint}"
+_LOOK = (
+    "kubectl get namespace neuronpipe --ignore-not-found -o "
+    "jsonpath={.metadata.name} {.metadata.annotations.neuronpipe/endpoint}"
+)
 _COMPILED = {"get job compile": "SuccessCriteriaMet Complete"}
 _SERVERLESS = ServerlessConfig(memory_mb=4096, max_concurrency=10)
 
@@ -200,10 +203,18 @@ def test_nothing_is_left(programs: Programs) -> None:
 
 
 def test_another_endpoint_is_neither_replaced_nor_deleted(programs: Programs, tmp_path: Path) -> None:
-    programs.add("kubectl", **{"get namespace": "other"})
+    programs.add("kubectl", **{"get namespace": "neuronpipe other"})
     for steps in (_target(tmp_path / "out").deploying(), undeploying("m")):
         with pytest.raises(SetupError, match="m: the namespace neuronpipe has the endpoint other, and room for one"):
             take(steps, lambda line: None, is_dry=False)
     assert programs.calls == [_LOOK] * 2
     take(undeploying("other"), lambda line: None, is_dry=False)
     assert len(programs.calls) == 5
+
+
+def test_a_namespace_that_was_made_by_hand_is_neither_replaced_nor_deleted(programs: Programs, tmp_path: Path) -> None:
+    programs.add("kubectl", **{"get namespace": "neuronpipe "})
+    for steps in (_target(tmp_path / "out").deploying(), undeploying("m")):
+        with pytest.raises(SetupError, match=r"neuronpipe/endpoint=m$"):
+            take(steps, lambda line: None, is_dry=False)
+    assert programs.calls == [_LOOK] * 2

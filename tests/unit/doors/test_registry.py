@@ -1,12 +1,20 @@
 """doors/registry.py: each change that a caller may ask for, and what is refused without a change."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from neuronpipe.api.v1.registry_pb2 import ChangeRegistryRequest, GetRegistryRequest, RouteShare, Routing, SetAlias
+from neuronpipe.api.v1.registry_pb2 import (
+    ChangeRegistryRequest,
+    GetRegistryRequest,
+    RouteShare,
+    Routing,
+    SetAlias,
+    Shadow,
+)
 from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.core.errors import ChangeRefused, InvalidInput, ModelNotFound, NeuronpipeError
 from neuronpipe.doors.registry import RegistryDoor
@@ -68,6 +76,32 @@ async def test_a_change_of_another_revision_than_that_of_now_is_refused(door: Re
             InvalidInput,
             "routing.route: names a target twice",
         ),
+        (
+            {"routing": Routing(aliases=[SetAlias(alias="a", version=1), SetAlias(alias="a", version=1)])},
+            InvalidInput,
+            "routing.aliases: names an alias twice",
+        ),
+        (
+            {"routing": Routing(shadow=Shadow(target="1", percent=math.nan))},
+            ChangeRefused,
+            "shadow.percent: Input should be",
+        ),
+        (
+            {"routing": Routing(route=[RouteShare(target="1".zfill(65), share=1)])},
+            ChangeRefused,
+            "should have at most 64 characters",
+        ),
+        (
+            {"routing": Routing(route=[RouteShare(target=f"{number:03}", share=1) for number in range(101)])},
+            ChangeRefused,
+            "route: Dictionary should have at most 100 items",
+        ),
+        (
+            {"routing": Routing(aliases=[SetAlias(alias=f"a{number}", version=1) for number in range(101)])},
+            ChangeRefused,
+            "aliases: Dictionary should have at most 100 items",
+        ),
+        ({"approve": 2, "note": "\x1b[31m"}, InvalidInput, "note: has characters that cannot be printed"),
         ({"alias": SetAlias(alias="next", version=3)}, ChangeRefused, "is not registered"),
         ({"alias": SetAlias(alias="next")}, ChangeRefused, "model 'm' has no alias 'next'"),
     ],
@@ -85,3 +119,8 @@ async def test_what_is_no_change_is_refused(
 async def test_a_model_that_is_not_registered_is_not_found(door: RegistryDoor) -> None:
     with pytest.raises(ModelNotFound, match="model 'other' is not registered"):
         await _registry(door, "other")
+
+
+async def test_a_name_that_no_file_can_have_is_refused(door: RegistryDoor) -> None:
+    with pytest.raises(ChangeRefused, match="cannot be read: File name too long"):
+        await door.change_registry(ChangeRegistryRequest(model="m" * 300, approve=1), _NO_CONTEXT)

@@ -3,6 +3,7 @@
 Python's own servers show the current certificate, and ask for one of current authorities.
 """
 
+import os
 import socket
 import ssl
 import threading
@@ -89,7 +90,7 @@ def test_keys_of_rsa_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["certificate", "key", "ca"])
-@pytest.mark.parametrize("damage", ["half", "empty", "no PEM", "directory", "missing"])
+@pytest.mark.parametrize("damage", ["half", "empty", "no PEM", "directory", "pipe", "missing"])
 def test_a_file_that_holds_no_pem_is_refused_by_its_name(tmp_path: Path, name: str, damage: str) -> None:
     files = _files(tmp_path, _AUTHORITY.issue())
     damaged = Path(getattr(files, name))
@@ -97,9 +98,11 @@ def test_a_file_that_holds_no_pem_is_refused_by_its_name(tmp_path: Path, name: s
     damaged.unlink()
     if damage == "directory":
         damaged.mkdir()
+    elif damage == "pipe":
+        os.mkfifo(damaged)
     elif damage != "missing":
         damaged.write_bytes({"half": content[: len(content) // 2], "empty": b"", "no PEM": b"\xff\x00 text"}[damage])
-    reasons = {"directory": "Is a directory", "missing": "No such file or directory"}
+    reasons = {"directory": "Is a directory", "pipe": "is a pipe or a device", "missing": "No such file or directory"}
     with pytest.raises(SetupError) as caught:
         _load(files, "server")
     assert str(damaged) in str(caught.value)

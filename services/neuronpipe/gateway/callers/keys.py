@@ -3,6 +3,7 @@
 Also files of settings that are read again when they change.
 """
 
+import codecs
 import fcntl
 import hmac
 import os
@@ -18,14 +19,12 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from neuronpipe.core.callers import check_tenant_name
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.files import files_told, replace_file
+from neuronpipe.core.files import files_told, read_file, replace_file
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import Frozen
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.watched import ValueT, Watched
-
-_MAX_BYTES = 64 << 20
 
 
 class WatchedFile(Watched[ValueT]):
@@ -33,20 +32,18 @@ class WatchedFile(Watched[ValueT]):
 
     def __init__(self, option: str, path: Path, parse: Callable[[bytes], ValueT], meters: Meters) -> None:
         """`option`: the one that names the file. `parse` raises SetupError. Raises SetupError."""
-        super().__init__([path], lambda: parse(_read(option, path)))
+        super().__init__([path], lambda: parse(_read(path, option)))
         meters.gauge(Metrics.FILE_LOADED, lambda: not self.problem, option)
 
 
-def _read(option: str, path: Path) -> bytes:
-    with files_told(f"{option} {path}"):
-        if path.stat().st_size > _MAX_BYTES:
-            raise SetupError(f"{option} {path}: more than {_MAX_BYTES:,} bytes, the limit")
-        return path.read_bytes()
+def _read(path: Path, option: str = "--api-keys") -> bytes:
+    return read_file(path, f"{option} {path}").removeprefix(codecs.BOM_UTF8)
 
 
 # np_ID_SECRET: the id finds the record, the secret proves the key. Scanners for leaked secrets find the prefix.
 PREFIX = "np_"
 _ID_BYTES, _SECRET_BYTES, _SALT_BYTES = 8, 32, 16
+_SHOWN = 20
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -58,7 +55,7 @@ class KeyRecord(Frozen):
     """A key as its file has it: a line of JSON. `sha256`: of the salt and the secret."""
 
     id: str = Field(pattern=r"^[0-9a-f]{16}$")
-    name: str = Field(min_length=1, max_length=256)
+    name: Annotated[str, AfterValidator(check_tenant_name)]
     tenant: Annotated[str, AfterValidator(check_tenant_name)]
     created: str
     expires: str = Field("", pattern=r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)?$")
@@ -83,7 +80,7 @@ def find_key(records: Mapping[str, KeyRecord], key: str) -> KeyRecord | None:
 
 
 def parse_keys(content: bytes) -> Mapping[str, KeyRecord]:
-    """The keys of a file by their ids. Logs the numbers of lines that hold none; the others count."""
+    """The keys of a file by their ids. Logs the first numbers of lines that hold none; the others count."""
     records, broken = {}, []
     for number, line in _lines(content):
         if record := _record(line):
@@ -91,7 +88,9 @@ def parse_keys(content: bytes) -> Mapping[str, KeyRecord]:
         else:
             broken.append(number)
     if broken:
-        log_warning("lines of the file of keys cannot be read; the others count", option="--api-keys", lines=broken)
+        log_warning(
+            "lines of the file of keys cannot be read; the others count", option="--api-keys", lines=broken[:_SHOWN]
+        )
     return records
 
 
@@ -120,7 +119,7 @@ def create_key(path: Path, tenant: str, name: str, days: float | None = None) ->
         )
     except ValidationError as error:
         raise SetupError(
-            "--tenant and --name: must have from 1 to 256 characters that can be printed; no tenant is called . or .."
+            "--tenant and --name: must have from 1 to 256 characters that can be printed, and be neither . nor .."
         ) from error
     with _changing(path) as (content, write):
         separator = b"\n" if content and not content.endswith(b"\n") else b""
@@ -130,8 +129,7 @@ def create_key(path: Path, tenant: str, name: str, days: float | None = None) ->
 
 def list_keys(path: Path) -> list[KeyRecord]:
     """The keys of a file. Raises SetupError where it cannot be read."""
-    with files_told(f"--api-keys {path}"):
-        return list(parse_keys(path.read_bytes()).values())
+    return list(parse_keys(_read(path)).values())
 
 
 def revoke_keys(path: Path, is_revoked: Callable[[KeyRecord], bool]) -> list[KeyRecord]:
@@ -168,12 +166,13 @@ def _changing(path: Path) -> Iterator[tuple[bytes, Callable[[bytes], None]]]:
     """A file's content, and what replaces it as a whole, one process at a time. Raises SetupError."""
 
     def write(content: bytes) -> None:
-        replace_file(path, content, mode=path.stat().st_mode & 0o777 if path.exists() else 0o600)
+        replace_file(file, content, mode=file.stat().st_mode & 0o777 if file.exists() else 0o600)
 
     with files_told(f"--api-keys {path}"):
-        folder = os.open(path.parent, os.O_RDONLY)
+        file = path.resolve()  # a link stays one, and writers by other names wait too
+        folder = os.open(file.parent, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
-            yield path.read_bytes() if path.exists() else b"", write
+            yield _read(path) if path.exists() else b"", write
         finally:
             os.close(folder)

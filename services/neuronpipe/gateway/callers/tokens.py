@@ -103,7 +103,7 @@ def _read_keys(content: bytes) -> Mapping[str, tuple[str, Any]]:
     try:
         entries = json.loads(content)["keys"]
         entries = [entry for entry in entries if entry.get("use", "sig") == "sig"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SetupError("--jwks: is no JWKS, a JSON object with a list of `keys`") from error
     keys: dict[str, tuple[str, Any]] = {}
     for number, entry in enumerate(entries, 1):

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.core.callers import Caller, check_tenant_name
@@ -77,15 +77,18 @@ class TokenBucket:
 _OTHERS = "*"
 
 
+_Quota: TypeAlias = Annotated[int, Field(ge=1, le=10**15)]
+
+
 class Rights(Frozen):
     """What a tenant may do. None: no limit."""
 
     models: frozenset[str] | None = None
     weight: float = Field(1.0, gt=0, le=1_000_000)
-    max_requests_in_flight: int | None = Field(None, ge=1)
-    max_tokens_in_flight: int | None = Field(None, ge=1)
-    tokens_per_minute: int | None = Field(None, ge=1)
-    max_jobs: int | None = Field(None, ge=1)
+    max_requests_in_flight: _Quota | None = None
+    max_tokens_in_flight: _Quota | None = None
+    tokens_per_minute: _Quota | None = None
+    max_jobs: _Quota | None = None
     acts_for_others: bool = False
     manages_registry: bool = False
     highest_priority: Literal["interactive", "bulk"] = "interactive"
@@ -101,6 +104,13 @@ class TenantBook(Frozen):
 
     tenants: dict[Annotated[str, AfterValidator(check_tenant_name)], Rights]
 
+    @model_validator(mode="after")
+    def _check_certificates(self) -> Self:
+        names = Counter(name for rights in self.tenants.values() for name in rights.certificates)
+        if twice := sorted(name for name, count in names.items() if count > 1):
+            raise ValueError(f"certificates: several tenants have {', '.join(twice)}; a name is one tenant's")
+        return self
+
     def rights_of(self, tenant: str) -> Rights:
         """A tenant's rights: nothing, where the file does not name it."""
         return self.tenants.get(tenant) or self.tenants.get(_OTHERS) or NOTHING
@@ -114,10 +124,10 @@ def parse_tenants(content: bytes) -> TenantBook:
     """The tenants of a file. Raises SetupError, which names the place at fault."""
     try:
         return TenantBook.model_validate(tomllib.loads(content.decode()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SetupError(f"--tenants: is no TOML in UTF-8: {error}") from error
     except ValidationError as error:
         raise SetupError(f"--tenants: {problems_of(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise SetupError(f"--tenants: is no TOML in UTF-8: {error}") from error
 
 
 EntryT = TypeVar("EntryT")

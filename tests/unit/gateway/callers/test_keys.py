@@ -71,6 +71,21 @@ def test_a_broken_line_is_named_and_the_others_count(file: Path, caplog: pytest.
     assert "nonsense" not in str(vars(logged))
 
 
+def test_a_file_of_something_else_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    assert not parse_keys(b"x\n" * 1000)
+    assert caplog.records[0].fields["lines"] == list(range(1, 21))  # type: ignore[attr-defined]
+
+
+def test_a_key_that_is_revoked_through_a_link_is_gone_for_all(file: Path) -> None:
+    key = create_key(file, "a", "a")
+    link = file.parent / "other" / "link"
+    link.parent.mkdir()
+    link.symlink_to(file)
+    revoke_keys(link, lambda record: True)
+    assert not find_key(parse_keys(file.read_bytes()), key)
+    assert link.is_symlink()
+
+
 def test_a_line_with_an_unknown_field_is_broken(file: Path) -> None:
     create_key(file, "a", "a")
     record = json.loads(file.read_text()) | {"admin": True}
@@ -117,6 +132,11 @@ def test_a_name_must_not_be_empty(file: Path) -> None:
     with pytest.raises(SetupError, match="from 1 to 256 characters"):
         create_key(file, "", "x")
     assert not file.exists()
+
+
+def test_a_name_does_not_change_the_terminal_that_lists_it(file: Path) -> None:
+    with pytest.raises(SetupError, match="--name: must have from 1 to 256 characters that can be printed"):
+        create_key(file, "a", "x\x1b[31m")
 
 
 def test_a_key_expires_after_its_days(file: Path) -> None:

@@ -133,7 +133,9 @@ def test_the_only_key_needs_no_id(issuer: Issuer) -> None:
     assert verifier.identify(issuer.sign("ec", head={})).tenant == "search"
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"keys": 1}', b'{"keys": [1]}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b'{"keys": 1}', b'{"keys": [1]}', b"\xff", b"[" * 10_000]
+)
 def test_what_is_no_jwks_is_told(content: bytes) -> None:
     with pytest.raises(SetupError, match="is no JWKS"):
         TokenVerifier(content, _RULES)

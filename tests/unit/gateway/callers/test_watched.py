@@ -97,6 +97,33 @@ async def test_a_missing_file_leaves_the_last_good_content(path: Path) -> None:
         await numbers.until(1, is_good=True)
 
 
+async def test_a_pipe_in_place_of_the_file_stops_nothing(path: Path) -> None:
+    async with _watching(path) as numbers:
+        path.unlink()
+        os.mkfifo(path)
+        await numbers.until(1, is_good=False)
+        assert numbers.file.problem == f"--number {path}: is a pipe or a device; must be a file"
+        path.unlink()
+        path.write_text("2")
+        await numbers.until(2, is_good=True)
+
+
+def test_what_has_no_end_is_refused_at_first() -> None:
+    with pytest.raises(SetupError, match=r"^--number /dev/zero: is a pipe or a device; must be a file$"):
+        _Numbers(Path("/dev/zero"))
+
+
+def test_a_file_beyond_the_limit_is_refused_by_the_limit(path: Path) -> None:
+    os.truncate(path, (64 << 20) + 1)
+    with pytest.raises(SetupError, match=f"^--number {path}: more than 67,108,864 bytes, the limit of such a file$"):
+        _Numbers(path)
+
+
+def test_a_mark_of_the_byte_order_is_no_content(path: Path) -> None:
+    path.write_bytes(b"\xef\xbb\xbf7")
+    assert _Numbers(path).file.value == 7
+
+
 def test_a_broken_file_is_refused_at_first(path: Path) -> None:
     path.write_text("nonsense")
     with pytest.raises(SetupError, match="is no number"):
@@ -104,5 +131,5 @@ def test_a_broken_file_is_refused_at_first(path: Path) -> None:
 
 
 def test_a_missing_file_is_refused_at_first(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match=r"--number .*missing: No such file"):
+    with pytest.raises(SetupError, match=r"--number .*missing: cannot be read: No such file"):
         _Numbers(tmp_path / "missing")

@@ -53,6 +53,13 @@ def test_a_name_in_a_certificate_finds_its_tenant() -> None:
     [
         (b"[tenants.a\n", "is no TOML in UTF-8"),
         (b"\xff", "is no TOML in UTF-8"),
+        (b"x = " + b"[" * 10_000, "is no TOML in UTF-8"),
+        (b"x = 1" + b"0" * 5000, "is no TOML in UTF-8"),
+        (b"[tenants.a]\nmax_jobs = 1" + b"0" * 400, "tenants.a.max_jobs: Input should be less than or equal to 10000"),
+        (
+            b'[tenants.a]\ncertificates = ["x", "y"]\n[tenants.b]\ncertificates = ["y"]',
+            "certificates: several tenants have y",
+        ),
         (b"x = 1", "tenants: Field required"),
         (b"[tenants.a]\nmodel = []", "tenants.a.model: Extra inputs are not permitted"),
         (b"[tenants.a]\nweight = 0", "tenants.a.weight: Input should be greater than 0"),

@@ -1,0 +1,63 @@
+"""tests/deploy/rules/: manifests with one fault each, which a rule names."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.deploy.combinations import Manifest, combined, kustomize
+from tests.deploy.objects import Objects
+from tests.deploy.rules import RULES
+
+
+@pytest.fixture(scope="module")
+def manifests() -> list[Manifest]:
+    return combined(("cpu", "jobs"), kustomize())
+
+
+def _container(kind: str, name: str, change: Callable[[Any], None]) -> Callable[[list[Manifest]], None]:
+    return lambda manifests: change(_spec(manifests, kind, name)["template"]["spec"]["containers"][0])
+
+
+def _spec(manifests: list[Manifest], kind: str, name: str) -> Any:
+    [found] = [one for one in manifests if (one["kind"], one["metadata"]["name"]) == (kind, name)]
+    return found["spec"]
+
+
+def _faults(manifests: list[Manifest]) -> list[str]:
+    return [fault for rule in RULES for fault in rule(Objects(manifests))]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (
+            lambda one: _spec(one, "NetworkPolicy", "nothing").update(policyTypes=["Ingress"]),
+            "network: neuron-executor may call anybody, which it does not need",
+        ),
+        (
+            lambda one: _spec(one, "NetworkPolicy", "worker")["egress"].pop(),
+            "network: worker does not reach what is outside",
+        ),
+        (
+            lambda one: _spec(one, "PodDisruptionBudget", "gateway").update(maxUnavailable=0),
+            "Deployment gateway: has no PodDisruptionBudget that lets a node be emptied",
+        ),
+        (
+            _container(
+                "Deployment", "gateway", lambda one: one["volumeMounts"][2].update(mountPath="/etc/neuronpipe/c")
+            ),
+            "NEURONPIPE_GATEWAY_API_KEYS is /etc/neuronpipe/callers/keys, which is not mounted",
+        ),
+        (
+            _container("Deployment", "gateway", lambda one: one["resources"]["limits"].update(memory="800M")),
+            "and the limit is 800000000",
+        ),
+    ],
+)
+def test_a_fault_is_found(manifests: list[Manifest], change: Callable[[list[Manifest]], None], fault: str) -> None:
+    changed = copy.deepcopy(manifests)
+    change(changed)
+    assert _faults(manifests) == []
+    assert fault in "\n".join(_faults(changed))
