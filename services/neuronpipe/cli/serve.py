@@ -6,7 +6,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -110,7 +110,7 @@ def run_service(
     service: str,
     settings: "ProcessSettings",
     serving: "Callable[[Telemetry, ServerTls | None], Coroutine[Any, Any, None]]",
-    variables: Mapping[str, str],
+    variables: MutableMapping[str, str],
 ) -> None:
     """Runs a service with its telemetry and TLS, for which `variables` are read, until it ends. Raises SetupError and
     ModuleNotFoundError; another error is logged and ends the process with the exit code 1.

@@ -146,8 +146,8 @@ def _is_code(token: str) -> bool:
 
 # transformers writes 1e30 if a tokenizer has no limit.
 _NO_LIMIT = 1_000_000
-# Characters that a small vocabulary lacks.
 _WORD_PIECE_PREFIX = "##"
+# Characters that a small vocabulary lacks.
 _RARE = "\u2603\U00013000\ua66e \u4e00"
 
 
@@ -227,7 +227,8 @@ def _check_prefix(folder: Path, model: Mapping[str, Any]) -> None:
     prefix = model.get("continuing_subword_prefix")
     if model["type"] == "WordPiece" and prefix != _WORD_PIECE_PREFIX:
         usual = sum(piece.startswith(_WORD_PIECE_PREFIX) for piece in model["vocab"])
-        if usual > sum(bool(prefix) and piece.startswith(prefix) for piece in model["vocab"]):
+        own = sum(bool(prefix) and piece.startswith(prefix) for piece in model["vocab"])
+        if usual > max(own, len(model["vocab"]) // 100):
             raise SetupError(
                 f"{folder}: tokenizer.json has the continuing_subword_prefix {prefix!r:.20}, and {usual} tokens of its "
                 f"vocabulary begin with {_WORD_PIECE_PREFIX}; correct it"

@@ -29,7 +29,7 @@ _DEFAULT_RATIO = 0.01
 _DEFAULT_QUEUE_SPANS = 16_384
 _DEFAULT_INTERVAL_MS = 60_000
 # Numbers that OpenTelemetry's libraries read themselves. They log a traceback of a wrong one, or an error without its
-# name, and take an empty text for one.
+# name.
 _READ_BY_LIBRARIES = re.compile(
     r"OTEL_(BSP_(SCHEDULE_DELAY|EXPORT_TIMEOUT)|EXPORTER_OTLP_((TRACES|METRICS)_)?TIMEOUT|\w+_LIMIT)"
 )

@@ -1,7 +1,7 @@
 """Builds a service's telemetry from its settings and the standard OTEL_* variables. For cli only."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
@@ -17,12 +17,15 @@ from neuronpipe.platform.tls import ServerTls, show_tls
 
 @contextmanager
 def running_telemetry(
-    service: str, settings: ProcessSettings, variables: Mapping[str, str], tls: ServerTls | None = None
+    service: str, settings: ProcessSettings, variables: MutableMapping[str, str], tls: ServerTls | None = None
 ) -> Iterator[Telemetry]:
     """A service's telemetry, exported while the block runs. `tls`: of its ports. Raises SetupError.
 
-    Parts that are not used are not imported.
+    Parts that are not used are not imported. `variables` lose those of OpenTelemetry that are empty: by its
+    specification they are as if unset, and its libraries fail on some.
     """
+    for name in [name for name, text in variables.items() if name.startswith("OTEL_") and not text]:
+        del variables[name]
     environment = read_environment(variables)
     clock, meters = Clock(), Meters()
     if tls:

@@ -1,5 +1,7 @@
 """platform/telemetry/environment.py: the standard variables, and what they mean."""
 
+import os
+
 import pytest
 
 from neuronpipe.bulk.jobs.settings import WorkerSettings
@@ -65,9 +67,9 @@ def test_samplers_are_those_of_the_specification(variables: dict[str, str], hono
         *(
             {name: value, **_ENDPOINT}
             for name, values in {
-                "OTEL_BSP_SCHEDULE_DELAY": ("soon", "0", "1.5", ""),
-                "OTEL_BSP_EXPORT_TIMEOUT": ("soon", ""),
-                "OTEL_EXPORTER_OTLP_TIMEOUT": ("soon", "-1", "nan", ""),
+                "OTEL_BSP_SCHEDULE_DELAY": ("soon", "0", "1.5"),
+                "OTEL_BSP_EXPORT_TIMEOUT": ("soon",),
+                "OTEL_EXPORTER_OTLP_TIMEOUT": ("soon", "-1", "nan"),
                 "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT": ("soon",),
                 "OTEL_ATTRIBUTE_COUNT_LIMIT": ("few", "-1"),
                 "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT": ("few", "1.5"),
@@ -99,6 +101,19 @@ def test_numbers_that_opentelemetry_reads_are_taken_as_it_takes_them(
         monkeypatch.setenv(name, value)
     with running_telemetry("worker", WorkerSettings(), given):
         pass
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_an_empty_variable_is_as_one_that_is_not_set(
+    protocol: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("OTEL_BSP_SCHEDULE_DELAY", "OTEL_BSP_EXPORT_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    with running_telemetry("worker", WorkerSettings(), os.environ):
+        assert "OTEL_BSP_SCHEDULE_DELAY" not in os.environ
     assert not caplog.records
 
 
