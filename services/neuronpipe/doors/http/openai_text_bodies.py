@@ -4,7 +4,7 @@ import contextlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from neuronpipe.api.v1.tasks_pb2 import ChatMessage
 from neuronpipe.core.generation_options import OPTIONS
@@ -47,7 +47,18 @@ class ToolCall(_Open):
 
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-Parameters = Annotated[dict[str, Any] | None, Field(description="the JSON Schema of its arguments")]
+
+
+def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
+    kind = schema.get("type") or "object"
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise ValueError('must have the type "object"')
+    return schema
+
+
+Parameters = Annotated[
+    Annotated[dict[str, Any], AfterValidator(_of_object)] | None, Field(description="the JSON Schema of its arguments")
+]
 
 
 class Function(_Open):
