@@ -236,7 +236,7 @@ def check_body(kind: TypeAdapter[Any], value: Any) -> Any:
         worst = max(
             error.errors(include_url=False, include_input=False, include_context=False),
             key=lambda one: (
-                one["type"] == "too_long",
+                one["type"] in ("too_long", "too_short"),
                 len(one["loc"]),
                 [step for step in one["loc"] if isinstance(step, int)],
             ),

@@ -21,7 +21,7 @@ from neuronpipe.core.model import with_fields
 from neuronpipe.doors.http.bodies import Body, Count, Many, Role, Unsupported, only, option_field, write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.openai_text_bodies import FunctionName, Parameters, SaidMessage
+from neuronpipe.doors.http.openai_text_bodies import ChatRequest, FunctionName, Parameters, SaidMessage
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
 from neuronpipe.doors.inference import Inference, ModelChoice
@@ -95,6 +95,9 @@ class NamedFunction(Body):
 
 class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
@@ -103,9 +106,12 @@ class TextOptions(Body):
     verbosity: Annotated[Any, only("medium")] = None
 
 
-@with_fields({name: option_field(OPTIONS[name]) for name in _DRAWING})
+@with_fields(
+    {name: (Unsupported, None) for name in ChatRequest.model_fields if name != "stream_options"}
+    | {name: option_field(OPTIONS[name]) for name in _DRAWING}
+)
 class ResponsesRequest(Body):
-    """`store`, `user` and other fields that do not change the text are ignored."""
+    """`store`, `user` and other fields that do not change the text are ignored; those that only chats have, refused."""
 
     model: str | None = None
     input: str | Annotated[Many[InputItem], Field(min_length=1)]
@@ -116,7 +122,7 @@ class ResponsesRequest(Body):
     tools: Annotated[Many[FunctionTool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     # What needs what is not here: stored responses, thoughts.
     previous_response_id: Unsupported = None
     conversation: Unsupported = None
@@ -223,7 +229,7 @@ class _Answer:
     """Writes one response."""
 
     def __init__(self, request_id: str, model: str, body: ResponsesRequest, reader: CallReader) -> None:
-        choice = body.tool_choice
+        choice, form = body.tool_choice, body.text.format or TextFormat(type="text")
         self._head = {
             "id": f"resp_{request_id}",
             "object": "response",
@@ -237,7 +243,7 @@ class _Answer:
             "previous_response_id": None,
             "store": False,
             "temperature": getattr(body, "temperature"),  # noqa: B009, a field that is made
-            "text": {"format": {"type": body.text.format.type if body.text.format else "text"}},
+            "text": {"format": form.model_dump(by_alias=True, exclude_unset=True)},
             "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
             "tools": [one.model_dump() for one in body.tools or ()],
             "top_p": getattr(body, "top_p"),  # noqa: B009

@@ -279,6 +279,32 @@ async def test_wrong_parameters_of_a_forced_call_are_named() -> None:
         assert (status, body["error"]["param"]) == (400, field)
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "text"},
+        {"type": "json_object"},
+        {"type": "json_schema", "name": "n", "description": "d", "strict": True, "schema": {"type": "object"}},
+    ],
+    ids=lambda form: form["type"],
+)
+async def test_the_form_of_the_text_comes_back_as_given(browser: Browser, form: dict[str, Any]) -> None:
+    _, body = await browser.post("/v1/responses", {"input": "a", "text": {"format": form}})
+    assert body["text"] == {"format": form}
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"input": []}, "input: list should have at least 1 item after validation, not 0"),
+        ({"tools": [{**_WAIT, "parameters": {"type": "array"}}]}, 'tools[0].parameters: must have the type "object"'),
+    ],
+)
+async def test_a_refusal_says_what_is_wrong(browser: Browser, given: dict[str, Any], problem: str) -> None:
+    status, body = await browser.post("/v1/responses", {"input": "a", **given})
+    assert (status, body["error"]["message"]) == (400, problem)
+
+
 async def test_a_text_that_reached_its_limit_is_incomplete(browser: Browser) -> None:
     _, body = await browser.post("/v1/responses", {"input": "a", "max_output_tokens": 1})
     assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
@@ -287,7 +313,14 @@ async def test_a_text_that_reached_its_limit_is_incomplete(browser: Browser) -> 
 @pytest.mark.parametrize(
     ("given", "field"),
     [
-        ({"input": []}, "input"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        # Fields of chats, which change their texts.
+        ({"seed": 1}, "seed"),
+        ({"stop": ["."]}, "stop"),
+        ({"max_tokens": 9}, "max_tokens"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"messages": []}, "messages"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"tools": [{"type": "function", "name": "f"}, {"type": "web_search"}]}, "tools[1].type"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name"),  # as in a chat
