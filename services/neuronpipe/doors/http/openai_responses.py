@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -22,7 +23,7 @@ from neuronpipe.doors.http.bodies import Body, Count, Many, Role, Unsupported, o
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.openai_text_bodies import ChatRequest, FunctionName, Parameters, SaidMessage
-from neuronpipe.doors.http.problems import OPENAI_ERROR
+from neuronpipe.doors.http.problems import OPENAI_ERROR, Problem
 from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
 from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.doors.text_stream import Event
@@ -174,7 +175,8 @@ def openai_responses_handlers(inference: Inference, models: ModelChoice, catalog
 
         if body.stream:
             parts = await inference.stream(*asked)
-            return event_response(answer().events(parts), OPENAI_ERROR)
+            told = answer()
+            return event_response(told.events(parts), replace(OPENAI_ERROR, write=told.error))
         result = await inference.one(*asked)
         return HttpResponse(write_body(answer().whole(result)))
 
@@ -272,6 +274,12 @@ class _Answer:
                 elif isinstance(event, InferenceResult):
                     for told in self._ended(event, ""):
                         yield told
+
+    def error(self, problem: Problem) -> dict[str, Any]:
+        """The event of an error. OpenAI's clients raise it for `error`; its fields are there, and beside it."""
+        self._number += 1
+        told = OPENAI_ERROR.write(problem)
+        return {**told["error"], **told, "type": "error", "sequence_number": self._number}
 
     def _read(self, text: str, *, is_last: bool = False) -> Iterator[dict[str, Any]]:
         """The events of a part of the text."""

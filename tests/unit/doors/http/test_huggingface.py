@@ -370,7 +370,7 @@ async def test_the_root_is_an_endpoint_of_one_model() -> None:
     ("model", "body", "error"),
     [
         ("labels", {}, "inputs: field required"),
-        ("labels", [], "body: input should be a valid dictionary or instance of TextClassification"),
+        ("labels", [], "body: must be an object"),
         ("labels", {"inputs": "t", "parameters": {"top_k": "1"}}, "parameters.top_k: input should be a valid integer"),
         ("entailer", {"inputs": "t"}, "parameters: field required"),
         ("answerer", {"inputs": {"question": "q"}}, "inputs.context: field required"),

@@ -154,9 +154,11 @@ async def test_a_call_that_reached_its_limit_is_incomplete() -> None:
     assert (call["arguments"], call["status"], body["status"]) == ('{"at":', "incomplete", "incomplete")
 
 
-async def _events(text: str, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> list[dict[str, Any]]:
+async def _events(
+    text: str, monkeypatch: pytest.MonkeyPatch, browser: Browser | None = None, **asked: Any
+) -> list[dict[str, Any]]:
     """Those of a text that comes in single characters."""
-    browser = _writer(text)
+    browser = browser or _writer(text)
     infer = browser.pipeline.infer
 
     async def told(request: InferenceRequest, span: Name) -> InferenceResult:
@@ -169,7 +171,9 @@ async def _events(text: str, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> l
     monkeypatch.setattr(browser.pipeline, "infer", told)
     status, events = await browser.post("/v1/responses", {"input": "a", "stream": True, **asked})
     assert status == 200
-    read = [json.loads(event.partition("data: ")[2]) for event in events.decode().split("\n\n")[:-1]]
+    lines = [event.split("\n") for event in events.decode().split("\n\n")[:-1]]
+    read = [json.loads(data.removeprefix("data: ")) for _, data in lines]
+    assert [name for name, _ in lines] == [f"event: {one['type']}" for one in read]
     assert [one["sequence_number"] for one in read] == [*range(len(read))]
     return read
 
@@ -216,6 +220,14 @@ async def test_an_empty_text_is_a_message_in_a_stream_too(monkeypatch: pytest.Mo
     message = ["output_item.added", "content_part.added", "output_text.done", "content_part.done", "output_item.done"]
     assert [one["type"].removeprefix("response.") for one in events[2:-1]] == message
     assert events[-1]["response"]["output"] == [events[-2]["item"]]
+
+
+async def test_an_error_within_a_stream_is_its_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    browser = Browser(_SPECS, lambda _: InvalidInput("options.top_p", "is too late"))
+    *_, last = await _events("So.", monkeypatch, browser)
+    told = {"code": "invalid_input", "message": "top_p: is too late", "param": "top_p"}
+    error = told | {"type": "invalid_request_error"}
+    assert last == {**told, "type": "error", "error": error, "sequence_number": last["sequence_number"]}
 
 
 async def test_a_reference_to_an_item_is_refused_with_advice(browser: Browser) -> None:
