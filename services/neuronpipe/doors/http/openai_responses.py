@@ -47,6 +47,7 @@ class SaidPart(Body):
 
 # With store, clients such as the AI SDK send references to items.
 _ITEMS = "send messages, function_call and function_call_output as they are, with store: false, as none is stored"
+_NONE_STORED = "send the whole conversation, as none is stored"
 
 
 class SaidItem(Body):
@@ -125,8 +126,8 @@ class ResponsesRequest(Body):
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
     # What needs what is not here: stored responses, thoughts.
-    previous_response_id: Unsupported = None
-    conversation: Unsupported = None
+    previous_response_id: Annotated[Any, only(advice=_NONE_STORED)] = None
+    conversation: Annotated[Any, only(advice=_NONE_STORED)] = None
     prompt: Unsupported = None
     background: Annotated[Any, only(False)] = None
     include: Annotated[Any, only([], ["reasoning.encrypted_content"])] = None

@@ -201,7 +201,10 @@ class ChatRequest(CompletionOptions):
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the model's template")
 
 
+@with_fields(dict.fromkeys(ChatRequest.model_fields, (Unsupported, None)))
 class CompletionRequest(CompletionOptions):
+    """Fields that only chats have are refused."""
+
     prompt: Annotated[
         str | Many[str] | TokenIds | Many[TokenIds],
         Field(description="a text or its token ids; or several, of which each gets a choice"),

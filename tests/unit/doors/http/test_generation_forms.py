@@ -291,6 +291,8 @@ async def test_tgis_forms_of_texts(browser: Browser, grammar: dict[str, Any], ex
         ("/v1/completions", {"response_format": {"type": "xml"}}, "response_format.type"),
         ("/v1/completions", {"response_format": {"type": "json"}}, "response_format.value: must be a text or an"),
         ("/v1/completions", {"response_format": {"type": "regex", "value": {}}}, "response_format.value: must be a"),
+        ("/v1/completions", {"max_completion_tokens": 5}, "max_completion_tokens: is not supported"),  # of chats
+        ("/v1/completions", {"tool_choice": "required"}, "tool_choice: is not supported"),
         ("/v1/completions", {"regex": "a"}, "regex: is not supported; use guided_regex"),
         ("/v1/completions", {"ebnf": "root ::= a"}, "ebnf: is not supported; use guided_grammar"),
         (

@@ -230,9 +230,19 @@ async def test_an_error_within_a_stream_is_its_last_event(monkeypatch: pytest.Mo
     assert last == {**told, "type": "error", "error": error, "sequence_number": last["sequence_number"]}
 
 
-async def test_a_reference_to_an_item_is_refused_with_advice(browser: Browser) -> None:
-    _, body = await browser.post("/v1/responses", {"input": [{"type": "item_reference", "id": "msg_1"}]})
-    assert "store: false" in body["error"]["message"]
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "store: false"),
+        ({"previous_response_id": "resp_1"}, "send the whole conversation"),
+        ({"conversation": {"id": "conv_1"}}, "send the whole conversation"),
+    ],
+)
+async def test_what_would_be_stored_is_refused_with_advice(
+    browser: Browser, given: dict[str, Any], advice: str
+) -> None:
+    _, body = await browser.post("/v1/responses", {"input": "a", **given})
+    assert advice in body["error"]["message"]
 
 
 async def test_a_choice_of_tools_is_as_in_a_chat() -> None:
