@@ -435,7 +435,7 @@ async def test_an_error_of_the_pipeline_names_the_bodys_field(
     model: str, body: Any, error: NeuronpipeError, told: str
 ) -> None:
     browser = Browser(_SPECS, lambda given: error)
-    assert await browser.post(f"/models/{model}", body) == (400, {"error": told, "error_type": "Validation"})
+    assert await browser.post(f"/models/{model}", body) == (400, {"error": told, "error_type": "validation"})
 
 
 def test_what_can_be_cut_has_a_field_for_it() -> None:
