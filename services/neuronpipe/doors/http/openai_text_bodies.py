@@ -100,8 +100,8 @@ class SaidMessage(_Open):
         calls = fields.pop("tool_calls", None)
         for call in calls or ():
             if isinstance(arguments := call["function"]["arguments"], str):
-                with contextlib.suppress(ValueError, RecursionError):
-                    call["function"]["arguments"] = json.loads(arguments)
+                with contextlib.suppress(ValueError, RecursionError):  # of no arguments some clients make an empty text
+                    call["function"]["arguments"] = json.loads(arguments or "{}")
         if calls:
             # As transformers gives it: some templates tell calls by a content that is none.
             fields |= {"tool_calls": calls} | ({"content": None} if self.content is None else {})

@@ -328,6 +328,17 @@ _LOOK = {
 }
 
 
+@pytest.mark.parametrize(("arguments", "expected"), [("", {}), ("{}", {}), ("no JSON", "no JSON")])
+async def test_arguments_of_a_call_are_an_object_for_the_template(
+    browser: Browser, arguments: str, expected: Any
+) -> None:
+    call = {"type": "function", "function": {"name": "look", "arguments": arguments}}
+    messages = [{"role": "assistant", "tool_calls": [call]}]
+    await browser.post("/v1/chat/completions", {"model": "text_generation", "messages": messages})
+    (told,) = json.loads(_asked(browser).messages[0].fields)["tool_calls"]
+    assert told["function"]["arguments"] == expected
+
+
 async def test_tools_and_calls_reach_the_template_and_calls_are_answered() -> None:
     said = '{"name": "look", "arguments": {"at": 1}}'
 
