@@ -165,9 +165,10 @@ def openai_responses_handlers(inference: Inference, models: ModelChoice, catalog
         model = models.choose(request.model(body.model), "text_generation")
         tools, options = _tool_use(body), _options(body)
         tools.force(options)
-        messages = [one.message() for one in _said(body)]
+        said, fields = _said(body)
+        messages = [one.message() for one in said]
         given = TextGenerationInput(messages=messages, tools=tools.for_template, options=options)
-        asked = request.call, model, TaskInput(text_generation=given), _FIELDS | tools.fields("parameters")
+        asked = request.call, model, TaskInput(text_generation=given), _FIELDS | fields | tools.fields("parameters")
 
         def answer() -> _Answer:
             """For a model that was found to write texts."""
@@ -184,21 +185,35 @@ def openai_responses_handlers(inference: Inference, models: ModelChoice, catalog
     return {RESPONSES.key: responses}
 
 
-def _said(body: ResponsesRequest) -> list[SaidMessage]:
-    """The messages of a chat. Calls belong to the assistant's message before them, as it was answered."""
-    said: list[dict[str, Any]] = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-    items = [SaidItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    for item in items:
+def _said(body: ResponsesRequest) -> tuple[list[SaidMessage], dict[str, str]]:
+    """The messages of a chat, and the request's names of their fields.
+
+    Calls belong to the assistant's message before them, as it was answered.
+    """
+    said: list[dict[str, Any]] = []
+    fields: dict[str, str] = {}
+
+    def say(message: dict[str, Any], place: str, text: str = "") -> None:
+        ours = f"messages[{len(said)}]"
+        fields.update({ours: place, f"{ours}.role": f"{place}.role", f"{ours}.content": place + text})
+        said.append(message)
+
+    if body.instructions is not None:
+        say({"role": "system", "content": body.instructions}, "instructions")
+    if isinstance(body.input, str):
+        say({"role": "user", "content": body.input}, "input")
+    for number, item in enumerate(body.input if isinstance(body.input, list) else ()):
+        place = f"input[{number}]"
         if isinstance(item, SaidItem):
-            said.append({"role": item.role, "content": _text(item.content)})
+            say({"role": item.role, "content": _text(item.content)}, place, ".content")
         elif isinstance(item, CallOutputItem):
-            said.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            say({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}, place, ".output")
         else:
             if not said or said[-1]["role"] != "assistant":
-                said.append({"role": "assistant"})
+                say({"role": "assistant"}, place)
             function = {"name": item.name, "arguments": item.arguments}
             said[-1].setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
-    return [SaidMessage.model_validate(one) for one in said]
+    return [SaidMessage.model_validate(one) for one in said], fields
 
 
 def _tool_use(body: ResponsesRequest) -> ToolUse:

@@ -99,6 +99,9 @@ async def test_what_changes_nothing_is_ignored(browser: Browser, given: dict[str
 _SCHEMA = {"type": "object", "properties": {"at": {"type": "integer"}}}
 _LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": _SCHEMA, "strict": True}
 _WAIT = {"type": "function", "name": "wait"}
+_ASKED = {"role": "user", "content": "Look."}
+_CALLS = [{"type": "function_call", "call_id": one, "name": "look", "arguments": "{}"} for one in "12"]
+_DARK = {"type": "function_call_output", "call_id": "1", "output": "dark"}
 _CALL = '{"name": "look", "arguments": {"at": 1}}'
 
 
@@ -290,6 +293,25 @@ async def test_calls_and_their_outputs_are_messages_of_a_chat() -> None:
         {"tool_call_id": ids[1]},
         {"tool_calls": [wait], "content": None},
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "expected"),
+    [
+        ({"input": "a"}, "messages[0].content", "input"),
+        ({"input": "a", "instructions": "i"}, "messages[0].content", "instructions"),
+        ({"input": "a", "instructions": "i"}, "messages[1].content", "input"),
+        ({"input": [_ASKED, *_CALLS, _DARK, _ASKED], "instructions": "i"}, "messages[1].role", "input[0].role"),
+        ({"input": [_ASKED, *_CALLS, _DARK, _ASKED], "instructions": "i"}, "messages[2]", "input[1]"),
+        ({"input": [_ASKED, *_CALLS, _DARK, _ASKED], "instructions": "i"}, "messages[3].content", "input[3].output"),
+        ({"input": [_ASKED, *_CALLS, _DARK, _ASKED]}, "messages[3].content", "input[4].content"),
+        ({"input": [_ASKED]}, "messages", "input"),
+    ],
+)
+async def test_an_error_of_a_message_names_the_callers_item(given: dict[str, Any], field: str, expected: str) -> None:
+    browser = Browser(_SPECS, lambda _: InvalidInput(field, "is wrong"))
+    status, body = await browser.post("/v1/responses", given)
+    assert (status, body["error"]["param"], body["error"]["message"]) == (400, expected, f"{expected}: is wrong")
 
 
 async def test_wrong_parameters_of_a_forced_call_are_named() -> None:
