@@ -201,7 +201,7 @@ def test_a_deadline_that_passes_is_504(slow_server: HttpServer) -> None:
     with slow_server.connect() as connection:
         connection.send(post("/models/classifier", _SLOW, "x-request-timeout-ms: 100"))
         answer = connection.receive()
-    assert (answer.status, answer.json["error_type"]) == (504, "Backend")
+    assert (answer.status, answer.json["error_type"]) == (504, "generation")
 
 
 def test_what_a_caller_left_is_not_computed(slow_server: HttpServer) -> None:

@@ -27,7 +27,7 @@ from neuronpipe.doors.http.bodies import read_body, write_body
 from neuronpipe.doors.http.caller import Caller, Receive, too_large
 from neuronpipe.doors.http.exchange import JSON, TEXTS, HttpHandler, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.messages import MessageBody
-from neuronpipe.doors.http.problems import PROBLEM_DETAILS, ErrorForm, Problem, Refused, problem_of
+from neuronpipe.doors.http.problems import UNKNOWN_PATH, ErrorForm, Problem, Refused, problem_of
 from neuronpipe.doors.inference import PRIORITY_FIELD, read_priority
 from neuronpipe.platform.process.door import Credentials, Guard
 from neuronpipe.platform.process.in_flight import InFlight
@@ -152,7 +152,7 @@ class App:
         headers: Headers = dict(reversed(scope["headers"]))  # the first of a name counts, as over gRPC
         request_id = _request_id(headers)
         caller = Caller(receive, f"{scope['client']}")
-        error_form: ErrorForm = PROBLEM_DETAILS
+        error_form: ErrorForm = UNKNOWN_PATH
         with ExitStack() as streaming:  # what a stream holds until its end
             try:
                 response = self._preflight(scope["method"], headers)

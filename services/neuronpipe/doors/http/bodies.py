@@ -236,7 +236,7 @@ def check_body(kind: TypeAdapter[Any], value: Any) -> Any:
         worst = max(
             error.errors(include_url=False, include_input=False, include_context=False),
             key=lambda one: (
-                one["type"] == "too_long",
+                one["type"] in ("too_long", "too_short"),
                 len(one["loc"]),
                 [step for step in one["loc"] if isinstance(step, int)],
             ),
@@ -304,5 +304,7 @@ def _path(value: Any, location: tuple[int | str, ...], is_missing: bool) -> str:
 def _problem(error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":
         return "is not supported"
+    if error["type"] in ("model_type", "dict_type"):  # whose message tells of a class
+        return "must be an object"
     message = error["msg"].removeprefix("Value error, ")
     return message[:1].lower() + message[1:]

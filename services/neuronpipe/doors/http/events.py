@@ -26,7 +26,7 @@ def event_response(values: AsyncGenerator[Any, None], error_form: ErrorForm, las
     """
 
     def tell(error: NeuronpipeError) -> bytes:
-        return event(write_body(error_form.write(problem_of(error))))
+        return _written(error_form.write(problem_of(error)))
 
     return HttpResponse(b"", EVENTS, _HEADERS, stream=_events(values, tell, last), tell=tell)
 
@@ -37,12 +37,16 @@ async def _events(
     try:
         async with aclosing(values):
             async for value in values:
-                yield event(write_body(value), value.get("type", "") if isinstance(value, dict) else "")
+                yield _written(value)
     except NeuronpipeError as error:
         yield tell(error)
         return
     if last:
         yield event(last.encode())
+
+
+def _written(value: Any) -> bytes:
+    return event(write_body(value), value.get("type", "") if isinstance(value, dict) else "")
 
 
 def event(data: bytes, name: str = "") -> bytes:

@@ -12,7 +12,7 @@ from neuronpipe.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpR
 from neuronpipe.doors.http.huggingface_bodies import AnyBody, TextGeneration
 from neuronpipe.doors.http.huggingface_tasks import CONVERTERS
 from neuronpipe.doors.http.huggingface_texts import answer_tokens
-from neuronpipe.doors.http.problems import TEI_ERROR
+from neuronpipe.doors.http.problems import TGI_ERROR, ErrorForm
 from neuronpipe.doors.inference import Inference, ModelChoice, of_results
 from neuronpipe.gateway.catalog import Catalog
 
@@ -26,9 +26,9 @@ _TELLING_INPUTS = {"source_sentence": "sentence_similarity", "question": "questi
 IMAGES = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
 
 
-def post(path: str, summary: str, media: Sequence[str], **fields: Any) -> Route:
+def post(path: str, summary: str, media: Sequence[str], error_form: ErrorForm = TGI_ERROR, **fields: Any) -> Route:
     """A route that takes what a model's task takes."""
-    return Route("POST", path, summary, AnyBody, Any, TEI_ERROR, is_raw=True, takes_media=media, **fields)
+    return Route("POST", path, summary, AnyBody, Any, error_form, is_raw=True, takes_media=media, **fields)
 
 
 MODEL_PARAMETER = {"model": "the model, where several have a task"}

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -21,8 +22,8 @@ from neuronpipe.core.model import with_fields
 from neuronpipe.doors.http.bodies import Body, Count, Many, Role, Unsupported, only, option_field, write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.openai_text_bodies import FunctionName, Parameters, SaidMessage
-from neuronpipe.doors.http.problems import OPENAI_ERROR
+from neuronpipe.doors.http.openai_text_bodies import ChatRequest, FunctionName, Parameters, SaidMessage
+from neuronpipe.doors.http.problems import OPENAI_ERROR, Problem
 from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
 from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.doors.text_stream import Event
@@ -46,6 +47,7 @@ class SaidPart(Body):
 
 # With store, clients such as the AI SDK send references to items.
 _ITEMS = "send messages, function_call and function_call_output as they are, with store: false, as none is stored"
+_NONE_STORED = "send the whole conversation, as none is stored"
 
 
 class SaidItem(Body):
@@ -95,6 +97,9 @@ class NamedFunction(Body):
 
 class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
@@ -103,9 +108,12 @@ class TextOptions(Body):
     verbosity: Annotated[Any, only("medium")] = None
 
 
-@with_fields({name: option_field(OPTIONS[name]) for name in _DRAWING})
+@with_fields(
+    {name: (Unsupported, None) for name in ChatRequest.model_fields if name != "stream_options"}
+    | {name: option_field(OPTIONS[name]) for name in _DRAWING}
+)
 class ResponsesRequest(Body):
-    """`store`, `user` and other fields that do not change the text are ignored."""
+    """`store`, `user` and other fields that do not change the text are ignored; those that only chats have, refused."""
 
     model: str | None = None
     input: str | Annotated[Many[InputItem], Field(min_length=1)]
@@ -116,10 +124,10 @@ class ResponsesRequest(Body):
     tools: Annotated[Many[FunctionTool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     # What needs what is not here: stored responses, thoughts.
-    previous_response_id: Unsupported = None
-    conversation: Unsupported = None
+    previous_response_id: Annotated[Any, only(advice=_NONE_STORED)] = None
+    conversation: Annotated[Any, only(advice=_NONE_STORED)] = None
     prompt: Unsupported = None
     background: Annotated[Any, only(False)] = None
     include: Annotated[Any, only([], ["reasoning.encrypted_content"])] = None
@@ -157,9 +165,10 @@ def openai_responses_handlers(inference: Inference, models: ModelChoice, catalog
         model = models.choose(request.model(body.model), "text_generation")
         tools, options = _tool_use(body), _options(body)
         tools.force(options)
-        messages = [one.message() for one in _said(body)]
+        said, fields = _said(body)
+        messages = [one.message() for one in said]
         given = TextGenerationInput(messages=messages, tools=tools.for_template, options=options)
-        asked = request.call, model, TaskInput(text_generation=given), _FIELDS | tools.fields("parameters")
+        asked = request.call, model, TaskInput(text_generation=given), _FIELDS | fields | tools.fields("parameters")
 
         def answer() -> _Answer:
             """For a model that was found to write texts."""
@@ -168,28 +177,43 @@ def openai_responses_handlers(inference: Inference, models: ModelChoice, catalog
 
         if body.stream:
             parts = await inference.stream(*asked)
-            return event_response(answer().events(parts), OPENAI_ERROR)
+            told = answer()
+            return event_response(told.events(parts), replace(OPENAI_ERROR, write=told.error))
         result = await inference.one(*asked)
         return HttpResponse(write_body(answer().whole(result)))
 
     return {RESPONSES.key: responses}
 
 
-def _said(body: ResponsesRequest) -> list[SaidMessage]:
-    """The messages of a chat. Calls belong to the assistant's message before them, as it was answered."""
-    said: list[dict[str, Any]] = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-    items = [SaidItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    for item in items:
+def _said(body: ResponsesRequest) -> tuple[list[SaidMessage], dict[str, str]]:
+    """The messages of a chat, and the request's names of their fields.
+
+    Calls belong to the assistant's message before them, as it was answered.
+    """
+    said: list[dict[str, Any]] = []
+    fields: dict[str, str] = {}
+
+    def say(message: dict[str, Any], place: str, text: str = "") -> None:
+        ours = f"messages[{len(said)}]"
+        fields.update({ours: place, f"{ours}.role": f"{place}.role", f"{ours}.content": place + text})
+        said.append(message)
+
+    if body.instructions is not None:
+        say({"role": "system", "content": body.instructions}, "instructions")
+    if isinstance(body.input, str):
+        say({"role": "user", "content": body.input}, "input")
+    for number, item in enumerate(body.input if isinstance(body.input, list) else ()):
+        place = f"input[{number}]"
         if isinstance(item, SaidItem):
-            said.append({"role": item.role, "content": _text(item.content)})
+            say({"role": item.role, "content": _text(item.content)}, place, ".content")
         elif isinstance(item, CallOutputItem):
-            said.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            say({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}, place, ".output")
         else:
             if not said or said[-1]["role"] != "assistant":
-                said.append({"role": "assistant"})
+                say({"role": "assistant"}, place)
             function = {"name": item.name, "arguments": item.arguments}
             said[-1].setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
-    return [SaidMessage.model_validate(one) for one in said]
+    return [SaidMessage.model_validate(one) for one in said], fields
 
 
 def _tool_use(body: ResponsesRequest) -> ToolUse:
@@ -223,7 +247,7 @@ class _Answer:
     """Writes one response."""
 
     def __init__(self, request_id: str, model: str, body: ResponsesRequest, reader: CallReader) -> None:
-        choice = body.tool_choice
+        choice, form = body.tool_choice, body.text.format or TextFormat(type="text")
         self._head = {
             "id": f"resp_{request_id}",
             "object": "response",
@@ -237,7 +261,7 @@ class _Answer:
             "previous_response_id": None,
             "store": False,
             "temperature": getattr(body, "temperature"),  # noqa: B009, a field that is made
-            "text": {"format": {"type": body.text.format.type if body.text.format else "text"}},
+            "text": {"format": form.model_dump(by_alias=True, exclude_unset=True)},
             "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
             "tools": [one.model_dump() for one in body.tools or ()],
             "top_p": getattr(body, "top_p"),  # noqa: B009
@@ -266,6 +290,12 @@ class _Answer:
                 elif isinstance(event, InferenceResult):
                     for told in self._ended(event, ""):
                         yield told
+
+    def error(self, problem: Problem) -> dict[str, Any]:
+        """The event of an error. OpenAI's clients raise it for `error`; its fields are there, and beside it."""
+        self._number += 1
+        told = OPENAI_ERROR.write(problem)
+        return {**told["error"], **told, "type": "error", "sequence_number": self._number}
 
     def _read(self, text: str, *, is_last: bool = False) -> Iterator[dict[str, Any]]:
         """The events of a part of the text."""

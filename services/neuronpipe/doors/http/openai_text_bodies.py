@@ -4,7 +4,7 @@ import contextlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from neuronpipe.api.v1.tasks_pb2 import ChatMessage
 from neuronpipe.core.generation_options import OPTIONS
@@ -47,7 +47,18 @@ class ToolCall(_Open):
 
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-Parameters = Annotated[dict[str, Any] | None, Field(description="the JSON Schema of its arguments")]
+
+
+def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
+    kind = schema.get("type") or "object"
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise ValueError('must have the type "object"')
+    return schema
+
+
+Parameters = Annotated[
+    Annotated[dict[str, Any], AfterValidator(_of_object)] | None, Field(description="the JSON Schema of its arguments")
+]
 
 
 class Function(_Open):
@@ -89,8 +100,8 @@ class SaidMessage(_Open):
         calls = fields.pop("tool_calls", None)
         for call in calls or ():
             if isinstance(arguments := call["function"]["arguments"], str):
-                with contextlib.suppress(ValueError, RecursionError):
-                    call["function"]["arguments"] = json.loads(arguments)
+                with contextlib.suppress(ValueError, RecursionError):  # of no arguments some clients make an empty text
+                    call["function"]["arguments"] = json.loads(arguments or "{}")
         if calls:
             # As transformers gives it: some templates tell calls by a content that is none.
             fields |= {"tool_calls": calls} | ({"content": None} if self.content is None else {})
@@ -190,7 +201,10 @@ class ChatRequest(CompletionOptions):
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the model's template")
 
 
+@with_fields(dict.fromkeys(ChatRequest.model_fields, (Unsupported, None)))
 class CompletionRequest(CompletionOptions):
+    """Fields that only chats have are refused."""
+
     prompt: Annotated[
         str | Many[str] | TokenIds | Many[TokenIds],
         Field(description="a text or its token ids; or several, of which each gets a choice"),

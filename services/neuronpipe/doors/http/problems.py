@@ -1,7 +1,7 @@
 """Errors over HTTP: a table from our classes to status codes and each protocol's words, and the forms of the bodies."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from neuronpipe.core import errors
@@ -127,6 +127,8 @@ PROBLEM_DETAILS = ErrorForm(
 OPENAI_ERROR = ErrorForm(
     _openai_error, _object(error=_object(message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code=_TEXT))
 )
+# Of a path that no protocol has here. OpenAI's clients tell nothing but what is in `error`.
+UNKNOWN_PATH = replace(PROBLEM_DETAILS, write=lambda problem: _problem_details(problem) | _openai_error(problem))
 # Hugging Face's servers have `error`, too.
 TEI_ERROR = ErrorForm(
     lambda problem: {"error": problem.message, "error_type": problem.codes.tei_type},

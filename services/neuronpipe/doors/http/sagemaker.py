@@ -18,6 +18,7 @@ from neuronpipe.doors.http.bodies import LINE_BYTES, check_values, read_json, wi
 from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse
 from neuronpipe.doors.http.huggingface import IMAGES, MODEL_PARAMETER, answer_body, post, read_request
 from neuronpipe.doors.http.native import response_message, to_inference_request
+from neuronpipe.doors.http.problems import TEI_ERROR
 from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.pipeline import Pipeline
@@ -30,9 +31,11 @@ _PROTOBUF = "application/x-protobuf"
 # Of CSV: more fields than any input has.
 _MAX_COLUMNS = 64
 _MEDIA = (*IMAGES, _CSV, *_LINES, _PROTOBUF)
-INVOCATIONS = post("/invocations", "SageMaker: a model's task", _MEDIA, query=MODEL_PARAMETER)
+INVOCATIONS = post("/invocations", "SageMaker: a model's task", _MEDIA, TEI_ERROR, query=MODEL_PARAMETER)
 # As clients of SageMaker call an endpoint; SageMaker itself calls the container's /invocations.
-ENDPOINT = post("/endpoints/{name}/invocations", "SageMaker's runtime: the task of the model called so", _MEDIA)
+ENDPOINT = post(
+    "/endpoints/{name}/invocations", "SageMaker's runtime: the task of the model called so", _MEDIA, TEI_ERROR
+)
 ROUTES = (INVOCATIONS, ENDPOINT)
 
 

@@ -12,6 +12,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.tasks.text_generation import form_of
 
 _DECODER = json.JSONDecoder()
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _MARK, _MARK_IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'"|\\.', re.DOTALL)
 _JSON_HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
@@ -95,18 +96,19 @@ class ToolUse:
     def schema(self) -> dict[str, Any] | None:
         """The JSON Schema of texts that must call: the arguments of the one function, or a list of calls."""
         functions = [one["function"] for one in self.tools]
-        arguments = {one["name"]: {"type": "object", **(one.get("parameters") or {})} for one in functions}
+        arguments = {one["name"]: (one.get("parameters") or {}) | {"type": "object"} for one in functions}
         if self.function:
             return arguments[self.function]
         if not self.must_call:
             return None
-        calls = []
-        # Each function's parameters have a place of their own, where what they refer to is found.
-        for number, name in enumerate(arguments):
+        calls, defined = [], {}
+        for number, (name, schema) in enumerate(arguments.items()):
             properties = {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{number}"}}
             calls.append({"type": "object", "properties": properties, "additionalProperties": False})
             calls[-1]["required"] = [*properties]
-        defined = {str(number): _moved(one, number) for number, one in enumerate(arguments.values())}
+            # A document of its own, in which its references are resolved. Older drafts know no such documents, or only
+            # without a reference beside the name.
+            defined[str(number)] = {"$id": f"https://{number}.invalid", **schema, "$schema": _DRAFT}
         most = {} if self.has_several else {"maxItems": 1}
         return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, "$defs": defined}
 
@@ -116,23 +118,12 @@ class ToolUse:
         return CallReader(self, form)
 
 
-def _moved(schema: Any, number: int) -> Any:
-    """A schema that is no longer the root: what it refers to in itself is found from there."""
-    if isinstance(schema, list):
-        return [_moved(one, number) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {name: _moved(one, number) for name, one in schema.items()}
-    if isinstance(target := schema.get("$ref"), str) and target.startswith("#"):
-        moved["$ref"] = f"#/$defs/{number}{target[1:]}"
-    return moved
-
-
 class CallReader:
     """Divides a text that comes in parts into what it says and its calls. The parts may be cut anywhere."""
 
     def __init__(self, use: ToolUse, form: CallFormat) -> None:
-        self._function, self._has_several, self._form = use.function, use.has_several, form
+        self._function, self._must_call, self._has_several = use.function, use.must_call, use.has_several
+        self._form = form
         self._names = {one["function"]["name"] for one in use.tools}
         names = "|".join(re.escape(name) for name in sorted(self._names, key=len, reverse=True))
         # The id of a call may be behind its name, whose own marks are special tokens.
@@ -163,7 +154,9 @@ class CallReader:
             return
         self._rest += text
         for part in self._parts(is_last=is_last):
-            if isinstance(part, str) or self._has_several or not part["index"]:
+            # What is said where the text must call is the beginning of a call that was cut.
+            is_told = not self._must_call if isinstance(part, str) else self._has_several or not part["index"]
+            if is_told:
                 yield part
 
     def whole(self, text: str) -> tuple[str, list[dict[str, Any]]]:

@@ -40,6 +40,7 @@ async def test_an_unknown_path_is_a_problem_of_rfc_9457(browser: Browser) -> Non
     assert browser.headers["content-type"] == "application/problem+json"
     assert body["status"] == 404
     assert body["detail"] == "no such path; /openapi.json lists all of them"
+    assert body["error"]["message"] == body["detail"]  # OpenAI's clients read nothing else
 
 
 @pytest.mark.parametrize(

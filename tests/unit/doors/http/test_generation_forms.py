@@ -291,6 +291,8 @@ async def test_tgis_forms_of_texts(browser: Browser, grammar: dict[str, Any], ex
         ("/v1/completions", {"response_format": {"type": "xml"}}, "response_format.type"),
         ("/v1/completions", {"response_format": {"type": "json"}}, "response_format.value: must be a text or an"),
         ("/v1/completions", {"response_format": {"type": "regex", "value": {}}}, "response_format.value: must be a"),
+        ("/v1/completions", {"max_completion_tokens": 5}, "max_completion_tokens: is not supported"),  # of chats
+        ("/v1/completions", {"tool_choice": "required"}, "tool_choice: is not supported"),
         ("/v1/completions", {"regex": "a"}, "regex: is not supported; use guided_regex"),
         ("/v1/completions", {"ebnf": "root ::= a"}, "ebnf: is not supported; use guided_grammar"),
         (
@@ -324,6 +326,17 @@ _LOOK = {
     "type": "function",
     "function": {"name": "look", "description": "Looks.", "parameters": _SCHEMA, "strict": True},
 }
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [("", {}), ("{}", {}), ("no JSON", "no JSON")])
+async def test_arguments_of_a_call_are_an_object_for_the_template(
+    browser: Browser, arguments: str, expected: Any
+) -> None:
+    call = {"type": "function", "function": {"name": "look", "arguments": arguments}}
+    messages = [{"role": "assistant", "tool_calls": [call]}]
+    await browser.post("/v1/chat/completions", {"model": "text_generation", "messages": messages})
+    (told,) = json.loads(_asked(browser).messages[0].fields)["tool_calls"]
+    assert told["function"]["arguments"] == expected
 
 
 async def test_tools_and_calls_reach_the_template_and_calls_are_answered() -> None:

@@ -99,6 +99,9 @@ async def test_what_changes_nothing_is_ignored(browser: Browser, given: dict[str
 _SCHEMA = {"type": "object", "properties": {"at": {"type": "integer"}}}
 _LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": _SCHEMA, "strict": True}
 _WAIT = {"type": "function", "name": "wait"}
+_ASKED = {"role": "user", "content": "Look."}
+_CALLS = [{"type": "function_call", "call_id": one, "name": "look", "arguments": "{}"} for one in "12"]
+_DARK = {"type": "function_call_output", "call_id": "1", "output": "dark"}
 _CALL = '{"name": "look", "arguments": {"at": 1}}'
 
 
@@ -154,9 +157,11 @@ async def test_a_call_that_reached_its_limit_is_incomplete() -> None:
     assert (call["arguments"], call["status"], body["status"]) == ('{"at":', "incomplete", "incomplete")
 
 
-async def _events(text: str, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> list[dict[str, Any]]:
+async def _events(
+    text: str, monkeypatch: pytest.MonkeyPatch, browser: Browser | None = None, **asked: Any
+) -> list[dict[str, Any]]:
     """Those of a text that comes in single characters."""
-    browser = _writer(text)
+    browser = browser or _writer(text)
     infer = browser.pipeline.infer
 
     async def told(request: InferenceRequest, span: Name) -> InferenceResult:
@@ -169,7 +174,9 @@ async def _events(text: str, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> l
     monkeypatch.setattr(browser.pipeline, "infer", told)
     status, events = await browser.post("/v1/responses", {"input": "a", "stream": True, **asked})
     assert status == 200
-    read = [json.loads(event.partition("data: ")[2]) for event in events.decode().split("\n\n")[:-1]]
+    lines = [event.split("\n") for event in events.decode().split("\n\n")[:-1]]
+    read = [json.loads(data.removeprefix("data: ")) for _, data in lines]
+    assert [name for name, _ in lines] == [f"event: {one['type']}" for one in read]
     assert [one["sequence_number"] for one in read] == [*range(len(read))]
     return read
 
@@ -218,9 +225,27 @@ async def test_an_empty_text_is_a_message_in_a_stream_too(monkeypatch: pytest.Mo
     assert events[-1]["response"]["output"] == [events[-2]["item"]]
 
 
-async def test_a_reference_to_an_item_is_refused_with_advice(browser: Browser) -> None:
-    _, body = await browser.post("/v1/responses", {"input": [{"type": "item_reference", "id": "msg_1"}]})
-    assert "store: false" in body["error"]["message"]
+async def test_an_error_within_a_stream_is_its_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    browser = Browser(_SPECS, lambda _: InvalidInput("options.top_p", "is too late"))
+    *_, last = await _events("So.", monkeypatch, browser)
+    told = {"code": "invalid_input", "message": "top_p: is too late", "param": "top_p"}
+    error = told | {"type": "invalid_request_error"}
+    assert last == {**told, "type": "error", "error": error, "sequence_number": last["sequence_number"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "store: false"),
+        ({"previous_response_id": "resp_1"}, "send the whole conversation"),
+        ({"conversation": {"id": "conv_1"}}, "send the whole conversation"),
+    ],
+)
+async def test_what_would_be_stored_is_refused_with_advice(
+    browser: Browser, given: dict[str, Any], advice: str
+) -> None:
+    _, body = await browser.post("/v1/responses", {"input": "a", **given})
+    assert advice in body["error"]["message"]
 
 
 async def test_a_choice_of_tools_is_as_in_a_chat() -> None:
@@ -270,6 +295,25 @@ async def test_calls_and_their_outputs_are_messages_of_a_chat() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "field", "expected"),
+    [
+        ({"input": "a"}, "messages[0].content", "input"),
+        ({"input": "a", "instructions": "i"}, "messages[0].content", "instructions"),
+        ({"input": "a", "instructions": "i"}, "messages[1].content", "input"),
+        ({"input": [_ASKED, *_CALLS, _DARK, _ASKED], "instructions": "i"}, "messages[1].role", "input[0].role"),
+        ({"input": [_ASKED, *_CALLS, _DARK, _ASKED], "instructions": "i"}, "messages[2]", "input[1]"),
+        ({"input": [_ASKED, *_CALLS, _DARK, _ASKED], "instructions": "i"}, "messages[3].content", "input[3].output"),
+        ({"input": [_ASKED, *_CALLS, _DARK, _ASKED]}, "messages[3].content", "input[4].content"),
+        ({"input": [_ASKED]}, "messages", "input"),
+    ],
+)
+async def test_an_error_of_a_message_names_the_callers_item(given: dict[str, Any], field: str, expected: str) -> None:
+    browser = Browser(_SPECS, lambda _: InvalidInput(field, "is wrong"))
+    status, body = await browser.post("/v1/responses", given)
+    assert (status, body["error"]["param"], body["error"]["message"]) == (400, expected, f"{expected}: is wrong")
+
+
 async def test_wrong_parameters_of_a_forced_call_are_named() -> None:
     spec = model_spec("text_generation", name="writer", chat_template="{{ tools }}")
     browser = Browser([spec], lambda _: InvalidInput("options.json_schema", "is wrong"))
@@ -277,6 +321,32 @@ async def test_wrong_parameters_of_a_forced_call_are_named() -> None:
     for choice, field in (("required", "tools"), ({"type": "function", "name": "look"}, "tools[1].parameters")):
         status, body = await browser.post("/v1/responses", asked | {"tool_choice": choice})
         assert (status, body["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "text"},
+        {"type": "json_object"},
+        {"type": "json_schema", "name": "n", "description": "d", "strict": True, "schema": {"type": "object"}},
+    ],
+    ids=lambda form: form["type"],
+)
+async def test_the_form_of_the_text_comes_back_as_given(browser: Browser, form: dict[str, Any]) -> None:
+    _, body = await browser.post("/v1/responses", {"input": "a", "text": {"format": form}})
+    assert body["text"] == {"format": form}
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"input": []}, "input: list should have at least 1 item after validation, not 0"),
+        ({"tools": [{**_WAIT, "parameters": {"type": "array"}}]}, 'tools[0].parameters: must have the type "object"'),
+    ],
+)
+async def test_a_refusal_says_what_is_wrong(browser: Browser, given: dict[str, Any], problem: str) -> None:
+    status, body = await browser.post("/v1/responses", {"input": "a", **given})
+    assert (status, body["error"]["message"]) == (400, problem)
 
 
 async def test_a_text_that_reached_its_limit_is_incomplete(browser: Browser) -> None:
@@ -287,7 +357,14 @@ async def test_a_text_that_reached_its_limit_is_incomplete(browser: Browser) -> 
 @pytest.mark.parametrize(
     ("given", "field"),
     [
-        ({"input": []}, "input"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        # Fields of chats, which change their texts.
+        ({"seed": 1}, "seed"),
+        ({"stop": ["."]}, "stop"),
+        ({"max_tokens": 9}, "max_tokens"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"messages": []}, "messages"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"tools": [{"type": "function", "name": "f"}, {"type": "web_search"}]}, "tools[1].type"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name"),  # as in a chat

@@ -176,6 +176,44 @@ def test_a_text_that_must_call_is_a_list_of_calls() -> None:
     assert (said, _calls(found)) == ("", [("look", '{"place": "there"}')])
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$ref": "#/definitions/A", "definitions": {"A": _PLACE | {"properties": {"place": {"const": "there"}}}}},
+        {"properties": {"place": {"$ref": "#it"}}, "$defs": {"A": {"$anchor": "it", "const": "there"}}},
+        {
+            "$id": "https://a.example/x",
+            "properties": {"place": {"$ref": "#/$defs/A"}},
+            "$defs": {"A": {"const": "there"}},
+        },
+        {"properties": {"place": {"const": {"$ref": "#/$defs/A"}}}},
+        {"type": ["object", "null"], "properties": {"place": {"const": "there"}}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("draft", ["http://json-schema.org/draft-07/schema#", None])
+def test_arguments_of_a_list_of_calls_are_valid_by_their_own_schema(
+    parameters: dict[str, Any], draft: str | None
+) -> None:
+    given = parameters | ({"$schema": draft} if draft else {}) | {"required": ["place"]}
+    tools = [*_TOOLS, {"type": "function", "function": {"name": "go", "parameters": given}}]
+    schema = ToolUse(tools, must_call=True).schema()
+    place = parameters.get("properties", {}).get("place", {}).get("const", "there")
+    jsonschema.validate([{"name": "go", "arguments": {"place": place}}], schema)
+    for wrong in ({"place": "here"}, None):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate([{"name": "go", "arguments": wrong}], schema)
+
+
+@pytest.mark.parametrize("text", ["", "[", '[{"na', '[{"name": "look", "arguments": ', "[ \n "])
+def test_a_text_that_must_call_says_nothing_where_it_was_cut(text: str) -> None:
+    reader = ToolUse(_TOOLS, must_call=True).reader("")
+    assert reader.whole(text) == ("", [])
+    reader = ToolUse(_TOOLS, must_call=True).reader("")
+    said, found = reader.whole('[{"name": "wait", "arguments": {}}, {  "name": "wait", \t')
+    assert (said, _calls(found)) == ("", [_WAIT])
+
+
 def test_the_text_of_a_chosen_function_is_its_arguments() -> None:
     use = ToolUse(_TOOLS, function="look")
     assert use.schema() == _PLACE

@@ -63,6 +63,9 @@ _FORMATS = {
     "time": ("^[0-9]{2}:[0-9]{2}:[0-5]",),
     "date-time": (*_DATE, "[Tt][0-9]{2}:[0-9]{2}:[0-5]"),
 }
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+# All names are strings; so says zod of its records.
+_ANY_NAMES = "propertyNames", {"type": "string"}
 # Between the parts of JSON. Models that may write white space without an end sometimes do.
 _WHITE_SPACE = r"\n[ \t]{0,40}|[ \t]{1,2}"
 
@@ -232,7 +235,7 @@ def _written(option: str, text: str) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if option in ("json_schema", "json_object"):
-        schema = json.dumps(_with_formats(json.loads(text))) if option == "json_schema" else '{"type": "object"}'
+        schema = json.dumps(_followed(json.loads(text))) if option == "json_schema" else '{"type": "object"}'
         # A schema could change these itself, and then it would allow other texts than JSON.
         return LLMatcher.grammar_from_json_schema(
             schema,
@@ -249,13 +252,18 @@ def _written(option: str, text: str) -> str:
     return LLMatcher.grammar_from_regex(text) if option == "regex" else LLMatcher.grammar_from_lark(text)
 
 
-def _with_formats(schema: Any) -> Any:
+def _followed(schema: Any) -> Any:
+    """A schema with all that its formats say, and without a keyword that says nothing."""
     if isinstance(schema, list):
-        return [_with_formats(one) for one in schema]
+        return [_followed(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    as_given = ("const", "enum")
-    made = {name: one if name in as_given else _with_formats(one) for name, one in schema.items()}
+    made: dict[str, Any] = {}
+    for name, one in schema.items():
+        if name in _SCHEMAS_BY_NAME and isinstance(one, dict):
+            made[name] = {key: _followed(inner) for key, inner in one.items()}
+        elif (name, one) != _ANY_NAMES:
+            made[name] = one if name in ("const", "enum") else _followed(one)
     if isinstance(name := schema.get("format"), str) and name in _FORMATS:
         given = [{"allOf": made["allOf"]}] if "allOf" in made else []
         made["allOf"] = [*given, *({"pattern": one} for one in _FORMATS[name])]

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import jsonschema
@@ -213,18 +214,29 @@ async def test_a_form_that_cannot_be_followed_is_refused_by_name(
             assert problem in refused.value.problem
 
 
+async def _can_write(grammars: Grammars, value: Any, schema: dict[str, Any]) -> bool:
+    grammar = await grammars.of(GenerationOptions(json_schema=json.dumps(schema)))
+    assert grammar
+    token_ids = [*_TOKENIZER.encode(json.dumps(value, separators=(",", ":"))).ids, END]
+    try:
+        return all(grammar.allowed(token_ids[:count])[one] for count, one in enumerate(token_ids))
+    except InvalidInput:
+        return False
+
+
+async def test_names_of_properties_are_no_keywords_and_may_be_any_string() -> None:
+    own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
+    for name in ("a", "enum", "const"):
+        schema = {"properties": {name: {"type": "string", "format": "date"}}, "propertyNames": {"type": "string"}}
+        assert await _can_write(own, {name: "2024-02-29"}, schema)
+        assert not await _can_write(own, {name: "2023-02-29"}, schema)
+    own.close()
+
+
 async def test_dates_and_times_are_those_that_python_takes() -> None:
     own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
 
-    async def can_write(text: str, schema: dict[str, Any]) -> bool:
-        grammar = await own.of(GenerationOptions(json_schema=json.dumps(schema)))
-        assert grammar
-        token_ids = [*_TOKENIZER.encode(json.dumps(text)).ids, END]
-        try:
-            return all(grammar.allowed(token_ids[:count])[one] for count, one in enumerate(token_ids))
-        except InvalidInput:
-            return False
-
+    can_write = partial(_can_write, own)
     dates = ["2024-02-29", "2000-02-29", "0004-12-31", "1900-02-28", "0100-10-20", "2023-02-29", "1900-02-29"]
     dates += ["0000-02-29", "2024-04-31"]
     for text in dates:
