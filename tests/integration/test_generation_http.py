@@ -395,10 +395,14 @@ async def test_chunks_tell_the_tokens_so_far(theirs: openai.AsyncOpenAI, n: int)
     )
     chunks = [chunk async for chunk in stream]
     for index in range(n):
-        used = [one.usage for one in chunks if one.choices and one.choices[0].index == index]
+        own = [one for one in chunks if one.choices and one.choices[0].index == index]
+        used = [one.usage for one in own]
         counts = [one.completion_tokens for one in used if one]
-        assert (counts[0], counts[-1], counts) == (0, 8, sorted(counts))
-        assert len(set(counts)) > 4
+        assert (len(counts), counts[0], counts[-1], counts) == (len(own), 0, 8, sorted(counts))
+        # A part may have several tokens, as a slow reader gets them together; but each has some.
+        of_texts = [counts[number] for number, one in enumerate(own) if one.choices[0].delta.content]
+        assert len(set(of_texts)) >= len(of_texts) - 1
+        assert of_texts[0]
         assert {one.prompt_tokens for one in used[1:] if one} == {chunks[-1].usage and chunks[-1].usage.prompt_tokens}
     assert chunks[-1].usage
     assert chunks[-1].usage.completion_tokens == 8 * n
