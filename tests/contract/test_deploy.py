@@ -416,7 +416,7 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
         pods.settings_exist,
         _S3,
         lambda one: one.set("gateway", "NEURONPIPE_GATEWAY_REPOSITORY_ENDPOINT", "minio:9000"),
-        "String should match pattern",
+        "must be of this form: ",
     ),
     "more bundles than there is room for": (
         pods.volumes_are_there,

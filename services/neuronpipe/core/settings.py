@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from neuronpipe.core.errors import SetupError
@@ -49,16 +50,17 @@ def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
     def named(field: str) -> str:
         return option_name(field) if field in given else variable_name(kind, field)
 
+    def told(problem: ErrorDetails) -> str:
+        field = "".join(map(str, problem["loc"][:1]))
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "string_pattern_mismatch":  # people know the form by its description
+            message = f"must be of this form: {kind.model_fields[field].description}"
+        return f"{named(field)}: {message}" if field else message
+
     try:
         return kind(**given)
     except ValidationError as error:
-        problems = [
-            ": ".join(
-                [*(named(str(field)) for field in problem["loc"][:1]), problem["msg"].removeprefix("Value error, ")]
-            )
-            for problem in error.errors()
-        ]
-        raise SetupError("; ".join(problems)) from error
+        raise SetupError("; ".join(map(told, error.errors()))) from error
 
 
 def read_options(kind: type[SettingsT], options: Mapping[str, Any]) -> SettingsT:

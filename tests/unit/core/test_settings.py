@@ -51,6 +51,19 @@ def test_a_required_setting_can_come_from_the_environment(monkeypatch: pytest.Mo
     assert read_settings(TokenizerSettings, {}).repository == "/models"
 
 
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("listen", "--listen: must be of this form: address to listen on: HOST:PORT, "),
+        ("repository_endpoint", "--repository-endpoint: must be of this form: for s3://: URL of the object store; "),
+    ],
+)
+def test_a_value_of_another_form_is_told_the_form(setting: str, told: str) -> None:
+    with pytest.raises(SetupError) as caught:
+        read_settings(TokenizerSettings, _REPOSITORY | {setting: "50051"})
+    assert str(caught.value).startswith(told)
+
+
 def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEURONPIPE_GATEWAY_MAX_BATCH_ITEMS", "")
     assert read_settings(PipelineProcessSettings, _REPOSITORY).max_batch_items == 256
