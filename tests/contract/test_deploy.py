@@ -434,7 +434,7 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
         traffic.the_network_lets_through_what_is_needed,
         _S3,
         lambda one: one.remove("NetworkPolicy/repository"),
-        "neuron-executor does not reach its bucket",
+        "neuron-executor does not reach what is outside",
     ),
     "stages that may call anybody": (
         traffic.the_network_lets_through_what_is_needed,

@@ -244,10 +244,10 @@ def gateways_refuse_before_memory_is_full(objects: Objects) -> Iterator[str]:
             yield f"{one}: may take {needed} bytes of memory, and the limit is {limit}"
 
 
-def _bytes(quantity: str | int) -> float:
+def _bytes(quantity: str | int) -> int:
     number, unit = re.fullmatch(r"([0-9.]+)([kKMGT]?i?)", str(quantity)).groups()  # type: ignore[union-attr]
     power = " kMGT".index(unit[:1].replace("K", "k") or " ")
-    return float(number) * float((1024 if unit.endswith("i") else 1000) ** power)
+    return round(float(number) * (1024 if unit.endswith("i") else 1000) ** power)
 
 
 def volumes_are_there(objects: Objects) -> Iterator[str]:
