@@ -416,7 +416,7 @@ _FAULTS: dict[str, tuple[Rule, tuple[str, ...], Callable[[_Set], object], str]] 
         pods.settings_exist,
         _S3,
         lambda one: one.set("gateway", "NEURONPIPE_GATEWAY_REPOSITORY_ENDPOINT", "minio:9000"),
-        "must be of this form: ",
+        "String should match pattern",
     ),
     "more bundles than there is room for": (
         pods.volumes_are_there,

@@ -247,7 +247,8 @@ def gateways_refuse_before_memory_is_full(objects: Objects) -> Iterator[str]:
 def _bytes(quantity: str | int) -> int:
     number, unit = re.fullmatch(r"([0-9.]+)([kKMGT]?i?)", str(quantity)).groups()  # type: ignore[union-attr]
     power = " kMGT".index(unit[:1].replace("K", "k") or " ")
-    return round(float(number) * (1024 if unit.endswith("i") else 1000) ** power)
+    scale: int = (1024 if unit.endswith("i") else 1000) ** power
+    return round(float(number) * scale)
 
 
 def volumes_are_there(objects: Objects) -> Iterator[str]:
