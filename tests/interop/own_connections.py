@@ -20,7 +20,9 @@ async def connections_of_echo() -> AsyncIterator[MakeConnection]:
     life.open(Echo().handlers())
     server = door._server
     assert isinstance(server, Http2Server)
-    yield lambda: _ServerConnection(server)
-    assert not server.connections
-    assert not life.in_flight.count
-    await life.stop()
+    try:
+        yield lambda: _ServerConnection(server)
+        assert not server.connections
+        assert not life.in_flight.count
+    finally:
+        await life.stop()

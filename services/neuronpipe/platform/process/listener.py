@@ -5,6 +5,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,9 @@ class Listener:
                 return
             if len(self._connections) + len(self.handshakes) < self._max_connections:
                 protocol = self._begin()
-                self.handshakes[protocol] = loop.create_task(self._shake_hands(protocol, accepted))
+                self.handshakes[protocol] = task = loop.create_task(self._shake_hands(protocol, accepted))
+                # A task that is cancelled before it begins does not run at all.
+                task.add_done_callback(partial(self._end_handshake, protocol, accepted))
             else:
                 self._refused()
                 accepted.close()
@@ -134,9 +137,12 @@ class Listener:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, accepted, **self._tls)
         except OSError:  # ssl.SSLError is one
             return
-        finally:
-            self.handshakes.pop(protocol, None)
-            self._ended()
+
+    def _end_handshake(self, protocol: asyncio.Protocol, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            accepted.close()
+        self.handshakes.pop(protocol, None)
+        self._ended()
 
 
 def _bind_port(address: str, shares_port: bool) -> list[socket.socket]:
