@@ -415,7 +415,7 @@ def _read_part(arrays: Arrays, model: ModelSpec) -> tuple[list[int], int]:
 
 
 def _read_ids(arrays: Arrays, name: str, model: ModelSpec, least: int, most: int) -> list[int]:
-    """So many tokens of the vocabulary. Raises InvalidInput."""
+    """From `least` to `most` tokens of the vocabulary. Raises InvalidInput."""
     ids = arrays.get(name)
     if ids is None or ids.dtype != np.int32 or ids.ndim != 1 or not least <= len(ids) <= most:
         raise InvalidInput(f"outputs[0].{name}", f"must be int32 [tokens], {least} to {most}")

@@ -136,7 +136,7 @@ async def serve(
     """Serves until SIGTERM or SIGINT.
 
     Raises SetupError for an address that cannot be used, and whatever `assemble` raises. `meters`: of what callers do
-    beyond limits. `idle_exit_s`: after so many seconds without a call it ends as by SIGTERM; 0: never.
+    beyond limits. `idle_exit_s`: seconds without a call after which it ends as by SIGTERM; 0: never.
     """
     loop, serving, stop = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
     life = Life(name, settings, doors, meters)

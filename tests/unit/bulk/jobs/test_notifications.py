@@ -5,12 +5,11 @@ import base64
 import ipaddress
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from neuronpipe.bulk.jobs import notifications
 from neuronpipe.bulk.jobs.job import NewJob, cancelled, end_of, new_id
@@ -20,25 +19,11 @@ from neuronpipe.bulk.jobs.store import JobStore
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
-from tests.redis_server import RedisServer, proxy, redis_server
+from tests.redis_server import RedisServer, proxy
 from tests.unit.soon import soon
 
 _LOOPBACK = [ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128")]
 _NOTIFY = "neuronpipe-jobs:notify"
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with redis_server(is_durable=True) as redis:
-        yield redis
-
-
-@pytest_asyncio.fixture
-async def store(redis: RedisServer) -> AsyncIterator[JobStore]:
-    redis.ask("FLUSHALL")
-    store = JobStore(JobSettings(jobs_redis_url=redis.url))
-    yield store
-    await store.close()
 
 
 class _Receiver:

@@ -2,34 +2,18 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
-import pytest_asyncio
 
 from neuronpipe.bulk.jobs import store as store_module
 from neuronpipe.bulk.jobs.job import NewJob, cancelled, end_of, new_id
 from neuronpipe.bulk.jobs.settings import JobSettings
 from neuronpipe.bulk.jobs.store import JobStore
 from neuronpipe.core.errors import NotConfigured, Overloaded, Unavailable
-from tests.redis_server import RedisServer, proxy, redis_server
+from tests.redis_server import RedisServer, proxy
 
 _LEASE_S = 30.0
 _END = end_of(cancelled())
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with redis_server(is_durable=True) as redis:
-        yield redis
-
-
-@pytest_asyncio.fixture
-async def store(redis: RedisServer) -> AsyncIterator[JobStore]:
-    redis.ask("FLUSHALL")
-    store = JobStore(JobSettings(jobs_redis_url=redis.url))
-    yield store
-    await store.close()
 
 
 async def _submit(store: JobStore, tenant: str, max_bytes: int = 0) -> str:
