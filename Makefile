@@ -14,6 +14,7 @@
 # soak      ten minutes each of twice and of eight times the load that can be borne, a minute of certificates that
 #           change every second, ten thousand jobs while workers die, and a hundred swaps of versions under load
 # attack    every attack of one tenant on another, with what the other measures, written to docs/attacks.md
+# day       half an hour of a whole system whose processes stop, die and are replaced, written to docs/day.md
 # interop   gRPC clients of other languages, proxies, h2spec, floods and rude connections, written to docs/interop.md
 # ray       batch transform on Ray Data, in an environment of its own
 # bench     every measurement, written to docs/benchmarks
@@ -61,6 +62,7 @@ FUZZ_SEQUENCES ?= 20000
 FUZZ_MESSAGES ?= 1000000
 FUZZ_S ?= inf
 SOAK_S ?= 600
+DAY_S ?= 1800
 ROTATION_S ?= 60
 JOBS ?= 10000
 SWAPS ?= 100
@@ -153,7 +155,9 @@ $(NODE)/node_modules/.ready: $(NODE)/package-lock.json
 	npm ci --prefix $(NODE) --no-audit --no-fund --loglevel=error
 	touch $@
 
-.PHONY: redis-server
+.PHONY: redis-server haproxy
+haproxy:
+	command -v haproxy >/dev/null || $(call install,haproxy)
 redis-server:
 	command -v redis-server >/dev/null || $(call install,redis-server)
 
@@ -184,7 +188,7 @@ setup:
 demo: .venv/.demo
 	$(BIN)/python -m demo
 
-# What several runs of pytest need is made by the first; see tests/shared_folder.py. .ci/run has one for all targets.
+# What several runs of pytest need is made by the first; see tests/suite/shared_folder.py. .ci/run has one for all targets.
 define share_folders
 	if [[ ! -v NEURONPIPE_SHARED_FOLDERS ]]; then
 	  export NEURONPIPE_SHARED_FOLDERS=$$(mktemp -d)
@@ -208,14 +212,14 @@ oracle: .venv/.dev .venv-transformers4/.ready
 .PHONY: sampled
 sampled: setup
 	$(share_folders)
-	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) -m "sampled and not alone" tests/integration tests/contract tests/unit
+	$(BIN)/python $(PYTEST) --share $(SAMPLED_SHARE) -m "sampled and not alone" tests/integration tests/contract tests/repository tests/unit
 	$(TRANSFORMERS4) --share $(SAMPLED_SHARE) $(WITH_TRANSFORMERS4)
 	$(BIN)/python -m tests.deploy --all
 
 .PHONY: long
-long: setup
+long: setup haproxy
 	$(share_folders)
-	$(BIN)/python $(PYTEST) --share $(LONG_SHARE) -m "long and not alone" tests/integration tests/contract tests/oracle
+	$(BIN)/python $(PYTEST) --share $(LONG_SHARE) -m "long and not alone" tests/integration tests/contract tests/repository tests/oracle
 	$(BIN)/python -m pytest --share $(LONG_SHARE) -m "alone and long" $(ALONE)
 
 .PHONY: fuzz
@@ -237,6 +241,10 @@ soak: .venv/.dev redis-server
 	  NEURONPIPE_SWAPS=$(SWAPS) NEURONPIPE_GENERATIONS=$(GENERATIONS) NEURONPIPE_SCHEMAS=$(SCHEMAS) $(BIN)/python -m pytest --timeout 1800 \
 	  tests/integration/test_overload.py tests/integration/test_tls.py tests/integration/test_job_faults.py \
 	  tests/integration/test_registry.py tests/integration/test_generation.py tests/integration/test_structured_output.py
+
+.PHONY: day
+day: .venv/.dev redis-server haproxy
+	$(BIN)/python -m tests.day --seconds $(DAY_S)
 
 .PHONY: interop
 interop: .venv/.dev $(NODE)/node_modules/.ready .venv-interop/.ready $(INTEROP)/.ready
@@ -359,10 +367,10 @@ verify-style: .venv/.dev
 # It takes an hour at most, so `fix` leaves it out.
 .PHONY: verify-models fix-models
 verify-models: .venv/.dev
-	$(BIN)/python -m tests.measured_models --page | diff docs/models.md - \
+	$(BIN)/python -m tests.documentation.measured_models --page | diff docs/models.md - \
 	  || { echo "docs/models.md is not what docs/models.json says; run: make fix-models"; exit 1; }
 fix-models: .venv/.dev
-	$(BIN)/python -m tests.measured_models
+	$(BIN)/python -m tests.documentation.measured_models
 
 # Kustomize is Debian's where there is none: deploy/get-kustomize.
 .PHONY: verify-deploy kustomize
@@ -427,7 +435,7 @@ docs: .venv/.docs $(SITE_SCRIPTS)/$(MERMAID)-$(IFRAME_WORKER)
 JAEGER ?=
 .PHONY: pictures
 pictures: .venv/.dev chromium demo
-	$(BIN)/python -m tests.pictures .cache/demo-repository $(JAEGER)
+	$(BIN)/python -m tests.documentation.pictures .cache/demo-repository $(JAEGER)
 
 # --- containers -------------------------------------------------------------------------------------------------------
 

@@ -136,7 +136,8 @@ def _print_similar_pairs(client: Client) -> None:
 def _print_curl(address: str) -> None:
     first, *others = SENTENCES[:3]
     body = json.dumps({"inputs": {"source_sentence": first, "sentences": others}})
-    command = ["curl", "--silent", "--fail-with-body", f"http://{address}/similarity", "--json", body]
+    command = ["curl", "--silent", "--fail-with-body", f"http://{address}/similarity"]
+    command += ["-H", "Content-Type: application/json", "-d", body]
     print(f"\nThe same over HTTP, to the one process:\n  $ {shlex.join(command)}", flush=True)
     if shutil.which("curl"):
         print(f"  {subprocess.run(command, check=True, capture_output=True, text=True).stdout}")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from neuronpipe.api.v1.tasks_pb2 import Truncation
 from neuronpipe.client import AsyncClient
 
 # Requests in flight at once. The gateway's executor makes batches of them.
@@ -25,12 +26,12 @@ def read_paragraphs(folder: Path) -> list[tuple[Path, str]]:
 
 
 async def embed_all(client: AsyncClient, model: str, texts: list[str]) -> NDArray[np.float32]:
-    """A vector of length one for each text: float32 [texts, width]."""
+    """A vector of length one for each text: float32 [texts, width]. A text that is too long is cut at its end."""
     free = asyncio.Semaphore(_AT_ONCE)
 
     async def embed(text: str) -> NDArray[np.float32]:
         async with free:
-            return await client.embed(model, text)
+            return await client.embed(model, text, truncation=Truncation.TRUNCATION_RIGHT)
 
     return np.stack(await asyncio.gather(*map(embed, texts)))
 
@@ -51,7 +52,7 @@ async def main() -> None:
     async with AsyncClient(options.target, is_bulk=True) as client:
         vectors = await embed_all(client, options.model, [text for _, text in paragraphs])
     async with AsyncClient(options.target) as client:
-        query = await client.embed(options.model, options.query)
+        [query] = await embed_all(client, options.model, [options.query])
     similarities = vectors @ query  # cosines, as all vectors have length one
     for index in np.argsort(-similarities)[: options.top]:
         path, text = paragraphs[index]

@@ -15,11 +15,11 @@ from neuronpipe.measure import processes
 from neuronpipe.platform.process import worker
 from neuronpipe.stages.neuron_executor.runtimes import neuron
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
-from tests.forked import ForkedWorkers, Forks
 from tests.oracle.comparison import HEADER, PROPERTY, row, write
-from tests.sampling import DEFAULT_SEED, DEFAULT_SHARE, sample_of
-from tests.shared_folder import shared_folder
-from tests.sharing import Scheduling, order_of
+from tests.suite.distribution import Scheduling, order_of
+from tests.suite.forked import ForkedWorkers, Forks
+from tests.suite.sampling import DEFAULT_SEED, DEFAULT_SHARE, sample_of
+from tests.suite.shared_folder import shared_folder
 
 DOUBLES = Path(__file__).parent / "doubles"
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
@@ -53,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--target",
         metavar="HOST:PORT",
-        help="run the behaviour suite against this gateway; see tests/models.py for what it must serve",
+        help="run the behaviour suite against this gateway; see tests/models/repository.py for what it must serve",
     )
     parser.addoption(
         "--target-tls",
@@ -117,10 +117,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _models() -> Any:
-    """tests.models, which takes seconds to import: the process that shares the tests out needs none of it."""
-    from tests import models
+    """tests.models.repository takes seconds to import: the process that shares the tests out needs none of it."""
+    from tests.models import repository
 
-    return models
+    return repository
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.pages import ROOT, Link, all_pages, anchors, links
+from tests.documentation.pages import ROOT, Link, all_pages, anchors, links
 
 _FOLDERS = ("services", "tests", "demo", "docker", "deploy")
 _TYPES = (".py", ".proto", ".yaml", ".mk", "")

@@ -1,22 +1,28 @@
 """Checks the English of pages, protos, alerts, the dashboard and the texts of the program: `python -m tests.style`.
 
-The rules are on docs/contributing.md; here are those that a pattern can find. Guides have no dates, sentences an end,
-docs/ a limit of words, and figures that a page quotes from results are on the page that results.json makes.
-docs/decisions/0067 says why it is not textlint.
+docs/contributing.md lists the rules; this file has the rules that a pattern can check. Docstrings, comments and help
+texts in the wings of `_PROSE_WINGS` have more rules than pages have: `_PROSE`. `python -m tests.style --prose WING`
+lists their faults in any wing or file below services/neuronpipe/. Guides have no dates, docs/ has a limit of words, and
+a figure that a page quotes from results is on the page that results.json makes. docs/decisions/0067 says why this
+program is not textlint.
 """
 
+import argparse
 import ast
+import inspect
+import io
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 from markdown_it.token import Token
 
-from tests.pages import ROOT, all_pages, blocks
+from tests.documentation.pages import ROOT, all_pages, blocks
 
 # A pattern → what to write.
 WORDS: Mapping[str, str] = {
@@ -38,14 +44,43 @@ WORDS: Mapping[str, str] = {
     r"\b(?-i:unix) (?=sockets?\b)": "Unix",
     r"\b(host names?|file name)\b": "hostname, filename",
     r"\blife cycles?\b": "lifecycle",
+    r"\bstop(s|ped)? to [a-z]": "stops accepting, the opposite of stopping to accept",
+    r"(?<=[;,] )(or )?delete (it|them|the link)\b": "move it, or choose another: advice to delete may hit what is fine",
 }
+# The same for docstrings, comments and help texts, in which code in backticks is a word.
+_UNIT = r"\d[\d.,]* ?(ns|µs|ms|s|%|bytes|[kKMG]i?B)(?![\w/])"
+_VERB = r"(is|are|was|were|has|have|had|does|do|did|can|may|must|will|would|should)"
+_PROSE: Mapping[str, str] = {
+    r"^(What|Of|Those|Where|Who|Whose|Whom|Which|How|Why|That of)\b": "a verb or a noun first, not a fragment",
+    r"(?<=[.;:] )(?-i:Of|Those|Who|Whose|That of) ": "a noun as the subject, not a fragment",
+    r"(?<=[,;:(] )of (?!course\b|which\b|whom\b)|(?<=\()of ": "`of` right behind its noun, or another sentence",
+    r"^(It|They|He|She|We|You|Its|Their|(Any|Every|Some|No)thing)\b": "a noun as the subject of the first sentence",
+    rf"^(This|That|These|All|Both|Each|Some|None|One|Any) (that|which|who|of|{_VERB})\b": "a noun as the subject",
+    r"\b(that|those) of\b": "the noun again",
+    r"\bto ((the|an?|its|their) )?[\w-]+['’]s(?=[.,;:)]|$| (is|are|of|in|at|with|by)\b)": "relative to, with the noun",
+    rf"(, (and|or) |^|(?<=[.;:] )){_UNIT} (for|per|of|with|at|in|on|by)\b": "a noun before the quantity",
+    r"\bones\b|(?<!by )\bone(?=[.,;:)]|$| (that|which|who|whose|with|without|is|has|does)\b)": "the noun again",
+    r"\bso (many|much)\b": "N tokens, most N, at least N",
+}
+# First words that leave a help text without a verb or a noun that says what the option sets.
+_HELP = re.compile(r"(default|as|if|with|without|for|in|by|at|to|on|not|most|least|fewest|that|than|when)\b")
+# The argument that is the help text, by the functions of the command line that add options and commands.
+_HELP_PLACES = {"option": 2, "subcommand": 3}
+_PRAGMA = re.compile(r"(noqa|type:|fmt:|pragma|ruff:|mypy:|isort:|!|-\*-|SPDX)")
+# The wings whose docstrings, comments and help texts keep these rules.
+_PROSE_WINGS: tuple[str, ...] = (
+    *("api", "bulk", "bundles", "cli", "client", "compiler", "core", "deploy", "measure", "platform", "rpc", "serve"),
+    *("stages/neuron_executor", "stages/postprocessor", "stages/server.py", "stages/tokenizer", "tasks"),
+)
+_MAX_WORDS_OF_PROSE = 30
 _HEADING = re.compile(r"(What|Who|Is|Are|Does|Do) ")
 _DATE = re.compile(r"20\d\d-\d\d-\d\d")
 _MAX_WORDS_OF_SENTENCE = 45
 # Of docs/, without decisions, generated pages, blocks of code.
 _MAX_WORDS = 45_000
 _DOCS = ROOT / "docs"
-_GENERATED = {"telemetry.md", "models.md", "attacks.md", "interop.md"}
+_SERVICES = ROOT / "services" / "neuronpipe"
+_GENERATED = {"telemetry.md", "models.md", "attacks.md", "day.md", "interop.md"}
 # They have dates and questions.
 _WITH_DATES = {
     "CHANGELOG.md",
@@ -103,7 +138,7 @@ def sources() -> Iterator[tuple[str, int, bool, str]]:
                 yield str(path.relative_to(ROOT)), number, False, line
 
 
-def _strings(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
+def _strings(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
     """The strings of a source with several words; values that an f-string puts in are an ellipsis."""
     inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     inner |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -118,8 +153,82 @@ def _strings(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
             yield node, text
 
 
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """The line and the text of each comment of a source. Lines of comments below each other are one text."""
+    block: list[str] = []
+    first = last = column = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        text = token.string.lstrip("#").strip()
+        if token.type != tokenize.COMMENT or _PRAGMA.match(text):
+            continue
+        line, place = token.start
+        if block and (line, place) != (last + 1, column):
+            yield first, " ".join(block)
+            block = []
+        first = line if not block else first
+        block.append(text)
+        last, column = line, place
+    if block:
+        yield first, " ".join(block)
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The line and the text of each docstring's paragraphs, without indented blocks, which are drawings or code."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines = inspect.cleandoc(node.value.value).splitlines()
+            first = 0
+            for number, line in enumerate([*lines, ""]):
+                if not line.strip() or re.match("[-*] ", line):
+                    text = " ".join(" ".join(lines[first:number]).strip("-* ").split())
+                    if text and not lines[first].startswith("    "):
+                        yield node.lineno + first, text
+                    first = number if line.strip() else number + 1
+
+
+def help_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The line and the text of the help of each option, command and setting."""
+    for node in ast.walk(tree):
+        texts: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            place = (
+                _HELP_PLACES.get(node.func.id, len(node.args)) if isinstance(node.func, ast.Name) else len(node.args)
+            )
+            named = [keyword.value for keyword in node.keywords if keyword.arg in ("help", "description")]
+            texts = [*node.args[place : place + 1], *named]
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "HELP":
+            texts = [node.value]
+        yield from ((part.lineno, text) for value in texts for part, text in _strings(value))
+
+
+def wrong_prose(text: str, *, is_help: bool = False) -> Iterator[str]:
+    """The faults of a comment, a help text or a paragraph of a docstring, with the words to write instead."""
+    text = re.sub(r"`[^`]*`", "`code`", text)
+    seen: set[int] = set()
+    for pattern, instead in {**_PROSE, **WORDS}.items():
+        for match in re.finditer(pattern, text, 0 if pattern.endswith("[a-z]") else re.IGNORECASE):
+            if seen.isdisjoint(range(*match.span())):
+                yield f"“{match[0].strip()}”: {instead}"
+            seen.update(range(*match.span()))
+    if is_help and (first := _HELP.match(text)):
+        yield f"“{first[0]}”: a help text begins with a verb or a noun"
+    yield from long_sentences(text, _MAX_WORDS_OF_PROSE)
+
+
+def prose_faults(paths: Iterable[Path]) -> Iterator[str]:
+    """The faults of docstrings, comments and help texts in folders or files, with their places."""
+    files = {file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])}
+    for file in sorted(file for file in files if "_pb2" not in file.name and file.name not in _SAMPLES):
+        source = file.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+        helps = list(help_texts(tree))
+        for line, text in sorted([*docstrings(tree), *comments(source), *helps]):
+            for fault in wrong_prose(text, is_help=(line, text) in helps):
+                yield f"{file.relative_to(ROOT)}:{line}: {fault}"
+
+
 def faults() -> Iterator[str]:
-    """What is wrong, with its place and what to write instead."""
+    """The faults of all texts, with their places and the words to write instead."""
     by_hand = [page for page in all_pages() if not is_generated(page)]
     for place, line, is_heading, text in (*(one for page in by_hand for one in prose(page)), *sources()):
         is_guide = place.endswith(".md") and Path(place).name not in _WITH_DATES
@@ -127,6 +236,7 @@ def faults() -> Iterator[str]:
             yield f"{place}:{line}: {fault}"
     if (count := sum(map(words, (page for page in by_hand if page.is_relative_to(_DOCS))))) > _MAX_WORDS:
         yield f"docs/: {count} words by hand, at most {_MAX_WORDS}"
+    yield from prose_faults(_SERVICES / wing for wing in _PROSE_WINGS)
     for page in by_hand:
         if page != _DOCS / "performance.md":  # has figures of its own, from the commands that it names
             yield from wrong_figures(page)
@@ -143,8 +253,13 @@ def wrong_words(text: str, *, is_heading: bool = False, is_guide: bool = False) 
         yield f"“{text}”: a noun phrase or an imperative"
     if is_guide and _DATE.search(text):
         yield "a date: link to a page of results"
+    yield from long_sentences(text, _MAX_WORDS_OF_SENTENCE)
+
+
+def long_sentences(text: str, most_words: int) -> Iterator[str]:
+    """The sentences of a text with too many words, which names in code are not."""
     for sentence in re.split(r"(?<=[.!?;:])\s", text):
-        if (length := sum("_" not in word for word in sentence.split())) > _MAX_WORDS_OF_SENTENCE:
+        if (length := sum("_" not in word for word in sentence.split())) > most_words:
             yield f"a sentence of {length} words: “{sentence[:60]}…”"
 
 
@@ -206,5 +321,8 @@ def wrong_results(folder: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    if found := list(faults()):
+    parser = argparse.ArgumentParser(prog="python -m tests.style", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--prose", nargs="+", metavar="WING", help="list the faults of these wings or files only")
+    wings = [_SERVICES / wing for wing in parser.parse_args().prose or ()]
+    if found := list(prose_faults(wings) if wings else faults()):
         sys.exit("\n".join([*found, f"{len(found)} faults of style; the rules are on docs/contributing.md"]))

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.attack.cases import CASES
 from tests.attack.frame import Case, Figures
-from tests.pages import ROOT
+from tests.documentation.pages import ROOT
 
 RECORD, PAGE = ROOT / "docs" / "attacks.json", ROOT / "docs" / "attacks.md"
 _HEAD = """# Attacks

@@ -1,23 +1,30 @@
 """Requests of which more is made than their bytes: of a few kilobytes on the wire, gigabytes once."""
 
 import asyncio
+import io
+import json
+import struct
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
+from PIL import Image
 
 from neuronpipe.api.v1.inference_pb2 import InferBatchRequest, InferRequest
-from neuronpipe.api.v1.tasks_pb2 import ChatMessage, TaskInput, TextGenerationInput
-from tests.attack.frame import Attacked, attack
+from neuronpipe.api.v1.tasks_pb2 import ChatMessage, GenerationOptions, TaskInput, TextGenerationInput
+from tests.attack.frame import SYSTEMS, Attacked, attack
 from tests.fuzz.expanding import field_of
 from tests.integration.http_server import post
 from tests.integration.raw_http2 import RawHttp2, connect
 from tests.integration.requests import embed
 from tests.interop import frames
+from tests.models.repository import link_models
 
 _BODY_MIB, _MESSAGE_MIB = 8, 64
 _LIMIT_S = 60.0
@@ -90,6 +97,86 @@ async def as_many_numbers_as_are_allowed(server: Attacked) -> None:
 async def as_many_objects_as_are_allowed(server: Attacked) -> None:
     objects = b"[" + b",".join([b'{"text":"a"}'] * 20_000) + b"]"
     await _post(server, "/rerank", b'{"query":"a","documents":' + objects + b"}")
+
+
+@contextmanager
+def _expanding(repository: Path, folder: Path) -> Iterator[Attacked]:
+    """The guarded system, with models whose tokenizers normalize texts by NFKC, one of images, and one of chats."""
+    from neuronpipe.compiler import CompileRequest, compile_bundle  # takes seconds to import
+    from tests.models.architectures import make_source
+    from tests.models.decoders import make_writer
+
+    models = link_models(folder / "models", repository, "minilm", "classifier", "viewer")
+    for task, name in (("sentence_embedding", "unigram"), ("rerank", "unigram-reranker")):
+        source = make_source(folder / name, "XLM-R", task)
+        compile_bundle(CompileRequest(str(source), task, models, name, backend="fake"), lambda line: None)
+    make_writer(folder / "writer")
+    (models / "writer").symlink_to(folder / "writer" / "repository" / "writer")
+    with SYSTEMS["guarded"](models, folder) as server:
+        yield server
+
+
+SYSTEMS["expanding"] = _expanding
+
+
+def _nested(depth: int, opened: bytes = b"[", closed: bytes = b"]") -> bytes:
+    return opened * depth + b"0" + closed * depth
+
+
+@attack(
+    "N7", "JSON that is nested 600 and 1,000 deep in each body, over every protocol", system="expanding", sends_mib=1
+)
+async def nested_bodies(server: Attacked) -> None:
+    for deep in (_nested(600), _nested(1000, b'{"a":', b"}"), _nested(300, b'[{"a":', b"}]")):
+        for path, head in (
+            ("/v1/chat/completions", b'{"model":"writer","messages":[{"role":"user","content":"a","x":'),
+            (
+                "/v1/chat/completions",
+                b'{"model":"writer","messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"a","x":',
+            ),
+            ("/v1/responses", b'{"model":"writer","input":[{"role":"user","content":"a","x":'),
+            ("/v1/completions", b'{"model":"writer","prompt":"a","guided_json":[{"x":'),
+            ("/v1/embeddings", b'{"model":"minilm","input":"a","x":[{"x":'),
+            ("/rerank", b'{"query":"a","documents":["a"],"x":[{"x":'),
+            ("/models/classifier", b'{"inputs":"a","parameters":[{"x":'),
+            ("/invocations", b'{"inputs":"a","x":[{"x":'),
+            ("/v2/models/minilm/infer", b'{"inputs":[{"name":"text","datatype":"BYTES","shape":[1],"data":'),
+            ("/v1/infer", b'{"model":"minilm","input":{"sentence_embedding":[{"text":'),
+        ):
+            await _post(server, path, head + deep + _closing(head), is_packed=False)
+
+
+def _closing(head: bytes) -> bytes:
+    """What ends the lists and objects that a head begins, some of which it ends."""
+    opened = list[int]()
+    for mark in head:
+        if mark in b"[{":
+            opened.append(mark)
+        elif mark in b"]}":
+            opened.pop()
+    return bytes(mark + 2 for mark in reversed(opened))
+
+
+@attack(
+    "N7",
+    "JSON that is nested deep within texts: fields and tools of messages, arguments of calls, schemas",
+    system="expanding",
+    sends_mib=1,
+)
+async def nested_texts(server: Attacked) -> None:
+    deep = _nested(600, b'{"a":', b"}").decode()
+    options = GenerationOptions(json_schema=deep)
+    for input in (
+        TextGenerationInput(messages=[ChatMessage(role="user", content="a", fields=deep)]),
+        TextGenerationInput(messages=[ChatMessage(role="user", content="a")], tools=f"[{deep}]"),
+        TextGenerationInput(messages=[ChatMessage(role="user", content="a")], template_arguments=deep),
+        TextGenerationInput(prompt="a", options=options),
+    ):
+        data = InferRequest(model="writer", input=TaskInput(text_generation=input)).SerializeToString()
+        await _call(server, f"{_API}/Infer", data, is_packed=False)
+    call = {"id": "a", "type": "function", "function": {"name": "a", "arguments": deep}}
+    said = {"role": "assistant", "tool_calls": [call]}
+    await _post(server, "/v1/chat/completions", _json(model="writer", messages=[said]), is_packed=False)
 
 
 @attack("H1", "a text of 8 MiB, to six protocols in turn", sends_mib=_BODY_MIB)
@@ -217,6 +304,100 @@ async def answers_of_many_tokens(server: Attacked) -> None:
     text = b"a " * ((1 << 19) - 64)
     await _post(server, "/tokenize", b'{"model":"classifier","inputs":"' + text + b'"}')
     await _post(server, "/v1/infer", b'{"model":"classifier","input":{"tokenization":{"text":"' + text + b'"}}}')
+
+
+@attack(
+    "N2", "a text of 1 MiB of which a normalization makes 18 times as many characters", system="expanding", sends_mib=1
+)
+async def text_that_grows(server: Attacked) -> None:
+    await _post(server, "/v1/embeddings", _json(model="unigram", input="\ufdfa" * 349_500), is_packed=False)
+
+
+@attack("N2", "the same as a pair for a reranker, and in the middle of other text", system="expanding", sends_mib=1)
+async def pair_that_grows(server: Attacked) -> None:
+    grows = "so " * 9 + "\ufdfa\u3300\ufdfb" * 100_000
+    await _post(server, "/rerank", _json(model="unigram-reranker", query="a", texts=[grows], truncate=True))
+    await _post(server, "/tokenize", _json(model="unigram", inputs=grows))
+
+
+@attack(
+    "N2",
+    "a thousand texts that grow, each of a few hundred characters",
+    system="expanding",
+    sends_mib=1,
+    constant_mib=96,
+)
+async def many_texts_that_grow(server: Attacked) -> None:
+    texts = ["\ufdfa" * 330] * 1000
+    await _post(server, "/rerank", _json(model="unigram-reranker", query="\ufdfa" * 10, texts=texts, truncate=True))
+
+
+# Half of a tokenizer's container, for one image at a time, and what the library keeps beside it.
+_IMAGES: dict[str, Any] = {"system": "expanding", "sends_mib": 1, "constant_mib": 300}
+
+
+def _image(width: int, height: int, mode: str, format: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, (width, height)).save(file, format, **options)
+    return file.getvalue()
+
+
+async def _view(server: Attacked, data: bytes) -> None:
+    await _post(server, "/models/viewer", data, is_packed=False, media_type="image/png")
+
+
+@attack("N11", "34 bytes of WebP that are an image of 7,000 x 7,000 pixels", **_IMAGES)
+async def image_of_webp(server: Attacked) -> None:
+    await _view(server, _large("RGB", "WEBP", lossless=True, method=0))
+
+
+@attack("N11", "a PNG of 1 x 49,900,000 pixels, and one that lies", **_IMAGES)
+async def image_that_is_a_thread(server: Attacked) -> None:
+    for size in ((1, 49_900_000), (49_900_000, 1), (60_000, 800)):
+        await _view(server, _png(*size))
+
+
+@attack("N11", "PNG files of 49 million pixels with a palette, and with transparency", **_IMAGES)
+async def image_with_a_palette(server: Attacked) -> None:
+    for mode in ("P", "LA"):
+        await _view(server, _large(mode, "PNG"))
+
+
+@attack("N11", "a photograph of 49 million pixels in several scans, one to be turned, and one in CMYK", **_IMAGES)
+async def image_in_scans(server: Attacked) -> None:
+    turned = Image.Exif()
+    turned[0x112] = 6
+    for mode, options in (("RGB", {"progressive": True}), ("RGB", {"exif": turned}), ("CMYK", {})):
+        await _view(server, _large(mode, "JPEG", **options))
+
+
+_MADE: dict[str, bytes] = {}
+
+
+def _large(mode: str, format: str, **options: Any) -> bytes:
+    name = f"{mode} {format} {sorted(options)}"
+    _MADE[name] = _MADE.get(name) or _image(7000, 7000, mode, format, **options)
+    return _MADE[name]
+
+
+@cache
+def _png(width: int, height: int) -> bytes:
+    """A file of grey zeros, which no image is made for."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + header
+        + chunk(b"IDAT", zlib.compress(bytes((width + 1) * height), 9))
+        + chunk(b"IEND", b"")
+    )
+
+
+def _json(**body: Any) -> bytes:
+    return json.dumps(body, ensure_ascii=False).encode()
 
 
 @attack("M8", "binary metadata without a key, of which a few kilobytes are a million values", is_quick=True)

@@ -39,13 +39,14 @@ _MEMORY_MIB = 64
 @dataclass(frozen=True)
 class Attacked:
     """A server under attack. `http`: HOST:PORT. `keys`: by tenant; none where callers need none. `limit_s`: the
-    deadline of the victim's calls.
+    deadline of the victim's calls. `asks_for`: what they are, see victim.py.
     """
 
     process: ServiceProcess
     http: str
     keys: Mapping[str, str]
     limit_s: float = 20.0
+    asks_for: str = "vectors"
 
     @property
     def target(self) -> str:
@@ -145,7 +146,8 @@ class Victim:
     _process: "subprocess.Popen[str] | None" = field(default=None, init=False)
 
     def __enter__(self) -> Self:
-        given = self.server.target, self.server.keys.get(VICTIM, ""), str(self.server.limit_s)
+        server = self.server
+        given = server.target, server.keys.get(VICTIM, ""), str(server.limit_s), server.asks_for
         words = [sys.executable, "-m", "tests.attack.victim", *given]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._answer()

@@ -22,7 +22,7 @@ from tests.attack.frame import MALLORY, SYSTEMS, VICTIM, Attacked, attack
 from tests.integration.http_server import running_http_server
 from tests.integration.requests import classify, embed
 from tests.integration.systems import make_slow
-from tests.redis_server import redis_server
+from tests.servers.redis import redis_server
 
 _TENANTS = f"""
 [tenants.{MALLORY}]

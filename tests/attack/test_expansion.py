@@ -16,14 +16,17 @@ from google.protobuf.message import DecodeError
 from pydantic import TypeAdapter
 
 from neuronpipe.api.v1 import jobs_pb2, registry_pb2
-from neuronpipe.bulk.jobs.http import ROUTES as JOB_ROUTES
+from neuronpipe.bulk.jobs.http import job_http_handlers
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.doors.http.bodies import read_body
-from neuronpipe.doors.http.handlers import ROUTES
 from neuronpipe.doors.http.huggingface_tasks import CONVERTERS
 from neuronpipe.rpc.rpcs import Rpc
 from tests.fuzz.expanding import expanding_bodies, expanding_messages
 from tests.fuzz.system import targets
+from tests.unit.doors.http.doubles import ROUTES
+
+_jobs: Any = None
+_JOB_ROUTES = [route for route, _ in job_http_handlers(_jobs)]
 
 pytestmark = pytest.mark.local_only
 
@@ -43,7 +46,7 @@ _METHODS: dict[str, MethodDescriptor] = {
     for method in service.methods
 }
 _BODIES: dict[str, Any] = {
-    **{route.path: route.takes for route in (*ROUTES, *JOB_ROUTES) if route.takes and not route.is_raw},
+    **{route.path: route.takes for route in (*ROUTES, *_JOB_ROUTES) if route.takes and not route.is_raw},
     **{f"Hugging Face, {task}": converter.takes for task, converter in CONVERTERS.items()},
 }
 

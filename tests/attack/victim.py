@@ -15,14 +15,34 @@ from typing import Any
 import grpc
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest
-from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, SentenceEmbeddingInput, TaskInput, TextGenerationInput
 
 _EVERY_S = 0.02
 _PATH = "/neuronpipe.api.v1.InferenceService/Infer"
 _TEXT = "The weather report promises a fine day, with some clouds in the evening and a light wind from the west. "
+_SCHEMA = json.dumps({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]})
 
 
-async def measure(channel: grpc.aio.Channel, key: str, limit_s: float, seconds: float) -> dict[str, object]:
+def _vector(number: int) -> InferRequest:
+    input = TaskInput(sentence_embedding=SentenceEmbeddingInput(text=f"{_TEXT} {number} {time.time_ns()}"))
+    return InferRequest(model="minilm", input=input)
+
+
+def _text(number: int) -> InferRequest:
+    """A short text; one of five has a form, of which every other one is new."""
+    options = GenerationOptions(max_new_tokens=8)
+    if number % 5 == 0:
+        options.json_schema = _SCHEMA if number % 10 else _SCHEMA.replace('"a"', f'"{time.time_ns()}"')
+    input = TaskInput(text_generation=TextGenerationInput(prompt=f"{number} {time.time_ns()}", options=options))
+    return InferRequest(model="writer", input=input)
+
+
+_REQUESTS = {"vectors": _vector, "texts": _text}
+
+
+async def measure(
+    channel: grpc.aio.Channel, key: str, limit_s: float, asks_for: str, seconds: float
+) -> dict[str, object]:
     """An open loop: calls begin at their times, however long the others take."""
     infer: Any = channel.unary_unary(_PATH)
     metadata = [("authorization", f"Bearer {key}")] if key else []
@@ -30,8 +50,7 @@ async def measure(channel: grpc.aio.Channel, key: str, limit_s: float, seconds: 
     failures: Counter[str] = Counter()
 
     async def call(number: int) -> None:
-        input = TaskInput(sentence_embedding=SentenceEmbeddingInput(text=f"{_TEXT} {number} {time.time_ns()}"))
-        data = InferRequest(model="minilm", input=input).SerializeToString()
+        data = _REQUESTS[asks_for](number).SerializeToString()
         began_s = time.perf_counter()
         try:
             await infer(data, timeout=limit_s, metadata=metadata)
@@ -54,13 +73,13 @@ async def measure(channel: grpc.aio.Channel, key: str, limit_s: float, seconds: 
     }
 
 
-async def _main(target: str, key: str, limit_s: float) -> None:
+async def _main(target: str, key: str, limit_s: float, asks_for: str) -> None:
     async with grpc.aio.insecure_channel(target) as channel:
-        await measure(channel, key, limit_s, 1)  # the first calls open what the others use
+        await measure(channel, key, limit_s, asks_for, 1)  # the first calls open what the others use
         print("{}", flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
-            print(json.dumps(await measure(channel, key, limit_s, float(line))), flush=True)
+            print(json.dumps(await measure(channel, key, limit_s, asks_for, float(line))), flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1], sys.argv[2], float(sys.argv[3])))
+    asyncio.run(_main(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4]))

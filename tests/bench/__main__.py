@@ -86,12 +86,12 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--peers", type=_names_of(ALL_PEERS), default=ALL_PEERS, help=f"{_NONE}, or some of {','.join(ALL_PEERS)}"
     )
-    out = Path("docs/benchmarks") / _cpu_kind()
+    out = Path("docs/benchmarks") / cpu_kind()
     parser.add_argument("--out", type=Path, default=out, help=f"folder to write to (here {out}, by the kind of CPU)")
     return parser.parse_args()
 
 
-def _cpu_kind() -> str:
+def cpu_kind() -> str:
     """The name of the page for CPUs like this one: by the instructions that decide about int8 and bfloat16."""
     instructions = describe_machine()["instructions"].split(", ")
     names = [name.lower() for name in ("VNNI", "bfloat16", "AMX") if f"{name} yes" in instructions]

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -26,9 +28,10 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.stages.neuron_executor.devices import running_devices
 from neuronpipe.stages.neuron_executor.generation.prompt_lookup import PromptLookup
 from neuronpipe.stages.neuron_executor.runtimes import decoders
-from neuronpipe.stages.neuron_executor.runtimes.decoder import Run
+from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun
 from neuronpipe.stages.settings import EngineSettings
 from tests.bench.generation_alone import LLAMA, VOCABULARY, make_item
+from tests.suite.constants import with_constants
 
 _TEXTS, _ROUNDS = (1, 8, 32), 3
 _TOKENS, _PAST, _BLOCKS = (1, 2, 4, 6), 200, 8
@@ -118,7 +121,8 @@ def _steps(bundle: Bundle, texts: int) -> list[float]:
     took: dict[int, list[float]] = {tokens: [] for tokens in _TOKENS}
     for round in range(_ROUNDS + 1):
         for tokens, found in took.items():
-            runs = [Run([3] * tokens, _PAST, range(_BLOCKS * row, _BLOCKS * (row + 1)), tokens) for row in range(texts)]
+            blocks = [range(_BLOCKS * row, _BLOCKS * (row + 1)) for row in range(texts)]
+            runs = [DecoderRun([3] * tokens, _PAST, row_blocks, tokens) for row_blocks in blocks]
             began_s = time.process_time()
             model.compute(runs)
             if round:  # the first step of a shape takes longer
@@ -128,8 +132,12 @@ def _steps(bundle: Bundle, texts: int) -> list[float]:
 
 async def _tokens(bundle: Bundle, texts: int) -> list[float]:
     """Of the same texts, whose first tokens come in one step."""
-    settings = EngineSettings(
-        threads=1, prompt_lookup_tokens=_DRAFT, kv_cache_bytes=1 << 28, step_tokens=_PROMPT * max(_TEXTS)
+    settings = with_constants(
+        EngineSettings,
+        threads=1,
+        prompt_lookup_tokens=_DRAFT,
+        kv_cache_bytes=1 << 28,
+        step_tokens=_PROMPT * max(_TEXTS),
     )
     async with running_devices(settings, Telemetry()) as devices, devices.open_generator(bundle) as generator:
         known, chance = dict[tuple[int, ...], list[int]](), random.Random(0)
@@ -141,14 +149,15 @@ async def _tokens(bundle: Bundle, texts: int) -> list[float]:
         async def measure(right: float) -> float:
             began_s = 0.0
 
-            def report(new: NewTokens) -> None:
+            def begin(new: NewTokens) -> None:
                 nonlocal began_s
                 began_s = began_s or time.process_time()
 
-            items = [make_item(bundle.spec, number, _PROMPT, _NEW, report) for number in range(texts)]
+            stream: Any = SimpleNamespace(put=begin)
+            items = [make_item(bundle.spec, number, _PROMPT, _NEW) for number in range(texts)]
             with mock.patch.object(PromptLookup, "find", lambda _, ids, count: find(ids, count, right)):
                 with generator.unplanned:
-                    calls = [asyncio.create_task(generator.generate(item)) for item in items]
+                    calls = [asyncio.create_task(generator.generate(item, stream)) for item in items]
                     await asyncio.sleep(0)
                 predictions = await asyncio.gather(*calls)
             took_s = time.process_time() - began_s

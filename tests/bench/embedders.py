@@ -59,11 +59,11 @@ def _make(name: str, folder: Path) -> None:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules as parts
 
-    from tests import trained_tokenizers
-    from tests.models import save
+    from tests.models import tokenizers as makers
+    from tests.models.repository import save
 
     kind, tokens, values, pooling = _MODELS[name]
-    tokenizer = getattr(trained_tokenizers, tokens)(max_tokens=_MAX_TOKENS)
+    tokenizer = getattr(makers, tokens)(max_tokens=_MAX_TOKENS)
     special = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.cls_token_id}
     special |= {"cls_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
     special["sep_token_id"] = tokenizer.sep_token_id

@@ -25,6 +25,7 @@ from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.gateway.callers.keys import create_key
+from tests.suite.constants import constants
 
 # Of the capacity: what the quiet tenant sends, and the share of the other.
 _QUIET, _SHARE = 0.4, 0.5
@@ -80,10 +81,9 @@ async def turn(
     keys = folder / f"keys-{seed}-{flood}-{one_tenant}"
     quiet, loud = create_key(keys, "quiet", "quiet"), create_key(keys, "quiet" if one_tenant else "loud", "loud")
     arguments = ["--api-keys", str(keys), "--max-batch-size", str(options.max_batch), "--token-cache-bytes", "0"]
-    if options.window_ms:
-        arguments += ["--fair-window-ms", str(options.window_ms)]
+    environment = constants(fair_window_s=options.window_ms / 1000) if options.window_ms else None
     capacity = options.max_batch / options.device_ms * 1e3
-    with ServiceProcess("all", "--repository", str(repository), *arguments) as process:
+    with ServiceProcess("all", "--repository", str(repository), *arguments, environment=environment) as process:
         target = process.wait_until_ready().target
         async with (
             AsyncClient(target, api_key=quiet, retries=False) as first,
@@ -129,5 +129,5 @@ if __name__ == "__main__":
     parser.add_argument("--max-batch", type=int, default=1, help="requests in a batch; the capacity grows with it")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--window-ms", type=float, default=0.0, help="the gateway's fair_window_ms; 0: its default")
+    parser.add_argument("--window-ms", type=float, default=0.0, help="of a turn; 0: the gateway's")
     asyncio.run(measure(parser.parse_args()))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.calls import Call
-from neuronpipe.core.generated import NewTokens, Report
+from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.items import ExecuteItem, ModelKey
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
@@ -103,16 +104,17 @@ async def _serve_engine(pipe: _Pipe, folder: Path) -> None:
             tokens = 0
             began_s = time.perf_counter() + WARM_UP_S
 
-            def report(new: NewTokens, began_s: float = began_s, ends_s: float = began_s + seconds) -> None:
+            def count(new: NewTokens, began_s: float = began_s, ends_s: float = began_s + seconds) -> None:
                 nonlocal tokens
                 if began_s <= time.perf_counter() < ends_s:
                     tokens += len(new.token_ids)
 
-            async def call(prompt_tokens: int, new_tokens: int, report: Report) -> None:
+            async def call(prompt_tokens: int, new_tokens: int, stream: Any) -> None:
                 while True:
-                    await generator.generate(make_item(bundle.spec, next(numbers), prompt_tokens, new_tokens, report))
+                    await generator.generate(make_item(bundle.spec, next(numbers), prompt_tokens, new_tokens), stream)
 
-            calls = [asyncio.create_task(call(prompt_tokens, new_tokens, report)) for _ in range(callers)]
+            stream = SimpleNamespace(put=count)
+            calls = [asyncio.create_task(call(prompt_tokens, new_tokens, stream)) for _ in range(callers)]
             await asyncio.wait(calls, timeout=WARM_UP_S + seconds, return_when=asyncio.FIRST_EXCEPTION)
             for one in calls:
                 one.cancel()
@@ -123,12 +125,12 @@ async def _serve_engine(pipe: _Pipe, folder: Path) -> None:
             pipe.send(tokens / seconds)
 
 
-def make_item(spec: ModelSpec, number: int, prompt_tokens: int, new_tokens: int, report: Report) -> ExecuteItem:
+def make_item(spec: ModelSpec, number: int, prompt_tokens: int, new_tokens: int) -> ExecuteItem:
     prompt = np.random.default_rng(number).integers(FIRST_WORD, VOCABULARY, prompt_tokens, np.int32)
     given = GenerationOptions(max_new_tokens=new_tokens, min_new_tokens=new_tokens)
     options = complete_options(given, spec, prompt_tokens)
     sequences = TensorSets(arrays=[{"input_ids": prompt}])
-    return ExecuteItem(Call(), ModelKey(spec.name, spec.version), sequences, options, report)
+    return ExecuteItem(Call(), ModelKey(spec.name, spec.version), sequences, options)
 
 
 def _orders(pipe: _Pipe) -> Iterator[_Order]:

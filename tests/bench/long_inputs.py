@@ -27,9 +27,9 @@ from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.stages.neuron_executor.backends import load_backend
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, compute
 from neuronpipe.tasks.inputs.kind import input_kind
-from tests import jina_bert
-from tests.models import save
-from tests.trained_tokenizers import byte_level_bpe, unigram, word_piece
+from tests.models import jina_bert
+from tests.models.repository import save
+from tests.models.tokenizers import byte_level_bpe, unigram, word_piece
 
 _LONGEST = 8192
 _LARGE: Mapping[str, Any] = {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 2}
@@ -84,7 +84,7 @@ def _measure(bundle_folder: Path, backend: str, tokens: int) -> dict[str, float]
 
     def run(length: int) -> float:
         ids = np.random.default_rng(1).integers(5, bundle.spec.vocabulary_size, length).astype(np.int32)
-        inputs = input_kind(bundle.spec).pad([{"input_ids": ids}], loaded.round_tokens(length))
+        inputs = input_kind(bundle.spec).pad([{"input_ids": ids}], loaded.shapes.round_tokens(length))
         began = time.perf_counter()
         asyncio.run(compute(loaded, 0, inputs))
         return time.perf_counter() - began

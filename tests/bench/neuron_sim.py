@@ -38,7 +38,7 @@ from tests.bench.callers import WARM_UP_S
 from tests.bench.closed_loop import ClosedLoop, System
 from tests.bench.systems import NO_CACHE
 from tests.integration.requests import classify
-from tests.models import classifier
+from tests.models.repository import classifier
 
 _WORD_TOKENS = 100
 _IN_FLIGHT = 2

@@ -26,6 +26,7 @@ from tests.bench.systems import (
     serving_four,
     with_tls,
 )
+from tests.suite.constants import constants
 
 SECTION = "overhead"
 # `serve all` with room for one request, which never ends: it refuses every other one.
@@ -43,7 +44,7 @@ _CALLERS = {
 }
 _CALLERS_BY_GRPCIO = dict.fromkeys((ECHO_SERVER, ALL, FOUR), (1, 32, 64))
 _FIRST_TOKEN_ID = "101"  # MiniLM's texts begin with it; batches of the warm-up do not have it
-_LONGEST_BATCH_S = "3600"
+_LONGEST_BATCH_S = 3600.0
 
 
 def reference_of(system: str) -> str:
@@ -97,12 +98,14 @@ def _refusing(repository: Path, request: bytes) -> Iterator[System]:
         content = json.loads(manifest.read_text())
         content["artifacts"][0]["properties"] = {"endless_token_id": _FIRST_TOKEN_ID}
         manifest.write_text(json.dumps(content))
-        options = ("--max-requests-in-flight", "1", "--batch-limit-s", _LONGEST_BATCH_S, "--grace-s", "0")
+        options = ("--max-requests-in-flight", "1", "--grace-s", "0")
         with (
-            serving_all(Path(name), REFUSING, options) as system,
+            serving_all(Path(name), REFUSING, options, constants(batch_limit_s=_LONGEST_BATCH_S)) as system,
             grpc.insecure_channel(system.target) as channel,
         ):
             # gRPC cancels a call that nothing refers to.
             endless = channel.unary_unary(INFER, lambda data: data, lambda data: data).future(request)
-            yield system
-            endless.cancel()
+            try:
+                yield system
+            finally:
+                endless.cancel()

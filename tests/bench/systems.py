@@ -24,7 +24,7 @@ from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.rpcs import Rpc
 from tests.bench.closed_loop import ECHO, System
 from tests.bench.peers.environments import CACHE, ROOT
-from tests.certificates import Authority
+from tests.servers.certificates import Authority
 
 MODEL = "minilm"
 DTYPES = ("float32", "bfloat16", "int8")
@@ -60,14 +60,14 @@ def find_repository(kind: str) -> Path:
         if not (SOURCE / "config.json").is_file():
             texts = CACHE / "no-texts.json"
             texts.write_text("[]")
-            _run("-m", "tests.bench.model", str(SOURCE), str(texts))
+            run_module("-m", "tests.bench.model", str(SOURCE), str(texts))
         how = ("--backend", "fake") if kind == "fake" else ("--dtype", kind)
         task = ("--task", "text-classification", "--name", MODEL, "--repository", str(repository))
-        _run("-m", "neuronpipe", "compile", str(SOURCE), *task, *how)
+        run_module("-m", "neuronpipe", "compile", str(SOURCE), *task, *how)
     return repository
 
 
-def _run(*arguments: str) -> None:
+def run_module(*arguments: str) -> None:
     subprocess.run([sys.executable, *arguments], check=True, stdout=sys.stderr, cwd=ROOT)
 
 
@@ -155,10 +155,10 @@ async def _serve_our_echo(parent: "Connection[int, int]", certificate: Path | No
     settings = ProcessSettings(listen="127.0.0.1:0")
     rpc = Rpc(ECHO, "bytes", decode=bytes, encode=bytes)
     tls = ServerTls(TlsFiles(certificate / "tls.crt", certificate / "tls.key")) if certificate else None
-    door = GrpcDoor(settings, [rpc], tls)
+    door = GrpcDoor(settings, [rpc.service], tls)
     health = HealthBoard(door.services)
     await door.listen(health, InFlight("echo", settings.max_message_bytes, settings.max_receiving_bytes))
-    door.open({ECHO: _echo})
+    door.open([(rpc, _echo)])
     health.open()
     parent.send(door.port)
     await asyncio.get_running_loop().create_future()

@@ -26,7 +26,7 @@ from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
 from neuronpipe.client import AsyncClient, TlsFiles
 from neuronpipe.platform.tls import watched_tls
 from neuronpipe.rpc.client import open_channel
-from tests.certificates import Authority, replace
+from tests.servers.certificates import Authority, replace
 
 _WARM_UP = 200
 _CALLERS = 8

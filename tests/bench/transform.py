@@ -161,7 +161,7 @@ async def _systems(
 
 @asynccontextmanager
 async def _transform(repository: Path, file: Path) -> AsyncIterator[Turn]:
-    settings = TransformSettings()
+    settings = TransformSettings.of()
     bundle = find_bundle(repository, MODEL, "")
     template = TaskInput(text_classification=TextClassificationInput(truncation=Truncation.TRUNCATION_RIGHT))
     async with running_near_engine(bundle, settings) as engine:

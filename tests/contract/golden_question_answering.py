@@ -23,7 +23,7 @@ import tokenizers
 import torch
 import transformers
 
-from tests.models import answerer
+from tests.models.repository import answerer
 
 GOLDEN_FILE = Path(__file__).parent / "golden" / "question_answering.json"
 
@@ -191,8 +191,8 @@ def main() -> None:
             recorded.append({"context": name, "question": question, "options": options, "answers": answers})
     content = {
         "made_by": "python -m tests.contract.golden_question_answering",
-        "reference": 'transformers.pipeline("question-answering") with the model `answerer` of tests/models.py, '
-        "special tokens split",
+        "reference": 'transformers.pipeline("question-answering") with the model `answerer` of '
+        "tests/models/repository.py, special tokens split",
         "versions": {
             "transformers": transformers.__version__,
             "tokenizers": tokenizers.__version__,

@@ -12,7 +12,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.serve.settings import AllSettings
 from neuronpipe.serve.stages import running_stages
-from tests.door import door_of
+from tests.servers.door import door_of
 
 
 async def infer_all(bundle_folder: Path, inputs: Sequence[TaskInput], **changes: Any) -> list[TaskResult]:
@@ -21,9 +21,9 @@ async def infer_all(bundle_folder: Path, inputs: Sequence[TaskInput], **changes:
     `changes`: settings other than the defaults.
     """
     bundle = read_bundle(bundle_folder)
-    settings = AllSettings(repository=bundle_folder, max_requests_in_flight=len(inputs), **changes)
+    settings = AllSettings.of(repository=bundle_folder, max_requests_in_flight=len(inputs), **changes)
     async with running_stages([bundle], settings, Telemetry(), lambda stage, is_reached: None) as stages:
-        door = door_of([bundle.spec], stages.functions, settings)
+        door = door_of([bundle.spec], stages.functions, settings.gateway.pipeline)
         requests = [InferRequest(model=bundle.spec.name, input=input) for input in inputs]
         responses = await asyncio.gather(*(door.infer(request, Call()) for request in requests))
     return [response.result for response in responses]

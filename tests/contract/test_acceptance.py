@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.decoders import save_decoder
-from tests.encoder_decoders import save_encoder_decoder
+from tests.models.decoders import save_decoder
+from tests.models.encoder_decoders import save_encoder_decoder
 
 pytestmark = pytest.mark.long
 

@@ -22,10 +22,13 @@ from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.backends import load_backend
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, compute
-from tests.models import bert_config, save, tokenizer
+from tests.models.repository import bert_config, save, tokenizer
 
 # Raised inside peft and transformers; nothing that we call.
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),
+    pytest.mark.sampled,
+]
 
 _TEXTS = ["A fine day.", "The train is late again, and nobody says why."]
 _LORA = {"r": 4, "lora_alpha": 16, "target_modules": ["query", "value"], "init_lora_weights": False}

@@ -34,11 +34,11 @@ from neuronpipe.stages.neuron_executor.executor_model import cut
 from neuronpipe.stages.neuron_executor.runtimes.neuron import device_count
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.inputs.kind import input_kind
-from tests.architectures import ARCHITECTURES, MAX_TOKENS, TEXT_ARCHITECTURES, make_source
 from tests.conftest import DOUBLES
-from tests.images import IMAGE_TEXT_FAMILIES
-from tests.measured_models import GRAPHS, PAGE, RECORD, page, wanted
-from tests.sampling import Sample, sample_of
+from tests.documentation.measured_models import GRAPHS, PAGE, RECORD, page, wanted
+from tests.models.architectures import ARCHITECTURES, MAX_TOKENS, TEXT_ARCHITECTURES, make_source
+from tests.models.images import IMAGE_TEXT_FAMILIES
+from tests.suite.sampling import Sample, sample_of
 
 _SEED = 20261121
 # The fake back end computes no model, so none is different from another.
@@ -113,7 +113,7 @@ class _Loaded:
 
     async def run(self, *sequences: Arrays, room: int = 0, core: int = 0) -> list[Array]:
         lengths = [self.spec.tokens_of(one) for one in sequences]
-        inputs = input_kind(self.spec).pad(sequences, self.backend.round_tokens(max(*lengths, room)))
+        inputs = input_kind(self.spec).pad(sequences, self.backend.shapes.round_tokens(max(*lengths, room)))
         outputs = await compute(self.backend, core, inputs)
         return [cut(outputs, row, tokens, self.spec.outputs)["logits"] for row, tokens in enumerate(lengths)]
 

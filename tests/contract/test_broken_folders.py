@@ -19,8 +19,8 @@ from tokenizers import models, pre_tokenizers
 
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.errors import SetupError
-from tests.models import save
-from tests.trained_tokenizers import byte_level_bpe, word_piece
+from tests.models.repository import save
+from tests.models.tokenizers import byte_level_bpe, word_piece
 
 pytestmark = pytest.mark.sampled
 

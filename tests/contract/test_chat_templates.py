@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from neuronpipe.compiler.tokenizers import SourceTokenizer, serving_json
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.stages.tokenizer.text import JsonTokenizer
+from tests.models.tokenizers import TRAINED, byte_level_bpe, mbart, unigram, unigram_charsmap
 from tests.oracle.texts import PICKED, generated
-from tests.trained_tokenizers import TRAINED, byte_level_bpe, mbart, unigram, unigram_charsmap
 
 _TEMPLATES = {
     "tags": "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"

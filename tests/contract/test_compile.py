@@ -36,8 +36,8 @@ from neuronpipe.compiler.conversion import Conversion
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.openvino import has_bfloat16, openvino
 from neuronpipe.stages.tokenizer.text import JsonTokenizer
-from tests.models import bert_config, save
-from tests.trained_tokenizers import word_piece
+from tests.models.repository import bert_config, save
+from tests.models.tokenizers import word_piece
 
 # With the version of transformers of the Neuron SDK, a run takes a sample and `make sampled` all.
 pytestmark = [pytest.mark.sampled] if transformers.__version__.startswith("4.") else []

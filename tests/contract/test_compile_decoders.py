@@ -11,9 +11,13 @@ from neuronpipe.compiler import CompileRequest, compile_bundle, compile_with_ref
 from neuronpipe.compiler.architectures import check_kinds, layer_windows
 from neuronpipe.compiler.tasks import texts
 from neuronpipe.core.errors import SetupError
+from neuronpipe.stages.neuron_executor.runtimes import paged
+from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, openvino
 from neuronpipe.tasks.text_generation import GenerationFacts
-from tests.decoders import save_decoder
-from tests.models import for_neuron
+from tests.models.decoders import save_decoder
+from tests.models.encoder_decoders import MODELS as ENCODER_DECODERS
+from tests.models.encoder_decoders import save_encoder_decoder
+from tests.models.repository import for_neuron
 
 _EXACT = (
     *("gpt2", "llama", "llama-tied", "mistral", "qwen2", "qwen3", "phi", "phi3", "gemma3", "gpt-neox", "opt"),
@@ -99,7 +103,7 @@ def test_what_neuron_does_not_generate_is_refused(
 def test_a_decoder_whose_tokens_in_slots_differ_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, neuron_double: object
 ) -> None:
-    monkeypatch.setattr(slots._Step, "attend", lambda step, query, *others: query.transpose(1, 2))
+    monkeypatch.setattr(slots._RunningStep, "attend", lambda step, query, *others: query.transpose(1, 2))
     with pytest.raises(SetupError, match=r"LlamaForCausalLM cannot be compiled .* tokens differ from transformers'"):
         _compile(save_decoder("llama", tmp_path / "source"), tmp_path / "repository", **for_neuron(tmp_path, "2x96"))
 
@@ -121,6 +125,32 @@ def test_other_data_types_say_how_far_they_agree_and_are_refused_below_a_limit(
     assert 0.5 <= agreement < 1, "tokens of random weights are near ties"
     with pytest.raises(SetupError, match=r"the artefact's agreement with PyTorch float32 is .*, the limit is 1"):
         _compile(source, tmp_path / "repository", **chosen, min_agreement=1.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2", "bart", "t5"])
+def test_tables_of_weights_of_8_bits_stay_in_8_bits_when_they_are_loaded(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In paged and gathered graphs, beside an encoder, and where scores are multiplied by the table of words."""
+    loaded: list[openvino.CompiledModel] = []
+
+    class Engine:
+        read_model = engine().read_model
+
+        def compile_model(self, *given: Any) -> openvino.CompiledModel:
+            loaded.append(engine().compile_model(*given))
+            return loaded[-1]
+
+    save = save_encoder_decoder if family in ENCODER_DECODERS else save_decoder
+    source = save(family, tmp_path / "source")
+    monkeypatch.setattr(paged, "engine", Engine)
+    bundle = _compile(source, tmp_path / "repository", dtype="int8-weights", min_agreement=1e-9)
+    words = bundle.spec.vocabulary_size
+    nodes = [one for graph in loaded for one in graph.get_runtime_model().get_ops()]
+    constants = [one.output(0) for one in nodes if one.get_rt_info()["layerType"].astype(str) == "Const"]
+    tables = [one for one in constants if len(one.get_shape()) == 2 and one.get_shape()[0] == words]
+    assert {one.get_element_type().get_type_name() for one in tables if one.get_shape()[1] > 1} == {"u8"}
 
 
 def test_a_decoder_whose_tokens_differ_is_refused_and_nothing_is_written(

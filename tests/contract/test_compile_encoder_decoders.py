@@ -14,8 +14,8 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.tasks.text_generation import GenerationFacts
 from neuronpipe.tasks.text_to_text import TranslationFacts
-from tests.encoder_decoders import MODELS, TOKENS, save_encoder_decoder
-from tests.models import for_neuron
+from tests.models.encoder_decoders import MODELS, TOKENS, save_encoder_decoder
+from tests.models.repository import for_neuron
 
 _TASKS = {"marian": "translation", "mbart": "translation", "nllb": "translation"}
 

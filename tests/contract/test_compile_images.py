@@ -16,8 +16,10 @@ from neuronpipe.bundles.repository import Bundle
 from neuronpipe.compiler import BucketRequest, CompileRequest, compile_bundle
 from neuronpipe.core.errors import SetupError
 from tests.contract.inference import infer_all
-from tests.images import image_files, make_image_source
-from tests.models import for_neuron
+from tests.models.images import image_files, make_image_source
+from tests.models.repository import for_neuron
+
+pytestmark = pytest.mark.sampled
 
 _LABELS = {"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}}
 

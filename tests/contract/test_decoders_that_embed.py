@@ -27,10 +27,10 @@ from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.compiler.detection import read_configuration
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.tasks.rerank import RerankFacts
-from tests.architectures import DECODERS, make_source
 from tests.contract.inference import infer_all
-from tests.models import save
-from tests.trained_tokenizers import byte_level_bpe
+from tests.models.architectures import DECODERS, make_source
+from tests.models.repository import save
+from tests.models.tokenizers import byte_level_bpe
 
 # As in test_parity.py, for logits and scores of up to 5.
 _TOLERANCE = 5e-5
@@ -230,6 +230,35 @@ async def test_a_text_that_is_too_long_for_the_template_is_an_error_or_loses_its
         await rank("a query", words, Truncation.TRUNCATION_LEFT)
     with pytest.raises(InvalidInput, match=r"the query leaves no room for a text"):
         await rank(words, "a text", _RIGHT)
+
+
+_QUESTION = "\nIs it relevant to it? Answer."
+_LONG = ("word " * 300, "Lines.\n" * 90, "的 text " * 60, "cats sleep " * 41 + "\n", "short")
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [_QUESTION + "<|im_end|>\n<|im_start|>assistant\n", _QUESTION, "\n\nend<|im_end|>", "<|im_end|>\nyes or no: "],
+)
+async def test_a_text_that_is_too_long_loses_its_end_and_the_template_behind_it_stays(
+    behind: str, tmp_path: Path
+) -> None:
+    template = _CHAT.partition("<|im_end|>\n<|im_start|>assistant")[0] + behind
+    source = _writer(tmp_path / "source", template)
+    bundle = compile_bundle(
+        CompileRequest(source=str(source), task="rerank", repository=tmp_path / "repository", name="model"),
+        lambda line: None,
+    )
+    ranking = RerankInput(query="a query", texts=_LONG, truncation=_RIGHT, function=ScoreFunction.SCORE_FUNCTION_NONE)
+    (result,) = await infer_all(bundle.folder, [TaskInput(rerank=ranking)])
+    reference = CrossEncoder(str(source), device="cpu", max_length=bundle.spec.max_tokens)
+    expected = reference.predict([("a query", text) for text in _LONG], activation_fn=torch.nn.Identity())
+    np.testing.assert_allclose(_scores(result), expected, rtol=0, atol=_TOLERANCE)
+    query = TaskInput(rerank=RerankInput(query="word " * 188, texts=["a text"], truncation=_RIGHT))
+    with pytest.raises(
+        InvalidInput, match=r"query: \d+ tokens in the model's template: the query leaves no room .* 192"
+    ):
+        await infer_all(bundle.folder, [query])
 
 
 def test_what_is_no_reranker_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from neuronpipe.compiler.detection import read_configuration
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.zero_shot_classification import ZeroShotFacts
-from tests.models import bert_config, save
+from tests.models.repository import bert_config, save
 
 _NLI = {
     "label2id": {"contradiction": 0, "neutral": 1, "entailment": 2},
@@ -306,7 +306,8 @@ def test_a_sentence_transformers_model_answers_both_of_its_tasks(tmp_path: Path)
     assert "      pooling       mean\n      longest input 256 tokens\n" in found
 
 
-def test_a_cross_encoder_is_read_as_sentence_transformers_reads_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_modules", [True, False])
+def test_a_cross_encoder_is_read_as_sentence_transformers_reads_it(has_modules: bool, tmp_path: Path) -> None:
     source = save(transformers.BertForSequenceClassification(bert_config(num_labels=1)), tmp_path / "source")
     settings = {
         "model_type": "CrossEncoder",
@@ -316,9 +317,19 @@ def test_a_cross_encoder_is_read_as_sentence_transformers_reads_it(tmp_path: Pat
     }
     (source / "config_sentence_transformers.json").write_text(json.dumps(settings))
     (source / "sentence_bert_config.json").write_text('{"max_seq_length": 40}')
+    if has_modules:
+        module = {
+            "idx": 0,
+            "name": "0",
+            "path": "",
+            "type": "sentence_transformers.base.modules.transformer.Transformer",
+        }
+        (source / "modules.json").write_text(json.dumps([module]))
     spec = compile_bundle(CompileRequest(str(source), "", tmp_path, "m", backend="fake"), lambda line: None).spec
-    assert (spec.tasks, spec.max_tokens) == (("rerank", "text_classification"), 40)
-    assert RerankFacts.of(spec) == RerankFacts(score_function="none", prompt="Find: ")
+    # Without modules.json, sentence-transformers 6 reads none of these settings.
+    expected = RerankFacts(score_function="none", prompt="Find: ") if has_modules else RerankFacts()
+    assert (spec.tasks, spec.max_tokens) == (("rerank", "text_classification"), 40 if has_modules else 512)
+    assert RerankFacts.of(spec) == expected
 
 
 def test_a_model_without_a_head_is_not_taken_for_a_classifier(tmp_path: Path) -> None:

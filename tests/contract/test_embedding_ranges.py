@@ -10,8 +10,8 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from neuronpipe.api.v1.tasks_pb2 import EmbeddingPrecision, SentenceEmbeddingInput, TaskInput
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.tasks.vectors import EmbeddingFacts
-from tests.architectures import make_source
 from tests.contract.inference import infer_all
+from tests.models.architectures import make_source
 
 
 async def test_vectors_are_quantized_by_the_ranges_of_the_users_texts(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from neuronpipe.compiler.tokenizers import load_tokenizer
 from neuronpipe.core.errors import SetupError
 from neuronpipe.doors.http.huggingface_tasks import fill_mask
 from neuronpipe.stages.tokenizer.text import JsonTokenizer
-from tests.models import save
-from tests.trained_tokenizers import byte_level_bpe, unigram, word_piece
+from tests.models.repository import save
+from tests.models.tokenizers import byte_level_bpe, unigram, word_piece
 
 _SIZES = {
     "vocab_size": 1200,

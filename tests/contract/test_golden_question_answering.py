@@ -12,7 +12,7 @@ from neuronpipe.stages.tokenizer.text import JsonTokenizer
 from neuronpipe.tasks import question_answering
 from tests.contract.golden_question_answering import GOLDEN_FILE, weights_digest
 from tests.contract.inference import infer_all
-from tests.models import make_repository
+from tests.models.repository import make_repository
 
 _GOLDEN: dict[str, Any] = json.loads(GOLDEN_FILE.read_text(encoding="utf-8"))
 

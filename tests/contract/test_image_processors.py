@@ -16,11 +16,12 @@ from transformers.image_utils import load_image
 from neuronpipe.compiler.images import load_image_processor
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.inputs.images import read_pixels
-from tests.images import image_files, image_processor
+from tests.models.images import image_files, image_processor
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Palette images with Transparency"),
     pytest.mark.filterwarnings("ignore:.*use_fast"),
+    pytest.mark.sampled,
 ]
 # Scaling and normalizing in float32 in another order: numbers are below 3, where its steps are 2.4e-7.
 _TOLERANCE = 1e-6

@@ -23,9 +23,10 @@ from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.backends import load_backend
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, compute
+from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from neuronpipe.tasks.inputs.kind import input_kind
 from tests.contract.inference import infer_all
-from tests.images import IMAGE_TEXT_FAMILIES, image_files, make_image_encoder_source, make_image_text_source
+from tests.models.images import IMAGE_TEXT_FAMILIES, image_files, make_image_encoder_source, make_image_text_source
 
 # Sums of float32 in another order, as in test_backends.py.
 _TOLERANCE = 2e-5
@@ -68,7 +69,7 @@ async def test_a_row_is_the_same_alone_and_in_any_batch(bundle: Bundle) -> None:
         backend = load_backend(artifact.backend, request)
 
     async def run(sequences: Sequence[Arrays]) -> Array:
-        padded = backend.round_tokens(max(kind.tokens_of(one) for one in sequences))
+        padded = backend.shapes.round_tokens(max(kind.tokens_of(one) for one in sequences))
         return (await compute(backend, 0, kind.pad(sequences, padded)))["embedding"]
 
     try:
@@ -82,6 +83,10 @@ async def test_a_row_is_the_same_alone_and_in_any_batch(bundle: Bundle) -> None:
             for row, one in zip(await run(batch), batch, strict=True):
                 expected = alone[id(one)]
                 np.testing.assert_allclose(row, expected, rtol=0, atol=_TOLERANCE * np.abs(expected).max())
+        assert isinstance(backend.shapes, ShapeMenu)
+        for shape in backend.shapes.planned(1, 4, 1000):  # of texts, and of images
+            inputs = kind.pad([kind.shortest(shape.tokens)] * shape.rows, shape.tokens)
+            assert len((await compute(backend, 0, inputs, is_alone=shape.is_alone))["embedding"]) == shape.rows
     finally:
         backend.close()
 

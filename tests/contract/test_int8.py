@@ -16,7 +16,7 @@ import transformers
 
 from neuronpipe import cli
 from neuronpipe.bundles.repository import Bundle, read_bundle
-from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.compiler import CompileRequest, compile_bundle, quantization
 from neuronpipe.compiler.accuracy import (
     MIN_TEXTS,
     calibration_batches,
@@ -32,9 +32,10 @@ from neuronpipe.core.tensors import Arrays
 from neuronpipe.stages.neuron_executor.backends import load_backend
 from neuronpipe.stages.neuron_executor.backends.base import Backend, BackendRequest, compute
 from neuronpipe.stages.neuron_executor.executor_model import cut
-from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, openvino
+from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, look_up_first, openvino, read
 from neuronpipe.tasks.inputs.kind import input_kind
-from tests.models import MODELS, bert_config, save
+from tests.models.architectures import make_source
+from tests.models.repository import MODELS, bert_config, save
 
 pytestmark = pytest.mark.long
 
@@ -117,6 +118,95 @@ def _size(bundle: Bundle) -> int:
     return (bundle.folder / "artifacts/openvino/model.bin").stat().st_size
 
 
+# Architectures and their tasks. The head of a masked language model multiplies by the table of words.
+_WITH_TABLES = (
+    *(("BERT", "fill_mask"), ("ALBERT", "fill_mask"), ("ModernBERT", "fill_mask"), ("MPNet", "text_classification")),
+    *(("XLM-R", "sentence_embedding"), ("DeBERTa-v3", "text_classification"), ("Longformer", "text_classification")),
+    *(("Jina v3", "text_classification"), ("Qwen3", "sentence_embedding"), ("Gemma 3", "sentence_embedding")),
+)
+
+
+@pytest.mark.parametrize(("architecture", "task"), _WITH_TABLES)
+def test_no_table_is_dequantized_as_a_whole_and_the_outputs_are_the_same(
+    architecture: str, task: str, calibration_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole: list[openvino.Model] = []
+
+    def look_up(model: openvino.Model) -> None:
+        whole.append(model.clone())
+        look_up_first(model)
+
+    monkeypatch.setattr(quantization, "look_up_first", look_up)
+    source = make_source(tmp_path / "source", architecture, task)
+    request = CompileRequest(str(source), task, tmp_path, "model", dtype="int8", calibration=calibration_file)
+    file = compile_bundle(request, lambda line: None).folder / "artifacts/openvino/model.xml"
+
+    tables = _tables(whole[0])
+    assert tables
+    expected, held = _computed(whole[0], tables)
+    assert "f32" in held
+    outputs, held = _computed(engine().read_model(file), tables)
+    assert held == {"i8"}
+    for name, array in expected.items():
+        np.testing.assert_array_equal(outputs[name], array)
+    # If shapes are fixed, OpenVINO may fuse other operations than before, which rounds other sums once.
+    _, held = _computed(engine().read_model(file), tables, has_fixed_shape=True)
+    assert held == {"i8"}
+
+
+def _tables(model: openvino.Model) -> set[tuple[int, ...]]:
+    """The shapes of the tables that are dequantized before rows are looked up."""
+    gathers = [one.input_value(0) for one in model.get_ops() if one.get_type_name() == "Gather"]
+    shapes = {tuple(one.get_shape()) for one in gathers if one.get_node().get_type_name() == "Multiply"}
+    return {shape for shape in shapes if shape[0] > 1}
+
+
+def _computed(
+    model: openvino.Model, tables: set[tuple[int, ...]], *, has_fixed_shape: bool = False
+) -> tuple[Arrays, set[str]]:
+    """The outputs for `_inputs`, and the types in which the compiled graph holds tables."""
+    inputs = {port.any_name: _inputs(tables)[port.any_name] for port in model.inputs}
+    if has_fixed_shape:
+        model.reshape({name: list(array.shape) for name, array in inputs.items()})
+    compiled = engine().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    outputs = compiled(inputs)
+    nodes = compiled.get_runtime_model().get_ops()
+    constants = [one.output(0) for one in nodes if one.get_rt_info()["layerType"].astype(str) == "Const"]
+    held = {one.get_element_type().get_type_name() for one in constants if tuple(one.get_shape()) in tables}
+    return {port.any_name: outputs[port].copy() for port in compiled.outputs}, held
+
+
+def _inputs(tables: set[tuple[int, ...]]) -> Arrays:
+    ids = np.random.default_rng(20261128).integers(5, max(tables)[0], (3, 9))
+    ones = np.ones_like(ids)
+    return {"input_ids": ids, "attention_mask": ones, "mask_position": ones, "token_type_ids": np.zeros_like(ids)}
+
+
+async def test_a_bundle_whose_tables_are_dequantized_as_a_whole_is_served_with_the_same_outputs(
+    compiled: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier versions wrote such bundles."""
+    with monkeypatch.context() as patched:
+        patched.setattr(quantization, "look_up_first", lambda model: None)
+        bundle = compiled()
+    model = engine().read_model(bundle.folder / "artifacts/openvino/model.xml")
+    tables = _tables(model)
+    expected, _ = _computed(model, tables)
+    served: list[openvino.Model] = []
+
+    def read_and_keep(path: Path) -> openvino.Model:
+        served.append(read(path))
+        return served[-1]
+
+    monkeypatch.setattr("neuronpipe.stages.neuron_executor.backends.openvino.read", read_and_keep)
+    backend = _load(bundle)
+    outputs = await compute(backend, 0, {name: _inputs(tables)[name] for name in bundle.spec.inputs})
+    backend.close()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(outputs[name], array)
+    assert _computed(served[0], tables)[1] == {"i8"}
+
+
 def test_manifest_says_how_the_artefact_was_made(bundle: Bundle, calibration_file: Path) -> None:
     artifact = bundle.artifact("openvino")
     assert artifact.dtype == "int8"
@@ -172,7 +262,9 @@ async def test_batch_mates_and_padding_change_a_sequences_outputs_less_than_int8
 
     async def run(*sequences: Arrays) -> list[Arrays]:
         lengths = [len(arrays["input_ids"]) for arrays in sequences]
-        outputs = await compute(backend, 0, input_kind(bundle.spec).pad(sequences, backend.round_tokens(max(lengths))))
+        outputs = await compute(
+            backend, 0, input_kind(bundle.spec).pad(sequences, backend.shapes.round_tokens(max(lengths)))
+        )
         return [cut(outputs, row, tokens, bundle.spec.outputs) for row, tokens in enumerate(lengths)]
 
     sequences = [sequence(tokens) for tokens in (5, 17, 3, 40, 8)]

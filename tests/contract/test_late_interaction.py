@@ -22,8 +22,8 @@ from neuronpipe.client.task_call import to_array
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.compiler.detection import read_configuration
 from neuronpipe.core.errors import InvalidInput, SetupError
-from tests.architectures import make_source
 from tests.contract.inference import infer_all
+from tests.models.architectures import make_source
 
 _TOLERANCE = 5e-5
 _RIGHT = Truncation.TRUNCATION_RIGHT

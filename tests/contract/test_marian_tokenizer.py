@@ -12,8 +12,8 @@ import transformers
 from neuronpipe.compiler.accuracy import sentences
 from neuronpipe.compiler.tokenizers import load_tokenizer
 from neuronpipe.core.errors import SetupError
+from tests.models.tokenizers import marian
 from tests.oracle.texts import PICKED, generated
-from tests.trained_tokenizers import marian
 
 _OTHERS = [sentence for one in sentences().values() for sentence in one]
 # Of the other languages' characters the source has no pieces for many; the vocabulary has them for translations.

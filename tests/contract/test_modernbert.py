@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from neuronpipe.compiler.modules import load_weights
-from tests.architectures import make_source
+from tests.models.architectures import make_source
 
 _HEADS = {
     "text_classification": transformers.AutoModelForSequenceClassification,

@@ -87,8 +87,8 @@ def test_every_rpc_is_one_of_tritonclient() -> None:
 
 def test_what_is_refused_is_the_rest_of_tritonclient_s_rpcs() -> None:
     listed = _python(
-        "from neuronpipe.doors.oip.grpc_door import oip_rpcs\n"
-        "print(*(rpc.path.removeprefix('/') for rpc in oip_rpcs()))"
+        "from neuronpipe.doors.oip.grpc_door import OipDoor\n"
+        "print(*(rpc.path.removeprefix('/') for rpc, _ in OipDoor(None, 1).handlers()))"
     )
     assert set(listed.split()) == set(_described(*_THEIRS)[2])
 

@@ -18,11 +18,12 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput, TextClassificationInput
 from neuronpipe.compiler import CompileRequest, PipelineOptions, compile_bundle
 from neuronpipe.core.errors import SetupError
-from tests.architectures import make_source
 from tests.contract.inference import infer_all
+from tests.models.architectures import make_source
 
 pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.sampled
 
 _TEXTS = ["one text", "the quick brown fox", "words " * 8]
 _TOLERANCE = 5e-5

@@ -20,10 +20,10 @@ from neuronpipe.core.tensors import Array
 from neuronpipe.stages.neuron_executor.backends import load_backend
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, compute
 from neuronpipe.tasks.inputs.kind import input_kind
-from tests import jina_bert, nomic_experts
-from tests.architectures import TEXT_ARCHITECTURES, make_source
-from tests.models import save
-from tests.trained_tokenizers import byte_level_bpe, unigram, word_piece
+from tests.models import jina_bert, nomic_experts
+from tests.models.architectures import TEXT_ARCHITECTURES, make_source
+from tests.models.repository import save
+from tests.models.tokenizers import byte_level_bpe, unigram, word_piece
 
 pytestmark = pytest.mark.sampled
 
@@ -51,7 +51,7 @@ async def _run(bundle: Bundle, backend: str, texts: Sequence[Sequence[int]], mas
         sequences = [{"input_ids": np.asarray(text, np.int32)} for text in texts]
         if mask_at is not None:
             sequences[0]["mask_position"] = np.eye(1, len(texts[0]), mask_at, np.int32)[0]
-        tokens = loaded.round_tokens(max(map(len, texts)))
+        tokens = loaded.shapes.round_tokens(max(map(len, texts)))
         return (await compute(loaded, 0, input_kind(bundle.spec).pad(sequences, tokens)))[bundle.spec.outputs[0].name]
     finally:
         loaded.close()

@@ -19,9 +19,9 @@ from sentence_transformers.sentence_transformer.modules import Dropout, LayerNor
 from neuronpipe.api.v1.tasks_pb2 import RerankInput, SentenceEmbeddingInput, TaskInput, Truncation
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.stages.tokenizer.text import JsonTokenizer
-from tests.architectures import make_source
 from tests.contract.inference import infer_all
-from tests.models import bert_config, save
+from tests.models.architectures import make_source
+from tests.models.repository import bert_config, save
 
 pytestmark = pytest.mark.sampled
 
@@ -33,6 +33,7 @@ _TOLERANCE = 5e-5
 _MANUAL = " ".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)).split()
 _SHORT = [
     "ok",
+    "",
     "!",
     "   spaces \t and\nlines\u00a0 ",
     "The ferry leaves Stockholm at half past nine.",
@@ -188,6 +189,27 @@ async def test_a_cross_encoder_of_modules_scores_as_sentence_transformers(tmp_pa
     found = {one.index: one.score for one in result.rerank.texts}
     for one in ranked:
         assert found[one["corpus_id"]] == pytest.approx(float(one["score"]), abs=_TOLERANCE)
+
+
+async def test_settings_without_modules_are_ignored_as_in_cross_encoders_of_sentence_transformers(
+    tmp_path: Path,
+) -> None:
+    source = make_source(tmp_path / "source", "BERT", "rerank")
+    settings = {
+        "model_type": "CrossEncoder",
+        "prompts": {"search": "Find what says: "},
+        "default_prompt_name": "search",
+    }
+    (source / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    (source / "sentence_bert_config.json").write_text('{"max_seq_length": 12, "do_lower_case": true}')
+    request = CompileRequest(str(source), "rerank", tmp_path / "repository", "m")
+    bundle = compile_bundle(request, lambda line: None)
+    query, texts = "who sells BOATS", ["The harbour sells boats. " * 4, "ok"]
+    ranking = RerankInput(query=query, texts=texts, truncation=Truncation.TRUNCATION_RIGHT)
+    (result,) = await infer_all(bundle.folder, [TaskInput(rerank=ranking)])
+    ours = {one.index: one.score for one in result.rerank.texts}
+    ranked = CrossEncoder(str(source), device="cpu").rank(query, texts)
+    assert ours == pytest.approx({one["corpus_id"]: float(one["score"]) for one in ranked}, abs=_TOLERANCE)
 
 
 async def test_default_prompt_goes_before_every_text_as_in_sentence_transformers(tmp_path: Path) -> None:

@@ -12,24 +12,24 @@ import torch
 import transformers
 
 from neuronpipe.compiler import CompileRequest, PipelineOptions, compile_bundle
-from neuronpipe.compiler.pipeline_parallel import Pipeline
+from neuronpipe.compiler.pipeline_parallel import PipelinedModel
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.backends import part_turns
 from neuronpipe.stages.neuron_executor.backends.base import CoreLost
 from neuronpipe.stages.neuron_executor.backends.part_turns import PartTurns
-from tests.decoders import save_decoder
-from tests.models import save
-from tests.trained_tokenizers import unigram, word_piece
+from tests.models.decoders import save_decoder
+from tests.models.repository import save
+from tests.models.tokenizers import unigram, word_piece
 
 _LAYERS = 6
 
 
 @pytest.fixture(scope="module")
-def cut(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pipeline]:
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., PipelinedModel]:
     """A model of six layers with a head, in parts."""
 
-    def make(head: str, task: str, *options: Any, vocabulary: int = 0) -> Pipeline:
+    def make(head: str, task: str, *options: Any, vocabulary: int = 0) -> PipelinedModel:
         tokenizer = word_piece(max_tokens=64)
         config = transformers.BertConfig(
             vocab_size=vocabulary or len(tokenizer),
@@ -41,12 +41,12 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pipeline]:
         folder = save(getattr(transformers, head)(config), tmp_path_factory.mktemp("source"), tokenizer)
         module = load_module(folder, task, SOURCE_TASKS[task].load_tokenizer(folder))
         example = {name: torch.ones(2, 8, dtype=torch.int64) for name in module.inputs}
-        return Pipeline(module, example).cut(PipelineOptions(*options))
+        return PipelinedModel(module, example).cut(PipelineOptions(*options))
 
     return make
 
 
-def test_layers_are_shared_out_evenly_by_time(cut: Callable[..., Pipeline]) -> None:
+def test_layers_are_shared_out_evenly_by_time(cut: Callable[..., PipelinedModel]) -> None:
     classifier = ("BertForSequenceClassification", "text_classification")
     assert cut(*classifier, 2).firsts == (0, 3)
     assert cut(*classifier, 3).firsts == (0, 2, 4)
@@ -55,7 +55,7 @@ def test_layers_are_shared_out_evenly_by_time(cut: Callable[..., Pipeline]) -> N
     assert cut("BertForMaskedLM", "fill_mask", 3).firsts == (0, 2, 5)
 
 
-def test_by_memory_a_large_vocabulary_counts(cut: Callable[..., Pipeline]) -> None:
+def test_by_memory_a_large_vocabulary_counts(cut: Callable[..., PipelinedModel]) -> None:
     pipeline = cut("BertForSequenceClassification", "text_classification", 3, "memory", vocabulary=2_000)
     assert pipeline.firsts == (0, 1, 4)
     sizes = []
@@ -68,7 +68,7 @@ def test_by_memory_a_large_vocabulary_counts(cut: Callable[..., Pipeline]) -> No
     assert first > 2_000 * 32 > 2 * max(others)
 
 
-def test_the_model_is_whole_again_after_a_part_was_used(cut: Callable[..., Pipeline]) -> None:
+def test_the_model_is_whole_again_after_a_part_was_used(cut: Callable[..., PipelinedModel]) -> None:
     pipeline = cut("BertForSequenceClassification", "text_classification", 2)
     module = pipeline.source.module
     names = [name for name, _ in module.named_parameters()]
@@ -96,7 +96,7 @@ def test_a_weight_that_the_example_hides_stays_where_it_is_read(tmp_path: Path) 
     module = load_module(tmp_path, task, SOURCE_TASKS[task].load_tokenizer(tmp_path))
     text = {"input_ids": torch.arange(5, 21).view(2, 8), "attention_mask": torch.ones(2, 8, dtype=torch.int64)}
     padding = text | {"input_ids": torch.full((2, 8), tokenizer.pad_token_id)}
-    (found,) = Pipeline(module, padding, (0, 1)).run([text])
+    (found,) = PipelinedModel(module, padding, (0, 1)).run([text])
     torch.testing.assert_close(found, {name: one.detach() for name, one in module.module(**text).items()})
 
 
@@ -108,7 +108,7 @@ def test_a_batch_behind_one_that_hangs_is_not_the_reason(monkeypatch: pytest.Mon
     assert not lost.value.has_begun
 
 
-def test_more_parts_than_layers_are_refused(cut: Callable[..., Pipeline]) -> None:
+def test_more_parts_than_layers_are_refused(cut: Callable[..., PipelinedModel]) -> None:
     with pytest.raises(SetupError, match="--pipeline-cores 7: BertForSequenceClassification has 6 layers"):
         cut("BertForSequenceClassification", "text_classification", 7)
 

@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+from google.protobuf.message import Message
 
 import neuronpipe
+from neuronpipe.api.tei.v1.tei_pb2 import EmbedResponse, TokenEmbedding
+from neuronpipe.api.v1.tasks_pb2 import ImageEmbeddingResult, SentenceEmbeddingResult
 from neuronpipe.core.items import Stages
-from neuronpipe.doors.native import native_rpcs
-from neuronpipe.doors.tei import TeiDoor, tei_rpcs
+from neuronpipe.doors.native import INFERENCE_SERVICE, MODEL_SERVICE
+from neuronpipe.doors.tei import SERVICES, TeiDoor
 from neuronpipe.gateway.settings import PipelineSettings
-from tests.door import door_of
+from neuronpipe.rpc.rpcs import RpcHandlers
+from tests.servers.door import door_of
 
 _PROTOS = Path(neuronpipe.__file__).parents[2] / "protos"
 _BUF = Path(sys.executable).parent / "buf"
@@ -73,19 +77,41 @@ def test_a_change_that_callers_do_not_see_is_allowed(tmp_path: Path, change: tup
     assert process.returncode == 0, process.stdout + process.stderr
 
 
+def _paths(handlers: RpcHandlers) -> list[str]:
+    return sorted(rpc.path for rpc, _ in handlers)
+
+
+def _described(*services: ServiceDescriptor) -> list[str]:
+    return sorted(f"/{service.full_name}/{method.name}" for service in services for method in service.methods)
+
+
 def test_every_rpc_of_the_public_api_has_a_handler_and_the_reverse() -> None:
     async def never(item: object) -> object:
         raise AssertionError("called")
 
     stage: Callable[..., object] = never
     door = door_of([], Stages(stage, stage, stage))  # type: ignore[arg-type]
-    assert sorted(door.native.handlers()) == sorted(rpc.path for rpc in native_rpcs(1 << 20))
+    assert _paths(door.native.handlers()) == _described(INFERENCE_SERVICE, MODEL_SERVICE)
 
 
 def test_every_rpc_of_tei_has_a_handler_and_the_reverse() -> None:
     catalog: Any = None
     door = TeiDoor(catalog, catalog, catalog, PipelineSettings())
-    assert sorted(door.handlers()) == sorted(rpc.path for rpc in tei_rpcs(1 << 20))
+    assert _paths(door.handlers()) == _described(*SERVICES.values())
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (SentenceEmbeddingResult, "embedding"),
+        (ImageEmbeddingResult, "embedding"),
+        (EmbedResponse, "embeddings"),
+        (TokenEmbedding, "embeddings"),
+    ],
+)
+def test_vectors_whose_bytes_are_read_and_written_are_the_first_field(message: type[Message], field: str) -> None:
+    found = message.DESCRIPTOR.fields_by_name[field]
+    assert (found.number, found.type, found.is_packed) == (1, FieldDescriptor.TYPE_FLOAT, True)
 
 
 @pytest.mark.parametrize("name", ["inference", "models", "tasks"])

@@ -22,7 +22,7 @@ from transformers.configuration_utils import PretrainedConfig
 
 from neuronpipe.compiler import CompileRequest, compile_bundle, saved_settings
 from neuronpipe.core.errors import SetupError
-from tests import models as test_models
+from tests.models import repository as test_models
 
 _IS_4 = transformers.__version__.startswith("4.")
 # Kinds of models whose tokenizers are read.
@@ -162,11 +162,70 @@ def test_fields_that_a_configuration_adds_itself_are_known(tmp_path: Path) -> No
     assert not saved_settings.check_settings(tmp_path, own, "text_classification")
 
 
+# Of config.json as published: fields that say what the code computes anyway, or that its code reads undeclared.
+_OF_GOOGLES_BERT = {
+    "directionality": "bidi",
+    "pooler_fc_size": 768,
+    "pooler_num_attention_heads": 12,
+    "pooler_num_fc_layers": 3,
+    "pooler_size_per_head": 128,
+    "pooler_type": "first_token_transform",
+}
+_PUBLISHED: dict[str, dict[str, Any]] = {
+    "albert": {"down_scale_factor": 1, "gap_size": 0, "net_structure_type": 0, "num_memory_blocks": 0},
+    "bart": {"extra_pos_embeddings": 2, "normalize_embedding": True, "static_position_embeddings": False},
+    "bert": {"position_embedding_type": "absolute", "output_past": True, **_OF_GOOGLES_BERT},
+    "deberta-v2": {"norm_rel_ebd": "layer_norm", "position_buckets": 256, "share_att_key": True},
+    "distilbert": {"output_past": True, "sinusoidal_pos_embds": False, "tie_weights_": True},
+    "electra": {"position_embedding_type": "absolute", "summary_type": "first"},
+    "gpt2": {"n_ctx": 1024},
+    "longformer": {"attention_mode": "longformer", "ignore_attention_mask": False},
+    "marian": {"static_position_embeddings": True, "normalize_embedding": False},
+    "modernbert": {
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0,
+        "layer_norm_eps": 1e-5,
+        "local_rope_theta": 10000.0,
+        "position_embedding_type": "sans_pos",
+        "reference_compile": True,
+    },
+    "qwen2": {"max_window_layers": 24, "rope_theta": 1000000.0, "use_mrope": False, "use_sliding_window": False},
+    "roberta": {"position_embedding_type": "absolute", "language": "english"},
+    "t5": {"n_positions": 512, "output_past": True},
+    "vit": {"encoder_stride": 16, "qkv_bias": True},
+    "xlm-roberta": {"position_embedding_type": "absolute", "output_past": True},
+}
+
+
+def _lines_about(folder: Path, kind: str, **fields: Any) -> list[str]:
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, **fields}))
+    config = transformers.AutoConfig.from_pretrained(folder)
+    return saved_settings.check_settings(folder, config, "text_classification")
+
+
+@pytest.mark.parametrize("kind", _PUBLISHED)
+def test_a_published_field_that_changes_nothing_is_not_told(kind: str, tmp_path: Path) -> None:
+    assert _lines_about(tmp_path, kind, **_PUBLISHED[kind]) == []
+
+
+@pytest.mark.skipif(_IS_4, reason="transformers 4 computes other position embeddings of BERT")
+def test_another_position_embedding_than_the_one_that_is_computed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="sets position_embedding_type to 'relative_key', which is not supported"):
+        _lines_about(tmp_path, "bert", position_embedding_type="relative_key")
+
+
+def test_another_value_than_the_one_that_the_code_of_a_kind_computes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="sets normalize_embedding to False, which is not supported"):
+        _lines_about(tmp_path, "bart", normalize_embedding=False)
+    (line,) = _lines_about(tmp_path, "gpt2", normalize_embedding=True)  # is no field of that kind
+    assert "normalize_embedding of config.json" in line
+
+
 @pytest.mark.parametrize("ends", [{"add_eos_token": True}, {"add_bos_token": True, "add_eos_token": True}], ids=str)
 def test_texts_begin_and_end_as_the_settings_of_their_tokenizer_say(ends: dict[str, Any], tmp_path: Path) -> None:
     from neuronpipe.compiler.tokenizers import load_tokenizer
     from neuronpipe.stages.tokenizer.text import JsonTokenizer
-    from tests.trained_tokenizers import byte_level_bpe
+    from tests.models.tokenizers import byte_level_bpe
 
     trained = byte_level_bpe(max_tokens=64)
     trained.backend_tokenizer.post_processor = tokenizers.processors.ByteLevel(trim_offsets=True)

@@ -18,8 +18,8 @@ import transformers
 from demo.model import find_minilm
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.errors import SetupError
-from tests.images import make_image_source
-from tests.models import bert_config, save
+from tests.models.images import make_image_source
+from tests.models.repository import bert_config, save
 
 pytestmark = pytest.mark.sampled
 
@@ -220,6 +220,16 @@ def test_a_model_of_images_is_refused_for_a_task_of_texts_and_has_no_longest_inp
     _compile(source, tmp_path, report=lines.append)
     assert "32 x 32 pixels" in "".join(lines)
     assert "longest input" not in "".join(lines)
+
+
+def test_files_that_are_not_in_the_bundle_are_told(sources: dict[str, Path], tmp_path: Path) -> None:
+    source = shutil.copytree(sources["classifier"], tmp_path / "source")
+    lines: list[str] = []
+    _compile(source, tmp_path, name="one", report=lines.append)
+    assert "not used" not in "".join(lines)
+    (source / "sparse_linear.pt").write_bytes(b"x")
+    _compile(source, tmp_path, name="two", report=lines.append)
+    assert "      not used      sparse_linear.pt; the bundle has nothing of it" in "\n".join(lines).splitlines()
 
 
 def test_code_of_its_own_that_transformers_has_by_now_is_told_and_not_run(

@@ -15,8 +15,8 @@ from neuronpipe.api.v1.tasks_pb2 import SparseEmbeddingInput, TaskInput, Truncat
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.compiler.detection import read_configuration
 from neuronpipe.core.errors import InvalidInput, SetupError
-from tests.architectures import make_source
 from tests.contract.inference import infer_all
+from tests.models.architectures import make_source
 
 # The logarithms of logits of up to 20 differ as test_parity.py's logits do.
 _TOLERANCE = 5e-5

@@ -16,8 +16,8 @@ from neuronpipe.compiler.own_code import in_known_form
 from neuronpipe.compiler.source import ModelSource
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.core.errors import SetupError
-from tests.architectures import ARCHITECTURES, make_source, tasks_of
-from tests.models import bert_config, classifier, embedder, save, tagger
+from tests.models.architectures import ARCHITECTURES, make_source, tasks_of
+from tests.models.repository import bert_config, classifier, embedder, save, tagger
 
 _LONGFORMER = "longformer.encoder.layer.1.attention.self"
 

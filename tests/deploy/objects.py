@@ -8,7 +8,7 @@ from typing import Any
 
 from neuronpipe.api.v1 import inference_pb2
 from neuronpipe.bulk.jobs.settings import WorkerSettings
-from neuronpipe.core.settings import Settings, variable_name
+from neuronpipe.core.settings import Settings, fields_of, variable_name
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.stages.settings import NeuronExecutorSettings, PostprocessorSettings, TokenizerSettings
 from tests.deploy.combinations import ROOT, Manifest
@@ -83,7 +83,7 @@ class Container:
     def setting(self, name: str) -> Any:
         """A setting of its service: what is set, or else the default."""
         kind = SETTINGS[self.target]
-        return self.environment.get(variable_name(kind, name), kind.model_fields[name].default)
+        return self.environment.get(variable_name(kind, name), fields_of(kind)[name].default)
 
 
 @dataclass(frozen=True)

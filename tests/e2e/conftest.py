@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.stack import Stack
-from tests.models import MODELS
+from tests.models.repository import MODELS
 
 
 @pytest.fixture(scope="session")

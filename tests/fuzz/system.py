@@ -157,7 +157,7 @@ class FuzzedSystem:
 @contextmanager
 def running_system(repository: Path) -> Iterator[FuzzedSystem]:
     """Four processes over a repository that has a fake model of every task."""
-    stage_options = {"tokenizer": ("--token-cache-bytes", _SMALL_CACHE, "--image-cache-bytes", _SMALL_CACHE)}
+    stage_options = {"tokenizer": ("--token-cache-bytes", _SMALL_CACHE)}
     with four_processes(
         repository,
         *_OPTIONS,

@@ -11,8 +11,9 @@ import pytest_asyncio
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.client import AsyncClient, TlsFiles
 from tests.integration.http_server import HttpServer, running_http_server
-from tests.integration.systems import System, local_system, make_slow, two_processes
-from tests.shared_folder import shared_folder
+from tests.integration.systems import FEW_SHAPES, System, local_system, make_slow, two_processes
+from tests.suite.constants import constants
+from tests.suite.shared_folder import shared_folder
 
 # system → the fixture of its address.
 _TARGETS = {
@@ -45,17 +46,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture
+def polls_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the processes of a test look at the registry ten times a second."""
+    for name, value in constants(look_every_s=0.1).items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture(scope="session")
 def pipeline_processes(repository: Path) -> Iterator[dict[str, ServiceProcess]]:
     """The four services over the openvino bundles."""
-    with four_processes(repository) as processes:
+    with four_processes(repository, stage_options={"neuron-executor": FEW_SHAPES}) as processes:
         yield processes
 
 
 @pytest.fixture(scope="session")
 def one_process(repository: Path) -> Iterator[ServiceProcess]:
     """The pipeline in one process behind gRPC, over the same bundles."""
-    with ServiceProcess("all", "--repository", str(repository)) as process:
+    with ServiceProcess("all", "--repository", str(repository), *FEW_SHAPES) as process:
         yield process.wait_until_ready()
 
 
@@ -68,7 +76,7 @@ def one_process_target(one_process: ServiceProcess) -> str:
 @pytest.fixture(scope="session")
 def fronts_target(repository: Path) -> Iterator[str]:
     """HOST:PORT of two front processes before one executor."""
-    with ServiceProcess("all", "--repository", str(repository), "--front-processes", "2") as process:
+    with ServiceProcess("all", "--repository", str(repository), "--front-processes", "2", *FEW_SHAPES) as process:
         yield process.wait_until_ready().target
 
 
@@ -99,7 +107,7 @@ def http_server(http_repository: Path) -> Iterator[HttpServer]:
 @pytest.fixture(scope="session")
 def writer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A decoder with a template for chats in `source`, and as the model `writer` in `repository`."""
-    from tests.decoders import make_writer
+    from tests.models.decoders import make_writer
 
     return shared_folder(tmp_path_factory, "writer", make_writer)
 
@@ -107,7 +115,7 @@ def writer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def writers_folder(writer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with a model of each other task that generates."""
-    from tests.writers import make_writers
+    from tests.models.writers import make_writers
 
     return shared_folder(tmp_path_factory, "writers", lambda folder: make_writers(folder, writer_folder))
 

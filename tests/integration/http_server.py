@@ -3,7 +3,7 @@
 import json
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ _MODELS = {
 def make_http_repository(folder: Path, fake_repository: Path) -> None:
     """Fills a folder with a fake model of every task. What that needs takes seconds to import, so only this does."""
     from neuronpipe.compiler import CompileRequest, compile_bundle
-    from tests.architectures import make_source
+    from tests.models.architectures import make_source
 
     shutil.copytree(fake_repository, folder, dirs_exist_ok=True)
     for name, (architecture, task) in _MODELS.items():
@@ -49,9 +49,12 @@ class HttpServer:
 
 
 @contextmanager
-def running_http_server(repository: Path, *options: str) -> Iterator[HttpServer]:
+def running_http_server(
+    repository: Path, *options: str, environment: Mapping[str, str] | None = None
+) -> Iterator[HttpServer]:
     """`serve all` with both doors."""
-    with ServiceProcess("all", "--repository", str(repository), "--http-listen", "127.0.0.1:0", *options) as process:
+    given = ("--repository", str(repository), "--http-listen", "127.0.0.1:0", *options)
+    with ServiceProcess("all", *given, environment=environment) as process:
         process.wait_until_ready()
         yield HttpServer(process, str(process.wait_for("listening for HTTP")["address"]))
 

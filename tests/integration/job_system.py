@@ -9,7 +9,7 @@ from pathlib import Path
 
 from demo.processes import ServiceProcess
 from neuronpipe.api.v1.inference_pb2 import InferRequest
-from tests.redis_server import RedisServer, redis_server
+from tests.servers.redis import RedisServer, redis_server
 
 _SOON_S = 30.0
 

@@ -22,6 +22,7 @@ from tests.integration.http_server import HttpServer, running_http_server
 from tests.integration.raw_http2 import RawHttp2, connect, is_ended
 from tests.integration.requests import classify
 from tests.integration.tls_files import Deployment
+from tests.suite.constants import constants
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -43,25 +44,19 @@ _RECOVERY_LIMIT_S = 30.0
 @pytest.fixture(scope="module")
 def server(fake_repository: Path) -> Iterator[HttpServer]:
     """Limits that are reached soon."""
-    limits = {
-        "max-connections": _MAX_CONNECTIONS,
-        "max-connection-idle-s": 3,
-        "max-handshake-s": 1,
-        "max-header-bytes": _MAX_HEADER_BYTES,
-        "max-receive-s": 1,
-        "max-send-s": 1,
-        "max-stream-idle-s": 1,
-    }
-    options = [word for name, value in limits.items() for word in (f"--{name}", str(value))]
-    with running_http_server(fake_repository, *options, "--default-models", "minilm") as server:
+    options = ("--max-connections", str(_MAX_CONNECTIONS), "--max-connection-idle-s", "3", "--default-models", "minilm")
+    environment = constants(
+        max_handshake_s=1, max_header_bytes=_MAX_HEADER_BYTES, max_receive_s=1, max_send_s=1, max_stream_idle_s=1
+    )
+    with running_http_server(fake_repository, *options, environment=environment) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def tls_server(fake_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     files = Deployment(tmp_path_factory.mktemp("tls")).files("all")
-    options = ("--tls-certificate", str(files.certificate), "--tls-key", str(files.key), "--max-handshake-s", "1")
-    with running_http_server(fake_repository, *options) as server:
+    options = ("--tls-certificate", str(files.certificate), "--tls-key", str(files.key))
+    with running_http_server(fake_repository, *options, environment=constants(max_handshake_s=1)) as server:
         yield server
 
 
@@ -210,8 +205,11 @@ def test_an_idle_stream_is_ended(server: HttpServer, requests: int) -> None:
 
 
 @pytest.mark.parametrize("path", [_INFER, _INFER_STREAM, _CHECK])
-def test_a_caller_that_does_not_read_loses_its_connection(server: HttpServer, path: str) -> None:
-    ended = _metric(server, "neuronpipe_connection_ended_total", "grpc", "max_send_s")
+def test_a_caller_that_does_not_read_loses_its_call_and_no_other_of_the_connection(
+    server: HttpServer, path: str
+) -> None:
+    ended = _metric(server, "neuronpipe_call_ended_total", "max_send_s")
+    connections = _metric(server, "neuronpipe_connection_ended_total", "grpc", "max_send_s")
     message = {
         _INFER: _message(),
         _INFER_STREAM: InferStreamRequest(request=classify("a", request_id="1")).SerializeToString(),
@@ -221,11 +219,16 @@ def test_a_caller_that_does_not_read_loses_its_connection(server: HttpServer, pa
         stream = caller.open_call(path)
         caller.send_message(stream, message, ends=False)
         assert caller.status(stream) == "reset"
-    assert _metric(server, "neuronpipe_connection_ended_total", "grpc", "max_send_s") > ended
+        other = caller.open_call(_CHECK)
+        caller.frames.increment_flow_control_window(1 << 16, other)
+        caller.send_message(other, b"")
+        assert caller.status(other) == "0"
+    assert _metric(server, "neuronpipe_call_ended_total", "max_send_s") > ended
+    assert _metric(server, "neuronpipe_connection_ended_total", "grpc", "max_send_s") == connections
 
 
 def test_a_caller_that_leaves_a_stream_unread_is_done(server: HttpServer) -> None:
-    ended = _metric(server, "neuronpipe_connection_ended_total", "grpc", "max_send_s")
+    ended = _metric(server, "neuronpipe_call_ended_total", "max_send_s")
     message = InferStreamRequest(request=classify("a", request_id="1")).SerializeToString()
     with RawHttp2(server.process.target, window=0) as caller:
         stream = caller.open_call(_INFER_STREAM)
@@ -233,8 +236,8 @@ def test_a_caller_that_leaves_a_stream_unread_is_done(server: HttpServer) -> Non
         caller.events(lambda event: isinstance(event, h2.events.ResponseReceived))
         caller.frames.reset_stream(stream, h2.errors.ErrorCodes.CANCEL)
         caller.flush()
-        time.sleep(2)  # longer than --max-send-s: there is no response any more that is late
-        assert _metric(server, "neuronpipe_connection_ended_total", "grpc", "max_send_s") == ended
+        time.sleep(2)  # longer than max_send_s: there is no response any more that is late
+        assert _metric(server, "neuronpipe_call_ended_total", "max_send_s") == ended
 
 
 def test_an_http_caller_that_does_not_read_loses_its_connection(server: HttpServer) -> None:

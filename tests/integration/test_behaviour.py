@@ -191,7 +191,7 @@ ONE_MEBIBYTE = 1 << 20
 
 BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
     "empty text": (classify(""), InvalidInput, "text: is empty"),
-    "empty embedding text": (embed(""), InvalidInput, "text: is empty"),
+    "NUL in an embedding's text": (embed("\0"), InvalidInput, "text: has the character NUL at position 0"),
     "NUL": (classify("a\0b"), InvalidInput, "text: has the character NUL at position 1"),
     "too long": (classify("word " * 600), InvalidInput, "text: 602 tokens, the model takes 512"),
     "too long pair": (

@@ -12,7 +12,7 @@ import pytest
 
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.measure.benchmark.results import read_results
-from tests.architectures import make_source
+from tests.models.architectures import make_source
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

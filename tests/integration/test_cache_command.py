@@ -13,10 +13,12 @@ from neuronpipe.cli import main
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey, TokenizeItem
 from neuronpipe.core.packed import pack_input
+from neuronpipe.platform.cache.economics import RedisSettings
 from neuronpipe.stages.settings import EncodingSettings
 from neuronpipe.stages.tokenizer.stage import running_tokenizer
 from tests.integration.requests import classify
-from tests.redis_server import RedisServer, redis_server
+from tests.servers.redis import RedisServer, redis_server
+from tests.suite.constants import with_constants
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -53,10 +55,10 @@ async def test_a_tokenizer_finds_what_was_stored_ahead(
     fake_repository: Path, redis: RedisServer, tmp_path: Path
 ) -> None:
     await asyncio.to_thread(_warm, fake_repository, _written(tmp_path, "a text that is known"))
-    settings = EncodingSettings(
-        redis_url=redis.url, redis_timeout_ms=1000, token_cache_redis="always", token_cache_bytes=0
-    )
-    async with running_tokenizer(read_repository(fake_repository), settings) as stage, asyncio.timeout(10):
+    settings = EncodingSettings(token_cache_redis="always", token_cache_bytes=0)
+    shared = with_constants(RedisSettings, redis_url=redis.url, redis_timeout_ms=1000)
+    running = running_tokenizer(read_repository(fake_repository), settings, redis=shared)
+    async with running as stage, asyncio.timeout(10):
         while True:
             item = TokenizeItem(Call(), ModelKey("classifier", 1), pack_input(classify("a text that is known").input))
             outcome = (await stage.tokenize(item)).token_cache

@@ -17,10 +17,12 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import EncodedInput, ModelKey, TokenizeItem
 from neuronpipe.core.packed import pack_input
+from neuronpipe.platform.cache.economics import RedisSettings
 from neuronpipe.stages.settings import EncodingSettings
 from neuronpipe.stages.tokenizer.stage import TokenizerStage, running_tokenizer
 from tests.integration.requests import classify
-from tests.redis_server import RedisServer, redis_server
+from tests.servers.redis import RedisServer, redis_server
+from tests.suite.constants import constants, with_constants
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -30,7 +32,9 @@ _MEMORY, _REDIS, _MISS, _BYPASS = (
     CacheOutcome.CACHE_OUTCOME_MISS,
     CacheOutcome.CACHE_OUTCOME_BYPASS,
 )
-_ONLY_REDIS = ("--token-cache-bytes", "0", "--token-cache-redis", "always", "--redis-timeout-ms", "100")
+_ONLY_REDIS = ("--token-cache-bytes", "0", "--token-cache-redis", "always")
+# A busy machine answers late.
+_PATIENT = constants(redis_timeout_ms=100)
 # A wait for what comes in the end, however busy the machine is.
 _LIMIT_S = 60
 
@@ -59,7 +63,7 @@ def _gateway(
     """A gateway and a tokenizer of its own, before the other stages that there are."""
     options = ("--repository", str(repository))
     tokenizer = stack.enter_context(
-        ServiceProcess("tokenizer", *options, "--redis-url", redis.url, *_ONLY_REDIS)
+        ServiceProcess("tokenizer", *options, "--redis-url", redis.url, *_ONLY_REDIS, environment=_PATIENT)
     ).wait_until_ready()
     targets = {"tokenizer": tokenizer, "executor": stages["neuron-executor"], "postprocessor": stages["postprocessor"]}
     gateway = ServiceProcess(
@@ -101,13 +105,12 @@ async def test_a_changed_tokenizer_finds_nothing_of_the_former(
     (bundle.folder / "manifest.json").unlink()
     write_manifest(bundle.folder, bundle.manifest)
 
-    settings = EncodingSettings(
-        redis_url=redis.url, redis_timeout_ms=1000, token_cache_bytes=0, token_cache_redis="always"
-    )
+    settings = EncodingSettings(token_cache_bytes=0, token_cache_redis="always")
+    shared = with_constants(RedisSettings, redis_url=redis.url, redis_timeout_ms=1000)
     former_bundles = [bundle for bundle in read_repository(fake_repository) if bundle.spec.name == "classifier"]
     async with (
-        running_tokenizer(former_bundles, settings) as former,
-        running_tokenizer(read_repository(changed), settings) as stage,
+        running_tokenizer(former_bundles, settings, redis=shared) as former,
+        running_tokenizer(read_repository(changed), settings, redis=shared) as stage,
     ):
         async with asyncio.timeout(_LIMIT_S):
             while (await _encode(former, "A TEXT")).token_cache != _REDIS:
@@ -132,7 +135,7 @@ async def test_no_request_fails_when_redis_does(fake_repository: Path, redis: Re
         "*",
         *_ONLY_REDIS,
     )
-    with ServiceProcess("all", *options) as process:
+    with ServiceProcess("all", *options, environment=_PATIENT) as process:
         async with AsyncClient(process.wait_until_ready().target) as client:
             texts = [f"text number {number}" for number in range(40)]
             expected = {text: (await client.infer(_uncached(text))).result for text in texts}

@@ -11,8 +11,8 @@ import pytest
 
 from demo.processes import ServiceProcess
 from neuronpipe.client import Client
-from tests.certificates import Authority, replace
 from tests.integration.collector import Collector, grpc_collector, http_collector
+from tests.servers.certificates import Authority, replace
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

@@ -24,13 +24,14 @@ from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.client import AsyncClient
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.tasks import TASKS
-from tests.architectures import make_source
-from tests.images import make_image_text_source
 from tests.integration.guarded import guarded_server, make_files
 from tests.integration.http_server import HttpServer, running_http_server
 from tests.integration.test_node import FOLDER as NODE
-from tests.shared_folder import shared_folder
-from tests.versions import copy_classifier
+from tests.models.architectures import make_source
+from tests.models.images import make_image_text_source
+from tests.models.versions import copy_classifier
+from tests.suite.constants import constants
+from tests.suite.shared_folder import shared_folder
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -261,8 +262,8 @@ def programs(tmp_path: Path) -> str:
     """A PATH with python, and a grpcurl that takes what the real one does."""
     grpcurl = tmp_path / "grpcurl"
     grpcurl.write_text(
-        f'#!/bin/sh\n[ "$2 $3" = "-d @" ] || exit 9\nexec {sys.executable} -m tests.snippet_commands grpcurl '
-        '"$1" -d "$(cat)" "$4" "$5"\n'
+        f'#!/bin/sh\n[ "$2 $3" = "-d @" ] || exit 9\nexec {sys.executable} '
+        '-m tests.documentation.snippet_commands grpcurl "$1" -d "$(cat)" "$4" "$5"\n'
     )
     grpcurl.chmod(0o755)
     return f"{tmp_path}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
@@ -545,7 +546,7 @@ async def test_the_table_of_models_follows_the_registry(
         FolderRepository(tmp_path).change_registry(operation, _SIGNED)
 
     change(lambda registry: registry.alias("classifier", "stable", 1, _SIGNED))
-    with running_http_server(tmp_path, "--registry-poll-s", "0.1") as server:
+    with running_http_server(tmp_path, environment=constants(look_every_s=0.1)) as server:
         async with _opened(chromium, server.url) as console:
             rows = console.page.get_by_role("region", name="Table of models").get_by_role("row")
             await expect(rows.nth(1)).to_contain_text(re.compile(r"version 1.*ready.*stable.*100\.0 % of requests"))

@@ -16,8 +16,8 @@ import pytest
 from demo.model import is_compiled
 from demo.writer import make_writer, paragraphs
 from neuronpipe.compiler import CompileRequest, compile_bundle
-from tests.models import link_models
-from tests.shared_folder import shared_folder
+from tests.models.repository import link_models
+from tests.suite.shared_folder import shared_folder
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -37,8 +37,10 @@ def _running_demo(folder: Path, repository: Path, writer: Path) -> Iterator["sub
     (linked / "writer").symlink_to(writer)
     command = [sys.executable, "-m", "demo", "--repository", str(linked)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_demo_shows_similar_pairs_and_the_latency_split(demo: "subprocess.Popen[
 
     assert demo.returncode == 0, output
     assert "How do I reset my password?  |  I forgot my login and cannot get into my account." in output
-    [scores] = re.findall(r"\$ curl .* http://127\.0\.0\.1:\d+/similarity --json .*\n  (\[.*\])\n", output)
+    [scores] = re.findall(r"\$ curl .* http://127\.0\.0\.1:\d+/similarity -H .*\n  (\[.*\])\n", output)
     alike, other = json.loads(scores)  # two sentences about a cat, and one about interest rates
     assert alike > other
     splits = re.findall(

@@ -26,7 +26,8 @@ from neuronpipe.api.v1.traces_pb2_grpc import TraceServiceStub
 from neuronpipe.client import Client
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.names import Spans
-from tests.models import bert_config, link_models, save
+from tests.integration.systems import FEW_SHAPES
+from tests.models.repository import bert_config, link_models, save
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -43,7 +44,7 @@ def gateway(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     models = link_models(folder / "repository", repository, "minilm", "multi-label")
     reranker = save(transformers.BertForSequenceClassification(bert_config(num_labels=1)), folder / "reranker")
     compile_bundle(CompileRequest(str(reranker), "rerank", models, "reranker"), lambda line: None)
-    with ServiceProcess("all", "--repository", str(models), "--kept-traces", "100") as process:
+    with ServiceProcess("all", "--repository", str(models), "--kept-traces", "100", *FEW_SHAPES) as process:
         yield process.wait_until_ready().target
 
 
@@ -91,6 +92,17 @@ def test_semantic_search_finds_the_paragraph_by_its_meaning(gateway: str, tmp_pa
     assert scores == sorted(scores, reverse=True)
 
 
+def test_semantic_search_takes_a_paragraph_and_a_query_that_are_longer_than_the_model_takes(
+    gateway: str, tmp_path: Path
+) -> None:
+    (tmp_path / "long.md").write_text("Mix flour, water and yeast. " + "The dough rises for an hour. " * 100)
+    (tmp_path / "short.txt").write_text("Apple trees are pruned in winter.")
+    command = (sys.executable, _EXAMPLES / "semantic_search.py", tmp_path, "How do I bake a loaf? " * 100)
+    first, second = _output(*command, "--target", gateway).splitlines()
+    assert "long.md" in first
+    assert "short.txt" in second
+
+
 def test_retrieval_puts_the_reranked_candidates_into_the_prompt(gateway: str, tmp_path: Path) -> None:
     passages = [
         "Apple trees are pruned in winter.",
@@ -109,6 +121,13 @@ def test_retrieval_puts_the_reranked_candidates_into_the_prompt(gateway: str, tm
         ranked = [about_bread[text.index] for text in client.rerank("reranker", question, about_bread)]
     assert re.findall(r"^\[\d\] (.*)$", prompt, re.MULTILINE) == ranked
     assert prompt.endswith(f"Question: {question}\nAnswer:\n")
+
+
+def test_retrieval_takes_passages_that_are_longer_than_the_models_take(gateway: str, tmp_path: Path) -> None:
+    long = "The dough rises for an hour. " * 200
+    (tmp_path / "passages.txt").write_text(f"{long}\nTrains leave at nine.")
+    command = (sys.executable, _EXAMPLES / "rag_rerank.py", tmp_path / "passages.txt", "How long does dough take?")
+    assert long.strip() in _output(*command, "--target", gateway)
 
 
 @contextmanager

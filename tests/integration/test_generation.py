@@ -31,6 +31,7 @@ from neuronpipe.client.task_call import generation_request
 from tests.integration.guarded import until
 from tests.integration.raw_http2 import RawHttp2
 from tests.integration.systems import two_processes
+from tests.suite.constants import constants
 
 pytestmark = pytest.mark.local_only
 
@@ -423,9 +424,12 @@ def test_a_caller_who_reads_late_gets_the_whole_text_and_holds_no_blocks(
     assert (events[1].chunk.text, len(events[1].chunk.token_ids)) == (text.text, 150)
 
 
-def test_a_caller_who_never_reads_loses_its_connection_and_holds_no_blocks(repository: Path) -> None:
-    options = ("--repository", str(repository), "--max-send-s", "1", *_METRICS)
-    with ServiceProcess("all", *options) as server, RawHttp2(server.wait_until_ready().target, window=0) as caller:
+def test_a_caller_who_never_reads_loses_its_call_and_holds_no_blocks(repository: Path) -> None:
+    options = ("--repository", str(repository), *_METRICS)
+    with (
+        ServiceProcess("all", *options, environment=constants(max_send_s=1)) as server,
+        RawHttp2(server.wait_until_ready().target, window=0) as caller,
+    ):
         stream = caller.open_call(_GENERATE)
         caller.send_message(stream, _request(max_new_tokens=150).SerializeToString())
         assert caller.status(stream) == "reset"

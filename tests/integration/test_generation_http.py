@@ -237,7 +237,6 @@ async def test_of_several_prompts_a_wrong_one_is_named(theirs: openai.AsyncOpenA
         ({"echo": True, "logprobs": 1, "n": 2}, "echo"),
         ({"best_of": 2}, "best_of"),
         ({"suffix": "end"}, "suffix"),
-        ({"extra_body": {"ignore_eos": True}}, "ignore_eos"),
         ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
         ({"extra_body": {"num_beams": 2}, "seed": 1}, "seed"),
         ({"extra_body": {"min_tokens": 9}, "max_tokens": 8}, "min_tokens"),
@@ -253,6 +252,64 @@ async def test_completions_name_what_they_refuse(
     assert refused.value.param == param
     for word in ("do_sample", "max_new_tokens", "num_return_sequences", "options"):
         assert word not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("body", "last"),
+    [
+        ({"messages": _CHAT, "max_tokens": 4}, "[DONE]"),
+        ({"prompt": _PROMPT, "max_tokens": 4}, "[DONE]"),
+        ({"inputs": _PROMPT, "parameters": {"max_new_tokens": 4}}, '"generated_text":"'),
+    ],
+    ids=str,
+)
+def test_sagemakers_path_streams_where_the_body_asks_for_it(
+    server: HttpServer, body: dict[str, Any], last: str
+) -> None:
+    answer = requests.post(f"{server.url}/invocations", json=body | {"stream": True}, timeout=60)
+    assert (answer.status_code, answer.headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
+    events = [line for line in answer.text.splitlines() if line.startswith("data:")]
+    assert len(events) >= 4
+    assert last in events[-1]
+
+
+async def test_ids_of_tokens_come_with_whole_texts_and_with_their_parts(
+    theirs: openai.AsyncOpenAI, ours: Client
+) -> None:
+    options: dict[str, Any] = {"max_tokens": 6, "extra_body": {"return_token_ids": True, "ignore_eos": True}}
+    chat: dict[str, Any] = {"model": "writer", "messages": _CHAT}
+    whole = (await theirs.chat.completions.create(**chat, **options)).choices[0].model_extra or {}
+    assert len(whole["token_ids"]) == 6
+    expected = [*ours.generate("writer", messages=_CHAT, max_new_tokens=6, min_new_tokens=6)][-1].response
+    assert whole["token_ids"] == [*expected.result.text_generation.sequences[0].token_ids]
+    stream = await theirs.chat.completions.create(stream=True, **chat, **options)
+    parts = [(chunk.choices[0].model_extra or {}).get("token_ids", []) async for chunk in stream if chunk.choices]
+    assert [one for part in parts for one in part] == whole["token_ids"]
+    asked: dict[str, Any] = {"model": "writer", "prompt": _PROMPT}
+    completion = (await theirs.completions.create(**asked, **options)).choices[0].model_extra or {}
+    assert len(completion["token_ids"]) == 6
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_special_tokens_are_in_the_text_and_its_parts_where_a_caller_wants_them(
+    theirs: openai.AsyncOpenAI, ours: Client, source: Path, is_chat: bool
+) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    special = next(one for one in tokenizer.all_special_ids if one != tokenizer.eos_token_id)
+    options: dict[str, Any] = {"model": "writer", "max_tokens": 3, "logit_bias": {str(special): 100}, "temperature": 0}
+    given = {"messages": _CHAT} if is_chat else {"prompt": _PROMPT}
+    door: Any = theirs.chat.completions if is_chat else theirs.completions
+    for skips in (True, False):
+        asked = {**options, **given, "extra_body": {"skip_special_tokens": skips, "return_token_ids": True}}
+        (choice,) = (await door.create(**asked)).choices
+        expected = tokenizer.decode(choice.token_ids, skip_special_tokens=skips)
+        assert bool(expected) != skips
+        assert (choice.message.content if is_chat else choice.text) == expected
+        parts = [part.choices[0] async for part in await door.create(stream=True, **asked) if part.choices]
+        texts = [part.delta.content if is_chat else part.text for part in parts]
+        assert "".join(filter(None, texts)) == expected
+    text = ours.generate_text("writer", prompt=_PROMPT, skip_special_tokens=False, logit_bias={special: 100})
+    assert tokenizer.decode([special]) in text.text
 
 
 async def test_log_probabilities_have_openais_forms(theirs: openai.AsyncOpenAI, ours: Client) -> None:
@@ -374,7 +431,7 @@ async def test_a_message_is_continued_and_the_template_gets_variables(theirs: op
         options: dict[str, Any] = {"model": "writer", "messages": messages, "max_tokens": 8, "extra_body": further}
         return (await theirs.chat.completions.create(**options)).choices[0].message.content or ""
 
-    # By the template of tests/decoders.py.
+    # By the template of tests/models/decoders.py.
     request = InferRequest(model="writer")
     request.input.text_generation.options.max_new_tokens = 8
     request.input.text_generation.messages.extend(ChatMessage(**one) for one in begun)
@@ -426,7 +483,7 @@ async def test_a_stop_string_ends_both_forms(theirs: openai.AsyncOpenAI, ours: C
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"n": 2, "temperature": 0}, "n"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning_effort": "much"}, "reasoning_effort"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
         (
             {"extra_body": {"continue_final_message": True, "add_generation_prompt": True}},
@@ -704,3 +761,38 @@ async def test_without_a_model_the_only_one_answers(server: HttpServer) -> None:
     body = {"messages": _CHAT, "max_tokens": 2}
     answer = await asyncio.to_thread(requests.post, f"{server.url}/v1/chat/completions", json=body, timeout=120)
     assert answer.json()["model"] == "writer"
+
+
+async def test_kept_results_have_their_counts_and_random_draws_are_not_kept(writer_folder: Path) -> None:
+    with running_http_server(writer_folder / "repository", "--result-cache-models", "*") as server:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120) as theirs:
+            for _ in range(2):
+                chat = await theirs.chat.completions.create(model="writer", messages=_CHAT, max_tokens=5)
+                assert chat.usage
+                assert chat.usage.completion_tokens == 5
+                written = await theirs.completions.create(model="writer", prompt=_PROMPT, max_tokens=5)
+                assert written.usage
+                assert written.usage.completion_tokens == 5
+                said = await theirs.responses.create(model="writer", input="Hello", max_output_tokens=5)
+                assert said.usage
+                assert said.usage.output_tokens == 5
+            draws: dict[str, Any] = {"model": "writer", "prompt": _PROMPT, "max_tokens": 12, "temperature": 2.0}
+            drawn = [(await theirs.completions.create(**draws)).choices[0].text for _ in range(3)]
+            assert len(set(drawn)) == 3
+            several = [[one.text for one in (await theirs.completions.create(**draws, n=2)).choices] for _ in range(2)]
+            assert several[0] != several[1]
+            seeded = [(await theirs.completions.create(**draws, seed=7)).choices[0].text for _ in range(2)]
+            assert seeded[0] == seeded[1]
+
+
+def test_json_in_chats_is_answered_as_bad_where_it_is_nested_too_deeply(server: HttpServer) -> None:
+    deep = json.loads('{"a":' * 110 + "0" + "}" * 110)
+    said: dict[str, Any] = {"role": "user", "content": "a", "x": deep}
+    body = {"model": "writer", "messages": [said], "max_tokens": 1}
+    assert requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    deeper = json.loads('{"a":' * 600 + "0" + "}" * 600)
+    call = {"id": "a", "type": "function", "function": {"name": "a", "arguments": json.dumps(deeper)}}
+    for wrong in (said | {"x": deeper}, {"role": "assistant", "tool_calls": [call]}):
+        answer = requests.post(f"{server.url}/v1/chat/completions", json=body | {"messages": [wrong]}, timeout=60)
+        assert answer.status_code == 400
+        assert "nested more than 128 deep" in answer.text

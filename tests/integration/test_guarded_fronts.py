@@ -14,10 +14,10 @@ from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.api.v1.models_pb2 import ListModelsRequest
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
 from neuronpipe.gateway.callers.keys import create_key
-from tests.certificates import replace
 from tests.integration.requests import classify, embed
 from tests.integration.test_tls import _shown
 from tests.integration.tls_files import Deployment
+from tests.servers.certificates import replace
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

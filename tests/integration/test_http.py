@@ -3,6 +3,7 @@
 import gzip
 import json
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.client import Client
 from tests.integration.http_server import Connection, HttpServer, post, running_http_server
+from tests.suite.constants import constants
 
 _EMBED = json.dumps({"model": "minilm", "input": "A fine day.", "dimensions": 2}).encode()
 _SLOW = json.dumps({"inputs": "A fine day."}).encode()
@@ -93,7 +95,7 @@ def test_a_caller_who_sends_an_enormous_body_all_the_same_gets_the_answer(connec
 
 def test_an_enormous_body_in_chunks_ends_at_the_limit(http_repository: Path) -> None:
     with (
-        running_http_server(http_repository, "--max-message-bytes", str(_MAX_BODY_BYTES)) as server,
+        running_http_server(http_repository, environment=constants(max_message_bytes=_MAX_BODY_BYTES)) as server,
         server.connect() as connection,
     ):
         connection.send(
@@ -294,3 +296,23 @@ def _wait_for_health(connection: Connection, status: int) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"the health is not {status}")
+
+
+@pytest.mark.parametrize("sent", [0, 20], ids=["idle", "within a head"])
+def test_a_request_that_came_while_the_process_stood_still_is_answered(fake_repository: Path, sent: int) -> None:
+    head = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    limits = constants(max_handshake_s=1) if sent else {}
+    options = ("--http-listen", "127.0.0.1:0", "--max-connection-idle-s", "1")
+    with ServiceProcess("all", "--repository", str(fake_repository), *options, environment=limits) as process:
+        host, port = str(process.wait_for("listening for HTTP")["address"]).rsplit(":", 1)
+        process.wait_until_ready()
+        for _ in range(3):
+            with socket.create_connection((host, int(port)), 10) as caller:
+                caller.sendall(head + head[:sent])
+                assert caller.recv(1 << 16).startswith(b"HTTP/1.1 200 OK\r\n")
+                time.sleep(0.3)  # the connection is idle now
+                process.signal(signal.SIGSTOP)
+                caller.sendall(head[sent:])
+                time.sleep(1.2)
+                process.signal(signal.SIGCONT)
+                assert caller.recv(1 << 16).startswith(b"HTTP/1.1 200 OK\r\n")

@@ -218,15 +218,18 @@ def test_hub_errors(hub: Callable[[str], Any]) -> None:
     assert error.value.response.json()["error"].startswith("model 'unknown' is not served")
 
 
+_JSON = ("-H", "Content-Type: application/json", "-d")
+
+
 def _curl(*arguments: str) -> Any:
     return json.loads(subprocess.run(["curl", "--silent", *arguments], capture_output=True, check=True).stdout)
 
 
 def test_curl_and_tei(http_server: HttpServer, ours: Client) -> None:
     body = json.dumps({"inputs": [_TEXT]})
-    (vector,) = _curl(f"{http_server.url}/embed", "--json", body)
+    (vector,) = _curl(f"{http_server.url}/embed", *_JSON, body)
     np.testing.assert_allclose(vector, ours.embed("minilm", _TEXT), atol=_TOLERANCE)
-    labels = _curl(f"{http_server.url}/predict", "--json", json.dumps({"inputs": _TEXT}))
+    labels = _curl(f"{http_server.url}/predict", *_JSON, json.dumps({"inputs": _TEXT}))
     assert {one["label"]: one["score"] for one in labels} == _labels(ours.classify("classifier", _TEXT, top_k=4))
 
 
@@ -242,7 +245,7 @@ def test_curl_and_an_image(http_server: HttpServer, ours: Client, image: bytes, 
 def test_curl_and_a_folder_that_is_a_bundle(http_repository: Path, tmp_path: Path) -> None:
     model = shutil.copytree(http_repository / "classifier" / "1", tmp_path / "model")  # as SageMaker unpacks an archive
     with running_http_server(model) as server:
-        (labels,) = _curl(f"{server.url}/invocations", "--json", json.dumps({"inputs": [_TEXT]}))
+        (labels,) = _curl(f"{server.url}/invocations", *_JSON, json.dumps({"inputs": [_TEXT]}))
     assert len(labels) == 4
 
 

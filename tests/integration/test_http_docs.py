@@ -1,4 +1,4 @@
-"""docs/http.md: its table of errors is the code's. tests/contract/test_snippets.py runs its examples."""
+"""docs/http.md: its table of errors is the code's. tests/repository/test_snippets.py runs its examples."""
 
 from pathlib import Path
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.integration.http_server import HttpServer
-from tests.sampling import sample_of
+from tests.suite.sampling import sample_of
 
 pytestmark = [pytest.mark.local_only, pytest.mark.long]
 

@@ -25,8 +25,8 @@ from neuronpipe.rpc.client import KEY_VARIABLE
 from tests.integration.collector import grpc_collector
 from tests.integration.guarded import make_files
 from tests.integration.job_system import JobSystem, job_system, text_request, until
-from tests.models import link_models
-from tests.redis_server import redis_server
+from tests.models.repository import link_models
+from tests.servers.redis import redis_server
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

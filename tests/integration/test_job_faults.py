@@ -18,7 +18,7 @@ from demo.processes import ServiceProcess
 from neuronpipe.client import Client, Job, Overloaded, Unavailable
 from tests.integration.job_system import JobSystem, job_system, text_request, until
 from tests.integration.systems import make_slow
-from tests.models import link_models
+from tests.models.repository import link_models
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -180,6 +180,29 @@ def test_a_worker_ends_while_redis_hangs_and_another_takes_its_jobs(slow_jobs: J
             job.wait(60)
 
 
+def test_a_worker_that_hangs_longer_than_its_lease_leaves_its_job_to_another(slow_jobs: JobSystem) -> None:
+    """Each batch takes a second and a half, so that the job is not done when the worker goes on."""
+    with Client(slow_jobs.gateway.target) as client:
+        endings = Endings(slow_jobs)
+        with slow_jobs.worker(*_QUICK) as hung:
+            job = client.submit([text_request(f"text {number}") for number in range(40)])
+            until(lambda: slow_jobs.fields(job.name).get("completed", b"0") != b"0", "some inputs are done")
+            hung.signal(signal.SIGSTOP)
+            with slow_jobs.worker(*_QUICK) as other:
+                until(lambda: slow_jobs.fields(job.name).get("attempts") == b"2", "another worker has it")
+                hung.signal(signal.SIGCONT)
+                until(lambda: not _held(slow_jobs, hung) and _held(slow_jobs, other) == 1, "the first one lets it go")
+                job.wait(60)
+                assert job.status().metadata.attempts == 2
+        assert endings.read(1) == {job.name: 1}
+
+
+def _held(jobs: JobSystem, worker: ServiceProcess) -> int:
+    """How many jobs a worker has by what Redis knows."""
+    keys = jobs.redis.ask("KEYS", f"neuronpipe-jobs:held:*-{worker.pid}-*")
+    return sum(jobs.redis.ask("SCARD", key) for key in keys)
+
+
 @_long_only
 def test_a_running_job_that_is_cancelled_stops(slow_jobs: JobSystem) -> None:
     with Client(slow_jobs.gateway.target) as client, slow_jobs.worker(*_QUICK) as worker:
@@ -245,5 +268,7 @@ def test_no_job_is_lost_and_none_is_answered_twice(quick_jobs: JobSystem) -> Non
         counts = endings.read(_JOBS)
         assert {name: count for name, count in counts.items() if count != 1} == {}
         assert set(counts) == set(names)
-        assert jobs.redis.ask("XLEN", "neuronpipe-jobs:normal") == 0
+        assert jobs.redis.ask("KEYS", "neuronpipe-jobs:waiting:*") == []
+        assert jobs.redis.ask("KEYS", "neuronpipe-jobs:running:*") == []
+        assert jobs.redis.ask("KEYS", "neuronpipe-jobs:held:*") == []
         assert jobs.redis.ask("ZCARD", "neuronpipe-jobs:open") == 0

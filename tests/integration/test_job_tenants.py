@@ -1,6 +1,7 @@
 """Jobs of several tenants: none stops another's, waits away its places, fills its Redis, or reaches its objects."""
 
 import asyncio
+import contextlib
 import json
 import time
 import urllib.request
@@ -20,7 +21,7 @@ from neuronpipe.rpc.client import KEY_VARIABLE
 from tests.integration.job_system import JobSystem, job_system, until
 from tests.integration.requests import embed
 from tests.integration.systems import make_slow
-from tests.models import link_models
+from tests.models.repository import link_models
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -141,7 +142,7 @@ async def test_waits_have_places_of_their_own_and_one_look_for_each_job(shared: 
 
 def _looks(shared: Shared) -> int:
     """How often jobs were read."""
-    return int(shared.jobs.redis.ask("INFO", "commandstats")["cmdstat_hgetall"]["calls"])
+    return int(shared.jobs.redis.ask("INFO", "commandstats")["cmdstat_hmget"]["calls"])
 
 
 def test_a_job_that_no_gateway_has_signed_reads_and_writes_nothing(shared: Shared) -> None:
@@ -193,6 +194,35 @@ def test_ended_jobs_count_with_their_bytes_until_they_are_deleted(shared: Shared
         hoarder.submit([embed("a")]).cancel()
         for list_name in ("jobs", "bytes", "kept"):
             assert int(shared.jobs.redis.ask("TTL", f"neuronpipe-jobs:{list_name}:hoarder")) > 0
+
+
+def test_results_keep_to_the_bytes_of_their_tenant_and_others_have_room(shared: Shared) -> None:
+    """Twelve jobs of 25 vectors each, whose results have some 40 KB."""
+
+    def used() -> int:
+        return int(shared.jobs.redis.ask("GET", "neuronpipe-jobs:bytes:victim"))
+
+    with shared.worker(), shared.client("victim") as victim, shared.client("mallory") as mallory:
+        kept: list[Job] = []
+        with contextlib.suppress(Overloaded):
+            kept.extend(victim.submit([embed(f"{job} {n}") for n in range(25)]) for job in range(12))
+        assert len(kept) > 3
+        mallory.submit([embed("a")]).wait(30)
+        failed = 0
+        while kept:
+            until(lambda: any(shared.jobs.state(job.name) in ("succeeded", "failed") for job in kept), "some end")
+            for _ in range(20):
+                assert used() <= 100_000
+                time.sleep(0.05)
+            for job in [job for job in kept if job.status().is_done]:
+                try:
+                    assert len(job.wait(1)) == 25
+                except Overloaded as error:
+                    failed += 1
+                    assert "100000 bytes, the limit (the gateway's jobs_max_tenant_bytes)" in str(error)  # noqa: PT017
+                job.delete()
+                kept.remove(job)
+        assert failed < 3  # of those that began before the size of a result was known
 
 
 def test_a_tenant_of_bulk_work_has_no_jobs_of_high_priority(shared: Shared) -> None:

@@ -27,7 +27,7 @@ from neuronpipe.client import (
     WrongTask,
 )
 from tests.integration.job_system import JobSystem, job_system, text_request, until
-from tests.models import link_models
+from tests.models.repository import link_models
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

@@ -18,7 +18,7 @@ from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.compiler.mlflow import fetch_mlflow_model
 from neuronpipe.core.errors import SetupError
 from tests.integration.test_lifecycle import free_port
-from tests.web_server import running_web_server
+from tests.servers.web import running_web_server
 
 pytestmark = [
     pytest.mark.local_only,

@@ -16,10 +16,9 @@ from tests.integration.test_registry import (
     versions,  # noqa: F401 — a fixture
 )
 
-pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled, pytest.mark.usefixtures("polls_often")]
 
 _OPTIONS = ("--http-listen", "127.0.0.1:0")
-_POLL = ("--registry-poll-s", "0.1")
 
 
 def _started(gateway: ServiceProcess, model: str, key: str) -> "subprocess.Popen[bytes]":
@@ -42,7 +41,7 @@ def _history(repository: Path) -> list[tuple[str, str]]:
 
 
 def test_tritonclient_unloads_a_model_and_loads_it_again(versions: Path) -> None:  # noqa: F811
-    with four_processes(versions, *_POLL, gateway_options=(*_OPTIONS, "--model-control")) as processes:
+    with four_processes(versions, gateway_options=(*_OPTIONS, "--model-control")) as processes:
         told = _told(processes["gateway"])
     for door, codes in {"grpc": ("NOT_FOUND", "INVALID_ARGUMENT"), "http": ("404", "400")}.items():
         said = told[door]
@@ -61,7 +60,7 @@ def test_tritonclient_unloads_a_model_and_loads_it_again(versions: Path) -> None
 
 def test_a_model_that_cannot_be_loaded_says_why(versions: Path) -> None:  # noqa: F811
     path = versions / "classifier" / "1" / "tokenizer.json"
-    with four_processes(versions, *_POLL, gateway_options=(*_OPTIONS, "--model-control")) as processes:
+    with four_processes(versions, gateway_options=(*_OPTIONS, "--model-control")) as processes:
         path.write_bytes(path.read_bytes()[:-1])
         told = _told(processes["gateway"])
     for door, code in {"grpc": "FAILED_PRECONDITION", "http": "412"}.items():
@@ -84,7 +83,7 @@ async def test_a_tenant_unloads_a_model_with_the_right_to_only(
         "manages_registry = true\n"
     )
     callers = ("--api-keys", str(files / "keys"), "--tenants", str(files / "tenants.toml"))
-    options = ("--repository", str(versions), *_POLL, *_OPTIONS, "--model-control", *callers)
+    options = ("--repository", str(versions), *_OPTIONS, "--model-control", *callers)
     with ServiceProcess("all", *options) as process:
         process.wait_until_ready()
         app, other, none = [

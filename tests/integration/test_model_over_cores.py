@@ -13,8 +13,8 @@ from demo.processes import ServiceProcess
 from neuronpipe.client import AsyncClient
 from neuronpipe.compiler import CompileRequest, PipelineOptions, compile_bundle
 from tests.integration.requests import classify
-from tests.models import for_neuron, save
-from tests.trained_tokenizers import word_piece
+from tests.models.repository import for_neuron, save
+from tests.models.tokenizers import word_piece
 
 pytestmark = [pytest.mark.local_only, pytest.mark.long]
 

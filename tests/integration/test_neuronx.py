@@ -17,10 +17,10 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.errors import InvalidInput, Unavailable
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
-from tests.decoders import save_decoder
 from tests.integration.requests import answer, classify, embed
 from tests.integration.systems import local_system
-from tests.models import NEURONX_MODELS, for_neuron, link_models, make_repository
+from tests.models.decoders import save_decoder
+from tests.models.repository import NEURONX_MODELS, for_neuron, link_models, make_repository
 from tests.unit.stages.neuron_executor.fake_monitor import write_monitor
 
 pytestmark = [pytest.mark.local_only, pytest.mark.long]
@@ -251,11 +251,6 @@ def one_model(neuronx_repository: Path, tmp_path: Path) -> Path:
         ({}, (), "no Neuron device on this machine"),
         ({}, ("--cores", "0-3"), "its cores belong to another process"),
         ({"NEURON_DOUBLE_CORE_BYTES": "1000"}, ("--cores", "1"), "the core's memory is full"),
-        (
-            {},
-            ("--cores", "2", "--cores-per-replica", "2"),
-            "cores_per_replica: 2, the back end 'neuronx' computes a replica on one core",
-        ),
         ({DOUBLES_VARIABLE: ""}, ("--cores", "2"), "is the contract double of the tests, which is no Neuron device"),
         (
             {"NEURON_RT_VISIBLE_CORES": "1"},
@@ -264,7 +259,7 @@ def one_model(neuronx_repository: Path, tmp_path: Path) -> Path:
         ),
         ({}, ("--cores", "zero"), "cores 'zero': must be a number of cores, or a list such as 0-3 or 0,2"),
     ],
-    ids=["version", "no device", "no device found", "not ours", "memory", "group", "double", "environment", "cores"],
+    ids=["version", "no device", "no device found", "not ours", "memory", "double", "environment", "cores"],
 )
 def test_what_cannot_be_loaded_is_refused_with_what_to_do(
     one_model: Path, machine: dict[str, str], environment: Mapping[str, str], options: tuple[str, ...], message: str

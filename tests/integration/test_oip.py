@@ -20,7 +20,7 @@ from neuronpipe.client import Client
 from neuronpipe.tasks.inputs.images import read_pixels
 from tests.integration.http_server import HttpServer
 from tests.integration.triton_calls import Case
-from tests.models import tokenizer
+from tests.models.repository import tokenizer
 
 pytestmark = pytest.mark.local_only
 

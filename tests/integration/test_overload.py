@@ -23,6 +23,7 @@ from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
 from tests.integration.requests import classify
+from tests.suite.constants import constants
 
 pytestmark = [pytest.mark.local_only, pytest.mark.alone]
 
@@ -47,13 +48,11 @@ def busy_process(fake_repository: Path, tmp_path: Path) -> Iterator[ServiceProce
     options = {
         "repository": tmp_path,
         "max-batch-size": _BATCH_SIZE,
-        "max-queue-sequences": 16,
         "max-requests-in-flight": 24,
         "metrics-listen": "127.0.0.1:0",
     }
-    with ServiceProcess(
-        "all", *(word for name, value in options.items() for word in (f"--{name}", str(value)))
-    ) as process:
+    words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
+    with ServiceProcess("all", *words, environment=constants(max_queue_sequences=16)) as process:
         yield process.wait_until_ready()
 
 

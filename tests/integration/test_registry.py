@@ -30,15 +30,14 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.callers.keys import create_key
 from neuronpipe.platform.telemetry.prometheus import scrape
 from tests.integration.requests import classify
+from tests.models.versions import copy_classifier
 from tests.unit.soon import soon
-from tests.versions import copy_classifier
 
-pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled, pytest.mark.usefixtures("polls_often")]
 
 _SWAPS = int(os.environ.get("NEURONPIPE_SWAPS", "5"))
 _SIGNED = Signed("ann")
 _CALLERS = 8
-_POLL = ("--registry-poll-s", "0.1")
 
 
 @pytest.fixture
@@ -57,19 +56,19 @@ def make_stable(repository: Path, version: int) -> Registry:
 
 @contextmanager
 def one_process(repository: Path) -> Iterator[Mapping[str, ServiceProcess]]:
-    with ServiceProcess("all", "--repository", str(repository), *_POLL) as process:
+    with ServiceProcess("all", "--repository", str(repository)) as process:
         yield {"gateway": process.wait_until_ready()}
 
 
 @contextmanager
 def fronted(repository: Path) -> Iterator[Mapping[str, ServiceProcess]]:
-    with ServiceProcess("all", "--repository", str(repository), *_POLL, "--front-processes", "2") as process:
+    with ServiceProcess("all", "--repository", str(repository), "--front-processes", "2") as process:
         yield {"gateway": process.wait_until_ready()}
 
 
 _SYSTEMS = {
     "one process": one_process,
-    "four processes": lambda repository: four_processes(repository, *_POLL),
+    "four processes": lambda repository: four_processes(repository),
     "front processes": fronted,
 }
 
@@ -161,7 +160,7 @@ async def test_a_version_that_one_stage_cannot_load_leaves_the_old_one_serving_a
     path = versions / "classifier" / "2" / "tokenizer.json"
     content = path.read_bytes()
     path.write_bytes(content[:-1])
-    with four_processes(versions, *_POLL) as processes:
+    with four_processes(versions) as processes:
         async with AsyncClient(processes["gateway"].target) as client, under_load(client) as load:
             make_stable(versions, 2)
             async with asyncio.timeout(60):
@@ -234,7 +233,7 @@ async def test_a_promotion_ends_at_stable_or_where_it_began(
     make_stable(same_answers, 1)
     _registry(same_answers, "alias", "classifier", "canary", "2")
     # A core for each caller: no request waits for a batch of the other version.
-    options = ("--repository", str(same_answers), *_POLL, "--metrics-listen", "127.0.0.1:0", "--front-processes", "2")
+    options = ("--repository", str(same_answers), "--metrics-listen", "127.0.0.1:0", "--front-processes", "2")
     with ServiceProcess("all", *options, "--cores", str(_CALLERS)) as process:
         process.wait_until_ready()
         url = f"http://{process.wait_for('metrics')['address']}/metrics"
@@ -263,7 +262,7 @@ async def test_a_promotion_ends_at_stable_or_where_it_began(
 async def test_an_interrupted_promotion_leaves_what_was_before(same_answers: Path) -> None:
     make_stable(same_answers, 1)
     _registry(same_answers, "alias", "classifier", "canary", "2")
-    options = ("--repository", str(same_answers), *_POLL, "--metrics-listen", "127.0.0.1:0")
+    options = ("--repository", str(same_answers), "--metrics-listen", "127.0.0.1:0")
     with ServiceProcess("all", *options) as process:
         url = f"http://{process.wait_until_ready().wait_for('metrics')['address']}/metrics"
         promote = ("registry", "promote", "classifier", "canary", "--metrics", url, "--guard", "errors=1%")
@@ -284,7 +283,7 @@ async def test_a_shadow_gets_copies_and_no_caller_notices(versions: Path) -> Non
     assert (
         "requests without a version: version 1 100 %; aliases: stable 1, candidate 2; copies: version 2 100 %" in said
     )
-    with four_processes(versions, *_POLL, gateway_options=("--metrics-listen", "127.0.0.1:0")) as processes:
+    with four_processes(versions, gateway_options=("--metrics-listen", "127.0.0.1:0")) as processes:
         gateway = processes["gateway"]
         url = f"http://{gateway.wait_for('metrics')['address']}/metrics"
 
@@ -311,7 +310,7 @@ async def test_a_shadow_gets_copies_and_no_caller_notices(versions: Path) -> Non
 
 
 async def test_the_registry_over_grpc_is_the_one_of_the_folder(versions: Path) -> None:
-    options = ("--repository", str(versions), *_POLL)
+    options = ("--repository", str(versions))
     with ServiceProcess("all", *options) as plain:
         refused = _run_registry("--target", plain.wait_until_ready().target, "list")
         assert (refused.returncode, "runs without --registry-service" in refused.stderr) == (2, True)

@@ -1,6 +1,6 @@
 """A repository in a bucket: versions swap as from a folder, and neither a broken fetch nor a bucket that is gone hurts.
 
-The object store is moto's server, of .venv-frameworks (`make setup`), or tests/s3_server.py where it must fail at a
+The object store is moto's server, of .venv-frameworks (`make setup`), or tests/servers/s3.py where it must fail at a
 moment.
 """
 
@@ -30,10 +30,10 @@ from tests.integration.test_registry import (
     under_load,
     versions,  # noqa: F401 — a fixture
 )
-from tests.s3_server import running_s3, s3_variables
-from tests.web_server import running_web_server
+from tests.servers.s3 import running_s3, s3_variables
+from tests.servers.web import running_web_server
 
-pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled, pytest.mark.usefixtures("polls_often")]
 
 _ROOT = Path(__file__).parents[2]
 _URI = "s3://bucket/models"
@@ -55,8 +55,7 @@ def _moto() -> Iterator[str]:
 def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with _moto() as url:
         for name, value in s3_variables(url).items():
-            if name not in ("AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP"):  # they are options here
-                monkeypatch.setenv(name, value)
+            monkeypatch.setenv(name, value)
         yield url
 
 
@@ -83,7 +82,7 @@ def _serving(cache: Path, *options: str) -> ServiceProcess:
 
 
 def _options(cache: Path) -> tuple[str, ...]:
-    return "--repository", _URI, "--repository-cache", str(cache), "--registry-poll-s", "0.1"
+    return "--repository", _URI, "--repository-cache", str(cache)
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -98,8 +97,7 @@ async def test_versions_of_a_bucket_swap_under_load_from_an_empty_cache_on(
     assert f"{_URI}/classifier/1" in said
     assert "requests without a version: version 1 100 %; aliases: stable 1" in said
     _push(versions, 2, "--endpoint", moto)
-    options = (*_options(cache)[2:], "--repository-endpoint", moto)
-    with four_processes(_URI, *options) if count == 4 else _one_process(cache, moto) as processes:
+    with four_processes(_URI, *_options(cache)[2:]) if count == 4 else _one_process(cache) as processes:
         async with AsyncClient(processes["gateway"].target) as client, under_load(client) as load:
             for version in (2, 1, 2):
                 await asyncio.to_thread(_make_stable, version, "--endpoint", moto)
@@ -126,8 +124,8 @@ def _check_garbage(moto: str) -> None:
 
 
 @contextmanager
-def _one_process(cache: Path, endpoint: str) -> Iterator[Mapping[str, ServiceProcess]]:
-    with _serving(cache, "--repository-endpoint", endpoint) as process:
+def _one_process(cache: Path) -> Iterator[Mapping[str, ServiceProcess]]:
+    with _serving(cache) as process:
         yield {"gateway": process.wait_until_ready()}
 
 

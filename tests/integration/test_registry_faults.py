@@ -33,10 +33,9 @@ from tests.integration.test_registry import (
     versions,  # noqa: F401 — a fixture
 )
 
-pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
+pytestmark = [pytest.mark.local_only, pytest.mark.sampled, pytest.mark.usefixtures("polls_often")]
 
 _SIGNED = Signed("ann")
-_POLL = ("--registry-poll-s", "0.1")
 _STAGES = {"tokenizer": "tokenizer", "executor": "neuron-executor", "postprocessor": "postprocessor"}
 
 
@@ -46,7 +45,7 @@ class _System:
     def __init__(self, repository: Path) -> None:
         names = (*_STAGES.values(), "gateway")
         self._addresses = {name: f"127.0.0.1:{free_port()}" for name in names}
-        self._options = ("--repository", str(repository), *_POLL)
+        self._options = ("--repository", str(repository))
         self.processes = {name: self._started(name) for name in names}
 
     def _started(self, name: str) -> ServiceProcess:

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded, Unavailable
 from tests.integration.requests import classify
 from tests.integration.test_lifecycle import free_port
+from tests.suite.constants import constants
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -31,10 +32,14 @@ def executor_target() -> str:
 
 
 @contextmanager
-def running_gateway(repository: Path, executor_target: str, *options: str) -> Iterator[ServiceProcess]:
+def running_gateway(
+    repository: Path, executor_target: str, *options: str, environment: Mapping[str, str] | None = None
+) -> Iterator[ServiceProcess]:
     """A gateway with the other stages in its process, ready."""
     near = ("--tokenizer-target", "local", "--postprocessor-target", "local", "--executor-target", executor_target)
-    with ServiceProcess("gateway", "--repository", str(repository), *near, *options) as gateway:
+    with ServiceProcess(
+        "gateway", "--repository", str(repository), *near, *options, environment=environment
+    ) as gateway:
         yield gateway.wait_until_ready()
 
 
@@ -122,8 +127,9 @@ async def test_a_model_beyond_its_concurrency_is_refused_by_name(fake_repository
 
 async def test_the_scaler_tells_keda_when_executors_are_needed(fake_repository: Path, executor_target: str) -> None:
     scaler = f"127.0.0.1:{free_port()}"
-    options = (*_HOLDS, "--scaler-listen", scaler, "--scaler-idle-s", "0.5")
-    with running_gateway(fake_repository, executor_target, *options) as gateway:
+    options = (*_HOLDS, "--scaler-listen", scaler)
+    environment = constants(scaler_idle_s=0.5)
+    with running_gateway(fake_repository, executor_target, *options, environment=environment) as gateway:
         async with client_of(gateway) as client, grpc.aio.insecure_channel(scaler) as channel:
             stub: Any = ExternalScalerStub(channel)
             reference = keda.ScaledObjectRef(scalerMetadata={"requestsPerPod": "4"})

@@ -14,8 +14,9 @@ from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.platform.cache.cache import Cache, TimedValue
 from neuronpipe.platform.cache.economics import CachePolicy, RedisSettings
 from neuronpipe.platform.cache.sealing import ValueCodec
-from tests.certificates import Authority, replace
-from tests.redis_server import RedisServer, proxy, redis_server
+from tests.servers.certificates import Authority, replace
+from tests.servers.redis import RedisServer, proxy, redis_server
+from tests.suite.constants import with_constants
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -38,7 +39,7 @@ def server() -> Iterator[RedisServer]:
 async def _cache(url: str, policy: CachePolicy = "always", **settings: object) -> AsyncIterator[Cache[bytes]]:
     """A cache that has no memory of its own, so that Redis is asked every time."""
     # A machine that is busy answers late; where that is not what a test is about, Redis is waited for.
-    redis = RedisSettings(**{"redis_url": url, "redis_timeout_ms": 1000} | settings)  # type: ignore[arg-type]
+    redis = with_constants(RedisSettings, **{"redis_url": url, "redis_timeout_ms": 1000} | settings)
     cache = Cache("tokens", 0, redis, policy, ValueCodec(bytes, bytes, len))
     try:
         yield cache

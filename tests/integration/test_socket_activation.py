@@ -35,7 +35,7 @@ def test_the_units_call_the_service_with_settings_that_it_has() -> None:
     service, proxy = _unit("neuronpipe.service")["Service"], _unit("neuronpipe-proxy.service")
     words = service["ExecStart"].split()
     assert words[1:3] == ["serve", "all"]
-    given = AllSettings(**vars(settings_parser("all").parse_args(words[3:])))
+    given = AllSettings.of(**vars(settings_parser("all").parse_args(words[3:]))).process
     path = given.listen.removeprefix("unix:")
     assert Path(path).is_relative_to(Path("/run") / service["RuntimeDirectory"])
     assert proxy["Service"]["ExecStart"].split()[-1] == path

@@ -41,8 +41,10 @@ def _caller(target: str) -> Iterator[Ask]:
             answer: dict[str, Any] = json.loads(answers.readline())
             return answer
 
-        yield ask
-        questions.close()
+        try:
+            yield ask
+        finally:
+            questions.close()
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +83,9 @@ def test_embed_stream_answers_in_order(ask: Ask, ours: Client) -> None:
 
 
 def test_a_stream_ends_at_its_first_error_after_the_answers_before(ask: Ask) -> None:
-    answer = ask("Embed/EmbedStream", {"inputs": "a"}, {"inputs": ""}, {"inputs": "b"})
+    answer = ask("Embed/EmbedStream", {"inputs": "a"}, {"inputs": "\0"}, {"inputs": "b"})
     assert (len(answer["messages"]), answer["code"]) == (1, "INVALID_ARGUMENT")
-    assert answer["details"] == "inputs: is empty"
+    assert answer["details"] == "inputs: has the character NUL at position 0"
 
 
 def test_embed_all(ask: Ask, ours: Client) -> None:
@@ -111,6 +113,7 @@ def test_predict(ask: Ask, ours: Client) -> None:
     assert {one["label"]: one["score"] for one in found} == expected
     pair = _only(ask("Predict/PredictPair", {"inputs": _TWO}))["predictions"]
     assert {one["label"]: one["score"] for one in pair} == _labels(ours.classify("classifier", *_TWO, top_k=4))
+    assert ask("Predict/PredictPair", {"inputs": ["a", ""]})["details"].startswith("inputs: the second text is empty")
     assert len(ask("Predict/PredictStream", {"inputs": "a"}, {"inputs": "b"})["messages"]) == 2
     assert len(ask("Predict/PredictPairStream", {"inputs": _TWO}, {"inputs": _TWO})["messages"]) == 2
 

@@ -21,7 +21,8 @@ from neuronpipe.client import AsyncClient, Client, Overloaded
 from neuronpipe.gateway.callers.keys import create_key
 from tests.integration.guarded import Files, Guarded, fails_with, guarded_server, make_files, until
 from tests.integration.requests import classify, embed
-from tests.redis_server import RedisServer, redis_server
+from tests.servers.redis import RedisServer, redis_server
+from tests.suite.constants import constants
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -150,8 +151,11 @@ class _Gateways:
     def __init__(self, repository: Path, files: Files, redis: RedisServer, stack: ExitStack) -> None:
         self.redis = redis
         options = ("--repository", str(repository), *files.options, "--redis-url", redis.url)
-        never = ("--token-cache-redis", "never", "--result-cache-redis", "never", "--redis-timeout-ms", "1000")
-        self.processes = [stack.enter_context(ServiceProcess("all", *options, *never)) for _ in range(2)]
+        never = ("--token-cache-redis", "never", "--result-cache-redis", "never")
+        self.processes = [
+            stack.enter_context(ServiceProcess("all", *options, *never, environment=constants(redis_timeout_ms=1000)))
+            for _ in range(2)
+        ]
         self.clients = [
             stack.enter_context(_client(process.wait_until_ready().target, files.search)) for process in self.processes
         ]

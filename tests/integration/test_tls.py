@@ -26,9 +26,9 @@ from neuronpipe.core.errors import NeuronpipeError, Unavailable
 from neuronpipe.platform.tls import watched_tls
 from neuronpipe.rpc.client import open_channel
 from neuronpipe.rpc.items import TOKENIZE
-from tests.certificates import Authority
 from tests.integration.requests import classify
 from tests.integration.tls_files import STAGES, Deployment
+from tests.servers.certificates import Authority
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

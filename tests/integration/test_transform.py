@@ -43,7 +43,7 @@ _ROWS = 1200
 
 @pytest_asyncio.fixture(scope="module")
 async def engine(repository: Path) -> AsyncIterator[NearEngine]:
-    async with running_near_engine(find_bundle(repository, MODEL, ""), TransformSettings()) as engine:
+    async with running_near_engine(find_bundle(repository, MODEL, ""), TransformSettings.of()) as engine:
         yield engine
 
 

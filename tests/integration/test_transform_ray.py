@@ -43,7 +43,7 @@ pytestmark = [
 async def unbroken(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What a run in this process writes."""
     folder = tmp_path_factory.mktemp("unbroken")
-    async with running_near_engine(find_bundle(repository, MODEL, ""), TransformSettings()) as engine:
+    async with running_near_engine(find_bundle(repository, MODEL, ""), TransformSettings.of()) as engine:
         await transform(engine, request_of(_file(folder), folder / "out"))
     return parts(folder / "out")
 
@@ -131,7 +131,7 @@ async def test_a_run_on_ray_that_is_killed_goes_on(
     run = Run(words, out)
     assert run.wait_for_shards(3)
     run.kill()
-    async with running_near_engine(find_bundle(repository, MODEL, ""), TransformSettings()) as engine:
+    async with running_near_engine(find_bundle(repository, MODEL, ""), TransformSettings.of()) as engine:
         report = await transform(engine, request_of(file, out))
     assert report.resumed_rows >= 60
     assert parts(out) == unbroken

@@ -21,8 +21,8 @@ from neuronpipe.client import (
     NotConfigured,
 )
 from tests.integration.job_system import JobSystem, job_system, text_request
-from tests.models import link_models
-from tests.redis_server import redis_server
+from tests.models.repository import link_models
+from tests.servers.redis import redis_server
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -70,7 +70,7 @@ def test_a_waiting_job_is_cancelled_and_never_run(jobs: JobSystem, client: Clien
     with pytest.raises(Cancelled):
         job.wait(30)
     assert "request" not in jobs.fields(job.name)
-    assert jobs.redis.ask("XLEN", "neuronpipe-jobs:normal") == 0
+    assert jobs.redis.ask("KEYS", "neuronpipe-jobs:waiting:*") == []
 
 
 def test_a_waiter_is_told_that_the_time_is_over_and_the_job_stays(client: Client) -> None:

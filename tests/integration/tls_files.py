@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from neuronpipe.client import TlsFiles
-from tests.certificates import LOCAL, Authority, Issued, replace
+from tests.servers.certificates import LOCAL, Authority, Issued, replace
 
 STAGES = ("tokenizer", "neuron-executor", "postprocessor")
 _SERVICES = ("gateway", "all", *STAGES)

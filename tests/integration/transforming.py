@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput
 from neuronpipe.bulk.transform.request import Engine, TransformRequest
-from neuronpipe.bulk.transform.run import Report, make_plan, run_plan, run_with
+from neuronpipe.bulk.transform.run import TransformReport, make_plan, run_plan, run_with
 from neuronpipe.bulk.transform.shards import MANIFEST_FILE
 
 MODEL = "classifier"
@@ -56,7 +56,7 @@ def request_of(file: Path, output: Path, **changes: Any) -> TransformRequest:
     return TransformRequest(**(fields | changes))
 
 
-async def transform(engine: Engine, request: TransformRequest) -> Report:
+async def transform(engine: Engine, request: TransformRequest) -> TransformReport:
     """A run in this process."""
     template = TaskInput(text_classification=TextClassificationInput())
     template.text_classification.SetInParent()

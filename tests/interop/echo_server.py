@@ -10,23 +10,21 @@ import os
 import sys
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
-
-from pydantic_settings import SettingsConfigDict
+from functools import partial
+from typing import Any, ClassVar
 
 from neuronpipe.cli.serve import run_service
 from neuronpipe.core import errors
 from neuronpipe.core.logs import start_logging
-from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.metrics import Telemetry, all_may_read
 from neuronpipe.core.settings import read_settings
-from neuronpipe.platform.process.door import Handler
-from neuronpipe.platform.process.life import Life, serve
-from neuronpipe.platform.process.settings import ProcessSettings
+from neuronpipe.platform.process.life import Life, OpenDoors, serve
+from neuronpipe.platform.process.settings import ServiceSettings
 from neuronpipe.platform.tls import ServerTls
 from neuronpipe.rpc.door import GrpcDoor
-from neuronpipe.rpc.rpcs import Rpc
+from neuronpipe.rpc.rpcs import Rpc, RpcHandlers
 from neuronpipe.rpc.transport import ServerCall
 
 _MAX_NUMBER = 64 << 20
@@ -47,10 +45,10 @@ METHODS = {
 }
 
 
-class EchoSettings(ProcessSettings):
+class EchoSettings(ServiceSettings):
     """`shares_port`: other processes listen on it, too."""
 
-    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_ECHO_")
+    prefix: ClassVar[str] = "NEURONPIPE_ECHO_"
     shares_port: bool = False
 
 
@@ -124,9 +122,9 @@ class Echo:
     def _seeing(self, name: str) -> "_Seeing":
         return _Seeing(self._seen, name)
 
-    def handlers(self) -> Mapping[str, Handler]:
-        """By their paths."""
-        return {f"/{SERVICE}/{name}": getattr(self, name.lower()) for name in METHODS}
+    def handlers(self) -> RpcHandlers:
+        """Every method, with bytes as messages."""
+        return [(rpc, getattr(self, rpc.path.rpartition("/")[2].lower())) for rpc in _rpcs()]
 
 
 class _Seeing:
@@ -149,8 +147,7 @@ def pattern(size: int) -> bytes:
     return (period * (size // len(period) + 1))[:size]
 
 
-def rpcs() -> Sequence[Rpc]:
-    """Every method, with bytes as messages."""
+def _rpcs() -> Sequence[Rpc]:
     return [
         Rpc(
             path=f"/{SERVICE}/{name}",
@@ -189,12 +186,14 @@ def _error(request: bytes) -> Exception:
 
 
 async def _run(settings: EchoSettings, telemetry: Telemetry, tls: ServerTls | None) -> None:
-    @asynccontextmanager
-    async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
-        yield Echo().handlers()
+    door = GrpcDoor(settings.process, [SERVICE], tls, shares_port=settings.shares_port)
 
-    door = GrpcDoor(settings, rpcs(), tls, shares_port=settings.shares_port)
-    await serve("echo", settings, [door], assemble, telemetry.meters)
+    @asynccontextmanager
+    async def assemble(life: Life) -> AsyncIterator[OpenDoors]:
+        yield partial(door.open, Echo().handlers())
+
+    with telemetry.metrics_port(all_may_read):
+        await serve("echo", settings.process, [door], assemble, telemetry.meters)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -25,13 +25,14 @@ _VICTIM_LIMIT_S = 10.0
 _NEW_CONNECTION_EACH = 10
 _MIN_VICTIM_CALLS = 11
 _LAST_PING = b"the last"
-_SLOW, _SPLIT, _JOIN = (f"/{SERVICE}/{name}" for name in ("Slow", "Split", "Join"))
+_SLOW, _SPLIT, _JOIN, _CHAT = (f"/{SERVICE}/{name}" for name in ("Slow", "Split", "Join", "Chat"))
 
 
 @dataclass(frozen=True, slots=True)
 class Flood:
     """`frames`: what is sent, one after the other, each of them what is counted. `settings`: the sender's, before.
-    `reads`: whether it reads what the server sends meanwhile. `connections`: so many at once.
+    `reads`: whether it reads what the server sends meanwhile. `connections`: so many at once. `ends`: whether the
+    server ends them.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Flood:
     settings: tuple[tuple[int, int], ...] = ()
     reads: bool = True
     connections: int = 1
+    ends: bool = False
     # Seconds between two of them.
     pause_s: float = 0.0
     # Seconds for which the connections stay open at the end.
@@ -104,6 +106,14 @@ def _unread(count: int, told: bytes) -> Iterator[bytes]:
         yield _open(stream, _SPLIT) + _data(stream, told)
 
 
+def _unread_requests(count: int) -> Iterator[bytes]:
+    """Of streams whose answers wait for a window: each as long as its own window lets it be."""
+    for stream in _streams(count):
+        yield _open(stream, _CHAT)
+        for _ in range(60):
+            yield frames.frame(frames.DATA, 0, stream, frames.message(b"a" * 16_000))
+
+
 def _dribble() -> Iterator[bytes]:
     yield _open(1, _SPLIT) + _data(1, b'{"count": 1, "size": 1000000}')
     yield from itertools.repeat(frames.window_update(1, 1), 20_000)
@@ -113,6 +123,7 @@ FLOODS = (
     Flood(
         "rapid reset",
         lambda: (_open(stream, _SLOW) + frames.reset(stream) for stream in _streams(10_000)),
+        ends=True,
         max_cpu_us=150,
     ),
     Flood(
@@ -121,27 +132,39 @@ FLOODS = (
             _open(stream, _SLOW) + _data(stream, b'{"seconds": 60}') + frames.reset(stream)
             for stream in _streams(10_000)
         ),
+        ends=True,
         max_cpu_us=200,
     ),
     Flood(
         "resets by the server",  # CVE-2025-8671: a WINDOW_UPDATE of 0 is an error of the stream (RFC 9113, 6.9)
         lambda: (_open(stream, _SLOW) + frames.window_update(stream, 0) for stream in _streams(10_000)),
+        ends=True,
         max_cpu_us=150,
     ),
-    Flood("CONTINUATION", lambda: _endless_head(frames.block([(b"x-field", b"a" * 16_000)]), 2000)),
-    Flood("empty CONTINUATION", lambda: _endless_head(b"", 100_000)),
-    Flood("SETTINGS", lambda: itertools.repeat(frames.settings([(1, 4096), (4, 65_535)]), 50_000)),
-    Flood("SETTINGS, unread", lambda: itertools.repeat(frames.settings([(1, 0)]), 50_000), reads=False),
-    Flood("PING", lambda: itertools.repeat(frames.frame(frames.PING, payload=b"12345678"), 50_000)),
     Flood(
-        "PING, unread", lambda: itertools.repeat(frames.frame(frames.PING, payload=b"12345678"), 50_000), reads=False
+        "rapid reset of calls that are refused",
+        lambda: (_open(stream, f"/{SERVICE}/Unknown") + frames.reset(stream) for stream in _streams(10_000)),
+        ends=True,
+        max_cpu_us=150,
     ),
-    Flood("PRIORITY", lambda: itertools.repeat(frames.frame(frames.PRIORITY, 0, 3, b"\0\0\0\1\0"), 50_000)),
-    Flood("WINDOW_UPDATE", lambda: itertools.repeat(frames.window_update(0, 1), 50_000)),
-    Flood("frames of no kind", lambda: itertools.repeat(frames.frame(200, 0, 0, b"a" * 100), 50_000)),
+    Flood("CONTINUATION", lambda: _endless_head(frames.block([(b"x-field", b"a" * 16_000)]), 2000), ends=True),
+    Flood("empty CONTINUATION", lambda: _endless_head(b"", 100_000), ends=True),
+    Flood("SETTINGS", lambda: itertools.repeat(frames.settings([(1, 4096), (4, 65_535)]), 50_000), ends=True),
+    Flood("SETTINGS, unread", lambda: itertools.repeat(frames.settings([(1, 0)]), 50_000), reads=False, ends=True),
+    Flood("PING", lambda: itertools.repeat(frames.frame(frames.PING, payload=b"12345678"), 50_000), ends=True),
+    Flood(
+        "PING, unread",
+        lambda: itertools.repeat(frames.frame(frames.PING, payload=b"12345678"), 50_000),
+        reads=False,
+        ends=True,
+    ),
+    Flood("PRIORITY", lambda: itertools.repeat(frames.frame(frames.PRIORITY, 0, 3, b"\0\0\0\1\0"), 50_000), ends=True),
+    Flood("WINDOW_UPDATE", lambda: itertools.repeat(frames.window_update(0, 1), 50_000), ends=True),
+    Flood("frames of no kind", lambda: itertools.repeat(frames.frame(200, 0, 0, b"a" * 100), 50_000), ends=True),
     Flood(
         "empty DATA",
         lambda: itertools.chain([_open(1, _JOIN)], itertools.repeat(frames.frame(frames.DATA, 0, 1), 100_000)),
+        ends=True,
     ),
     Flood(
         "empty messages",
@@ -159,12 +182,20 @@ FLOODS = (
         max_growth_mib=96,
     ),
     Flood(
+        "requests that are never read",
+        lambda: _unread_requests(400),
+        settings=((frames.INITIAL_WINDOW_SIZE, 0),),
+        max_cpu_us=1000,
+        max_growth_mib=320,  # half of what all messages may take, and what they are parts of
+    ),
+    Flood(
         "responses that are read by the byte",
         _dribble,
         settings=((frames.INITIAL_WINDOW_SIZE, 0),),
+        ends=True,
         max_cpu_us=200,
     ),
-    Flood("header bomb", _header_bomb, max_cpu_us=8000),
+    Flood("header bomb", _header_bomb, ends=True, max_cpu_us=8000),
     Flood(
         "heads by the byte",
         lambda: (bytes([byte]) for byte in _open(1, _SLOW)),

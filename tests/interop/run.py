@@ -160,9 +160,10 @@ def make_tls(security: str, folder: Path) -> Tls:
 
 
 @contextmanager
-def running_echo(tls: Tls = Tls(), *options: str) -> Iterator[Server]:
+def running_echo(tls: Tls = Tls(), *options: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
     """The echo server."""
-    with ServiceProcess("echo", *tls.options, *options, command=("tests.interop.echo_server",)) as process:
+    command = ("tests.interop.echo_server",)
+    with ServiceProcess("echo", *tls.options, *options, environment=environment, command=command) as process:
         yield Server(process.wait_until_ready(), tls.files)
 
 

@@ -1,4 +1,6 @@
-"""Floods of frames: each costs the server bounded time and memory, and nobody else their answers."""
+"""Floods of frames: each costs the server bounded time and memory, and nobody else their answers. Most end their own
+connection.
+"""
 
 from collections.abc import Iterator
 
@@ -39,6 +41,7 @@ def test_a_flood_costs_bounded_time_and_memory_and_nobody_else_their_answers(
     )
     problems = [
         *victim.failures,
+        *([f"{came.ended} of {flood.connections} connections ended"] if flood.ends and not came.ended else []),
         *([f"a call took {victim.worst_s:.1f} s"] if victim.worst_s > _WORST_S else []),
         *([f"{cpu_s:.1f} s of CPU"] if cpu_s > _BESIDE_CPU_S + came.sent * flood.max_cpu_us / 1e6 else []),
         *([f"{peak_mib[0]:.0f} MiB"] if peak_mib[0] > flood.max_growth_mib else []),

@@ -11,6 +11,7 @@ from tests.integration.guarded import until
 from tests.interop.results import Result
 from tests.interop.run import PLAIN, TLS, make_tls, running_echo
 from tests.interop.soak import soak
+from tests.suite.constants import constants
 
 pytestmark = [pytest.mark.local_only, pytest.mark.long]
 
@@ -28,7 +29,8 @@ def test_connections_that_come_and_go_leave_the_memory_as_it_was(
     tmp_path: Path, results: list[Result], security: str
 ) -> None:
     print(f"NEURONPIPE_FUZZ_SEED={_SEED}")
-    with running_echo(make_tls(security, tmp_path), "--max-send-s", "2", "--max-handshake-s", "2") as server:
+    environment = constants(max_send_s=2, max_handshake_s=2)
+    with running_echo(make_tls(security, tmp_path), environment=environment) as server:
         came = soak(server, _SECONDS, _SEED)
         # What was begun is over soon.
         until(lambda: _all_are_over(server.seen()))

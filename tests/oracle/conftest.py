@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.oracle.comparison import PROPERTY, Comparison
-from tests.sampling import Sample, sample_of
+from tests.suite.sampling import Sample, sample_of
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.client import AsyncClient
 from neuronpipe.compiler import CompileRequest, compile_bundle
-from tests.models import for_neuron
+from tests.models.repository import for_neuron
 
 _BATCH_ITEMS = 128
 _TIMEOUT_S = 240.0

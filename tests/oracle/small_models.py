@@ -6,8 +6,8 @@ from typing import Any
 
 import transformers
 
-from tests.models import save
-from tests.trained_tokenizers import byte_level_bpe, unigram, word_piece
+from tests.models.repository import save
+from tests.models.tokenizers import byte_level_bpe, unigram, word_piece
 
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 

@@ -12,11 +12,11 @@ import pytest_asyncio
 import transformers
 
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TextClassificationInput, Truncation
-from tests.architectures import ENCODERS, make_source
+from tests.models.architectures import ENCODERS, make_source
 from tests.oracle.comparison import Comparison
 from tests.oracle.serving import Served, serving
 from tests.oracle.texts import PICKED, generated
-from tests.sampling import Sample
+from tests.suite.sampling import Sample
 
 pytestmark = pytest.mark.long
 

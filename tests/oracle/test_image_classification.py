@@ -13,10 +13,10 @@ from PIL import Image
 
 from neuronpipe.api.v1.inference_pb2 import InferOutcome
 from neuronpipe.api.v1.tasks_pb2 import ImageClassificationInput, ScoreFunction, TaskInput
-from tests.images import IMAGE_FAMILIES, image_files, make_image_source
+from tests.models.images import IMAGE_FAMILIES, image_files, make_image_source
 from tests.oracle.comparison import Comparison
 from tests.oracle.serving import Served, serving
-from tests.sampling import Sample
+from tests.suite.sampling import Sample
 
 _LABELS = ["cat", "dog", "train", "mountain", "bread", "ferry", "owl"]
 _FUNCTIONS = {

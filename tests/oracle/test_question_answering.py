@@ -17,7 +17,7 @@ from tests.oracle.serving import Served, serving
 from tests.oracle.small_models import FAMILIES, make_source
 from tests.oracle.texts import PICKED, generated
 from tests.oracle.transformers4 import Answers, ask
-from tests.sampling import Sample
+from tests.suite.sampling import Sample
 
 _MAX_TOKENS = 96
 _QUESTIONS = ("Where is it?", "¿Qué número – 数字 – 🤔?", "What does [SEP] or </i> mean, and to whom?")

@@ -16,11 +16,12 @@ import transformers
 from neuronpipe.api.v1.inference_pb2 import GenerateResponse
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, Truncation
 from neuronpipe.client import AsyncClient
-from tests.decoders import save_decoder
+from tests.models.decoders import save_decoder
 from tests.oracle.comparison import Comparison
 from tests.oracle.serving import Served, serving, serving_slots
 from tests.oracle.texts import PICKED, generated
-from tests.sampling import Sample, sample_of
+from tests.suite.constants import constants
+from tests.suite.sampling import Sample, sample_of
 
 _MAX_TOKENS = 192
 _FAMILIES = ("gpt2", "llama")
@@ -30,10 +31,12 @@ _OTHERS = ("qwen2", "qwen3", "mistral", "phi", "phi3", "gemma2", "gemma3", "llam
 # preempted. Random models repeat themselves, so drafts are often right.
 _STAGE_OPTIONS = {
     "neuron-executor": (
-        *("--step-tokens", "24", "--max-batch-size", "12", "--kv-cache-bytes", str(768 << 10)),
+        *("--max-batch-size", "12", "--kv-cache-bytes", str(768 << 10)),
         *("--prompt-lookup-tokens", "4"),
     )
 }
+_STEP_TOKENS = 24
+_SMALL: dict[str, Any] = {"stage_options": _STAGE_OPTIONS, "environment": constants(step_tokens=_STEP_TOKENS)}
 _AT_ONCE = 24
 # Sums of the logarithms of up to 60 probabilities, in float32.
 _SCORES = 1e-4
@@ -49,7 +52,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
 @pytest_asyncio.fixture(scope="module")
 async def served(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     named = {family: ("text_generation", source) for family, source in sources.items()}
-    async with serving(tmp_path_factory.mktemp("repository"), named, stage_options=_STAGE_OPTIONS) as running:
+    async with serving(tmp_path_factory.mktemp("repository"), named, **_SMALL) as running:
         yield running
 
 
@@ -100,7 +103,7 @@ async def test_texts_of_pytorch_equal_those_of_generate(
     compared = comparison(f"text_generation-{family}-torch", f"generate, transformers {transformers.__version__}")
     cases, source = sample.draw(_cases(), _options, at_least=40), save_decoder(family, tmp_path / "source")
     named = {family: ("text_generation", source)}
-    async with serving(tmp_path / "repository", named, stage_options=_STAGE_OPTIONS, backend="torch") as served:
+    async with serving(tmp_path / "repository", named, backend="torch", **_SMALL) as served:
         await _compare(family, served.client, _Reference(source), cases, compared)
     compared.check(at_least=100 if sample.is_whole else len(cases))
 
@@ -118,7 +121,8 @@ async def test_texts_of_neuron_slots_equal_those_of_generate(
     compared = comparison(f"text_generation-{family}-neuronx", f"generate, transformers {transformers.__version__}")
     cases, source = sample.draw(_cases(), _options, at_least=40), save_decoder(family, tmp_path / "source")
     named = {family: ("text_generation", source)}
-    async with serving_slots(tmp_path, named, f"6x{_MAX_TOKENS}", neuron_double, _STAGE_OPTIONS) as served:
+    machine = constants(neuron_double, step_tokens=_STEP_TOKENS)
+    async with serving_slots(tmp_path, named, f"6x{_MAX_TOKENS}", machine, _STAGE_OPTIONS) as served:
         await _compare(family, served.client, _Reference(source), cases, compared)
     compared.check(at_least=100 if sample.is_whole else len(cases))
 

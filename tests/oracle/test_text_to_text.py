@@ -19,13 +19,14 @@ from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, FinishReason, GeneratedTe
 from neuronpipe.client import AsyncClient
 from neuronpipe.client.task_call import generation_request
 from neuronpipe.core.errors import InvalidInput
-from tests.encoder_decoders import TOKENS, save_encoder_decoder
+from tests.models.encoder_decoders import TOKENS, save_encoder_decoder
+from tests.models.tokenizers import marian, mbart, nllb
 from tests.oracle.comparison import Comparison
 from tests.oracle.serving import Served, serving, serving_slots
 from tests.oracle.texts import PICKED, generated
 from tests.oracle.transformers4 import ask
-from tests.sampling import Sample
-from tests.trained_tokenizers import marian, mbart, nllb
+from tests.suite.constants import constants
+from tests.suite.sampling import Sample
 
 pytestmark = pytest.mark.long
 
@@ -39,9 +40,9 @@ _TASKS = {
     "mt5": "summarization",
 }
 # A cache of about 20 blocks is less than the texts need together: some are preempted.
-_STAGE_OPTIONS = {
-    "neuron-executor": ("--step-tokens", "48", "--max-batch-size", "12", "--kv-cache-bytes", str(700 << 10))
-}
+_STAGE_OPTIONS = {"neuron-executor": ("--max-batch-size", "12", "--kv-cache-bytes", str(700 << 10))}
+_STEP_TOKENS = 48
+_SMALL: dict[str, Any] = {"stage_options": _STAGE_OPTIONS, "environment": constants(step_tokens=_STEP_TOKENS)}
 _AT_ONCE = 24
 # Sums of the logarithms of up to 50 probabilities, in float32. With the random weights of gated T5s they are of large
 # logits.
@@ -63,7 +64,7 @@ async def served(
     asked: Set[str], sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Served]:
     named = {family: (_TASKS[family], source) for family, source in sources.items() if family in asked}
-    async with serving(tmp_path_factory.mktemp("repository"), named, stage_options=_STAGE_OPTIONS) as running:
+    async with serving(tmp_path_factory.mktemp("repository"), named, **_SMALL) as running:
         yield running
 
 
@@ -130,7 +131,7 @@ async def test_texts_of_pytorch_equal_those_of_generate(
     compared = comparison(f"{_TASKS[family]}-{family}-torch", f"generate, transformers {transformers.__version__}")
     cases, source = sample.draw(_cases(), _options, at_least=40), save_encoder_decoder(family, tmp_path / "source")
     named = {family: (_TASKS[family], source)}
-    async with serving(tmp_path / "repository", named, stage_options=_STAGE_OPTIONS, backend="torch") as served:
+    async with serving(tmp_path / "repository", named, backend="torch", **_SMALL) as served:
         await _compare(family, served.client, _Reference(source), cases, compared)
     compared.check(at_least=100 if sample.is_whole else len(cases))
 
@@ -147,7 +148,8 @@ async def test_texts_of_neuron_slots_equal_those_of_generate(
     compared = comparison(f"{_TASKS[family]}-{family}-neuronx", f"generate, transformers {transformers.__version__}")
     cases, source = sample.draw(_cases(), _options, at_least=40), save_encoder_decoder(family, tmp_path / "source")
     named = {family: (_TASKS[family], source)}
-    async with serving_slots(tmp_path, named, f"9x{TOKENS}", neuron_double, _STAGE_OPTIONS) as served:
+    machine = constants(neuron_double, step_tokens=_STEP_TOKENS)
+    async with serving_slots(tmp_path, named, f"9x{TOKENS}", machine, _STAGE_OPTIONS) as served:
         await _compare(family, served.client, _Reference(source), cases, compared)
     compared.check(at_least=100 if sample.is_whole else len(cases))
 

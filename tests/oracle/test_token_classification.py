@@ -14,7 +14,7 @@ from tests.oracle.comparison import Comparison
 from tests.oracle.serving import Served, serving
 from tests.oracle.small_models import FAMILIES, make_source
 from tests.oracle.texts import PICKED, generated
-from tests.sampling import Sample
+from tests.suite.sampling import Sample
 
 _MAX_TOKENS = 64
 _LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC-LAW", "NOUN"]

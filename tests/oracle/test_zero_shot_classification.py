@@ -21,7 +21,7 @@ from tests.oracle.comparison import Comparison
 from tests.oracle.serving import Served, serving
 from tests.oracle.small_models import make_source
 from tests.oracle.texts import PICKED, generated
-from tests.sampling import Sample
+from tests.suite.sampling import Sample
 
 _MAX_TOKENS = 64
 # Where entailment is, and what stands against it, differs: the first label, or where entailment is the first, the last.

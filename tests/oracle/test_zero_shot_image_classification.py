@@ -23,10 +23,10 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskInput,
     ZeroShotImageClassificationInput,
 )
-from tests.images import IMAGE_TEXT_FAMILIES, image_files, make_image_text_source
+from tests.models.images import IMAGE_TEXT_FAMILIES, image_files, make_image_text_source
 from tests.oracle.comparison import Comparison
 from tests.oracle.serving import Served, serving
-from tests.sampling import Sample
+from tests.suite.sampling import Sample
 
 _MAX_TOKENS = 64  # to which the pipeline pads the texts of SigLIP, whatever its tokenizer says
 _LABELS = (["a cat", "a dog"], ["a ferry"], ["bread", "une montagne", "猫", "a", "trains that leave at nine"])

@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from neuronpipe.bulk.transform.near_engine import TransformSettings
 from neuronpipe.cli.serve import SERVICES, settings_of
-from neuronpipe.core.settings import Settings, variable_name
+from neuronpipe.core.settings import Settings, fields_of, variable_name
 from neuronpipe.measure.acceptance_process import AcceptSettings
 from neuronpipe.platform.cache.economics import CacheCommandSettings
 from neuronpipe.platform.process.settings import ServerSettings
@@ -60,10 +60,10 @@ def _lines() -> Iterator[str]:
 
 
 def _section(title: str, kind: type[Settings], options: str = "") -> Iterator[str]:
-    prefix = code(kind.model_config["env_prefix"])
+    prefix = code(kind.prefix)
     yield from ("", f"## {title}", "", f"Prefix of the variables: {prefix}" + (f"; {options}." if options else "."))
     rows = []
-    for name, field in sorted(kind.model_fields.items(), key=lambda one: one[0] not in ServerSettings.model_fields):
+    for name, field in sorted(fields_of(kind).items(), key=lambda one: one[0] not in fields_of(ServerSettings)):
         setting = ("" if options else f"`--{name.replace('_', '-')}`<br>") + code(variable_name(kind, name))
         rows.append([setting, default_of(name, field), bounds_of(name, field), text(field.description or "")])
     yield from table(["Setting", "Default", "Valid", "Meaning"], rows)

@@ -11,7 +11,7 @@ import yaml
 
 from neuronpipe.core.names import Attributes, Events, Instrument, Name, Spans, instruments
 from neuronpipe.platform.telemetry.prometheus import prometheus_name, series_names
-from tests.pages import ROOT, all_pages
+from tests.documentation.pages import ROOT, all_pages
 from tests.reference.markdown import NOTE
 
 

@@ -83,3 +83,9 @@ def image_spec(task: str = "image_classification", **changes: Any) -> ModelSpec:
         "labels": ("a", "b", "c"),
     }
     return model_spec(task, **described | changes)
+
+
+def image_text_spec(**changes: Any) -> ModelSpec:
+    """A model of images of 32 x 48 pixels and of texts of up to 16 tokens."""
+    described = {"inputs": ("input_ids", "pixels", "places"), "image": ImageSpec(resize=(32, 48))}
+    return model_spec("zero_shot_image_classification", **described | changes)

@@ -1,1 +1,1 @@
-"""What crosses a process border, generated from protos/: our own API (v1), and the protocols of others."""
+"""Messages that cross a process border, generated from protos/: our own API (v1), and protocols of other projects."""

@@ -1,7 +1,7 @@
 """A repository in a bucket of S3: manifests by model and version, their files by digest, and registry.json.
 
-What a file holds is stored once, as `.blobs/sha256/<digest>`, for all versions and models that have it. A bundle that
-was copied into the bucket by other means, with its files beside its manifest, is read as well.
+The content of a file is stored once, as `.blobs/sha256/<digest>`, for all versions and models that contain it. A bundle
+that was copied into the bucket by other means, with its files beside its manifest, is read as well.
 """
 
 import random
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from neuronpipe.bundles.signing import TrustedKeys
 
 _BLOBS = ".blobs/sha256"
-# Is there while `collect_garbage` looks and deletes.
+# The bucket contains this object while `collect_garbage` lists and deletes files.
 _COLLECTING = ".blobs/collecting"
 _COLLECTING_LOOK_S, _COLLECTING_LIMIT_S = 1.0, 600.0
-# Writers of registry.json that are overtaken try again after a random pause of up to this.
+# A writer of registry.json that was overtaken tries again after a random pause, which is at most this long.
 _WRITES, _LONGEST_PAUSE_S = 20, 0.2
 
 _KILLED = "if that one was killed, delete the object and try again"
@@ -44,30 +44,33 @@ class BucketRepository:
             raise SetupError(f"--repository {uri}: {error}") from error
         self.uri = uri
         self.endpoint = endpoint
-        with _told(uri):
+        with _setup_errors(uri):
             try:
                 self._folder = BucketFolder(parsed, endpoint, retries)
             except ImportError as error:
                 raise SetupError(f"--repository {uri}: needs obstore: pip install 'neuronpipe[s3]'") from error
 
     def read_registry(self) -> Registry:
-        """The registry; of revision 0 where there is none."""
+        """The registry, or a registry of revision 0 if the bucket contains none."""
         return self._read_registry()[0]
 
     def read_registry_if_changed(self, etag: str) -> tuple[Registry, str] | None:
-        """The registry and its ETag; None while it has the given one. Raises SetupError also where there is none."""
-        with _told(self._name(REGISTRY_FILE)):
-            found = self._folder.read_if_changed(REGISTRY_FILE, etag)
-        return (Registry.parse(found.data, self._name(REGISTRY_FILE)), found.etag) if found else None
+        """The registry and its ETag; None while it has the given ETag.
+
+        Raises SetupError also if there is no registry.
+        """
+        with _setup_errors(self._name(REGISTRY_FILE)):
+            changed = self._folder.read_if_changed(REGISTRY_FILE, etag)
+        return (Registry.parse(changed.data, self._name(REGISTRY_FILE)), changed.etag) if changed else None
 
     def change_registry(self, operation: Operation, signed: Signed, new: tuple[str, int] | None = None) -> Registry:
-        """See FolderRepository. A writer that was overtaken applies its operation to what is there now."""
+        """See FolderRepository. A writer that was overtaken applies its operation to the registry as it is then."""
         for _ in range(_WRITES):
             present, etag = self._read_registry()
             if not present.revision:
-                present = Registry.of_bundles([one for one in self.bundles() if one.key != new], signed)
+                present = Registry.of_bundles([bundle for bundle in self.bundles() if bundle.key != new], signed)
             changed = operation(present)
-            with _told(self._name(REGISTRY_FILE)):
+            with _setup_errors(self._name(REGISTRY_FILE)):
                 written = changed.model_dump_json(indent=2).encode() + b"\n"
                 if self._folder.replace(REGISTRY_FILE, written, etag):
                     return changed
@@ -75,8 +78,8 @@ class BucketRepository:
         raise SetupError(f"{self._name(REGISTRY_FILE)}: others changed it {_WRITES} times at once; try again")
 
     def bundles(self) -> list[Bundle]:
-        """Every version, as its manifest has it. Its files are not here."""
-        with _told(self.uri):
+        """Every version, as its manifest describes it. The other files stay in the bucket."""
+        with _setup_errors(self.uri):
             keys = [
                 ModelKey(model, int(version))
                 for model in self._folder.folders()
@@ -87,14 +90,14 @@ class BucketRepository:
         return [self.bundle(key) for key in sorted(keys)]
 
     def bundle(self, key: ModelKey) -> Bundle:
-        """A version, as its manifest has it. Its files are not here."""
+        """A version, as its manifest describes it. The other files stay in the bucket."""
         written = self.manifest(key)
         place = self._name(f"{key.name}/{key.version}")
         return Bundle(Path(place), Manifest.parse(written, f"{place}/{MANIFEST_FILE}"), sha256(written).hexdigest())
 
     def check(self, bundle: Bundle, trusted: "TrustedKeys | None" = None) -> None:
-        """Raises SetupError for a file that is not in the bucket, and RefusedBundle for a bundle that none of the
-        `trusted` keys signed. What files hold is verified by who fetches them.
+        """Raises SetupError for a file that is missing from the bucket, and RefusedBundle for a bundle without the
+        signature of one of the `trusted` keys. The contents of files are verified by the process that fetches them.
         """
         key = ModelKey(*bundle.key)
         if trusted:
@@ -106,66 +109,67 @@ class BucketRepository:
     def manifest(self, key: ModelKey) -> bytes:
         """The bytes of a version's manifest."""
         name = f"{key.name}/{key.version}/{MANIFEST_FILE}"
-        with _told(self._name(name)):
-            found = self._folder.read(name)
-        if found is None:
+        with _setup_errors(self._name(name)):
+            stored = self._folder.read(name)
+        if stored is None:
             raise SetupError(f"{self._name(name)}: is not there; upload the version with `neuronpipe bundle push`")
-        return found.data
+        return stored.data
 
     def signature(self, key: ModelKey) -> bytes | None:
-        """The bytes of a version's signature; None where it is not signed."""
+        """The bytes of a version's signature, or None if the version is not signed."""
         name = f"{key.name}/{key.version}/{SIGNATURE_FILE}"
-        with _told(self._name(name)):
-            found = self._folder.read(name)
-        return found.data if found else None
+        with _setup_errors(self._name(name)):
+            stored = self._folder.read(name)
+        return stored.data if stored else None
 
     def find(self, key: ModelKey, name: str, digest: str) -> tuple[str, int]:
-        """The object with a version's file, and its size in bytes."""
+        """The name of the object that contains a version's file, and its size in bytes."""
         beside = f"{key.name}/{key.version}/{name}"
         for place in f"{_BLOBS}/{digest}", beside:
-            with _told(self._name(place)):
+            with _setup_errors(self._name(place)):
                 if (size := self._folder.size(place)) is not None:
                     return place, size
         raise SetupError(f"{self._name(beside)}: is not there, though the manifest names it; push the bundle again")
 
     def read_range(self, place: str, start: int, length: int) -> bytes:
-        """Some bytes of an object."""
-        with _told(self._name(place)):
+        """Reads `length` bytes of an object, from the byte `start`."""
+        with _setup_errors(self._name(place)):
             return self._folder.read_range(place, start, length)
 
     def push(self, bundle: Bundle, tell: Callable[[str], None]) -> None:
-        """Uploads a bundle of a folder; its manifest last, so that others see all of it or nothing. What the bucket has
-        already is not sent again. `tell`: gets a line for each file.
+        """Uploads the bundle of a folder, with its manifest last: other processes see the whole bundle or none of it.
+        Files that the bucket contains already are not sent again. `tell` is called with a line for each file.
 
-        Raises SetupError where the version is there with another content, and RefusedBundle for a damaged bundle.
+        Raises SetupError if the version exists with another content, and RefusedBundle for a damaged bundle.
         """
         bundle.files.check()
         self._push_files(bundle, tell)
         self._push_manifest(bundle)
-        # Whoever collects garbage from now on knows the manifest; who did before may have deleted its files since.
+        # A collection that starts from now on sees the manifest. A collection that started before may have deleted
+        # files of this bundle, which are pushed again.
         self._wait_for_collector(tell)
         self._push_files(bundle, lambda line: None)
 
     def collect_garbage(self, grace_s: float, *, deletes: bool) -> list[Listed]:
-        """Deletes the files that no version's manifest names, or only lists them. Those that are younger than the grace
-        stay: they may be of a version that is being pushed.
+        """Deletes the files that no version's manifest names, or only lists them if `deletes` is False. Files younger
+        than `grace_s` seconds stay, because they may belong to a version that is being pushed.
 
-        Raises SetupError also while another process does it, and for a manifest that cannot be read.
+        Raises SetupError also if another process is collecting garbage, and for a manifest that cannot be read.
         """
         if not deletes:
             return self._garbage(grace_s)
-        with _told(self._name(_COLLECTING)):
+        with _setup_errors(self._name(_COLLECTING)):
             if not self._folder.replace(_COLLECTING, b"", ""):
                 raise SetupError(f"{self._name(_COLLECTING)}: is there, so another process collects garbage; {_KILLED}")
             try:
-                found = self._garbage(grace_s)
-                self._folder.delete([one.name for one in found])
+                garbage = self._garbage(grace_s)
+                self._folder.delete([listed.name for listed in garbage])
             finally:
                 self._folder.delete([_COLLECTING])
-        return found
+        return garbage
 
     def _garbage(self, grace_s: float) -> list[Listed]:
-        with _told(self.uri):
+        with _setup_errors(self.uri):
             objects = self._folder.list_all()
         used = set()
         for listed in objects:
@@ -176,14 +180,14 @@ class BucketRepository:
                 used |= {f"{_BLOBS}/{digest}" for digest in bundle.manifest.files.values()}
         before = datetime.now(UTC) - timedelta(seconds=grace_s)
         return [
-            one
-            for one in objects
-            if one.name.startswith(f"{_BLOBS}/") and one.name not in used and one.modified <= before
+            listed
+            for listed in objects
+            if listed.name.startswith(f"{_BLOBS}/") and listed.name not in used and listed.modified <= before
         ]
 
     def _wait_for_collector(self, tell: Callable[[str], None]) -> None:
         waited_until_s = time.monotonic() + _COLLECTING_LIMIT_S
-        with _told(self._name(_COLLECTING)):
+        with _setup_errors(self._name(_COLLECTING)):
             while self._folder.has(_COLLECTING):
                 if time.monotonic() > waited_until_s:
                     raise SetupError(f"{self._name(_COLLECTING)}: is there for {_COLLECTING_LIMIT_S:g} s; {_KILLED}")
@@ -193,7 +197,7 @@ class BucketRepository:
     def _push_files(self, bundle: Bundle, tell: Callable[[str], None]) -> None:
         for name, digest in bundle.manifest.files.items():
             path, place = bundle.folder / name, f"{_BLOBS}/{digest}"
-            with _told(self._name(place)), path.open("rb") as file:
+            with _setup_errors(self._name(place)), path.open("rb") as file:
                 if self._folder.size(place) == (size := path.stat().st_size):
                     tell(f"{name}: {size:,} bytes, there already")
                     continue
@@ -203,7 +207,7 @@ class BucketRepository:
     def _push_manifest(self, bundle: Bundle) -> None:
         key, written = ModelKey(*bundle.key), (bundle.folder / MANIFEST_FILE).read_bytes()
         base = f"{key.name}/{key.version}"
-        with _told(self._name(base)):
+        with _setup_errors(self._name(base)):
             if (signature := bundle.folder / SIGNATURE_FILE).is_file():
                 with signature.open("rb") as file:
                     self._folder.store(f"{base}/{SIGNATURE_FILE}", file)
@@ -213,17 +217,17 @@ class BucketRepository:
                 )
 
     def _read_registry(self) -> tuple[Registry, str]:
-        with _told(self._name(REGISTRY_FILE)):
-            found = self._folder.read(REGISTRY_FILE)
-        return (Registry.parse(found.data, self._name(REGISTRY_FILE)), found.etag) if found else (Registry(), "")
+        with _setup_errors(self._name(REGISTRY_FILE)):
+            stored = self._folder.read(REGISTRY_FILE)
+        return (Registry.parse(stored.data, self._name(REGISTRY_FILE)), stored.etag) if stored else (Registry(), "")
 
     def _name(self, name: str) -> str:
         return self._folder.uri(name)
 
 
 @contextmanager
-def _told(place: str) -> Iterator[None]:
-    """Raises SetupError, which names the place, for what the object store refuses."""
+def _setup_errors(place: str) -> Iterator[None]:
+    """Turns an error of the object store into a SetupError that names the place."""
     try:
         yield
     except StorageError as error:

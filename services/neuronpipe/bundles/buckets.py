@@ -15,7 +15,7 @@ _BUCKET = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})")
 
 
 class Bucket(Frozen):
-    """One shape; written "8x128"."""
+    """A shape for which a model is compiled, written "8x128"."""
 
     batch: int = Field(ge=1, description="rows")
     tokens: int = Field(ge=1, description="columns")
@@ -29,7 +29,7 @@ class Bucket(Frozen):
         return self.batch * self.tokens
 
     def holds(self, rows: int, tokens: int) -> bool:
-        """Whether a number of sequences of up to a number of tokens fit."""
+        """Whether `rows` sequences of at most `tokens` tokens fit."""
         return rows <= self.batch and tokens <= self.tokens
 
 
@@ -54,7 +54,7 @@ class BucketPlan:
 
     @property
     def largest(self) -> Bucket:
-        """The longest bucket, of these the one with the fewest rows. It sets the limit for the tokens of a sequence."""
+        """The longest bucket, with the fewest rows of that length. Its length limits the tokens of a sequence."""
         return next(bucket for bucket in self.buckets if bucket.tokens == self._lengths[-1])
 
     def round_tokens(self, tokens: int) -> int:
@@ -72,9 +72,10 @@ class BucketPlan:
 
 
 def bucket_inputs(names: Sequence[str], bucket: Bucket, image: ImageSpec | None) -> dict[str, tuple[list[int], str]]:
-    """The shape and the dtype of each input of a bucket's trace, which accepts no other.
+    """The shape and the dtype of each input of a bucket's trace, which accepts no other shape or dtype.
 
-    optimum-neuron's are int64, too. Pixels are levels from 0 to 255 in float32. `image` is for a model of images.
+    The inputs of optimum-neuron's traces are int64 as well. Pixels are levels from 0 to 255 in float32. `image`: given
+    for a model of images.
     """
     if image is not None:
         return {name: ([bucket.batch, 3, *image.size], "float32") for name in names}

@@ -1,8 +1,10 @@
-"""A local folder with the versions of a repository in a bucket, each fetched once for all processes of the machine.
+"""A local folder with the versions of a repository in a bucket. Each version is fetched once for all processes of a
+machine.
 
-A file is in its version's folder only when it is whole and verified; until then it grows in `.fetching`, where the next
-attempt, of this process or of another, finds it. A process that uses a version holds a shared lock on its folder, which
-ends with the process; what nobody holds may be deleted to make room, the least recently used first.
+A file appears in its version's folder only when it is complete and verified. Until then it grows in `.fetching`, where
+the next attempt of any process continues it. A process that uses a version holds a shared lock on the version's folder,
+and the lock ends with the process. Versions that no process holds may be deleted to make room, the least recently used
+first.
 """
 
 import contextlib
@@ -31,29 +33,30 @@ if TYPE_CHECKING:
 
 _FETCHING = ".fetching"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# One request; a break costs no more than this.
+# Size of one request. A broken connection loses at most this many bytes.
 _RANGE_BYTES = 8 << 20
 _LOCK_LOOK_S = 0.1
 
-# Which files of a bundle a process needs, by name.
+# Chooses the files of a bundle that a process needs: their digests by name.
 Parts = Callable[[Manifest], Mapping[str, str]]
 
 
 def all_parts(manifest: Manifest) -> Mapping[str, str]:
-    """Every file."""
+    """Chooses every file."""
     return manifest.files
 
 
 def parts_without_artifacts(manifest: Manifest) -> Mapping[str, str]:
-    """Every file but those that executors load."""
+    """Chooses every file except the artefacts, which only executors load."""
     loaded = {name for artifact in manifest.artifacts for name in artifact.files}
     return {name: digest for name, digest in manifest.files.items() if name not in loaded}
 
 
 class BundleCache:
-    """Fetches versions. `fetched`: of each version that is being fetched, the share of its bytes that is here.
+    """Fetches versions into the cache.
 
-    Methods block, and raise SetupError where a version cannot be had, and RefusedBundle for a damaged one.
+    `fetched`: the share of the bytes that the cache contains, from 0 to 1, for each version that is being fetched.
+    Methods block. They raise SetupError if a version cannot be fetched, and RefusedBundle for a damaged version.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class BundleCache:
         parts: Parts = all_parts,
         trusted: "TrustedKeys | None" = None,
     ) -> None:
-        """`folder`: of this repository alone. `parts`: what this process needs of a version."""
+        """`folder`: for this repository alone. `parts`: chooses the files of a version that this process needs."""
         self.folder = folder
         self.fetched: dict[ModelKey, float] = {}
         self._repository = repository
@@ -77,14 +80,14 @@ class BundleCache:
             (folder / _FETCHING).mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def describe(self, key: ModelKey, digest: str) -> Bundle:
-        """A version by its manifest; its other files need not be here."""
+        """Reads the manifest of a version. The other files need not be in the cache."""
         with self._writing():
             self._fetch_manifest(key, digest)
         return read_bundle(self._path(key), self._trusted, is_whole=False)
 
     def hold(self, key: ModelKey, digest: str) -> Bundle:
-        """A version with all files that this process needs. It stays until it is released."""
-        for _ in range(2):  # it may be evicted in between
+        """Fetches all files of a version that this process needs, and keeps them until the version is released."""
+        for _ in range(2):  # another process may delete the version in between
             bundle = self.describe(key, digest)
             with self._writing():
                 if (descriptor := _shared_lock(bundle.folder)) is None:
@@ -102,12 +105,12 @@ class BundleCache:
         raise SetupError(f"{self._path(key)}: another process deletes it at this time; it is tried again")
 
     def release(self, key: ModelKey) -> None:
-        """The process does not use the version any more."""
+        """Ends this process's use of a version."""
         if (descriptor := self._held.pop(key, None)) is not None:
             os.close(descriptor)
 
     def end(self) -> None:
-        """Makes whoever waits or fetches give up, with SetupError. What was fetched stays for the next time."""
+        """Makes threads that wait or fetch give up with a SetupError. The fetched bytes stay for the next attempt."""
         self._is_ending.set()
 
     def _path(self, key: ModelKey) -> Path:
@@ -119,9 +122,9 @@ class BundleCache:
         if present == digest:
             if self._trusted is None or (path / SIGNATURE_FILE).is_file():
                 return
-        elif present:  # it was approved with another digest
+        elif present:  # the cached version was approved with another digest
             with self._locked():
-                if _sha256(path / MANIFEST_FILE) == present:  # no other process has deleted it
+                if _sha256(path / MANIFEST_FILE) == present:  # no other process has deleted the version
                     _delete(path)
         written = self._repository.manifest(key)
         if sha256(written).hexdigest() != digest:
@@ -141,23 +144,23 @@ class BundleCache:
         replace_file(path / MANIFEST_FILE, written, unfinished_in=self.folder / _FETCHING)
 
     def _complete(self, key: ModelKey, bundle: Bundle) -> None:
-        """Fetches what is missing, or damaged."""
+        """Fetches the files that are missing or damaged."""
         needed = self._parts(bundle.manifest)
         if not self._missing(bundle, needed):
             return
         with self._locked():
-            missing = self._missing(bundle, needed)  # another process may have fetched them
+            missing = self._missing(bundle, needed)  # another process may have fetched some
             missing = [name for name in missing if not self._link(bundle.folder / name, needed[name])]
-            found = {name: self._repository.find(key, name, needed[name]) for name in missing}
-            total = sum(size for _, size in found.values())
+            objects = {name: self._repository.find(key, name, needed[name]) for name in missing}
+            total = sum(size for _, size in objects.values())
             partial = {needed[name] for name in missing}
             self._make_room(total, partial)
             done, began_s = 0, time.monotonic()
-            for name, (place, size) in found.items():
+            for name, (place, size) in objects.items():
                 for received in self._fetch(bundle.folder / name, needed[name], place, size):
                     self.fetched[key] = (done + received) / (total or 1)
                 done += size
-            if found:
+            if objects:
                 log(
                     "version fetched",
                     model=key.name,
@@ -176,11 +179,11 @@ class BundleCache:
         return missing
 
     def _link(self, target: Path, digest: str) -> bool:
-        """Takes a file from another version that has it. Returns whether there is one."""
+        """Links a file from another version that contains the same file. Returns whether there is such a version."""
         for manifest in self.folder.glob(f"*/*/{MANIFEST_FILE}"):
             with contextlib.suppress(OSError, SetupError):
                 held = Manifest.read(manifest).files
-                for name in (name for name, one in held.items() if one == digest):
+                for name in (name for name, held_digest in held.items() if held_digest == digest):
                     source = manifest.parent / name
                     if source != target and _sha256(source) == digest:
                         target.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +193,7 @@ class BundleCache:
         return False
 
     def _fetch(self, target: Path, digest: str, place: str, size: int) -> Iterator[int]:
-        """Fetches a file, from where the last attempt ended. Yields how many bytes are here."""
+        """Fetches a file from the byte at which the last attempt ended. Yields the number of bytes that arrived."""
         partial = self.folder / _FETCHING / digest
         with partial.open("ab+") as file:
             file.seek(0)
@@ -208,24 +211,24 @@ class BundleCache:
             os.fsync(file.fileno())
         if hashed.hexdigest() != digest:
             partial.unlink()
-            if begun:  # the part that was here may be what is damaged
+            if begun:  # the bytes of the last attempt may be the damaged part
                 yield from self._fetch(target, digest, place, size)
                 return
             raise RefusedBundle(
-                f"{self._repository.uri}: {place}: is damaged (its sha256 is not the manifest's); delete it, and push "
-                "the bundle again"
+                f"{self._repository.uri}: {place}: is damaged (its sha256 is not the manifest's); delete this object, "
+                "and push the bundle again"
             )
         target.parent.mkdir(parents=True, exist_ok=True)
         partial.replace(target)
 
     def _make_room(self, needed: int, partial: set[str]) -> None:
-        """Deletes what nobody uses, the least recently used first, until there is room. The lock is held."""
+        """Deletes unused versions, the least recently used first, until there is room. The caller holds the lock."""
         here = sum(_size(self.folder / _FETCHING / digest) for digest in partial)
         if self._used() + needed - here <= self._max_bytes:
             return
-        for left in (self.folder / _FETCHING).iterdir():
-            if left.name not in partial and _DIGEST.fullmatch(left.name):
-                left.unlink()
+        for unfinished in (self.folder / _FETCHING).iterdir():
+            if unfinished.name not in partial and _DIGEST.fullmatch(unfinished.name):
+                unfinished.unlink()
         versions = [path.parent for path in self.folder.glob(f"*/*/{MANIFEST_FILE}")]
         for version in sorted(versions, key=lambda path: path.stat().st_mtime_ns):
             if self._used() + needed - here <= self._max_bytes:
@@ -239,13 +242,13 @@ class BundleCache:
             )
 
     def _used(self) -> int:
-        """The bytes of all files; of those with several names once."""
-        found = [path.lstat() for path in self.folder.rglob("*") if path.is_file()]
-        return sum({one.st_ino: one.st_size for one in found}.values())
+        """The bytes of all files. A file with several names counts once."""
+        statuses = [path.lstat() for path in self.folder.rglob("*") if path.is_file()]
+        return sum({status.st_ino: status.st_size for status in statuses}.values())
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keeps other processes from fetching and deleting."""
+        """Keeps other processes from fetching and deleting until the block ends."""
         descriptor = os.open(self.folder / _FETCHING, os.O_RDONLY | os.O_DIRECTORY)
         try:
             while not _try_lock(descriptor, fcntl.LOCK_EX):
@@ -260,7 +263,7 @@ class BundleCache:
 
 
 def _check_names(manifest: Manifest, path: Path) -> None:
-    """Raises RefusedBundle for a manifest that names what is no file of a bundle."""
+    """Raises RefusedBundle for a manifest that names a path which cannot be a file of a bundle."""
     for name, digest in manifest.files.items():
         is_outside = Path(name).is_absolute() or ".." in Path(name).parts
         if is_outside or not _DIGEST.fullmatch(digest) or name in ("", MANIFEST_FILE, SIGNATURE_FILE):
@@ -268,7 +271,7 @@ def _check_names(manifest: Manifest, path: Path) -> None:
 
 
 def _shared_lock(folder: Path) -> int | None:
-    """A descriptor that holds a shared lock on a folder; None where another process deletes it."""
+    """Opens a folder with a shared lock. Returns the descriptor, or None if another process is deleting the folder."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -280,7 +283,7 @@ def _shared_lock(folder: Path) -> int | None:
 
 
 def _delete_unused(folder: Path) -> bool:
-    """Deletes a version that no process holds. Returns whether it did."""
+    """Deletes a version that no process holds. Returns whether the version was deleted."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if not _try_lock(descriptor, fcntl.LOCK_EX):
@@ -292,7 +295,7 @@ def _delete_unused(folder: Path) -> bool:
 
 
 def _delete(folder: Path) -> None:
-    """At once for others: under its name it is whole, or not there."""
+    """Deletes a folder at once for other processes, which see the whole folder or none."""
     gone = Path(tempfile.mkdtemp(prefix=".deleted.", dir=folder.parent))
     folder.replace(gone)
     shutil.rmtree(gone, ignore_errors=True)
@@ -318,7 +321,7 @@ def _size(path: Path) -> int:
 
 
 def _sha256(path: Path) -> str:
-    """The digest of a file; empty where there is none."""
+    """The sha256 of a file, or an empty string if there is no file."""
     try:
         return file_sha256(path)
     except OSError:

@@ -1,8 +1,8 @@
-"""The versions that a process has: what the repository declares, loaded one by one beside those that are served.
+"""The versions of a process: loads the versions that the repository declares, one by one, beside the versions in
+service.
 
-A version that shall not be served any more is unloaded when its successors are ready, and when nobody needs it: no
-gateway that may still send items for it, and no route of this process. One that cannot be loaded leaves the others as
-they are; it is tried again.
+A version that is no longer declared is unloaded when its successors are ready and no gateway or route of this process
+needs it. A version that cannot be loaded leaves the others as they are, and is tried again.
 """
 
 import asyncio
@@ -10,20 +10,26 @@ import gc
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from neuronpipe.bundles.registry import REGISTRY_FILE
+from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ModelState, ServedModels
 from neuronpipe.bundles.sources import LiveRepository
-from neuronpipe.core.background import run_beside
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log, log_fault, log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
+from neuronpipe.platform.process.background import run_apart, run_beside, start_apart
 
-# Between two attempts to load a version: doubled each time, and begun anew when the registry changes.
+# The pause between two attempts to load a version. It doubles each time, and starts again at the first pause when the
+# registry changes.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 60.0
+# Time for which the next version waits for the files of this version: reading files takes cores. Fetching files may
+# take hours, or hang.
+_PATIENCE_S = 5.0
 
 
 class LiveVersion:
@@ -32,7 +38,7 @@ class LiveVersion:
     def __init__(self, key: ModelKey) -> None:
         self.key = key
         self.state = ModelState.LOADING
-        # Why it could not be loaded, for a version that was tried.
+        # The error of the last attempt to load the version.
         self.fault: Exception | None = None
         self.task: asyncio.Task[Any] | None = None
         self.settled = asyncio.Event()
@@ -43,7 +49,7 @@ class LiveVersion:
 
     @property
     def problem(self) -> str:
-        """What is wrong with it; empty if nothing is."""
+        """Describes the error of the last attempt to load the version, or is empty."""
         if self.fault is None:
             return ""
         known = isinstance(self.fault, SetupError)
@@ -51,13 +57,13 @@ class LiveVersion:
 
     @property
     def is_due(self) -> bool:
-        """Whether a version that could not be loaded shall be tried again."""
+        """Whether a version that could not be loaded is to be tried again now."""
         pause_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self.attempts - 1, 10))
         return self.ended.is_set() and time.monotonic() >= self.tried_s + pause_s
 
 
 class LiveModels:
-    """Keeps tables of served models as the repository declares them. Made by `running_live_models`."""
+    """Keeps tables of served models equal to the declarations of the repository. Made by `running_live_models`."""
 
     def __init__(
         self,
@@ -68,23 +74,21 @@ class LiveModels:
     ) -> None:
         self.repository = repository
         self.versions: dict[ModelKey, LiveVersion] = {}
-        # Whether this process's own routes lead to a version.
-        self.is_routed: Callable[[ModelKey], bool] = lambda key: False
         self._tables = tables
         self._meters = meters
         self._start = start
         self._watchers: list[Callable[[], None]] = []
-        # Loading takes cores and memory, and warming up measures times.
+        # Versions load one after another: loading takes cores and memory, and warming up measures times.
         self._turn = asyncio.Lock()
         self._wake = asyncio.Event()
         self._is_ending = False
         for table in tables:
             table.watch(self._wake.set)
-            table.needs_changed = self._wake.set
+            table.watch_needs(self._wake.set)
 
     @property
     def keys(self) -> frozenset[ModelKey]:
-        """The versions that this process has, or is loading or unloading."""
+        """The versions that this process serves, loads or unloads."""
         return frozenset(key for key, version in self.versions.items() if not version.ended.is_set())
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -92,8 +96,8 @@ class LiveModels:
         self._watchers.append(changed)
 
     async def load_all(self) -> None:
-        """Loads what is declared now. Raises the error of the first version that cannot be loaded, if there is no
-        registry; with one, the others are served.
+        """Loads the versions that are declared now. Without a registry, raises the error of the first version that
+        cannot be loaded. With a registry, the other versions are served.
         """
         self.update()
         for version in list(self.versions.values()):
@@ -102,23 +106,23 @@ class LiveModels:
                 raise version.fault
 
     async def follow(self) -> None:
-        """Follows the registry until it is cancelled."""
+        """Follows the registry until the task is cancelled."""
         while True:
             before = self.repository.registry
-            await asyncio.to_thread(self.repository.look)
+            await run_apart(self.repository.look)
             if self.repository.registry is not before:
                 for version in self.versions.values():
                     version.attempts, version.tried_s = 1, 0.0
-                self._tell()
+                self._notify()
             self.update()
             self._wake.clear()
             with suppress(TimeoutError):
-                # Not wait_for, which in Python 3.11 swallows a cancellation that comes together with the event.
+                # wait_for swallows in Python 3.11 a cancellation that comes together with the event.
                 async with asyncio.timeout(self.repository.look_every_s):
                     await self._wake.wait()
 
     def update(self) -> None:
-        """Starts to load what is missing, and lets go what may leave."""
+        """Starts to load the declared versions that are missing, and tells the versions to leave that may leave."""
         if self._is_ending:
             return
         desired = self.repository.desired
@@ -133,7 +137,7 @@ class LiveModels:
                 version.leaves.set()
 
     async def end(self) -> None:
-        """Lets go everything, the last one first, and waits until it is unloaded."""
+        """Unloads all versions, the last one first, and waits until they are unloaded."""
         self._is_ending = True
         self.repository.end()
         for version in reversed(list(self.versions.values())):
@@ -141,15 +145,15 @@ class LiveModels:
             if version.task and version.state is ModelState.LOADING:
                 version.task.cancel()
         for version in list(self.versions.values()):
-            if version.task:  # else it has opened nothing
+            if version.task:  # a version without a task has opened nothing
                 await version.ended.wait()
 
     def _may_leave(self, key: ModelKey, desired: frozenset[ModelKey]) -> bool:
-        if key in desired or self.is_routed(key) or any(table.is_needed(key) for table in self._tables):
+        if key in desired or any(table.is_needed(key) for table in self._tables):
             return False
         if self.repository.registry.approval_of(key) != "approved":
             return True
-        return all(self.versions[one].state is ModelState.READY for one in desired if one.name == key.name)
+        return all(self.versions[other].state is ModelState.READY for other in desired if other.name == key.name)
 
     def _begin(self, key: ModelKey, before: LiveVersion | None) -> None:
         version = self.versions[key] = LiveVersion(key)
@@ -165,7 +169,7 @@ class LiveModels:
             )
         self._meters.gauge(Metrics.VERSION_FETCHED, lambda: self._share_here(version), key.name, str(key.version))
         self._start(self._live(version, before.problem if before else ""))
-        self._tell()
+        self._notify()
 
     def _share_here(self, version: LiveVersion) -> float:
         is_fetched = version.state in (ModelState.READY, ModelState.DRAINING)
@@ -176,37 +180,49 @@ class LiveModels:
             self._meters.remove(Metrics.VERSION_STATE, key.name, str(key.version), state.value)
         self._meters.remove(Metrics.VERSION_FETCHED, key.name, str(key.version))
         del self.versions[key]
-        self._tell()
+        self._notify()
 
     async def _live(self, version: LiveVersion, former_problem: str) -> None:
-        """The life of a version. One task opens and closes it, so that what crashes in it ends this task."""
+        """Loads a version, waits, and unloads it, all in one task: an error inside the version ends this task."""
         version.task = asyncio.current_task()
         try:
-            async with AsyncExitStack() as opened:  # closes the others even if closing one fails
-                async with self._turn:
-                    try:
-                        await self._load(version, opened)
-                    except Exception as fault:
-                        version.fault, version.tried_s = fault, time.monotonic()
-                        self._tell_failure(version, former_problem)
-                self._tell()
+            async with AsyncExitStack() as opened:  # closes the remaining tables even if closing one of them fails
+                try:
+                    await self._load(version, opened)
+                except Exception as fault:
+                    version.fault, version.tried_s = fault, time.monotonic()
+                    self._tell_failure(version, former_problem)
+                self._notify()
                 if not version.fault:
                     await version.leaves.wait()
                     version.state = ModelState.DRAINING
-                    self._tell()
+                    self._notify()
         finally:
             if not version.fault:
-                gc.unfreeze()  # what it was made of is garbage now (platform/process/life.py)
+                gc.unfreeze()  # the objects of the version are garbage now (platform/process/life.py)
             version.state = ModelState.FAILED if version.fault else ModelState.CLOSED
             version.settled.set()
             version.ended.set()
-            self._tell()
+            self._notify()
             self._wake.set()
 
     async def _load(self, version: LiveVersion, opened: AsyncExitStack) -> None:
         key = version.key
         opened.callback(self.repository.release, key)
-        bundle = await asyncio.to_thread(self.repository.take, key)
+        async with self._turn:
+            taking = asyncio.wrap_future(start_apart(partial(self.repository.take, key)))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_S):
+                    await asyncio.shield(taking)
+            if taking.done():
+                await self._open(version, taking.result(), opened)
+                return
+        bundle = await taking
+        async with self._turn:
+            await self._open(version, bundle, opened)
+
+    async def _open(self, version: LiveVersion, bundle: Bundle, opened: AsyncExitStack) -> None:
+        key = version.key
         for table in self._tables:
             await table.open(bundle)
             opened.push_async_callback(table.close, key)
@@ -227,7 +243,7 @@ class LiveModels:
         elif fault:
             log_fault(event, fault, model=key.name, version=key.version)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         problems = {key: version.problem for key, version in self.versions.items() if version.problem}
         for table in self._tables:
             table.tell_problems(problems)
@@ -239,10 +255,10 @@ class LiveModels:
 async def running_live_models(
     repository: LiveRepository, tables: Sequence[ServedModels[Any]], meters: Meters
 ) -> AsyncIterator[LiveModels]:
-    """The tables of a process, in the order in which a version is opened in them, with all that is declared. After the
-    block all is closed.
+    """Loads every declared version into each of the process's tables, in the order of `tables`, and closes all of them
+    when the block ends.
 
-    Raises what loading raises where there is no registry, and what crashes in a version.
+    Raises the errors of loading if there is no registry, and any error that ends the task of a version.
     """
     meters.gauge(Metrics.FILE_LOADED, lambda: not repository.problem, REGISTRY_FILE)
     async with run_beside() as start:

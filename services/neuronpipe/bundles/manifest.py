@@ -16,7 +16,7 @@ from neuronpipe.core.model import Frozen, ModelSpec, TaskFacts, problems_of
 from neuronpipe.tasks import TASKS
 
 MANIFEST_FILE = "manifest.json"
-# Beside the manifest of a bundle that is signed (signing.py).
+# The signature file, beside the manifest of a signed bundle (signing.py).
 SIGNATURE_FILE = "signature.json"
 SCHEMA_VERSION = 4
 
@@ -24,7 +24,7 @@ SCHEMA_VERSION = 4
 class Source(Frozen):
     """The source of the model.
 
-    `revision` is the Hub's commit, `weights_sha256` the digest over the files with weights.
+    `revision`: the commit on the Hub. `weights_sha256`: the digest over the files with weights.
     """
 
     location: str
@@ -36,21 +36,22 @@ class Source(Frozen):
 class Accuracy(Frozen):
     """The comparison of the artefact with PyTorch float32 on sample texts.
 
-    `largest_difference` is absolute, over all outputs, as this artefact ran on the compiling machine, which computed in
-    `computed_dtype`. If that is not the artefact's dtype (a CPU without bfloat16 instructions), `emulated_difference`
-    and `emulated_agreement` are those of PyTorch in the artefact's dtype, which any machine can compute.
+    `largest_difference`: absolute, over all outputs. It is from a run of this artefact on the compiling machine, which
+    computed in `computed_dtype`. If `computed_dtype` is not the artefact's dtype (a CPU without bfloat16 instructions),
+    `emulated_difference` and `emulated_agreement` compare PyTorch in the artefact's dtype, which any machine can
+    compute.
     """
 
     samples: int
     sample_texts: str = Field(
-        "", description="what they are: built-in sample text and its languages, images, or a file"
+        "", description="source of the samples: built-in sample text and its languages, images, or a file"
     )
     sample_shapes: tuple[tuple[int, int], ...] = Field(description="batch x tokens of each batch of samples")
     largest_output: float
     largest_difference: float
     computed_dtype: str
     emulator: str = Field(
-        "", description="what computed in the artefact's place where the compiling machine could not run it"
+        "", description="program that computed instead of the artefact, if the compiling machine could not run it"
     )
     emulated_difference: float | None = None
     agreement: float | None = Field(
@@ -76,7 +77,7 @@ class Calibration(Frozen):
 class Artifact(Frozen):
     """The compiled model for one back end.
 
-    `files` are relative to the bundle. The back end gets `properties` when it loads the model.
+    `files`: paths relative to the bundle. `properties`: passed to the back end when it loads the model.
     """
 
     backend: str
@@ -91,12 +92,12 @@ class Artifact(Frozen):
     accuracy: Accuracy | None = None
     calibration: Calibration | None = None
     float_parts: tuple[str, ...] = Field(
-        (), description="of int8: parts of the model that compute in float32, on weights of 8 bits"
+        (), description="parts of an int8 model that compute in float32, on weights of 8 bits"
     )
 
 
 class Manifest(Frozen):
-    """A bundle's manifest."""
+    """The manifest of a bundle."""
 
     schema_version: int
     model: ModelSpec
@@ -105,12 +106,14 @@ class Manifest(Frozen):
     tokens_file: str = Field("", description="each token as text, a JSON list, for fill-mask")
     artifacts: tuple[Artifact, ...] = Field(min_length=1)
     cache_results: bool = Field(False, description="whether a gateway caches this model's results")
-    files: dict[str, str] = Field(description="sha256 of every file of the bundle but this one, and its signature")
+    files: dict[str, str] = Field(
+        description="sha256 of every file of the bundle except the manifest and its signature"
+    )
 
     @field_validator("model", mode="before")
     @classmethod
     def _type_facts(cls, model: Any) -> Any:
-        """Reads the facts of each task as the task declares them."""
+        """Reads the facts of each task by the class that the task declares."""
         facts = model.get("facts", {}) if isinstance(model, dict) else None
         if not isinstance(facts, dict):
             return model
@@ -126,12 +129,12 @@ class Manifest(Frozen):
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
-        """Reads a manifest. Raises SetupError for an invalid one, and for one of another schema."""
+        """Reads a manifest. Raises SetupError for an invalid manifest, and for a manifest of another schema version."""
         return cls.parse(path.read_bytes(), path)
 
     @classmethod
     def parse(cls, written: bytes, path: Path | str) -> "Manifest":
-        """The manifest of the bytes of a file. Raises SetupError as `read`, which names the path."""
+        """Parses the bytes of a manifest. Raises SetupError as `read` does, with the path."""
         try:
             version = _SchemaVersion.model_validate_json(written).schema_version
             if version != SCHEMA_VERSION:
@@ -157,7 +160,7 @@ def _typed(task: str, facts: Any) -> TaskFacts:
     try:
         return kind.model_validate(facts)
     except ValidationError as error:
-        problems = "; ".join(f"{task}.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        problems = "; ".join(f"{task}.{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
         raise ValueError(f"facts.{problems}") from error
 
 
@@ -178,7 +181,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BundleFiles:
-    """The files in a folder. `digests`: the sha256 of each by its name, as the manifest has them.
+    """The files in a folder. `digests`: the sha256 of each file by its name, from the manifest.
 
     Every method raises RefusedBundle for a file that is missing or was changed.
     """
@@ -187,14 +190,14 @@ class BundleFiles:
     digests: Mapping[str, str]
 
     def read(self, name: str) -> bytes:
-        """A file's verified content."""
+        """Reads the content of a file and verifies it."""
         with self._open(name) as file:
             content = file.read()
         self._compare(name, sha256(content).hexdigest())
         return content
 
     def parse(self, name: str, parse: Callable[[bytes], ParsedT]) -> ParsedT:
-        """What a function makes of a file's verified content. Raises RefusedBundle also where it raises anything."""
+        """Verifies a file, and returns the result of `parse`. Raises RefusedBundle also for any error of `parse`."""
         content = self.read(name)
         try:
             return parse(content)
@@ -207,13 +210,16 @@ class BundleFiles:
             ) from error
 
     def verify(self, name: str) -> Path:
-        """The path of a file, which is as the manifest says now."""
+        """Verifies the content of a file, and returns its path."""
         with self._open(name) as file:
             self._compare(name, file_digest(file, "sha256").hexdigest())
         return self.folder / name
 
     def copy(self, name: str, private: Path) -> Path:
-        """A verified copy of a file, by the same name in another folder. Raises SetupError where it has no room."""
+        """Copies a file to the same name in another folder and verifies the copy.
+
+        Raises SetupError if it has no room.
+        """
         digest, target = sha256(), private / name
         if ".." in Path(name).parts or Path(name).is_absolute():
             raise RefusedBundle(f"{self.folder}: its manifest names {name!r}, which is outside of the bundle")
@@ -231,15 +237,17 @@ class BundleFiles:
         return target
 
     def check_names(self, *, is_whole: bool = True) -> None:
-        """Raises RefusedBundle also for a file that the manifest does not name. `is_whole`: all must be there."""
+        """Raises RefusedBundle also for a file that the manifest does not name. `is_whole`: no file may be missing."""
         names = {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if not _is_folder(path)}
         if added := sorted(names - {MANIFEST_FILE, SIGNATURE_FILE, *self.digests}):
-            raise RefusedBundle(f"{self.folder}: {added[0]!r} was added: the manifest does not name it; delete it")
+            raise RefusedBundle(
+                f"{self.folder}: {added[0]!r} was added: the manifest does not name it; move it elsewhere"
+            )
         if is_whole and (missing := sorted(self.digests.keys() - names)):
             raise self._missing(missing[0])
 
     def check(self) -> None:
-        """Verifies every file. Raises RefusedBundle also for one that the manifest does not name."""
+        """Verifies every file. Raises RefusedBundle also for a file that the manifest does not name."""
         self.check_names()
         for name in self.digests:
             self.verify(name)
@@ -263,5 +271,5 @@ class BundleFiles:
 
 
 def _is_folder(path: Path) -> bool:
-    # A link to a folder would hide what is in it.
+    # A link to a folder would hide the files in it.
     return path.is_dir() and not path.is_symlink()

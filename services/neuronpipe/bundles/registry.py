@@ -1,6 +1,6 @@
-"""What a repository declares: which versions of its models are approved, what they are called, and who gets which.
+"""The registry of a repository: the approved versions of its models, their aliases, and the routes of requests.
 
-A `Registry` never changes; each operation returns the next one, with one more entry in its history.
+A `Registry` never changes. Each operation returns the next registry, with one more entry in its history.
 """
 
 import getpass
@@ -21,13 +21,14 @@ from neuronpipe.core.items import ModelKey
 from neuronpipe.core.model import Frozen, ModelRoute, problems_of
 
 REGISTRY_FILE = "registry.json"
-# The alias that requests without a version get where the model has no route.
+# The alias of the version that answers requests without a version, if the model has no route.
 STABLE = "stable"
 _ALIAS = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 _MAX_HISTORY = 1000
-# Of a model. The history has them once a change: many long ones make a file that is too large to be read.
+# Limits the names of a model. The history repeats them for each change: many long names would make a file that is too
+# large to be read.
 _MAX_NAMES = 100
-_Target: TypeAlias = Annotated[str, Field(max_length=64)]
+_TargetName: TypeAlias = Annotated[str, Field(max_length=64)]
 
 ApprovalState = Literal["pending", "approved", "rejected"]
 
@@ -42,7 +43,7 @@ def _check_alias(name: str) -> str:
 
 
 class Approval(Frozen):
-    """Whether a version may be served, who said so, and why."""
+    """The decision whether a version may be served, with its author and reason."""
 
     state: ApprovalState
     note: str = ""
@@ -51,42 +52,42 @@ class Approval(Frozen):
 
 
 class RegisteredVersion(Frozen):
-    """One version of a model. `digest`: of its bundle, which no other bundle can take the place of."""
+    """One version of a model. `digest`: the digest of its bundle, which no other bundle may replace."""
 
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
     approval: Approval
-    accuracy: Mapping[str, Accuracy] = Field({}, description="as the bundle measured it, by back end")
+    accuracy: Mapping[str, Accuracy] = Field({}, description="accuracy in the bundle's manifest, by back end")
 
 
 class Shadow(Frozen, revalidate_instances="always"):
-    """A version that gets copies of requests, whose results nobody gets.
+    """A version that gets copies of requests. Its results are thrown away.
 
     `target`: an alias or a version number. `percent`: the share of the requests without a version that are copied.
     """
 
-    target: _Target
+    target: _TargetName
     percent: float = Field(gt=0, le=100, allow_inf_nan=False)
 
 
 class Routing(Frozen):
-    """The names of a model's versions, and the shares of the requests that name none.
+    """The aliases of a model's versions, and the shares of the requests without a version.
 
-    `route`: aliases or version numbers, each with its share; shares are relative to each other. `is_unloaded`: no
-    version is served, whatever names and shares say.
+    `route`: the share of each alias or version number. Shares are relative to each other. `is_unloaded`: no version is
+    served, for any alias or share.
     """
 
     aliases: Annotated[
         Mapping[Annotated[str, AfterValidator(_check_alias)], Annotated[int, Field(ge=1)]], Field(max_length=_MAX_NAMES)
     ] = {}
     route: Annotated[
-        Mapping[_Target, Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]], Field(max_length=_MAX_NAMES)
+        Mapping[_TargetName, Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]], Field(max_length=_MAX_NAMES)
     ] = {}
     shadow: Shadow | None = None
     is_unloaded: bool = False
 
     @property
     def routing(self) -> "Routing":
-        """Names and shares alone."""
+        """The aliases and shares alone."""
         return Routing(**{name: getattr(self, name) for name in Routing.model_fields})
 
 
@@ -98,25 +99,27 @@ class RegisteredModel(Routing):
     @property
     def approved(self) -> frozenset[int]:
         """The versions that may be served."""
-        return frozenset(number for number, one in self.versions.items() if one.approval.state == "approved")
+        return frozenset(number for number, version in self.versions.items() if version.approval.state == "approved")
 
     @property
     def anonymous(self) -> Self:
-        """The model without who approved its versions, and why."""
+        """The model without the authors and notes of its approvals."""
         versions = {
-            number: one.model_copy(update={"approval": one.approval.model_copy(update={"author": "", "note": ""})})
-            for number, one in self.versions.items()
+            number: version.model_copy(
+                update={"approval": version.approval.model_copy(update={"author": "", "note": ""})}
+            )
+            for number, version in self.versions.items()
         }
         return self.model_copy(update={"versions": versions})
 
     @property
     def declared(self) -> ModelRoute:
-        """Which version answers which request; nothing of a model that is unloaded."""
+        """The version that answers each request. An unloaded model has an empty route."""
         return ModelRoute({}, ()) if self.is_unloaded else self.routed(self.aliases)
 
     def routed(self, aliases: Mapping[str, int]) -> ModelRoute:
-        """As `declared`, with these aliases. A model without a route and without an alias `stable` has its newest
-        approved version.
+        """Returns the route as `declared`, with the given aliases. A model without a route and without an alias
+        `stable` uses its newest approved version.
         """
         shares: dict[int, float] = {}
         for target, share in self.route.items():
@@ -130,7 +133,10 @@ class RegisteredModel(Routing):
     @model_validator(mode="after")
     def _check_targets(self) -> Self:
         targets = (*self.route, *((self.shadow.target,) if self.shadow else ()))
-        for target, number in (*self.aliases.items(), *((one, _resolved(one, self.aliases)) for one in targets)):
+        for target, number in (
+            *self.aliases.items(),
+            *((target, _resolved(target, self.aliases)) for target in targets),
+        ):
             if number not in self.approved:
                 state = self.versions[number].approval.state if number in self.versions else "not registered"
                 raise ValueError(f"{target} is version {number}, which is {state}; only approved versions are served")
@@ -138,7 +144,7 @@ class RegisteredModel(Routing):
 
 
 class Change(Routing):
-    """An entry of the history: what was done, and the routing of the model from then on."""
+    """An entry of the history: the action, and the routing of the model after it."""
 
     revision: int = Field(ge=1)
     time: datetime
@@ -149,7 +155,7 @@ class Change(Routing):
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """Who makes a change, why, and when."""
+    """The author, reason and time of a change."""
 
     author: str = field(default_factory=lambda: _user())
     note: str = ""
@@ -157,7 +163,7 @@ class Signed:
 
 
 class Registry(Frozen):
-    """The content of registry.json. Revision 0: there is none, and every bundle of the repository is served."""
+    """The content of registry.json. Revision 0: there is no file, and every bundle of the repository is served."""
 
     schema_version: Literal[1] = 1
     revision: int = Field(0, ge=0)
@@ -166,25 +172,25 @@ class Registry(Frozen):
 
     @classmethod
     def parse(cls, written: bytes, path: Path | str) -> Self:
-        """The registry of a file's bytes. Raises SetupError, which names the path and what is wrong."""
+        """Parses the bytes of a registry file. Raises SetupError, which names the path and the fault."""
         try:
-            found = cls.model_validate_json(written)
+            registry = cls.model_validate_json(written)
         except ValidationError as error:
             raise SetupError(f"{path}: not a valid registry: {problems_of(error)}") from error
-        if not found.revision:
+        if not registry.revision:
             raise SetupError(f"{path}: not a valid registry: revision: must be 1 or more")
-        return found
+        return registry
 
     @classmethod
     def of_bundles(cls, bundles: Sequence[Bundle], signed: Signed) -> Self:
-        """The first registry of a repository, which says what was served without one: every version is approved, and
-        the newest is `stable`.
+        """Makes the first registry of a repository. It declares the versions that were served before: every version
+        is approved, and the newest version is `stable`.
         """
         models: dict[str, RegisteredModel] = {}
         approval = Approval(
             state="approved", note="was there before the registry", author=signed.author, time=signed.time
         )
-        for bundle in sorted(bundles, key=lambda one: one.key):
+        for bundle in sorted(bundles, key=lambda bundle: bundle.key):
             name, number = bundle.key
             known = models[name].versions if name in models else {}
             versions = {**known, number: _registered(bundle, approval)}
@@ -204,7 +210,7 @@ class Registry(Frozen):
 
     @property
     def desired(self) -> dict[ModelKey, RegisteredVersion]:
-        """The versions that every process shall have: those with an alias, a share of requests, or copies of them."""
+        """The versions that every process loads: all with an alias, a share of the requests, or copies of requests."""
         return {
             ModelKey(name, number): model.versions[number]
             for name, model in self.models.items()
@@ -213,16 +219,16 @@ class Registry(Frozen):
 
     @property
     def routes(self) -> dict[str, ModelRoute]:
-        """Which version of which model answers which request."""
+        """The route of each model that answers requests."""
         return {name: model.declared for name, model in self.models.items() if model.declared.shares}
 
     def approval_of(self, key: ModelKey) -> ApprovalState:
-        """Whether a version may be served; one that nobody has looked at is pending."""
+        """The approval of a version. An unregistered version is pending."""
         model = self.models.get(key.name)
         return model.versions[key.version].approval.state if model and key.version in model.versions else "pending"
 
     def approve(self, bundle: Bundle, signed: Signed) -> "Registry":
-        """The version may be served. A model's first one becomes `stable`. Raises SetupError."""
+        """Approves a version. The first approved version of a model becomes `stable`. Raises SetupError."""
         name, number = bundle.key
         model = self.models.get(name, RegisteredModel())
         known = model.versions.get(number)
@@ -237,7 +243,7 @@ class Registry(Frozen):
         return self._decide(name, number, "approved", signed, _registered(bundle, _pending(signed)), routing)
 
     def register(self, bundle: Bundle, signed: Signed) -> "Registry":
-        """The version is pending, with a note. Raises SetupError for one that somebody has looked at."""
+        """Registers a version as pending, with a note. Raises SetupError for a version that is registered already."""
         name, number = bundle.key
         model = self.models.get(name, RegisteredModel())
         if number in model.versions:
@@ -245,8 +251,8 @@ class Registry(Frozen):
         return self._decide(name, number, "pending", signed, _registered(bundle, _pending(signed)), model.routing)
 
     def reject(self, bundle: Bundle, signed: Signed) -> "Registry":
-        """The version must not be served; it loses aliases, shares and copies. Raises SetupError for the one that
-        requests without a version get where there is no route.
+        """Rejects a version, which loses its aliases, shares and copies. Raises SetupError for the version that
+        answers requests without a version if there is no route.
         """
         name, number = bundle.key
         model = self.models.get(name, RegisteredModel())
@@ -258,7 +264,7 @@ class Registry(Frozen):
             return _resolved(target, model.aliases) != number
 
         routing = Routing(
-            aliases={alias: one for alias, one in model.aliases.items() if one != number},
+            aliases={alias: version for alias, version in model.aliases.items() if version != number},
             route={target: share for target, share in model.route.items() if stays(target)},
             shadow=model.shadow if model.shadow and stays(model.shadow.target) else None,
             is_unloaded=model.is_unloaded,
@@ -267,9 +273,9 @@ class Registry(Frozen):
         return self._decide(name, number, "rejected", signed, known, routing)
 
     def alias(self, name: str, alias: str, version: int | None, signed: Signed) -> "Registry":
-        """Calls a version by an alias, in place of the one that had it; None removes the alias. Raises SetupError."""
+        """Moves an alias to a version, or removes the alias for None. Raises SetupError."""
         model = self._model(name)
-        aliases = {other: one for other, one in model.aliases.items() if other != alias}
+        aliases = {other: number for other, number in model.aliases.items() if other != alias}
         if version is None and alias not in model.aliases:
             raise SetupError(f"model {name!r} has no alias {alias!r}")
         if version is not None:
@@ -278,7 +284,7 @@ class Registry(Frozen):
         return self._with(name, {**_contents(model), "aliases": aliases}, action, signed)
 
     def reroute(self, name: str, route: Mapping[str, float], signed: Signed) -> "Registry":
-        """Sets the shares of requests without a version; an empty route is all of them for `stable`.
+        """Sets the shares of the requests without a version. With an empty route, `stable` answers all of them.
 
         Raises SetupError.
         """
@@ -286,7 +292,7 @@ class Registry(Frozen):
         return self._with(name, {**_contents(self._model(name)), "route": route}, f"route {shares}", signed)
 
     def copy_to(self, name: str, target: str, percent: float, signed: Signed) -> "Registry":
-        """Has a share of the requests without a version copied to an alias or a version; an empty target ends it.
+        """Copies a share of the requests without a version to an alias or a version. An empty target ends the copies.
 
         Raises SetupError.
         """
@@ -297,21 +303,21 @@ class Registry(Frozen):
         return self._with(name, {**_contents(model), "shadow": shadow}, f"shadow {target}={percent:g}", signed)
 
     def load(self, name: str, signed: Signed) -> "Registry":
-        """Has the model served again, by the names and shares that it has. Raises SetupError."""
+        """Declares an unloaded model again, with its aliases and shares. Raises SetupError."""
         if name in self.models and not self.models[name].approved:
             raise SetupError(f"model {name!r} has no approved version; `neuronpipe registry approve` approves one")
         return self._with(name, {**_contents(self._model(name)), "is_unloaded": False}, "load", signed)
 
     def unload(self, name: str, signed: Signed) -> "Registry":
-        """Has no version of the model served; names and shares stay. Raises SetupError."""
+        """Declares a model as unloaded: no version is served, and aliases and shares stay. Raises SetupError."""
         return self._with(name, {**_contents(self._model(name)), "is_unloaded": True}, "unload", signed)
 
     def set_routing(self, name: str, routing: Routing, action: str, signed: Signed) -> "Registry":
-        """Sets all names and shares at once. Raises SetupError."""
+        """Sets all aliases and shares at once. Raises SetupError."""
         return self._with(name, {**_contents(self._model(name)), **_contents(routing)}, action, signed)
 
     def roll_back(self, name: str, revision: int | None, signed: Signed) -> "Registry":
-        """The model's aliases, route and shadow as they were after a revision; None: before the last change of them.
+        """Restores a model's aliases, route and shadow as of a revision; None: as before their last change.
 
         Raises SetupError.
         """
@@ -320,9 +326,9 @@ class Registry(Frozen):
             raise SetupError(f"revision {revision}: the registry has the revision {self.revision}")
         past = [change for change in self.history if change.model == name]
         if revision is None:
-            differing = [one for one in past if one.routing != model.routing]
+            differing = [change for change in past if change.routing != model.routing]
         else:
-            differing = [one for one in past if one.revision <= revision]
+            differing = [change for change in past if change.revision <= revision]
         if not differing:
             wanted = "another routing than now" if revision is None else f"the revision {revision} or an earlier one"
             raise SetupError(f"the history of model {name!r} does not have {wanted}")
@@ -371,22 +377,22 @@ class Registry(Frozen):
         )
 
 
-# What makes the next registry of the present one.
+# An operation makes the next registry from the present registry.
 Operation = Callable[[Registry], Registry]
 
 
 def _contents(model: BaseModel) -> dict[str, Any]:
-    """The fields of a model as they are."""
+    """The fields of a model, not converted."""
     return {name: getattr(model, name) for name in type(model).model_fields}
 
 
 def _registered(bundle: Bundle, approval: Approval) -> RegisteredVersion:
-    accuracy = {one.backend: one.accuracy for one in bundle.manifest.artifacts if one.accuracy}
+    accuracy = {artifact.backend: artifact.accuracy for artifact in bundle.manifest.artifacts if artifact.accuracy}
     return RegisteredVersion(digest=bundle.digest, approval=approval, accuracy=accuracy)
 
 
 def _resolved(target: str, aliases: Mapping[str, int]) -> int:
-    """The version of a target of a route. Raises ValueError for an alias that the model does not have."""
+    """The version of a route's target. Raises ValueError for an unknown alias."""
     if target.isascii() and target.isdigit():
         return int(target)
     if target not in aliases:
@@ -395,7 +401,7 @@ def _resolved(target: str, aliases: Mapping[str, int]) -> int:
 
 
 def _user() -> str:
-    """The name of this process's user; its number in a container that does not know it."""
+    """The name of this process's user, or the user's number in a container without the name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

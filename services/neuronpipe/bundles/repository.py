@@ -1,16 +1,17 @@
-"""The model repository: a folder of bundles, `<model>/<version>/`. Verified on load, written atomically.
+"""The model repository: a folder of bundles, `<model>/<version>/`. Bundles are verified on load and written atomically.
 
-Where keys are trusted, the signature of a manifest is verified before the manifest is parsed, and what is loaded is a
-copy that nobody else can change after it was verified.
+If keys are trusted, the signature of a manifest is verified before the manifest is parsed. Back ends then load a
+private copy, which no other user can change after its verification.
 """
 
 import contextlib
 import filecmp
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -28,11 +29,20 @@ if TYPE_CHECKING:
     from neuronpipe.bundles.signing import SigningKey, TrustedKeys
 
 
+_LAYOUT = (
+    f"a repository holds bundles alone, each with MODEL/VERSION/{MANIFEST_FILE}, as `neuronpipe compile` writes them"
+)
+# Maximum number of files and folders that a message lists.
+_MAX_LISTED = 3
+# Names of unfinished bundles, as `new_bundle` gives them.
+_UNFINISHED = re.compile(r"\.\d+\.[a-z0-9_]{8}")
+
+
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A compiled model on disk. Its manifest has been read; each other file is verified when it is first used.
+    """A compiled model on disk. Its manifest has been read. Each other file is verified when it is first used.
 
-    `signer`: the id of the trusted key that signed it; empty where no keys are trusted.
+    `signer`: the id of the trusted key that signed the bundle; empty if no keys are trusted.
     """
 
     folder: Path
@@ -42,7 +52,7 @@ class Bundle:
 
     @property
     def spec(self) -> ModelSpec:
-        """The model."""
+        """The facts about the model."""
         return self.manifest.model
 
     @property
@@ -51,17 +61,17 @@ class Bundle:
         return self.spec.name, self.spec.version
 
     def tokenizer_json(self) -> bytes:
-        """The verified content of tokenizer.json. Raises RefusedBundle."""
+        """Reads and verifies tokenizer.json. Raises RefusedBundle."""
         return self.files.read(self.manifest.tokenizer_file)
 
     def read_tokenizer(self, parse: Callable[[bytes], ParsedT]) -> ParsedT:
-        """What a function makes of tokenizer.json. Raises RefusedBundle, also where the function raises anything."""
+        """Returns the result of `parse` for tokenizer.json. Raises RefusedBundle, also for any error of `parse`."""
         return self.files.parse(self.manifest.tokenizer_file, parse)
 
     def decoding_spec(self) -> ModelSpec:
-        """The model with its tokens as text, if its task decodes to tokens.
+        """The facts about the model, with the text of each token if its task decodes to tokens.
 
-        Raises RefusedBundle for a file that was changed, or is no list of texts.
+        Raises RefusedBundle for a file that was changed or is not a list of texts.
         """
         if not self.manifest.tokens_file:
             return self.spec
@@ -69,7 +79,7 @@ class Bundle:
         return self.spec.model_copy(update={"tokens": tokens})
 
     def artifact(self, backend: str) -> Artifact:
-        """The artefact for a back end ("" for the bundle's first). Raises SetupError, which names those that exist."""
+        """The artefact for a back end; "": the bundle's first. Raises SetupError, which names the artefacts."""
         for artifact in self.manifest.artifacts:
             if backend in ("", artifact.backend):
                 return artifact
@@ -81,10 +91,10 @@ class Bundle:
 
     @contextlib.contextmanager
     def artifact_files(self, artifact: Artifact) -> Iterator[list[Path]]:
-        """The artefact's verified files, for a back end to load while the block runs.
+        """Verifies the artefact's files, which a back end loads before the block ends.
 
-        Those of a signed bundle are copies in a folder that only this user can write to: nobody else can change them
-        between the check and the use. Raises RefusedBundle, and SetupError where there is no room for the copies.
+        The files of a signed bundle are copied to a folder that only this user can write to: no other user can change
+        them between verification and use. Raises RefusedBundle, and SetupError if there is no room for the copies.
         """
         if not self.signer:
             yield [self.files.verify(name) for name in artifact.files]
@@ -94,12 +104,12 @@ class Bundle:
 
     @property
     def files(self) -> BundleFiles:
-        """Its files, but for the manifest and the signature."""
+        """The bundle's files, without the manifest and the signature."""
         return BundleFiles(self.folder, self.manifest.files)
 
 
 def read_trusted_repository(repository: Path, trusted_keys: Path | None) -> list[Bundle]:
-    """As read_repository. `trusted_keys`: the file or folder of the keys; None takes every bundle.
+    """Reads a repository by read_repository. `trusted_keys`: the file or folder of the keys; None accepts every bundle.
 
     Raises SetupError also for keys that cannot be read.
     """
@@ -107,19 +117,19 @@ def read_trusted_repository(repository: Path, trusted_keys: Path | None) -> list
 
 
 def read_trusted_keys(path: Path | None) -> "TrustedKeys | None":
-    """The keys of a file or folder; None takes every bundle. Raises SetupError."""
+    """Reads the keys of a file or folder. None accepts every bundle. Raises SetupError."""
     if path is None:
         return None
-    from neuronpipe.bundles.signing import TrustedKeys  # cryptography takes long to import
+    from neuronpipe.bundles.signing import TrustedKeys  # importing cryptography takes long
 
     return TrustedKeys.read(path)
 
 
 def read_repository(repository: Path, trusted: "TrustedKeys | None" = None) -> list[Bundle]:
-    """Every bundle of the repository, or the one of a folder that is a bundle itself.
+    """Reads every bundle of a repository. A folder that is a bundle itself gives that bundle.
 
-    Raises SetupError where there is none, or one that cannot be read, and RefusedBundle for one that none of the
-    `trusted` keys signed.
+    Raises SetupError if there is no bundle, or a bundle cannot be read. Raises RefusedBundle for a bundle without the
+    signature of one of the `trusted` keys.
     """
     if (repository / MANIFEST_FILE).is_file():
         return [_read(repository, trusted)]
@@ -127,39 +137,62 @@ def read_repository(repository: Path, trusted: "TrustedKeys | None" = None) -> l
 
 
 def bundle_folders(repository: Path) -> list[Path]:
-    """The folder of each bundle. Raises SetupError where there is none."""
+    """Finds the folder of each bundle. Raises SetupError, with the contents, if no folder has a manifest."""
+    make = f"`neuronpipe compile SOURCE --repository {repository}`"
+    if repository.is_file():
+        raise SetupError(f"{repository}: is a file; {_LAYOUT}")
     if not repository.is_dir():
+        raise SetupError(f"{repository}: no such folder; make a repository with {make}")
+    models = _folders(repository)
+    folders = [version for model in models for version in _folders(model)]
+    if any((version / MANIFEST_FILE).is_file() for version in folders):
+        return folders
+    if unfinished := [path for model in models for path in model.iterdir() if _UNFINISHED.fullmatch(path.name)]:
         raise SetupError(
-            f"{repository}: no such folder; make a repository with `neuronpipe compile SOURCE --repository "
-            f"{repository}`"
+            f"{repository}: holds no bundle: {unfinished[0]} is half-written, by a compile that was killed or still "
+            f"runs; make one with {make}"
         )
-    folders = sorted(
-        version
-        for model in repository.iterdir()
-        if _is_visible_folder(model)
-        for version in model.iterdir()
-        if _is_visible_folder(version)
-    )
-    if not folders:
-        raise SetupError(
-            f"{repository}: holds no bundle; make one with `neuronpipe compile SOURCE --repository {repository}`"
-        )
-    return folders
+    if models == _visible(repository) and not any(map(_visible, models)):
+        raise SetupError(f"{repository}: holds no bundle; make one with {make}")
+    raise SetupError(f"{repository}: holds no bundle: {_found_instead(repository, folders)}; {_LAYOUT}")
 
 
-def _is_visible_folder(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith(".")
+def _visible(folder: Path) -> list[Path]:
+    """The visible files and folders in a folder, sorted. Raises SetupError if the folder cannot be read."""
+    with files_told(f"{folder}: cannot be read"):
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [path for path in _visible(folder) if path.is_dir()]
+
+
+def _found_instead(repository: Path, below: Sequence[Path]) -> str:
+    """Describes a folder that is no repository: its contents, the repository around it, or repositories in it."""
+    path = repository.absolute()
+    if bundle := next((parent for parent in path.parents[:3] if (parent / MANIFEST_FILE).is_file()), None):
+        return f"it is a part of {bundle}, a bundle of the repository {bundle.parent.parent}"
+    if list(path.glob(f"[0-9]*/{MANIFEST_FILE}")):
+        return f"it is a model of the repository {path.parent}"
+    if inner := sorted({entry.parent for entry in below if list(entry.glob(f"[0-9]*/{MANIFEST_FILE}"))}):
+        return f"it holds repositories: {_listed(inner)}"
+    if (path / "config.json").is_file():
+        return f"it looks like a model of Hugging Face; `neuronpipe compile {repository} --repository DIR` compiles it"
+    return f"it holds {_listed([entry.name for entry in _visible(repository)])}"
+
+
+def _listed(names: Sequence[object]) -> str:
+    return ", ".join(map(str, names[:_MAX_LISTED])) + (", …" if len(names) > _MAX_LISTED else "")
 
 
 def read_bundle(folder: Path, trusted: "TrustedKeys | None" = None, *, is_whole: bool = True) -> Bundle:
-    """The bundle in a folder. `is_whole`: whether all its files must be there.
+    """Reads the bundle in a folder. `is_whole`: no file of the bundle may be missing.
 
-    Raises SetupError where there is none, or a half-written or misplaced one, and RefusedBundle for one that none of
-    the `trusted` keys signed.
+    Raises SetupError if there is no bundle. Raises RefusedBundle for a bundle in the wrong folder, or without the
+    signature of one of the `trusted` keys.
     """
-    path = folder / MANIFEST_FILE
-    if not path.is_file():
-        raise SetupError(f"{folder}: half-written: it has no {MANIFEST_FILE}; delete it and compile the model again")
+    if not (folder / MANIFEST_FILE).is_file():
+        raise SetupError(f"{folder}: is no bundle, as it has no {MANIFEST_FILE}; {_LAYOUT}")
     bundle = _read(folder, trusted, is_whole)
     if (folder.parent.name, folder.name) != (bundle.spec.name, str(bundle.spec.version)):
         raise RefusedBundle(
@@ -169,10 +202,10 @@ def read_bundle(folder: Path, trusted: "TrustedKeys | None" = None, *, is_whole:
 
 
 def sign_bundle(folder: Path, key: "SigningKey") -> Bundle:
-    """Signs the bundle in a folder, in place of the signature that it may have.
+    """Signs the bundle in a folder, and replaces any signature that it had.
 
-    Raises SetupError and RefusedBundle as read_bundle, RefusedBundle for files that are not as the manifest says, and
-    SetupError where the signature cannot be written.
+    Raises the errors of read_bundle, RefusedBundle for files that differ from the manifest, and SetupError if the
+    signature cannot be written.
     """
     from neuronpipe.bundles.signing import write_signature
 
@@ -184,7 +217,7 @@ def sign_bundle(folder: Path, key: "SigningKey") -> Bundle:
 
 def _read(folder: Path, trusted: "TrustedKeys | None", is_whole: bool = True) -> Bundle:
     path = folder / MANIFEST_FILE
-    written = path.read_bytes()  # once: what is verified is what is parsed
+    written = path.read_bytes()  # read once, so that the verified bytes are the parsed bytes
     signer = trusted.verify(folder, written) if trusted else ""
     bundle = Bundle(folder, Manifest.parse(written, path), sha256(written).hexdigest(), signer)
     if trusted:
@@ -200,7 +233,7 @@ def default_name(source: str) -> str:
 
 
 def check_is_there(source: str) -> None:
-    """Raises SetupError if a model's source can only be a folder and is none, or is empty."""
+    """Raises SetupError for a source that can only be a folder, if the folder is missing, and for an empty source."""
     if not source:
         raise SetupError("SOURCE: is empty; . is the folder in which you are")
     if (source.startswith((".", "/", "~")) or source.count("/") > 1) and not Path(source).is_dir():
@@ -208,7 +241,7 @@ def check_is_there(source: str) -> None:
 
 
 def check_writable(repository: Path, name: str) -> None:
-    """Raises SetupError if no bundle of the model can be written, which is tested by creating and deleting a folder."""
+    """Creates and deletes a folder for a bundle of the model. Raises SetupError if that fails."""
     if not name.strip() or name.startswith(".") or "/" in name or not name.isprintable():
         raise SetupError(f"name {name!r} cannot be a folder's name; choose one with --name")
     if "," in name or " " in name:
@@ -228,7 +261,7 @@ def _writing_to(folder: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def choose_version(repository: Path, name: str, version: int | None) -> int:
-    """The version that a new bundle gets: the one asked for, which must be free, or the next. Raises SetupError."""
+    """The version of a new bundle: the requested version, if it is free, or the next. Raises SetupError."""
     taken = _versions(repository, name)
     if version in taken:
         raise SetupError(f"{repository / name / str(version)}: exists; without --version the next free one is taken")
@@ -236,7 +269,7 @@ def choose_version(repository: Path, name: str, version: int | None) -> int:
 
 
 def newest_bundle(repository: Path, name: str, backend: str) -> Bundle | None:
-    """A model's newest bundle for a back end; None if there is none. Raises SetupError for one that cannot be read."""
+    """A model's newest bundle for a back end, or None. Raises SetupError for a bundle that cannot be read."""
     for version in sorted(_versions(repository, name), reverse=True):
         bundle = read_bundle(repository / name / str(version))
         if any(artifact.backend == backend for artifact in bundle.manifest.artifacts):
@@ -250,10 +283,10 @@ def _versions(repository: Path, name: str) -> list[int]:
 
 @contextlib.contextmanager
 def new_bundle(repository: Path, name: str, version: int) -> Iterator[Path]:
-    """A folder for a new bundle's files. It becomes the bundle when the block ends without an error.
+    """Gives a folder for a new bundle's files. When the block ends without an error, the folder becomes the bundle.
 
-    Otherwise it is deleted. Raises SetupError if no folder can be made, or if another process has written the version
-    in the meantime.
+    After an error the folder is deleted. Raises SetupError if no folder can be created, or if another process has
+    written the same version in the meantime.
     """
     model_folder = repository / name
     with _writing_to(model_folder):
@@ -268,15 +301,15 @@ def new_bundle(repository: Path, name: str, version: int) -> Iterator[Path]:
         _sync_path(model_folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the folder holds another version of the model
+        with contextlib.suppress(OSError):  # the folder contains another version of the model
             model_folder.rmdir()
         raise
 
 
 def _share_files(folder: Path, repository: Path) -> None:
-    """Replaces files of a new bundle by links to those of other bundles that hold the same: they are on disk once.
+    """Links files of a new bundle to equal files of other bundles, so that the disk stores each content once.
 
-    Where the file system has no hard links, files stay as they are.
+    On a file system without hard links, the files stay as they are.
     """
     if not (folder / MANIFEST_FILE).is_file():
         return
@@ -287,7 +320,7 @@ def _share_files(folder: Path, repository: Path) -> None:
     for name, digest in Manifest.read(folder / MANIFEST_FILE).files.items():
         other, spare = held.get(digest), folder / f".{digest}"
         with contextlib.suppress(OSError):
-            # The other may have been damaged since.
+            # The other file may have been damaged since it was written.
             if other and filecmp.cmp(other, folder / name, shallow=False):
                 os.link(other, spare)
                 spare.replace(folder / name)
@@ -328,12 +361,12 @@ _MAX_SHOWN = 60
 
 
 def differences(before: Bundle, after: Bundle) -> list[str]:
-    """A line for each setting and each file that differs, and one that says how many bytes are the same in both."""
-    told, said = _settings(before), _settings(after)
+    """Returns a line for each setting and each file that differs, and a last line with the number of equal bytes."""
+    old_settings, new_settings = _settings(before), _settings(after)
     lines = [
-        f"{name}: {_shown(told.get(name, 'none'))} -> {_shown(said.get(name, 'none'))}"
-        for name in sorted(told.keys() | said.keys())
-        if told.get(name) != said.get(name)
+        f"{name}: {_shown(old_settings.get(name, 'none'))} -> {_shown(new_settings.get(name, 'none'))}"
+        for name in sorted(old_settings.keys() | new_settings.keys())
+        if old_settings.get(name) != new_settings.get(name)
     ]
     old, new = before.files.digests, after.files.digests
     for name in sorted(old.keys() | new.keys()):
@@ -349,17 +382,17 @@ def differences(before: Bundle, after: Bundle) -> list[str]:
 
 
 def _settings(bundle: Bundle) -> dict[str, str]:
-    """The manifest without its files, each value by its path, as JSON."""
+    """The settings of a manifest without its files: each value as JSON, by its path."""
     return dict(_flat("", bundle.manifest.model_dump(mode="json", exclude={"files"})))
 
 
 def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict) and value:
-        for name, one in value.items():
-            yield from _flat(f"{path}.{name}" if path else name, one)
-    elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
-        for place, one in enumerate(value):
-            yield from _flat(f"{path}[{place}]", one)
+        for name, item in value.items():
+            yield from _flat(f"{path}.{name}" if path else name, item)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for place, item in enumerate(value):
+            yield from _flat(f"{path}[{place}]", item)
     else:
         yield path, json.dumps(value, ensure_ascii=False)
 

@@ -1,4 +1,4 @@
-"""The models that a process serves. Each is opened and closed on its own; their table is replaced as a whole."""
+"""The models that a process serves. Each model is opened and closed on its own; their table is replaced as a whole."""
 
 import asyncio
 import enum
@@ -10,12 +10,14 @@ from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError, Unavailable
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.model import ModelRoute, ModelSpec, ModelTable
+from neuronpipe.core.streams import Preparation
 
 ResourceT = TypeVar("ResourceT")
+_NO_ROUTE = ModelRoute({}, ())
 
 
 class ModelState(enum.Enum):
-    """The states of a served model, in order; `failed` is one that could not be loaded."""
+    """The states of a served model, in order. `failed` is the state of a model that could not be loaded."""
 
     LOADING = "loading"
     READY = "ready"
@@ -25,9 +27,9 @@ class ModelState(enum.Enum):
 
 
 class ServedModel(Generic[ResourceT]):
-    """One version of one model with the resource of this process for it. Made by `ServedModels`.
+    """One version of one model, with the resource that this process uses for it. Made by `ServedModels`.
 
-    As a context manager it yields the resource.
+    As a context manager it returns the resource.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -41,7 +43,7 @@ class ServedModel(Generic[ResourceT]):
 
     @property
     def spec(self) -> ModelSpec:
-        """The model."""
+        """The facts about the model."""
         return self.bundle.spec
 
     @property
@@ -50,7 +52,7 @@ class ServedModel(Generic[ResourceT]):
         return ModelKey(*self.bundle.key)
 
     def __enter__(self) -> ResourceT:
-        """The model's resource, which is not closed before the block ends.
+        """Returns the model's resource, which stays open until the block ends.
 
         Raises Unavailable for a model that is not ready.
         """
@@ -66,12 +68,12 @@ class ServedModel(Generic[ResourceT]):
             self._is_unused.set()
 
     async def open(self, resource: AbstractAsyncContextManager[ResourceT]) -> None:
-        """Loads the model. Raises what loading raises."""
+        """Loads the model. Raises the errors of loading."""
         self.resource = await self._stack.enter_async_context(resource)
         self.state = ModelState.READY
 
     async def close(self) -> None:
-        """Waits for those that use the model, and unloads it."""
+        """Waits until no block uses the model, and unloads it."""
         self.state = ModelState.DRAINING
         await self._is_unused.wait()
         self.state = ModelState.CLOSED
@@ -86,19 +88,21 @@ class ServedModels(Generic[ResourceT]):
         open_model: Callable[[Bundle], AbstractAsyncContextManager[ResourceT]],
         other_names: Callable[[Iterable[Bundle]], Mapping[str, str]] = lambda bundles: {},
     ) -> None:
-        """`other_names`: what requests may also call these models."""
+        """`other_names`: returns further names by which requests may call these models."""
         self._open_model = open_model
         self._other_names = other_names
         self.table: ModelTable[ServedModel[ResourceT]] = ModelTable({})
         self._watchers: list[Callable[[], None]] = []
         self._opening: set[ModelKey] = set()
-        # Why versions that shall be served are not. Replaced on every change, as the table is.
+        # Problems of declared versions that are not served. Replaced on every change, as the table is.
         self.problems: Mapping[ModelKey, str] = {}
-        # Models that are served and not in memory, and whether they are being loaded; replaced likewise.
+        # Served models that are not in memory, and whether each is being loaded. Replaced on every change.
         self.unloaded: Mapping[ModelKey, bool] = {}
-        # Of each gateway that uses these models, those that it may send items for; None: any.
+        # Preparation of models whose shapes are prepared. Replaced on every change.
+        self.prepared: Mapping[ModelKey, Preparation] = {}
+        # Models that each gateway may send items for; None: any model.
         self._needed_by: dict[object, frozenset[ModelKey] | None] = {}
-        self.needs_changed: Callable[[], None] = lambda: None
+        self._needs_watchers: list[Callable[[], None]] = []
 
     @property
     def keys(self) -> frozenset[ModelKey]:
@@ -110,41 +114,60 @@ class ServedModels(Generic[ResourceT]):
         return key in self.keys
 
     def problem_of(self, key: ModelKey) -> str:
-        """Why a version that shall be served is not; empty if nothing is wrong."""
+        """The reason why a declared version is not served, or an empty string."""
         return self.problems.get(key, "")
 
     def tell_problems(self, problems: Mapping[ModelKey, str]) -> None:
         """Sets the problems of all versions."""
         if problems != self.problems:
             self.problems = problems
-            self._tell()
+            self._notify()
 
     def tell_unloaded(self, unloaded: Mapping[ModelKey, bool]) -> None:
-        """Sets which models are not in memory, and whether they are being loaded."""
+        """Sets the models that are not in memory, and whether each is being loaded."""
         if unloaded != self.unloaded:
             self.unloaded = unloaded
-            self._tell()
+            self._notify()
 
     def is_loading(self, key: ModelKey) -> bool | None:
-        """Whether a model is being loaded; None for one that is in memory."""
+        """Whether a model is being loaded; None for a model in memory."""
         return self.unloaded.get(key)
 
+    def tell_prepared(self, prepared: Mapping[ModelKey, Preparation]) -> None:
+        """Sets the preparation of all models."""
+        if prepared != self.prepared:
+            self.prepared = prepared
+            self._notify()
+
+    def preparation_of(self, key: ModelKey) -> Preparation:
+        """The preparation of a model."""
+        return self.prepared.get(key, Preparation())
+
     def need(self, user: object, keys: frozenset[ModelKey] | None) -> None:
-        """Says what a gateway may send items for from now on; None: any."""
+        """Sets the models that a gateway may send items for from now on; None: any model."""
         self._needed_by[user] = keys
-        self.needs_changed()
+        self._tell_needs()
 
     def forget(self, user: object) -> None:
-        """A gateway has gone."""
+        """Removes a gateway that has disconnected."""
         self._needed_by.pop(user, None)
-        self.needs_changed()
+        self._tell_needs()
 
     def is_needed(self, key: ModelKey) -> bool:
-        """Whether a gateway may still send items for a model."""
-        return any(keys is None or key in keys for keys in self._needed_by.values())
+        """Whether a gateway may still send items for a model, or a route of this table leads to it."""
+        is_routed = key.version in self.table.routes.get(key.name, _NO_ROUTE).versions
+        return is_routed or any(keys is None or key in keys for keys in self._needed_by.values())
+
+    def watch_needs(self, changed: Callable[[], None]) -> None:
+        """Calls `changed` after each change of what gateways need."""
+        self._needs_watchers.append(changed)
+
+    def _tell_needs(self) -> None:
+        for changed in self._needs_watchers:
+            changed()
 
     def route(self, routes: Mapping[str, ModelRoute]) -> None:
-        """Sets which version answers which request."""
+        """Sets the route of each model."""
         if routes != self.table.declared_routes:
             self._replace(list(self.table), routes)
 
@@ -154,7 +177,7 @@ class ServedModels(Generic[ResourceT]):
         return lambda: self._watchers.remove(changed)
 
     async def open(self, bundle: Bundle) -> None:
-        """Loads a model and then serves it. Raises SetupError if it is served already, and what loading raises."""
+        """Loads a model, then serves it. Raises SetupError if it is served already, and the errors of loading."""
         model: ServedModel[ResourceT] = ServedModel(bundle)
         if model.key in self.keys | self._opening:
             raise SetupError(
@@ -177,9 +200,9 @@ class ServedModels(Generic[ResourceT]):
         routes = self.table.declared_routes if routes is None else routes
         entries = {(model.spec.name, model.spec.version): model for model in models}
         self.table = ModelTable(entries, routes, self._other_names(model.bundle for model in models))
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for changed in list(self._watchers):
             changed()
 
@@ -188,11 +211,11 @@ class ServedModels(Generic[ResourceT]):
 async def running_models(
     models: ServedModels[ResourceT], bundles: list[Bundle]
 ) -> AsyncIterator[ServedModels[ResourceT]]:
-    """Opens these models; at the end of the block closes all models of the table, the last one first.
+    """Opens these models. At the end of the block, closes all models of the table, the last one first.
 
-    Raises what loading raises.
+    Raises the errors of loading.
     """
-    async with AsyncExitStack() as closing:  # closes the others even if closing one fails
+    async with AsyncExitStack() as closing:  # closes the remaining models even if closing one of them fails
         try:
             for bundle in bundles:
                 await models.open(bundle)

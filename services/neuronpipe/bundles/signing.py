@@ -1,6 +1,6 @@
-"""Signatures of bundles: ed25519 (RFC 8032), over the manifest, which has the digest of every other file.
+"""Signatures of bundles: ed25519 (RFC 8032) over the manifest, which contains the digest of every other file.
 
-A signature is a file of the bundle, beside the manifest. The one file of bundles that knows cryptography.
+A signature is a file of the bundle, beside the manifest. Only this file of `bundles` imports cryptography.
 """
 
 import os
@@ -18,32 +18,33 @@ from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.core.files import files_told, read_file, replace_file
 from neuronpipe.core.model import Frozen
 
-# Comes before the manifest's bytes, so that no signature of something else is one of a bundle.
+# Signed before the manifest's bytes, so that a signature of other data is never the signature of a bundle.
 _CONTEXT = b"neuronpipe bundle signature 1\n"
 _BEGIN, _END = "-----BEGIN ", "-----END PUBLIC KEY-----"
-# Digits of a key's id in messages.
+# Number of digits of a key's id in messages.
 _SHOWN = 16
 
 
 class _Signature(Frozen):
-    """The file of a signature. `key`: the id of the key that made it, which says which one to try."""
+    """The content of a signature file. `key`: the id of the key that made the signature, with which it is verified."""
 
     key: str = Field(pattern=r"^[0-9a-f]{64}$")
     signature: Base64Bytes
 
 
 class TrustedKeys:
-    """Public keys by their ids: the SHA-256 of their DER form, in hexadecimal."""
+    """Public keys by their ids. An id is the SHA-256 of the key's DER form, in hexadecimal."""
 
     def __init__(self, keys: Mapping[str, Ed25519PublicKey], source: str) -> None:
-        """`source`: what the keys are from, for messages."""
+        """`source`: the origin of the keys, for messages."""
         self._keys = keys
         self._source = source
 
     @classmethod
     def read(cls, path: Path) -> "TrustedKeys":
-        """The keys of a file in PEM form, or of every visible file in a folder. Raises SetupError, which names the line
-        at fault.
+        """Reads the keys of a PEM file, or of every visible file in a folder.
+
+        Raises SetupError, which names the faulty line.
         """
         source = f"--trusted-keys {path}"
         with files_told(f"{source}: cannot be read"):
@@ -54,56 +55,56 @@ class TrustedKeys:
         return cls(keys, source)
 
     def verify(self, folder: Path, manifest: bytes) -> str:
-        """The id of the key that signed a bundle's manifest. Raises RefusedBundle."""
+        """Verifies the signature of a bundle's manifest. Returns the id of the key. Raises RefusedBundle."""
         path = folder / SIGNATURE_FILE
         with files_told(f"{path}: cannot be read", kind=RefusedBundle):
             signature = read_file(path, str(path), RefusedBundle) if path.exists() else None
         return self.verify_signature(str(folder), manifest, signature)
 
     def verify_signature(self, folder: str, manifest: bytes, signature: bytes | None) -> str:
-        """As `verify`, of a signature's bytes; None: it has none. `folder`: for messages."""
+        """Verifies a signature's bytes as `verify` does; None: the bundle is not signed. `folder`: for messages."""
         if signature is None:
             raise RefusedBundle(
                 f"{folder}: is not signed (it has no {SIGNATURE_FILE}), and {self._source} takes signed bundles only; "
                 "sign it where it was compiled, with `neuronpipe bundle sign`"
             )
         try:
-            found = _Signature.model_validate_json(signature)
+            parsed = _Signature.model_validate_json(signature)
         except ValidationError:
             raise RefusedBundle(
                 f"{folder}/{SIGNATURE_FILE}: does not hold a signature; sign the bundle again"
             ) from None
-        key = self._keys.get(found.key)
+        key = self._keys.get(parsed.key)
         if key is None:
             raise RefusedBundle(
-                f"{folder}: is signed with the key {found.key[:_SHOWN]}, which {self._source} does not have"
+                f"{folder}: is signed with the key {parsed.key[:_SHOWN]}, which {self._source} does not have"
             )
         try:
-            key.verify(found.signature, _CONTEXT + manifest)
+            key.verify(parsed.signature, _CONTEXT + manifest)
         except InvalidSignature:
             raise RefusedBundle(
                 f"{folder}: its manifest or its signature was changed after it was signed with the key "
-                f"{found.key[:_SHOWN]}"
+                f"{parsed.key[:_SHOWN]}"
             ) from None
-        return found.key
+        return parsed.key
 
 
 class SigningKey:
-    """A private key. `id`: that of its public key."""
+    """A private key. `id`: the id of its public key."""
 
     def __init__(self, key: Ed25519PrivateKey, source: str) -> None:
-        """`source`: what the key is from, for messages."""
+        """`source`: the origin of the key, for messages."""
         self._key = key
         self._source = source
         self.id = _id(key.public_key())
 
     @classmethod
     def read(cls, path: Path, option: str) -> "SigningKey":
-        """The key of a file in PEM form. Raises SetupError, which names the option, and never the content."""
+        """Reads the key of a file in PEM form. Raises SetupError, which names the option, and never the content."""
         written = read_file(path, f"{option} {path}")
         try:
             key = serialization.load_pem_private_key(written, None)
-        except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a passphrase
+        except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: the key has a passphrase
             key = None
         if not isinstance(key, Ed25519PrivateKey):
             raise SetupError(
@@ -114,43 +115,46 @@ class SigningKey:
 
     def sign(self, manifest: bytes) -> bytes:
         """The content of the signature file for a manifest."""
-        found = _Signature.model_construct(key=self.id, signature=self._key.sign(_CONTEXT + manifest))
-        return found.model_dump_json(indent=2).encode() + b"\n"
+        signature = _Signature.model_construct(key=self.id, signature=self._key.sign(_CONTEXT + manifest))
+        return signature.model_dump_json(indent=2).encode() + b"\n"
 
     def trusted(self) -> TrustedKeys:
-        """This key alone."""
+        """The public key of this key, as the only trusted key."""
         return TrustedKeys({self.id: self._key.public_key()}, self._source)
 
 
 def create_key(key: Path, public_key: Path) -> str:
-    """Writes a new private key, which only its owner may read, and its public key, both in PEM form. Returns its id.
+    """Writes a new private key, readable by its owner only, and its public key, both in PEM form. Returns the id.
 
-    Raises SetupError for a file that exists, or cannot be written.
+    Raises SetupError for a file that exists or cannot be written.
     """
-    made = Ed25519PrivateKey.generate()
-    private = made.private_bytes(
+    generated = Ed25519PrivateKey.generate()
+    private = generated.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    public = made.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    public = generated.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
     for path, content, mode in ((key, private, 0o600), (public_key, public, 0o644)):
         with (
             files_told(f"{path}: cannot be written"),
             os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file,
         ):
             file.write(content)
-    return _id(made.public_key())
+    return _id(generated.public_key())
 
 
 def write_signature(folder: Path, key: SigningKey, digest: str = "") -> None:
-    """Signs the manifest in a folder. `digest`: the one that it must have.
+    """Signs the manifest in a folder. `digest`: the digest that the manifest must have.
 
-    Raises RefusedBundle for another one, and SetupError where the signature cannot be written.
+    Raises RefusedBundle for a manifest with another digest, and SetupError if the signature cannot be written.
     """
     manifest = (folder / MANIFEST_FILE).read_bytes()
     if digest and sha256(manifest).hexdigest() != digest:
         raise RefusedBundle(f"{folder / MANIFEST_FILE}: changed while it was signed")
     with files_told(f"{folder / SIGNATURE_FILE}: cannot be written"):
-        # Made beside the folder: a process that starts now finds no file in it that the manifest does not name.
+        # Written beside the folder first: a process that starts now finds no file in it that the manifest does not
+        # name.
         replace_file(folder / SIGNATURE_FILE, key.sign(manifest), mode=0o644, unfinished_in=folder.parent)
 
 

@@ -1,13 +1,11 @@
-"""Repositories, in a folder or in a bucket of S3: as processes load them, and as commands and gateways change them.
+"""Repositories in a folder or in a bucket of S3: processes load from them, commands and gateways change them.
 
-A process that loads from a bucket has a local cache.
+A process that loads from a bucket uses a local cache.
 """
 
 import contextlib
-import fcntl
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -24,11 +22,11 @@ from neuronpipe.bundles.repository import (
     read_trusted_keys,
 )
 from neuronpipe.core.errors import RefusedBundle, SetupError
-from neuronpipe.core.files import files_told, read_file, replace_file
+from neuronpipe.core.files import files_told, locked_folder, read_file, replace_file
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log, log_warning
-from neuronpipe.core.watched import Watched
-from neuronpipe.platform.process.settings import ServerSettings, is_bucket
+from neuronpipe.platform.process.settings import RepositorySettings, is_bucket
+from neuronpipe.platform.watched import Watched
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.signing import TrustedKeys
@@ -41,7 +39,7 @@ class FolderRepository:
         self._folder = folder
 
     def read_registry(self) -> Registry:
-        """The registry; of revision 0 where there is none."""
+        """The registry, or a registry of revision 0 if the folder contains none."""
         path = self._folder / REGISTRY_FILE
         with files_told(f"{path}: cannot be read"):
             try:
@@ -51,21 +49,21 @@ class FolderRepository:
         return Registry.parse(read_file(path, str(path)), path)
 
     def change_registry(self, operation: Operation, signed: Signed, new: tuple[str, int] | None = None) -> Registry:
-        """Applies an operation to the registry as it is now, and writes the result. Returns it.
+        """Applies an operation to the present registry, writes the result and returns it.
 
-        The first operation on a repository without a registry writes down first what was served up to then, without
-        the version `new`, which has just been made. Writers wait for each other, and readers see the old file or the
-        new one. Raises also what the operation raises.
+        In a repository without a registry, the first operation starts from a registry of all versions that were served
+        until then. `new`: a version that has just been made and is left out of that registry. Writers wait for each
+        other, and readers see either the old or the new file. Raises also the errors of the operation.
         """
         if (self._folder / MANIFEST_FILE).is_file():
             raise SetupError(
                 f"{self._folder}: is a bundle; a registry is in a repository, the folder of its model's folder"
             )
         path = self._folder / REGISTRY_FILE
-        with files_told(f"{path}: cannot be written"), _locked(self._folder):
+        with files_told(f"{path}: cannot be written"), locked_folder(self._folder):
             present = self.read_registry()
             if not present.revision:
-                present = Registry.of_bundles([one for one in self.bundles() if one.key != new], signed)
+                present = Registry.of_bundles([bundle for bundle in self.bundles() if bundle.key != new], signed)
             changed = operation(present)
             replace_file(path, changed.model_dump_json(indent=2).encode() + b"\n", mode=0o644)
         return changed
@@ -75,9 +73,9 @@ class FolderRepository:
         return read_repository(self._folder)
 
     def bundle(self, key: ModelKey) -> Bundle:
-        """A version, as its manifest has it."""
+        """A version, as its manifest describes it."""
         folder = self._folder / key.name / str(key.version)
-        # A name is one folder: whoever asks over the network must not get out of the repository.
+        # A name is one folder: a client that asks over the network must not leave the repository.
         is_name = Path(key.name).name == key.name and key.name != ".." and "\0" not in key.name
         with files_told(f"{folder}: cannot be read"):
             if not is_name or not folder.is_dir():
@@ -85,51 +83,42 @@ class FolderRepository:
         return read_bundle(folder)
 
     def check(self, bundle: Bundle, trusted: "TrustedKeys | None" = None) -> None:
-        """Raises also RefusedBundle for a bundle with files that are missing or damaged, or without the signature of
-        one of the `trusted` keys.
+        """Raises RefusedBundle also for a bundle with missing or damaged files, or without the signature of one of
+        the `trusted` keys.
         """
         read_bundle(bundle.folder, trusted).files.check()
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keeps other writers out. The lock is the folder's, so it leaves no file, and ends with its process."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-# Bundles and their registry.
+# A place of bundles and their registry.
 Repository: TypeAlias = FolderRepository | BucketRepository
 
 
 def open_repository(place: str, endpoint: str = "") -> Repository:
-    """The repository of a folder, or of s3://BUCKET/PREFIX. `endpoint`: URL of the object store. Raises SetupError."""
+    """Opens a repository in a folder, or at s3://BUCKET/PREFIX. `endpoint`: the object store's URL. Raises
+    SetupError.
+    """
     return BucketRepository(place, endpoint) if is_bucket(place) else FolderRepository(Path(place))
 
 
 def approve_version(repository: Repository, key: ModelKey, trusted_keys: Path | None, signed: Signed) -> Operation:
-    """The operation that approves a version, whose files are checked now. Raises SetupError and RefusedBundle."""
+    """Checks a version's files, and returns the operation that approves it. Raises SetupError and RefusedBundle."""
     bundle = repository.bundle(key)
     repository.check(bundle, read_trusted_keys(trusted_keys))
     return lambda registry: registry.approve(bundle, signed)
 
 
 def reject_version(repository: Repository, key: ModelKey, signed: Signed) -> Operation:
-    """The operation that rejects a version. Raises SetupError for one that is not there."""
+    """Returns the operation that rejects a version. Raises SetupError for a version that does not exist."""
     bundle = repository.bundle(key)
     return lambda registry: registry.reject(bundle, signed)
 
 
 class LiveRepository(ABC):
-    """A repository as a process needs it, with its registry as it was when it could last be read.
+    """A repository from which a process loads, with the last registry that could be read.
 
-    `registry`: of revision 0 where there is none. `problem`: why the registry as it is now is not used; empty while it
-    is. `fixed`: what is served without a registry. `fetched`: the share that is here of each version that is being
-    fetched, from 0 to 1.
+    `registry`: revision 0 if there is none. `problem`: the reason why the present registry is not used, or empty.
+    `fixed`: the versions to serve without a registry. `fetched`: the share of the bytes that have arrived, from 0 to 1,
+    for each version that is being fetched.
     """
 
     registry: Registry
@@ -140,20 +129,20 @@ class LiveRepository(ABC):
 
     @property
     def desired(self) -> frozenset[ModelKey]:
-        """The versions to have."""
+        """The versions to load."""
         return frozenset(self.registry.desired if self.registry.revision else self.fixed)
 
     def bundles(self) -> list[Bundle]:
-        """The versions to have, by their manifests, as far as they can be read."""
-        found = []
+        """The versions to load, by their manifests, without versions whose manifests cannot be read."""
+        bundles = []
         for key in sorted(self.desired):
             with contextlib.suppress(SetupError):
-                found.append(self._approved(key, self.describe))
-        return found
+                bundles.append(self._approved(key, self.describe))
+        return bundles
 
     def take(self, key: ModelKey) -> Bundle:
-        """A version to have, whose files stay until it is released. Raises SetupError and RefusedBundle, also for one
-        that was not the one approved.
+        """Returns a version to load, whose files stay until it is released. Raises SetupError, and RefusedBundle
+        also for a bundle that was not approved.
         """
         return self._approved(key, self.hold)
 
@@ -171,27 +160,27 @@ class LiveRepository(ABC):
 
     @abstractmethod
     def look(self) -> None:
-        """Reads the registry where it has changed."""
+        """Reads the registry if it has changed."""
 
     @abstractmethod
     def describe(self, key: ModelKey, digest: str) -> Bundle:
-        """A version by its manifest. Raises SetupError and RefusedBundle."""
+        """Reads the manifest of a version. Raises SetupError and RefusedBundle."""
 
     @abstractmethod
     def hold(self, key: ModelKey, digest: str) -> Bundle:
-        """A version whose files stay until it is released. Raises SetupError and RefusedBundle."""
+        """Returns a version, whose files stay until it is released. Raises SetupError and RefusedBundle."""
 
     @abstractmethod
     def release(self, key: ModelKey) -> None:
-        """The version's files are not used any more."""
+        """Ends the use of a version's files."""
 
     @abstractmethod
     def end(self) -> None:
-        """Makes calls of other threads that fetch, or wait, end soon."""
+        """Makes calls of other threads that fetch or wait end soon."""
 
 
 class FolderSource(LiveRepository):
-    """A folder, in which everything lies."""
+    """A repository in a folder, which contains all files."""
 
     def __init__(self, folder: Path, trusted: "TrustedKeys | None" = None) -> None:
         """Raises SetupError for a registry or bundles that cannot be read."""
@@ -200,9 +189,9 @@ class FolderSource(LiveRepository):
         self._has_registry = False
         self._watched = Watched([folder / REGISTRY_FILE], self._read)
         self.registry, self.problem = self._watched.value, ""
-        # The bundles of the start, which have been read.
+        # The bundles that were read at the start.
         bundles = () if self.registry.revision else read_repository(folder, trusted)
-        self.fixed = {ModelKey(*one.key): one for one in bundles}
+        self.fixed = {ModelKey(*bundle.key): bundle for bundle in bundles}
         self.fetched = {}
 
     def look(self) -> None:
@@ -215,22 +204,22 @@ class FolderSource(LiveRepository):
     hold = describe
 
     def release(self, key: ModelKey) -> None:
-        """Nothing is held."""
+        """Does nothing: a folder holds no versions."""
 
     def end(self) -> None:
-        """Nothing waits."""
+        """Does nothing: no thread waits for a folder."""
 
     def _read(self) -> Registry:
-        found = FolderRepository(self._folder).read_registry()
-        if self._has_registry and not found.revision:
+        registry = FolderRepository(self._folder).read_registry()
+        if self._has_registry and not registry.revision:
             raise SetupError(f"{self._folder / REGISTRY_FILE}: was there, and has vanished")
-        self._has_registry = bool(found.revision)
-        return found
+        self._has_registry = bool(registry.revision)
+        return registry
 
 
 class BucketSource(BundleCache, LiveRepository):
-    """A bucket, with a cache. The last good registry is in the cache as well: a process that starts while the bucket
-    does not answer serves by it.
+    """A repository in a bucket, with a cache. The cache also contains the last good registry, by which a process
+    that starts while the bucket is unavailable serves.
     """
 
     def __init__(
@@ -242,12 +231,12 @@ class BucketSource(BundleCache, LiveRepository):
         *,
         with_artifacts: bool = True,
     ) -> None:
-        """`cache`: the folder for the caches of all buckets. Raises SetupError where there is no registry."""
-        # Of another bucket of the same name, another folder.
+        """`cache`: the folder for the caches of all buckets. Raises SetupError if there is no registry."""
+        # A bucket of the same name at another endpoint has another folder.
         place = sha256(f"{repository.endpoint} {repository.uri}".encode()).hexdigest()[:16]
         parts = all_parts if with_artifacts else parts_without_artifacts
         super().__init__(cache.expanduser() / place, repository, max_bytes, parts, trusted)
-        # Without retries: the next look is the next attempt.
+        # Without retries, because the next look is the next attempt.
         self._watched_repository = BucketRepository(repository.uri, repository.endpoint, retries=0)
         self._kept = self.folder / REGISTRY_FILE
         self.fixed = {}
@@ -261,13 +250,13 @@ class BucketSource(BundleCache, LiveRepository):
                 raise SetupError(
                     f"{error}; a repository in a bucket needs a registry: `neuronpipe bundle push --approve` makes it"
                 ) from error
-            self._tell(str(error))
+            self._set_problem(str(error))
 
     def look(self) -> None:
         try:
             changed = self._read_changed()
         except SetupError as error:
-            self._tell(str(error))
+            self._set_problem(str(error))
             return
         if self.problem:
             log("the registry can be read again", repository=self._watched_repository.uri)
@@ -276,11 +265,11 @@ class BucketSource(BundleCache, LiveRepository):
             self.registry = changed
 
     def _read_changed(self) -> Registry | None:
-        """The registry; None where it has not changed. Raises SetupError."""
-        found = self._watched_repository.read_registry_if_changed(self._etag)
-        if found is None:
+        """Reads the registry, or returns None if it has not changed. Raises SetupError."""
+        changed = self._watched_repository.read_registry_if_changed(self._etag)
+        if changed is None:
             return None
-        registry, self._etag = found
+        registry, self._etag = changed
         try:
             with self._writing():
                 replace_file(self._kept, registry.model_dump_json().encode())
@@ -288,14 +277,14 @@ class BucketSource(BundleCache, LiveRepository):
             log_warning("the registry cannot be kept for the next start", problem=str(error))
         return registry
 
-    def _tell(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         if problem != self.problem:
             log_warning("the registry cannot be read; what it said before stays", problem=problem)
         self.problem = problem
 
 
-def check_folder(settings: ServerSettings) -> None:
-    """Raises SetupError for a repository that is a folder without bundles. It reads none."""
+def check_folder(settings: RepositorySettings) -> None:
+    """Raises SetupError for a repository folder without bundles. Reads no bundle."""
     folder = Path(settings.repository)
     if not is_bucket(settings.repository) and not any(
         (folder / file).is_file() for file in (MANIFEST_FILE, REGISTRY_FILE)
@@ -303,19 +292,15 @@ def check_folder(settings: ServerSettings) -> None:
         bundle_folders(folder)
 
 
-def live_repository(settings: ServerSettings, *, with_artifacts: bool) -> LiveRepository:
-    """The repository of a service. `with_artifacts`: whether it loads what back ends compute. Raises SetupError."""
+def live_repository(settings: RepositorySettings, *, with_artifacts: bool) -> LiveRepository:
+    """Opens a service's repository. `with_artifacts`: the service loads the artefacts. Raises SetupError."""
     trusted = read_trusted_keys(settings.trusted_keys)
-    found: LiveRepository
     if is_bucket(settings.repository):
-        found = BucketSource(
-            BucketRepository(settings.repository, settings.repository_endpoint),
+        return BucketSource(
+            BucketRepository(settings.repository),
             settings.repository_cache,
             settings.repository_cache_bytes,
             trusted,
             with_artifacts=with_artifacts,
         )
-    else:
-        found = FolderSource(Path(settings.repository), trusted)
-    found.look_every_s = settings.registry_poll_s
-    return found
+    return FolderSource(Path(settings.repository), trusted)

@@ -1,9 +1,8 @@
-"""The command line. Each command is a file here of its name (with _ for -) with HELP, EXTRA, `add_options(parser)` and
-`run(options)`, or commands of its own that have it.
+"""The command line. A file here, with the command's name (_ for -), defines each command.
 
-EXTRA is the extra of pyproject.toml that installs the command's dependencies; "" for none.
-
-A command imports its dependencies when it runs: `infer` must work where only the client is installed.
+A file has HELP, EXTRA, `add_options(parser)` and `run(options)`, or subcommands with their own `run`. EXTRA: the extra
+of pyproject.toml that installs the command's dependencies; "" for none. A command imports its dependencies when it
+runs: `infer` must work where only the client is installed.
 """
 
 import argparse
@@ -30,7 +29,7 @@ _GROUPS = {
     "deploy": ("deploy", "undeploy", "check-deployment"),
     "shell": ("completion",),
 }
-# What a write to standard output, or to a file that has been opened, ends with.
+# Errors of a write to standard output, or to an open file.
 _OF_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 COMMANDS = tuple(name for names in _GROUPS.values() for name in names)
 
@@ -38,13 +37,13 @@ COMMANDS = tuple(name for names in _GROUPS.values() for name in names)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command. Exit codes: 0 done, 1 the request failed, 2 the command, a setting, file or bundle is wrong.
 
-    A command whose reader has left, as behind `| head`, ends without a word and with the code of SIGPIPE.
+    If the reader of the output has left, as with `| head`, the command ends silently with the code of SIGPIPE.
     """
     try:
         try:
             _run(arguments)
         finally:
-            if sys.stdout:  # None where it was closed
+            if sys.stdout:  # None if it was closed
                 sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)
@@ -82,11 +81,11 @@ def _run(arguments: Sequence[str] | None) -> None:
 
 
 def _unreachable(error: BaseException | None, options: argparse.Namespace) -> str:
-    """What to say where a command found no gRPC server at its target; empty where it may be one."""
+    """Returns the message if a command found no gRPC server at its target; empty if there may be a server."""
     if not isinstance(error, Unavailable):
         return ""
     target = getattr(options, "target", "")
-    if "http1.x server" in error.message:  # in the words of gRPC's core
+    if "http1.x server" in error.message:  # gRPC's core says so
         return f"UNAVAILABLE: --target {target} speaks HTTP/1.1; give the port of gRPC, 50050 unless --listen names one"
     if is_reachable(target):
         return ""
@@ -132,7 +131,7 @@ class _GroupedParser(CommandParser):
 
 
 def make_parser() -> CommandParser:
-    """The parser of all commands."""
+    """Returns the parser of all commands."""
     first = "neuronpipe run MODEL compiles and serves a model; neuronpipe infer --model NAME --text TEXT calls it."
     parser = _GroupedParser(prog="neuronpipe", description="Compiles and serves Hugging Face models.", epilog=first)
     parser.add_argument("--version", action="version", version=f"neuronpipe {__version__}")
@@ -141,7 +140,7 @@ def make_parser() -> CommandParser:
         command = importlib.import_module(f"neuronpipe.cli.{name.replace('-', '_')}")
         command_parser = commands.add_parser(name, help=command.HELP)
         command.add_options(command_parser)
-        run = getattr(command, "run", None)  # else each of its commands has one
+        run = getattr(command, "run", None)  # otherwise each of its subcommands has a function
         command_parser.set_defaults(run=run, command=name, extra=command.EXTRA)
     return parser
 

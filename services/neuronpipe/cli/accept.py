@@ -15,12 +15,12 @@ _SHAPES = ("1x128", "8x128")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    option(parser, "sources SOURCE", "folders of models, or ids on the Hub: a small one and a base one", nargs="+")
+    """Adds the command's options."""
+    option(parser, "sources SOURCE", "folders of models, or ids on the Hub: a small and a base model", nargs="+")
     option(parser, "--task TASK", "the task of all of them", required=True)
     option(parser, "--backend", "", required=True, choices=["neuronx", "openvino", "torch"])
     option(parser, "--out DIR", "the report's folder", Path, required=True)
-    option(parser, "--dtype DTYPE", "default: float32", "float32")
+    option(parser, "--dtype DTYPE", "dtype to compile for (default: float32)", "float32")
     option(
         parser,
         "--bucket BATCHxTOKENS",
@@ -28,9 +28,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
     )
     option(parser, "--pipeline-cores N", "cut each model into N parts, as when compiling", 1)
-    option(parser, "--pipeline-balance", "what is to be equal in all parts (default: time)", "time", choices=BALANCES)
-    option(parser, "--cores CORES", "how many cores, or which, as 0-1 (default: all)", argparse.SUPPRESS)
-    option(parser, "--seconds S", "how long to measure each row (default: 10)", 10.0)
+    option(
+        parser, "--pipeline-balance", "quantity that all parts share equally (default: time)", "time", choices=BALANCES
+    )
+    option(parser, "--cores CORES", "number of cores, or a range such as 0-1 (default: all)", argparse.SUPPRESS)
+    option(parser, "--seconds S", "seconds to measure each row (default: 10)", 10.0)
     option(parser, "--price-per-hour USD", "price of this machine, for the cost of a million", 0.0)
 
 
@@ -44,8 +46,8 @@ def run(options: argparse.Namespace) -> None:
         raise SetupError(f"--seconds {options.seconds}: must be more than 0")
     if not 0 <= options.price_per_hour < float("inf"):
         raise SetupError(f"--price-per-hour {options.price_per_hour}: must be 0 or more")
-    settings = read_options(AcceptSettings, vars(options))
-    environment = runtime_environment(settings.cores, os.environ)
+    executor = read_options(AcceptSettings, vars(options)).executor
+    environment = runtime_environment(executor.cores, os.environ)
     from neuronpipe.bundles.buckets import parse_bucket
     from neuronpipe.bundles.repository import default_name
     from neuronpipe.compiler import NO_BUCKETS, BucketRequest, CompileRequest, PipelineOptions
@@ -71,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
         models=models,
         shapes=[parse_bucket(word) for word in words],
         folder=options.out,
-        cores=settings.core_count,
+        cores=executor.core_count,
         environment=environment,
     )
     with ending_on_sigterm():

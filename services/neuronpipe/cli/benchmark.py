@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HELP = "measure models over lengths, batches, dtypes and cores, and report latency, throughput and cost"
 EXTRA = "benchmark"
 
-# option → what it is without being given: in a whole run, and with --quick.
+# option → its default in a whole run, and with --quick
 _DEFAULTS: Mapping[str, tuple[Any, Any]] = {
     "model": ((), ("distilbert-base-uncased", "vit-base-patch16-224")),
     "lengths": ((8, 16, 32, 64, 128, 256, 512), (8, 32, 128)),
@@ -31,7 +31,7 @@ _DEFAULTS: Mapping[str, tuple[Any, Any]] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options, and those of `compare`."""
+    """Adds the options of the command, and of `compare`."""
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     compare = subcommand(commands, "compare", _compare, "two runs side by side; exit code 1 where the second is worse")
     option(compare, "before A", "the folder of a run, or its results.json", Path)
@@ -42,76 +42,84 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "a regression is worse by more than this share, with its whole interval (default: 0.05)",
         0.05,
     )
-    what = parser.add_argument_group("what is measured")
+    measured = parser.add_argument_group("what is measured")
     option(
-        what,
+        measured,
         "--model M",
         "a model's folder, or a published size with random weights, as bert-base-uncased; repeat it for others "
         "(default: six published sizes)",
         action="append",
     )
-    option(what, "--repository DIR", "bundles to measure as they are", Path)
-    option(what, "--task TASK", "of the folders (default: found in their configuration)", "")
-    option(what, "--lengths N,…", "tokens (default: 8,16,32,64,128,256,512)", _numbers)
-    option(what, "--batches N,…", "default: 1,2,4,8,16,32,64", _numbers)
-    option(what, "--throughput-batches N,…", "of other dtypes and of mode throughput (default: 1,8)", _numbers)
-    option(what, "--dtypes D,…", "the first is varied most (default: float32,bfloat16)", _words)
-    option(what, "--backends B,…", "default: openvino", _words, default=("openvino",))
-    option(what, "--cores N,…", "replicas that share the machine (default: 1 and one for each CPU)", _numbers)
+    option(measured, "--repository DIR", "bundles to measure as they are", Path)
+    option(measured, "--task TASK", "task of the folders (default: found in their configuration)", "")
+    option(measured, "--lengths N,…", "tokens (default: 8,16,32,64,128,256,512)", _numbers)
+    option(measured, "--batches N,…", "batch sizes (default: 1,2,4,8,16,32,64)", _numbers)
     option(
-        what,
+        measured,
+        "--throughput-batches N,…",
+        "batch sizes of other dtypes and of mode throughput (default: 1,8)",
+        _numbers,
+    )
+    option(measured, "--dtypes D,…", "dtypes; the first is varied most (default: float32,bfloat16)", _words)
+    option(measured, "--backends B,…", "back ends (default: openvino)", _words, default=("openvino",))
+    option(measured, "--cores N,…", "replicas that share the machine (default: 1 and one for each CPU)", _numbers)
+    option(
+        measured,
         "--modes M,…",
-        "latency: one caller; throughput: one for each core (default: both)",
+        "latency: one caller; throughput: a caller for each core (default: both)",
         _words,
         default=("latency", "throughput"),
     )
-    option(what, "--base-length N", "where batches, dtypes and cores vary (default: 128)", 128)
-    option(what, "--product", "every combination (default: one thing is varied at a time)", dest="is_product")
-    option(what, "--quick", "a look: two models, few cells, a second for each")
-    how = parser.add_argument_group("how")
-    option(how, "--cell-seconds S", "a cell ends after this long, with three calls at least (default: 4)", float)
-    option(how, "--calls N", "fewest calls of a cell, if its time is enough (default: 100)", int)
+    option(measured, "--base-length N", "length at which batches, dtypes and cores vary (default: 128)", 128)
+    option(measured, "--product", "measure every combination (default: vary one value at a time)", dest="is_product")
+    option(measured, "--quick", "measure two models, with few cells, a second for each")
+    effort = parser.add_argument_group("how")
+    option(effort, "--cell-seconds S", "a cell ends after this long, with three calls at least (default: 4)", float)
     option(
-        how,
+        effort, "--calls N", "minimum number of calls per cell, unless --cell-seconds ends it first (default: 100)", int
+    )
+    option(
+        effort,
         "--precision X",
         "measure until the interval of p95 is within this share on either side (default: 0.05)",
         0.05,
     )
-    option(how, "--minutes M", "refuse to begin what takes longer (default: 60)", 60.0)
-    option(how, "--cold-starts N", "starts of each model, 0 for none (default: 3)", int)
-    option(how, "--fresh", "measure again what --out has from before", dest="is_fresh")
+    option(effort, "--minutes M", "refuse to begin what takes longer (default: 60)", 60.0)
+    option(effort, "--cold-starts N", "starts of each model, 0 for none (default: 3)", int)
+    option(effort, "--fresh", "measure again what --out has from before", dest="is_fresh")
     option(
-        how,
+        effort,
         "--cache DIR",
-        "where compiled models are kept (default: ~/.cache/neuronpipe/benchmark)",
+        "folder of compiled models (default: ~/.cache/neuronpipe/benchmark)",
         Path("~/.cache/neuronpipe/benchmark"),
     )
     report = parser.add_argument_group("report")
-    option(report, "--out DIR", "its folder; an interrupted run continues there", Path)
+    option(report, "--out DIR", "folder of the report; an interrupted run continues there", Path)
     option(report, "--prices FILE", "your prices, in the form of measure/benchmark/prices.json", Path)
-    option(report, "--instance TYPE", "what this machine is (default: as it says itself)", "")
-    option(report, "--p95-ms MS", "with --rate: name the cheapest way to meet both", float)
-    option(report, "--rate R", "inputs a second", float)
+    option(report, "--instance TYPE", "instance type of this machine (default: its own description)", "")
+    option(report, "--p95-ms MS", "p95 latency to reach at --rate; the report names the cheapest way", float)
+    option(report, "--rate R", "inputs per second to reach with --p95-ms", float)
 
 
 def run(options: argparse.Namespace) -> None:
     """Measures. Raises SetupError.
 
-    Exit codes: 0 done, 1 not one cell could be measured, 130 interrupted; the report is written in all cases."""
+    Exit codes: 0 done, 1 no cell could be measured, 130 interrupted; the report is written in all cases.
+    """
     for name, (usual, quick) in _DEFAULTS.items():
         if getattr(options, name) is None:
             setattr(options, name, quick if options.quick else usual)
     if options.repository and options.model == _DEFAULTS["model"][1]:
         options.model = ()
     costs, goal, request = _costs(options), _goal(options), _request(options)
-    # Asked for before anything is measured: the report needs it.
+    # Imported before anything is measured: the report needs it.
     import matplotlib as _matplotlib  # noqa: F401
 
     from neuronpipe.measure.benchmark.costs import goal_table
     from neuronpipe.measure.benchmark.report import warnings_of, write_report
-    from neuronpipe.measure.benchmark.run import Run
+    from neuronpipe.measure.benchmark.run import BenchmarkRun
 
-    run = Run(request, say)
+    run = BenchmarkRun(request, say)
     code = 0
     with ending_on_sigterm():
         try:
@@ -133,9 +141,9 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _request(options: argparse.Namespace) -> "RunRequest":
-    """Raises SetupError for options that are out of range."""
+    """Makes the request. Raises SetupError for options that are out of range."""
     from neuronpipe.measure.benchmark.matrix import MatrixRequest, find_models, make_matrix
-    from neuronpipe.measure.benchmark.measuring import Effort
+    from neuronpipe.measure.benchmark.measuring import CellEffort
     from neuronpipe.measure.benchmark.run import RunRequest
     from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 
@@ -149,7 +157,7 @@ def _request(options: argparse.Namespace) -> "RunRequest":
         ("cold_starts", 0, 100),
     )
     for name, low, high in limits:
-        if not low <= getattr(options, name) <= high:  # false for NaN too
+        if not low <= getattr(options, name) <= high:  # also false for NaN
             raise SetupError(f"--{name.replace('_', '-')} {getattr(options, name):g}: must be from {low:g} to {high:g}")
     models = find_models(options.model, options.task.replace("-", "_"), options.repository)
     cores = options.cores or tuple(dict.fromkeys((1, available_cpus())))
@@ -157,7 +165,7 @@ def _request(options: argparse.Namespace) -> "RunRequest":
         RunRequest,
         options,
         matrix=make_matrix(made(MatrixRequest, options, models=models, cores=cores)),
-        effort=made(Effort, options, seconds=options.cell_seconds),
+        effort=made(CellEffort, options, seconds=options.cell_seconds),
         folder=options.out,
         cache=options.cache.expanduser(),
         command=shlex.join(["neuronpipe", *sys.argv[1:]]),
@@ -186,7 +194,7 @@ def _goal(options: argparse.Namespace) -> "Goal | None":
 
 
 def _compare(options: argparse.Namespace) -> None:
-    """Exit codes: 0 nothing is worse, 1 something is, 2 the runs cannot be compared."""
+    """Compares two runs. Exit codes: 0 nothing is worse, 1 a cell is worse, 2 the runs cannot be compared."""
     from neuronpipe.measure.benchmark.results import compare_results, compared_rows, differences, read_results
 
     if not 0 <= options.threshold < float("inf"):
@@ -196,10 +204,10 @@ def _compare(options: argparse.Namespace) -> None:
     for line in differences(before, after):
         say(f"WARNING: the runs differ in more than the code: {line}")
     print_table(compared_rows(compared, options.threshold))
-    worse = [one.cell.name for one in compared if one.is_regression(options.threshold)]
+    worse = [cell.cell.name for cell in compared if cell.is_regression(options.threshold)]
     print(
         f"{len(compared)} cells compared, B to A: {len(worse)} worse by more than {options.threshold:.0%}, "
-        f"{sum(one.is_improvement(options.threshold) for one in compared)} better"
+        f"{sum(cell.is_improvement(options.threshold) for cell in compared)} better"
     )
     if worse:
         sys.exit(1)
@@ -215,9 +223,9 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _list_of(kind: Callable[[str], Any], text: str) -> tuple[Any, ...]:
     try:
-        found = tuple(dict.fromkeys(kind(word.strip()) for word in text.split(",") if word.strip()))
+        values = tuple(dict.fromkeys(kind(word.strip()) for word in text.split(",") if word.strip()))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: must be whole numbers with commas") from None
-    if not found:
+    if not values:
         raise argparse.ArgumentTypeError("is empty")
-    return found
+    return values

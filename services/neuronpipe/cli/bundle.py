@@ -21,7 +21,7 @@ _MAX_GRACE_HOURS = 24 * 365 * 10
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `neuronpipe bundle`."""
+    """Adds the options of `neuronpipe bundle`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     keygen = subcommand(verbs, "keygen", _keygen, "make an ed25519 key to sign with, and its public key, in PEM form")
     option(keygen, "--key FILE", "the file of the private key", Path, required=True)
@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(
         collect,
         "--grace-hours HOURS",
-        "spare files that are younger, such as those of a push that runs (default: 24)",
+        "spare files that are younger, such as files of a running push (default: 24)",
         24.0,
     )
     diff = subcommand(verbs, "diff", _diff, "say what differs between two bundles: settings of the manifest, and files")
@@ -112,12 +112,11 @@ def _collect_garbage(options: argparse.Namespace) -> None:
     if not 0 <= options.grace_hours <= _MAX_GRACE_HOURS:
         raise SetupError(f"--grace-hours: must be from 0 to {_MAX_GRACE_HOURS:,}")
     with ending_on_sigterm():
-        found = _bucket(options).collect_garbage(options.grace_hours * 3600, deletes=not options.dry_run)
-    for one in found:
-        print(f"{one.name}: {one.size:,} bytes")
-    print(
-        f"{len(found)} files, {sum(one.size for one in found):,} bytes {'to delete' if options.dry_run else 'deleted'}"
-    )
+        unneeded = _bucket(options).collect_garbage(options.grace_hours * 3600, deletes=not options.dry_run)
+    for file in unneeded:
+        print(f"{file.name}: {file.size:,} bytes")
+    size_bytes = sum(file.size for file in unneeded)
+    print(f"{len(unneeded)} files, {size_bytes:,} bytes {'to delete' if options.dry_run else 'deleted'}")
 
 
 def _bucket(options: argparse.Namespace) -> "BucketRepository":

@@ -17,6 +17,7 @@ from neuronpipe.core.files import read_lines
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
+    from neuronpipe.core.packed import Packed
     from neuronpipe.platform.cache.economics import RedisSettings
     from neuronpipe.platform.cache.remote import Remote
     from neuronpipe.stages.tokenizer.encoder import Encoder
@@ -25,7 +26,7 @@ HELP = "show, delete or fill the caches in Redis"
 EXTRA = "tokenizer"
 
 _KINDS = ("tokens", "pixels", "results")
-# No request waits for these commands.
+# Long, because no request waits for these commands.
 _TIMEOUT_S = 10.0
 _SAMPLED_KEYS = 500
 _BATCH = 256
@@ -34,7 +35,7 @@ _REPORT_EVERY_S = 1.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `neuronpipe cache`."""
+    """Adds the options of `neuronpipe cache`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     stats = verbs.add_parser("stats", help="count what is cached in Redis")
     stats.set_defaults(verb=_stats)
@@ -54,17 +55,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(warm, "--special-tokens-in-texts", "the tokenizer has the model in its setting of this name")
     for verb in (stats, clear, warm):
         option(verb, "--redis-url URL", "Redis of the services (or NEURONPIPE_CACHE_REDIS_URL)", argparse.SUPPRESS)
-        option(verb, "--redis-prefix P", "their prefix (default: neuronpipe)", argparse.SUPPRESS)
-    option(warm, "--redis-ttl-s S", "seconds that Redis keeps them (default: a week)", argparse.SUPPRESS)
+        option(verb, "--redis-prefix P", "prefix of the services' keys (default: neuronpipe)", argparse.SUPPRESS)
+    option(warm, "--redis-ttl-s S", "seconds that Redis keeps the values (default: a week)", argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Runs one of the commands. Raises Unavailable if Redis does not answer."""
+    """Runs a subcommand. Raises Unavailable if Redis does not answer."""
     from neuronpipe.core.settings import read_options
     from neuronpipe.platform.cache.economics import CacheCommandSettings
     from neuronpipe.platform.cache.remote import Remote, RemoteError
 
-    settings = read_options(CacheCommandSettings, vars(options))
+    settings = read_options(CacheCommandSettings, vars(options)).redis
     if not settings.redis_url:
         raise SetupError("--redis-url: is missing; give the Redis URL of the services")
 
@@ -88,8 +89,8 @@ def run(options: argparse.Namespace) -> None:
 async def _stats(options: argparse.Namespace, remote: "Remote", settings: "RedisSettings") -> None:
     counts = dict.fromkeys(_KINDS, 0)
     samples: dict[str, list[bytes]] = {kind: [] for kind in _KINDS}
-    async for found in remote.scan():
-        for key in found:
+    async for keys in remote.scan():
+        for key in keys:
             kind = key.partition(b":")[0].decode(errors="replace")
             if kind in counts:
                 counts[kind] += 1
@@ -103,9 +104,9 @@ async def _stats(options: argparse.Namespace, remote: "Remote", settings: "Redis
 
 
 def _sample(sample: list[bytes], key: bytes, number: int) -> None:
-    """Adds the key with that number to the sample, each key with the same probability.
+    """Adds the key with this number to the sample, each key with the same probability.
 
-    This is reservoir sampling, algorithm R.
+    The algorithm is reservoir sampling, algorithm R.
     """
     if len(sample) < _SAMPLED_KEYS:
         sample.append(key)
@@ -117,8 +118,8 @@ async def _clear(options: argparse.Namespace, remote: "Remote", settings: "Redis
     kinds = (options.kind,) if options.kind else _KINDS
     prefixes = tuple(f"{kind}:".encode() for kind in kinds)
     deleted = 0
-    async for found in remote.scan():
-        if chosen := [key for key in found if key.startswith(prefixes)]:
+    async for keys in remote.scan():
+        if chosen := [key for key in keys if key.startswith(prefixes)]:
             deleted += await remote.delete(chosen)
     print(f"{deleted:,} values deleted")
 
@@ -126,12 +127,13 @@ async def _clear(options: argparse.Namespace, remote: "Remote", settings: "Redis
 async def _warm(options: argparse.Namespace, remote: "Remote", settings: "RedisSettings") -> None:
     from neuronpipe.bundles.repository import read_trusted_repository
     from neuronpipe.core.model import ModelTable
+    from neuronpipe.core.packed import pack_input
     from neuronpipe.stages.tokenizer.encoder import Encoder
 
     read = read_trusted_repository(options.repository, options.trusted_keys)
     bundles = ModelTable({bundle.key: bundle for bundle in read})
     bundle = bundles.find(options.model, options.version)
-    inputs = list(_inputs(options, bundle.spec.tasks))
+    inputs = [(line, pack_input(input)) for line, input in _inputs(options, bundle.spec.tasks)]
     encoder = Encoder(bundle, reads_special_tokens=options.special_tokens_in_texts)
     report = _Report(len(inputs))
     for begin in range(0, len(inputs), _BATCH):
@@ -145,7 +147,7 @@ async def _warm_batch(
     encoder: "Encoder",
     remote: "Remote",
     ttl_s: int,
-    inputs: "Sequence[tuple[int, TaskInput]]",
+    inputs: "Sequence[tuple[int, Packed[TaskInput]]]",
     tenant: str,
     report: "_Report",
 ) -> None:
@@ -193,15 +195,15 @@ class _Report:
             report(f"{self.done:,} of {self._inputs:,} inputs, {rate:,.0f} a second")
 
     def end(self) -> None:
-        known = self.done - self.stored - self.refused
+        already_stored = self.done - self.stored - self.refused
         print(
-            f"{self.done:,} inputs: {self.stored:,} stored, {known:,} there already or given twice, "
+            f"{self.done:,} inputs: {self.stored:,} stored, {already_stored:,} there already or given twice, "
             f"{self.refused:,} refused"
         )
 
 
 def _inputs(options: argparse.Namespace, tasks: Sequence[str]) -> "Iterator[tuple[int, TaskInput]]":
-    """The inputs of a file, with their line numbers."""
+    """Yields the inputs of a file, with their line numbers."""
     from google.protobuf import json_format
 
     from neuronpipe.api.v1.tasks_pb2 import TaskInput

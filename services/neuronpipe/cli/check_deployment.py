@@ -1,4 +1,4 @@
-"""`neuronpipe check-deployment`: says what is wrong with a service's deployment before the service starts."""
+"""`neuronpipe check-deployment`: finds faults of a service's deployment before the service starts."""
 
 import argparse
 
@@ -11,30 +11,32 @@ EXTRA = "server"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Adds the command's options."""
     option(
         parser,
         "--model NAME[/VERSION]",
-        "a model that must be there; repeat it for others",
+        "a required model; repeat it for others",
         default=[],
         action="append",
         dest="models",
     )
     option(parser, "service SERVICE", ", ".join(SERVICES), choices=SERVICES)
-    option(parser, "settings ...", "as for `neuronpipe serve SERVICE`; see its --help", nargs=argparse.REMAINDER)
+    option(parser, "settings ...", "options of `neuronpipe serve SERVICE`; see its --help", nargs=argparse.REMAINDER)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Logs each problem, and that there is none. Raises SetupError with all of them."""
+    """Logs each problem, or that there is none. Raises SetupError with all problems."""
     _, _, options.extra = SERVICES[options.service]
     settings = read_arguments(options.service, options.settings)
     from neuronpipe.core.logs import log, log_warning, start_logging
     from neuronpipe.deploy.checks import check_deployment
 
     start_logging(options.service)
-    found = check_deployment(settings, options.models)
-    for problem in found.problems:
+    findings = check_deployment(settings, options.models)
+    for problem in findings.problems:
         log_warning("the deployment is wrong", problem=problem)
-    if found.problems:
-        raise SetupError("; ".join(found.problems))
-    log("the deployment is right", models=[f"{key.name}/{key.version}" for key in found.models])
+    for warning in findings.warnings:
+        log_warning("the deployment may fail later", problem=warning)
+    if findings.problems:
+        raise SetupError("; ".join(findings.problems))
+    log("the deployment is right", models=[f"{key.name}/{key.version}" for key in findings.models])

@@ -19,18 +19,18 @@ EXTRA = "compile"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Adds the command's options."""
     option(parser, "source SOURCE", "local folder of a model, or its id on the Hugging Face Hub")
     option(
         parser,
         "--task TASK",
-        "what to compile for, such as text-classification, rerank or sentence-embedding (default: found in its "
+        "task to compile for, such as text-classification, rerank or sentence-embedding (default: found in its "
         "configuration)",
         "",
     )
     option(parser, "--repository DIR", "folder of bundles to write to", folder, required=True)
     option(parser, "--name NAME", "the model's name in requests (default: the last part of SOURCE)")
-    option(parser, "--version V", "the bundle's version (default: the next free one)", int)
+    option(parser, "--version V", "the bundle's version (default: the next free number)", int)
     option(parser, "--if-missing", "do nothing if the repository already has the model for this back end")
     option(
         parser,
@@ -60,10 +60,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--calibration PATH",
-        "for int8: a file of texts like those that the model will get, UTF-8, one a line, or for a model of images a "
-        "folder of them; 64 or more, of which every second one is compared on, and the others calibrate (default: "
-        "sample text in many languages, or sample images); for sentence-embedding in any dtype: those compared on "
-        "give the ranges of int8 vectors",
+        "file of texts for int8, like the texts that the model will get, UTF-8, one per line, or a folder of images; "
+        "64 or more, half of them for calibration and half for the comparison (default: sample text in many languages, "
+        "or sample images); for sentence-embedding in any dtype, the compared texts give the ranges of int8 vectors",
         Path,
     )
     option(parser, "--max-divergence X", "fail if an output differs from PyTorch float32 by more than this", float)
@@ -88,7 +87,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(
         parser, "--lengths FILE", 'lengths of real inputs in tokens, a line "LENGTH" or "LENGTH COUNT" for each', Path
     )
-    option(parser, "--max-lengths N", "most bucket lengths of --buckets auto (default: 4)", int)
+    option(parser, "--max-lengths N", "maximum number of bucket lengths of --buckets auto (default: 4)", int)
     option(parser, "--batches B,B", "batch sizes of --buckets auto (default: 1,8)", _whole_numbers)
 
     option(
@@ -97,16 +96,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "cut the model between layers into N parts, each for a core of its own (openvino and neuronx; default: 1)",
         1,
     )
-    option(parser, "--pipeline-balance", "what is to be equal in all parts (default: time)", "time", choices=BALANCES)
-    option(parser, "--device-times TABLE", "for fake: simulate a device, inf2-bert-base or inf2-distilbert", "")
+    option(
+        parser, "--pipeline-balance", "quantity that all parts share equally (default: time)", "time", choices=BALANCES
+    )
+    option(parser, "--device-times TABLE", "simulate a device with fake, inf2-bert-base or inf2-distilbert", "")
     neuron = parser.add_argument_group("for neuronx")
     option(neuron, "--target", "instances to compile for (default: inf2)", "inf2", choices=["inf2", "trn1", "trn1n"])
     option(neuron, "--optlevel", "the compiler's optimization level (default: 2)", 2, choices=[1, 2, 3])
-    option(neuron, "--model-type", "default: transformer", "transformer", choices=["transformer", "generic"])
+    option(
+        neuron,
+        "--model-type",
+        "the compiler's model type (default: transformer)",
+        "transformer",
+        choices=["transformer", "generic"],
+    )
     option(
         neuron,
         "--auto-cast",
-        "what to compute in bfloat16 (default: matmult with that --dtype)",
+        "operations to compute in bfloat16 (default: matmult with that --dtype)",
         "",
         choices=["none", "matmult", "all"],
     )
@@ -117,7 +124,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(
         neuron,
         "--compile-cache DIR",
-        "where compiled buckets are kept, so that none is compiled twice (default: ~/.cache/neuronpipe/neuronx)",
+        "folder of compiled buckets, so that none is compiled twice (default: ~/.cache/neuronpipe/neuronx)",
         Path("~/.cache/neuronpipe/neuronx"),
         dest="cache",
     )
@@ -137,14 +144,14 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _compile(options: argparse.Namespace) -> Path:
-    """Compiles and returns the bundle's folder; with --if-missing, it may be an existing one. Raises SetupError."""
+    """Compiles and returns the bundle's folder; with --if-missing, an existing folder. Raises SetupError."""
     from neuronpipe.bundles.repository import check_is_there, default_name, newest_bundle, read_bundle
 
     name = options.name if options.name is not None else default_name(options.source)
     signing_key = _signing_key(options.sign_key)
     if options.if_missing and (present := newest_bundle(options.repository, name, options.backend)):
         if signing_key:
-            # It is not signed here: who knows who put it there.
+            # The existing bundle is not signed here: its origin is unknown.
             read_bundle(present.folder, signing_key.trusted()).files.check()
         return present.folder
     check_is_there(options.source)  # before the import of the compiler, which takes seconds
@@ -174,7 +181,7 @@ def _compile(options: argparse.Namespace) -> Path:
 
 
 def _signing_key(path: Path | None) -> "SigningKey | None":
-    """The key of --sign-key. Raises SetupError."""
+    """Reads the key of --sign-key. Raises SetupError."""
     if path is None:
         return None
     from neuronpipe.bundles.signing import SigningKey

@@ -9,7 +9,7 @@ EXTRA = "completion"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Adds the command's options."""
     option(parser, "shell SHELL", "bash, zsh or fish", choices=("bash", "zsh", "fish"))
 
 

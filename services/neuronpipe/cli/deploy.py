@@ -14,7 +14,7 @@ HELP = "deploy a model: in containers of this machine, on Kubernetes, or on Amaz
 EXTRA = "deploy"
 
 _TARGETS = ("compose", "kubernetes", "sagemaker")
-# Of each place, the options that only it has.
+# The options that only one target has, by target.
 _OPTIONS = {
     "compose": ("port", "http_port"),
     "kubernetes": ("out", "model_image"),
@@ -23,17 +23,17 @@ _OPTIONS = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Adds the command's options."""
     option(parser, "source SOURCE", "the model: an id on the Hugging Face Hub, a folder of its files, or a bundle")
     add_place(parser)
-    option(parser, "--name NAME", "of the endpoint, and of the model (default: the last part of SOURCE)", "")
-    option(parser, "--task TASK", "as for `neuronpipe compile`; needed where SOURCE is not compiled here", "")
-    option(parser, "--dtype DTYPE", "as for `neuronpipe compile`", "")
+    option(parser, "--name NAME", "name of the endpoint, and of the model (default: the last part of SOURCE)", "")
+    option(parser, "--task TASK", "task, see `neuronpipe compile`; needed if SOURCE is not compiled here", "")
+    option(parser, "--dtype DTYPE", "dtype, see `neuronpipe compile`", "")
     option(parser, "--backend BACKEND", "openvino (default), neuronx or torch", "openvino")
     option(
         parser,
         "--memory-mb M",
-        "serverless: memory of what runs the model, 1024 to 6144 in steps of 1024 (default with --max-concurrency: "
+        "serverless: memory of the model's process, 1024 to 6144 in steps of 1024 (default with --max-concurrency: "
         "2048)",
         int,
     )
@@ -46,11 +46,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--min N",
-        "fewest executors, or instances (default: 1); 0: none while there are no calls",
+        "minimum number of executors, or instances (default: 1); 0: none while there are no calls",
         1,
         dest="min_executors",
     )
-    option(parser, "--max N", "most of them (default: as --min, at least 1)", int, dest="max_executors")
+    option(
+        parser,
+        "--max N",
+        "maximum number of executors, or instances (default: --min, at least 1)",
+        int,
+        dest="max_executors",
+    )
     containers = parser.add_argument_group("for compose and kubernetes")
     option(
         containers,
@@ -58,21 +64,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "images are PREFIX/gateway:VERSION and so on (default: neuronpipe)",
         "neuronpipe",
     )
-    option(containers, "--image-version VERSION", "their tag (default: the version of this program)")
+    option(containers, "--image-version VERSION", "tag of the images (default: the version of this program)")
     option(containers, "--port PORT", "compose: port of 127.0.0.1 (default: 50050)", int)
     option(containers, "--http-port PORT", "compose: port of 127.0.0.1 for HTTP (default: 8080)", int)
-    option(containers, "--out DIR", "kubernetes: where manifests are written (default: neuronpipe-NAME)", Path)
+    option(containers, "--out DIR", "kubernetes: folder of the manifests (default: neuronpipe-NAME)", Path)
     option(containers, "--model-image IMAGE", "kubernetes: compile here and push the bundle as this image")
     sagemaker = parser.add_argument_group("for sagemaker")
     option(sagemaker, "--image URI", "the image sagemaker in ECR")
     option(sagemaker, "--role ARN", "the execution role")
     option(sagemaker, "--bucket S3-URI", "s3://BUCKET/PREFIX for the bundle")
-    option(sagemaker, "--instance-type TYPE", "default: ml.c5.xlarge; not of serverless endpoints")
+    option(sagemaker, "--instance-type TYPE", "instance type, except of serverless endpoints (default: ml.c5.xlarge)")
     option(sagemaker, "--asynchronous S3-URI", "an asynchronous endpoint, with results below s3://BUCKET/PREFIX")
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
-    """Where an endpoint is, for both commands."""
+    """Adds the options of an endpoint's target, for both commands."""
     option(parser, "--to PLACE", ", ".join(_TARGETS), required=True, choices=_TARGETS)
     option(parser, "--dry-run", "print what would be done, and do nothing")
 
@@ -114,7 +120,7 @@ def _target(options: argparse.Namespace) -> "Target":
 
 
 def _options_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Those of the place. Raises SetupError for one of another."""
+    """Returns the options of the target. Raises SetupError for an option of another target."""
     given = {name: getattr(options, name) for names in _OPTIONS.values() for name in names}
     given = {name: value for name, value in given.items() if value is not None}
     if others := given.keys() - set(_OPTIONS[options.to]):

@@ -1,5 +1,6 @@
-"""A front process of `neuronpipe serve all --front-processes N`, which alone starts it:
-`python -m neuronpipe.cli.front NUMBER PARENT_PID`, with a socket to the parent as its standard input.
+"""A front process of `neuronpipe serve all --front-processes N`, which alone starts it.
+
+Started as `python -m neuronpipe.cli.front NUMBER PARENT_PID`, with a socket to the parent as its standard input.
 """
 
 import json
@@ -12,7 +13,6 @@ import sys
 from neuronpipe.cli.serve import run_service
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import start_logging
-from neuronpipe.core.settings import read_settings
 from neuronpipe.platform.process.life import end_with
 from neuronpipe.serve.front import run_front
 from neuronpipe.serve.settings import AllSettings
@@ -21,13 +21,13 @@ from neuronpipe.serve.settings import AllSettings
 def main() -> None:
     """Serves until SIGTERM. Exit codes: see cli/serve.py."""
     number, parent_pid = map(int, sys.argv[1:])
-    end_with(parent_pid, signal.SIGKILL)  # it must not serve on alone
+    end_with(parent_pid, signal.SIGKILL)  # a front process must not outlive its parent
     parent = socket.socket(fileno=sys.stdin.fileno())
-    # What changes its state is in the log of the parent.
+    # The parent's log has the changes of its state.
     start_logging(f"all, front {number}", logging.WARNING)
     try:
-        settings = read_settings(AllSettings, json.loads(_read_line(parent)))
-        # The parent exports the metrics of all.
+        settings = AllSettings.of(**json.loads(_read_line(parent)))
+        # The parent exports the metrics of all processes.
         variables = {**os.environ, "OTEL_METRICS_EXPORTER": "none"}
         run_service("all", settings, lambda telemetry, tls: run_front(settings, telemetry, tls, parent), variables)
     except SetupError as error:
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _read_line(parent: socket.socket) -> bytes:
-    """The first message of the parent, which sends no other before it gets one."""
+    """Reads the first message of the parent, which sends no other before an answer."""
     with parent.makefile("rb") as file:
         return file.readline()
 

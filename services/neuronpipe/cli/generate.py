@@ -1,4 +1,4 @@
-"""`neuronpipe generate`: continues a prompt or a chat, summarizes or translates, and prints the text as it comes."""
+"""`neuronpipe generate`: continues a prompt or a chat, summarizes or translates, and prints the text in parts."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from neuronpipe.cli.request import add_target, complete_models, connected, flag, tasks_of
 from neuronpipe.cli.terminal import complete_at_file, completed_by, option, print_table, read_text
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.generation_options import EARLY_STOPPING_WORDS, OPTIONS, Kind
+from neuronpipe.core.generation_options import EARLY_STOPPING_WORDS, OPTIONS, OptionKind
 from neuronpipe.core.task_inputs import GENERATING, SAMPLES
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ HELP = "continue a text or a chat, summarize or translate, and print the text as
 EXTRA = ""
 
 _IDS = {"type": int, "nargs": "+", "metavar": "ID"}
-# Kind of an option → its flag's values.
-_VALUES: Mapping[Kind, Mapping[str, Any]] = {
+# Kind of an option → arguments of its flag.
+_VALUES: Mapping[OptionKind, Mapping[str, Any]] = {
     "int": {"type": int, "metavar": "N"},
     "float": {"type": float, "metavar": "X"},
-    "bool": {"action": "store_true", "default": None},
+    "bool": {"action": argparse.BooleanOptionalAction},
     "words": {"choices": EARLY_STOPPING_WORDS},
     "token": {"type": int, "metavar": "ID"},
     "text": {"metavar": "TEXT"},
@@ -36,22 +36,22 @@ _VALUES: Mapping[Kind, Mapping[str, Any]] = {
     "sequences": {**_IDS, "action": "append"},
     "biases": {"type": json.loads, "metavar": "JSON"},
 }
-# Options whose text may be that of a file.
-_OF_FILES = tuple(name for name, one in OPTIONS.items() if one.kind in ("text", "json"))
+# Options whose text may come from a file.
+_OF_FILES = tuple(name for name, entry in OPTIONS.items() if entry.kind in ("text", "json"))
 _LANGUAGES = ("source_language", "target_language")
 _TASKS_OF_TEXTS = [task for task in GENERATING if "text" in SAMPLES[task]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Adds the command's options."""
     add_target(parser)
     completed_by(option(parser, "--model M", "the model's name", required=True), complete_models)
     option(parser, "--version V", "the model's version (default: the newest)", "")
-    given = parser.add_mutually_exclusive_group(required=True)
-    prompt = option(given, "--prompt TEXT", "the text to continue, or @FILE, or - for standard input")
+    prompt_group = parser.add_mutually_exclusive_group(required=True)
+    prompt = option(prompt_group, "--prompt TEXT", "the text to continue, or @FILE, or - for standard input")
     completed_by(prompt, complete_at_file)
     option(
-        given,
+        prompt_group,
         "--message",
         "instead of a prompt, a message of a chat (roles: system, user, assistant), or @FILE; several in their order",
         action="append",
@@ -59,32 +59,38 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar=("ROLE", "TEXT"),
     )
     messages = option(
-        given,
+        prompt_group,
         "--messages JSON",
         """a whole chat: '[{"role": "user", "content": "…"}]', or @FILE, or - for standard input""",
     )
     completed_by(messages, complete_at_file)
-    text = option(given, "--text TEXT", "the text to summarize or to translate, or @FILE, or - for standard input")
+    text = option(
+        prompt_group, "--text TEXT", "the text to summarize or to translate, or @FILE, or - for standard input"
+    )
     completed_by(text, complete_at_file)
     for name in _LANGUAGES:
         parser.add_argument(
-            f"--{name.replace('_', '-')}", metavar="LANGUAGE", help="of a translation, as the model names it"
+            f"--{name.replace('_', '-')}", metavar="LANGUAGE", help="language of a translation, as the model names it"
         )
-    for name, one in OPTIONS.items():
-        help = re.sub("`([a-z_]+)`", lambda found: flag(found[1]), one.text)
-        if one.draws:
+    for name, entry in OPTIONS.items():
+        help = re.sub("`([a-z_]+)`", lambda match: flag(match[1]), entry.text)
+        if entry.draws:
             help = f"with {flag('do_sample')}: {help}"
         if name in _OF_FILES:
             help += "; it may be @FILE"
-        parser.add_argument(flag(name), help=help, **_VALUES[one.kind])
+        parser.add_argument(flag(name), help=help, **_VALUES[entry.kind])
     option(
-        parser, "--truncation", "what happens to a prompt that is too long", "error", choices=("error", "right", "left")
+        parser,
+        "--truncation",
+        "treatment of a prompt that is too long (default: error)",
+        "error",
+        choices=("error", "right", "left"),
     )
     option(parser, "--output", "json: each message, one a line", "text", choices=("text", "json"))
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints the text, and on standard error what it took. Raises SetupError, and the call's error."""
+    """Prints the text, and its figures on standard error. Raises SetupError, and the call's error."""
     from google.protobuf import json_format
 
     with connected(options) as client:
@@ -103,8 +109,12 @@ def _request(options: argparse.Namespace, client: "Client") -> "InferRequest":
     from neuronpipe.api.v1.tasks_pb2 import Truncation
     from neuronpipe.client.task_call import generation_request
 
-    given: dict[str, Any] = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
-    given |= {name: read_text(given[name], flag(name)) for name in _OF_FILES if name in given}
+    generation_options: dict[str, Any] = {
+        name: value for name in OPTIONS if (value := getattr(options, name)) is not None
+    }
+    generation_options |= {
+        name: read_text(generation_options[name], flag(name)) for name in _OF_FILES if name in generation_options
+    }
     settings: dict[str, Any] = {
         "truncation": Truncation.Value(f"TRUNCATION_{options.truncation.upper()}"),
         "version": options.version,
@@ -113,12 +123,12 @@ def _request(options: argparse.Namespace, client: "Client") -> "InferRequest":
     if options.text is not None:
         task = "translation" if languages else _task_of_text(options, client)
         texts = {"text": read_text(options.text, "--text"), **languages}
-        return generation_request(task, options.model, texts, given, **settings)
+        return generation_request(task, options.model, texts, generation_options, **settings)
     if languages:
         raise SetupError(f"--{next(iter(languages)).replace('_', '-')}: is for --text, which is translated")
     prompt = None if options.prompt is None else read_text(options.prompt, "--prompt")
     fields = {"prompt": prompt, "messages": _messages(options)}
-    return generation_request("text_generation", options.model, fields, given, **settings)
+    return generation_request("text_generation", options.model, fields, generation_options, **settings)
 
 
 def _task_of_text(options: argparse.Namespace, client: "Client") -> str:
@@ -137,13 +147,13 @@ def _messages(options: argparse.Namespace) -> list[Any] | None:
         messages = json.loads(read_text(options.messages, "--messages"))
     except ValueError as error:
         raise SetupError(f"--messages: is not JSON: {error}") from error
-    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise SetupError("--messages: must be a list of messages, each with a role and a content")
     return messages
 
 
 def _print_rest(response: "InferResponse", *, has_text: bool) -> None:
-    """Prints what did not come in chunks: the text of a beam search, other texts, and log probabilities."""
+    """Prints the output that did not come in chunks: the text of a beam search, other texts, and log probabilities."""
     first, *others = getattr(response.result, str(response.result.WhichOneof("task"))).sequences
     print("" if has_text else _printable(first.text))
     for text in others:
@@ -157,13 +167,13 @@ def _print_rest(response: "InferResponse", *, has_text: bool) -> None:
 
 
 def _logprob_row(token: "TokenLogprob") -> list[str]:
-    best = "  ".join(f"{json.dumps(one.text)} {one.logprob:.3f}" for one in token.top)
+    best = "  ".join(f"{json.dumps(candidate.text)} {candidate.logprob:.3f}" for candidate in token.top)
     return [json.dumps(token.text), f"{token.logprob:.3f}", best]
 
 
 def _printable(text: str) -> str:
-    """Text for a terminal: of control characters only line breaks and tabs."""
-    return "".join(one if one.isprintable() or one in "\n\t" else " " for one in text)
+    """Returns text for a terminal, whose only control characters are line breaks and tabs."""
+    return "".join(character if character.isprintable() or character in "\n\t" else " " for character in text)
 
 
 def _summary(response: "InferResponse", texts: "Sequence[GeneratedText]") -> str:

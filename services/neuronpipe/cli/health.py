@@ -10,21 +10,20 @@ EXTRA = ""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Adds the command's options."""
     add_address(parser, "any of the services")
     add_tls(parser)
     add_key(parser)
     option(
         parser,
         "--service S",
-        "a gRPC service of it by its full name; '' is the process alone (default: InferenceService where the server "
-        "has it)",
+        "full name of a gRPC service; '' is the process alone (default: InferenceService if the server has it)",
     )
-    option(parser, "--timeout-s S", "how long to wait, in seconds (default: 3)", parse_timeout_s, default=3.0)
+    option(parser, "--timeout-s S", "seconds to wait (default: 3)", parse_timeout_s, default=3.0)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints what is serving. Raises Unavailable and SetupError."""
+    """Prints the serving service. Raises Unavailable and SetupError."""
     from neuronpipe.rpc.client import check_health
 
     service = check_health(options.target, options.service, options.timeout_s, tls_files(options))

@@ -24,20 +24,20 @@ _Rows: TypeAlias = Iterable[Sequence[object]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Adds the command's options."""
     add_target(parser)
     add_request(parser)
     option(
         parser,
         "--output",
-        "default: a table on a terminal, otherwise the response as JSON, of several inputs one a line",
+        "output format (default: a table on a terminal, otherwise JSON, one line per input)",
         choices=("table", "json"),
     )
     option(parser, "--example TASK", "print an input of that task for --json, and end", action=_ShowExample)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints the results; exits with 1 where one of several inputs failed. Raises SetupError, and the call's error."""
+    """Prints the results; exits with 1 if one of several inputs failed. Raises SetupError, and the call's error."""
     from neuronpipe.api.v1.inference_pb2 import InferOutcome
 
     output = options.output or ("table" if sys.stdout.isatty() else "json")
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _outcomes(client: "Client", requests: "Sequence[InferRequest]", timeout_s: float) -> "Iterator[InferOutcome]":
-    """What became of each request, in their order, as soon as it is known of all before."""
+    """Yields the outcome of each request in order, when it is known for all before."""
     early: dict[str, InferOutcome] = {}
     number = 0
     for answer in client.infer_stream(requests, timeout_s=timeout_s):
@@ -66,7 +66,7 @@ def _outcomes(client: "Client", requests: "Sequence[InferRequest]", timeout_s: f
 
 
 def _print_json(outcomes: "Iterable[InferOutcome]", indent: int | None) -> list[str]:
-    """Prints each as it comes; without an indent, on a line. Returns what to say of errors."""
+    """Prints each outcome as it comes; without an indent, on a line. Returns the messages of errors."""
     from google.protobuf import json_format
 
     errors = []
@@ -85,11 +85,11 @@ def _print_json(outcomes: "Iterable[InferOutcome]", indent: int | None) -> list[
 
 
 def _print_table(requests: "Sequence[InferRequest]", outcomes: "Iterable[InferOutcome]") -> list[str]:
-    """Prints a table of all. Returns what to say of errors."""
-    found = list(outcomes)
-    results = [None if outcome.HasField("error") else outcome.response.result for outcome in found]
+    """Prints a table of all outcomes. Returns the messages of errors."""
+    listed = list(outcomes)
+    results = [None if outcome.HasField("error") else outcome.response.result for outcome in listed]
     print_table(result_rows([request.input for request in requests], results))
-    return [_failure(number, outcome) for number, outcome in enumerate(found, 1) if outcome.HasField("error")]
+    return [_failure(number, outcome) for number, outcome in enumerate(listed, 1) if outcome.HasField("error")]
 
 
 def _failure(number: int, outcome: "InferOutcome") -> str:
@@ -97,7 +97,7 @@ def _failure(number: int, outcome: "InferOutcome") -> str:
 
 
 def result_rows(inputs: "Sequence[TaskInput]", results: "Sequence[TaskResult | None]") -> list[list[str]]:
-    """A heading and the rows of the results of one task; several results have the number of their input before.
+    """Returns a heading and the rows of the results of one task; several results begin with the number of their input.
 
     None stands for an input that failed: it has no row.
     """
@@ -107,20 +107,23 @@ def result_rows(inputs: "Sequence[TaskInput]", results: "Sequence[TaskResult | N
     [field, *_] = getattr(TaskResult(), task).DESCRIPTOR.fields
     heading, rows_of = _TABLES.get(field.name) or _plain_table(field)
     is_numbered = len(inputs) > 1
-    rows = [["INPUT"] * is_numbered + heading.split()]
+    rows = [[*(["INPUT"] if is_numbered else []), *heading.split()]]
     for number, (input, result) in enumerate(zip(inputs, results, strict=True), 1):
-        found = rows_of(getattr(result, task), getattr(input, task)) if result else ()
-        rows += ([str(number)] * is_numbered + list(map(_cell, row)) for row in found)
+        own_rows = rows_of(getattr(result, task), getattr(input, task)) if result else ()
+        rows += ([*([str(number)] if is_numbered else []), *map(_cell, row)] for row in own_rows)
     return rows
 
 
 def _plain_table(field: Any) -> "tuple[str, Callable[[Any, Any], _Rows]]":
-    """The table of a field that _TABLES lacks: a row for each of its elements, a column for each of their fields."""
-    names = [one.name for one in field.message_type.fields] if field.message_type else []
+    """Returns the table of a field that _TABLES lacks: a row for each element, a column for each of its fields."""
+    names = [part.name for part in field.message_type.fields] if field.message_type else []
 
     def rows_of(result: Any, _: Any) -> _Rows:
-        found = getattr(result, field.name)
-        return [[getattr(one, name) for name in names] or [one] for one in (found if field.is_repeated else [found])]
+        value = getattr(result, field.name)
+        return [
+            [getattr(element, name) for name in names] or [element]
+            for element in (value if field.is_repeated else [value])
+        ]
 
     return " ".join(names or [field.name]).upper(), rows_of
 
@@ -140,56 +143,61 @@ def _vectors(result: Any, _: Any) -> _Rows:
 
 # The first field of a result → the heading and the rows of its table.
 _TABLES: "Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]]" = {
-    "labels": ("SCORE LABEL", lambda result, _: ((one.score, one.label) for one in result.labels)),
+    "labels": ("SCORE LABEL", lambda result, _: ((label.score, label.label) for label in result.labels)),
     "embedding": ("SHAPE VECTOR", _vector),
     "data": ("SHAPE VECTOR", _vectors),
     "scores": ("SCORE TEXT", lambda result, given: zip(result.scores, given.texts, strict=True)),
     "texts": (
         "SCORE INDEX TEXT",
-        lambda result, given: ((one.score, one.index, given.texts[one.index]) for one in result.texts),
+        lambda result, given: ((text.score, text.index, given.texts[text.index]) for text in result.texts),
     ),
     "answers": (
         "SCORE START END ANSWER",
-        lambda result, _: ((one.score, one.start, one.end, one.text) for one in result.answers),
+        lambda result, _: ((answer.score, answer.start, answer.end, answer.text) for answer in result.answers),
     ),
     "entities": (
         "SCORE LABEL START END TEXT",
-        lambda result, _: ((one.score, one.label, one.start, one.end, one.text) for one in result.entities),
+        lambda result, _: (
+            (entity.score, entity.label, entity.start, entity.end, entity.text) for entity in result.entities
+        ),
     ),
     "masks": (
         "SCORE MASK TOKEN",
         lambda result, _: (
-            (one.score, number, one.token) for number, mask in enumerate(result.masks, 1) for one in mask.tokens
+            (token.score, number, token.token) for number, mask in enumerate(result.masks, 1) for token in mask.tokens
         ),
     ),
     "sequences": (
         "SCORE TEXT",
-        lambda result, _: ((one.score if one.HasField("score") else "", one.text) for one in result.sequences),
+        lambda result, _: (
+            (sequence.score if sequence.HasField("score") else "", sequence.text) for sequence in result.sequences
+        ),
     ),
     "weights": (
         "WEIGHT ID TOKEN",
-        lambda result, _: ((one.weight, one.token_id, one.token) for one in result.weights),
+        lambda result, _: ((weight.weight, weight.token_id, weight.token) for weight in result.weights),
     ),
     "tokens": (
         "ID SPECIAL START END TEXT",
         lambda result, _: (
-            (one.token_id, "yes" if one.is_special else "", one.start, one.end, one.text) for one in result.tokens
+            (token.token_id, "yes" if token.is_special else "", token.start, token.end, token.text)
+            for token in result.tokens
         ),
     ),
 }
 
 
 def _numbers(vector: Iterable[float]) -> str:
-    """The first numbers of a vector."""
+    """Returns the first numbers of a vector."""
     shown = [_cell(float(number)) for number in islice(vector, _SHOWN_NUMBERS + 1)]
-    return " ".join(shown[:_SHOWN_NUMBERS]) + " …" * (len(shown) > _SHOWN_NUMBERS)
+    return " ".join([*shown[:_SHOWN_NUMBERS], *(["…"] if len(shown) > _SHOWN_NUMBERS else [])])
 
 
 def _cell(value: object) -> str:
-    """A value for a terminal: what a text or a label has of control characters stays out of it."""
+    """Returns a value for a terminal, without the control characters of a text or a label."""
     if isinstance(value, float):
         return f"{value:.4f}"
-    text = " ".join("".join(one if one.isprintable() else " " for one in str(value)).split())
+    text = " ".join("".join(character if character.isprintable() else " " for character in str(value)).split())
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 

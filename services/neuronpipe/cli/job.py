@@ -1,4 +1,4 @@
-"""`neuronpipe job`: submits jobs to a gateway, lists, waits for and cancels them; shows those that were set aside."""
+"""`neuronpipe job`: submits jobs to a gateway, lists, waits for and cancels them; shows jobs that were set aside."""
 
 import argparse
 import asyncio
@@ -14,7 +14,7 @@ from neuronpipe.core.errors import JobNotFound, SetupError, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from neuronpipe.bulk.jobs.job import Job
+    from neuronpipe.bulk.jobs.job import StoredJob
     from neuronpipe.bulk.jobs.store import JobStore
     from neuronpipe.client import Client, JobStatus
 
@@ -27,56 +27,51 @@ _DEAD_COLUMNS = ("JOB", "TENANT", "WORKERS", "SET ASIDE", "REQUEST ID")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `neuronpipe job`."""
+    """Adds the options of `neuronpipe job`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     submit = subcommand(verbs, "submit", _submit, "submit a job, and print its name")
     add_target(submit)
     source = submit.add_argument_group("for inputs in an object")
-    option(source, "--input-uri URI", "of each line an InferRequest as JSON", "")
+    option(source, "--input-uri URI", "object with an InferRequest as JSON on each line", "")
     add_request(submit, is_required=False)
     option(submit, "--output-uri URI", "the object to write the outcomes to", "")
     option(submit, "--request-id ID", "the same id again gets the same job", "")
-    option(submit, "--ttl-s S", "seconds that it gets to end", _whole_seconds, default=0)
+    option(submit, "--ttl-s S", "seconds that the job gets to end", _whole_seconds, default=0)
     option(submit, "--work-limit-s S", "seconds of work on one input", _whole_seconds, default=0)
-    option(submit, "--job-priority", "default: normal", "normal", choices=("high", "normal", "low"))
-    option(submit, "--notify URL", "a URL to tell when it has ended", "")
-    option(submit, "--wait", "wait for its end, and print its outcomes")
+    option(
+        submit, "--job-priority", "the job's priority (default: normal)", "normal", choices=("high", "normal", "low")
+    )
+    option(submit, "--notify URL", "a URL to notify when the job has ended", "")
+    option(submit, "--wait", "wait for the job's end, and print its outcomes")
     show = subcommand(verbs, "list", _list, "list the caller's jobs, the newest first")
     add_target(show)
-    option(show, "--limit N", "how many (default: 20)", 20)
-    wait = subcommand(
-        verbs, "wait", _wait, "wait for the end of a job, and print its outcomes, of each input on a line"
-    )
+    option(show, "--limit N", "maximum number of jobs (default: 20)", 20)
+    wait = subcommand(verbs, "wait", _wait, "wait for the end of a job, and print its outcomes, one line per input")
     add_target(wait)
-    option(wait, "--limit-s S", "how long (default: until it has ended)", parse_timeout_s)
+    option(wait, "--limit-s S", "seconds to wait (default: until the job has ended)", parse_timeout_s)
     cancel = subcommand(verbs, "cancel", _cancel, "cancel a job")
     add_target(cancel)
     for verb in (wait, cancel):
-        option(verb, "name JOB", "its name, as jobs/ID")
-    _add_dead(verbs.add_parser("dead", help="jobs that were set aside, since workers died while they had them"))
+        option(verb, "name JOB", "name of the job, as jobs/ID")
+    _add_dead(verbs.add_parser("dead", help="jobs that were set aside, because workers died while they had them"))
 
 
 def _add_dead(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    show = subcommand(verbs, "list", _list_dead, "list them")
-    retry = subcommand(verbs, "retry", _retry_dead, "let them run again")
-    option(retry, "name JOB", "their names, as jobs/ID", nargs="+")
+    show = subcommand(verbs, "list", _list_dead, "list the jobs")
+    retry = subcommand(verbs, "retry", _retry_dead, "let jobs run again")
+    option(retry, "name JOB", "names of the jobs, as jobs/ID", nargs="+")
     for verb in (show, retry):
-        option(
-            verb,
-            "--jobs-redis-url URL",
-            "Redis of the jobs (or NEURONPIPE_JOB_JOBS_REDIS_URL)",
-            argparse.SUPPRESS,
-        )
-        option(verb, "--jobs-redis-prefix P", "default: neuronpipe-jobs", argparse.SUPPRESS)
+        text = "Redis of the jobs (or NEURONPIPE_JOB_JOBS_REDIS_URL)"
+        option(verb, "--jobs-redis-url URL", text, argparse.SUPPRESS)
 
 
 def _whole_seconds(text: str) -> int:
-    """The type of a time that the API has in whole seconds: rounded up, as 0 stands for the default."""
-    found = math.ceil(seconds(text))
-    if not 0 <= found <= _MAX_UINT32:
+    """The type of a time that the API has in whole seconds: rounded up, because 0 stands for the default."""
+    whole = math.ceil(seconds(text))
+    if not 0 <= whole <= _MAX_UINT32:
         raise argparse.ArgumentTypeError(f"{text}: must be from 0 to {_MAX_UINT32} seconds")
-    return found
+    return whole
 
 
 def _submit(options: argparse.Namespace) -> None:
@@ -118,7 +113,7 @@ def _cancel(options: argparse.Namespace) -> None:
 
 
 def _print_outcomes(client: "Client", name: str, limit_s: float | None) -> None:
-    """Prints outcomes as JSON, and exits with 1 where an input failed."""
+    """Prints outcomes as JSON, and exits with 1 if an input failed."""
     from google.protobuf import json_format
 
     job = client.job(name)
@@ -138,16 +133,16 @@ def _print_outcomes(client: "Client", name: str, limit_s: float | None) -> None:
 def _row(status: "JobStatus") -> tuple[str, ...]:
     from neuronpipe.api.v1.jobs_pb2 import JobPriority, JobState
 
-    known = status.metadata
+    metadata = status.metadata
     return (
         status.name,
-        JobState.Name(known.state).removeprefix("JOB_STATE_").lower(),
-        JobPriority.Name(known.priority).removeprefix("JOB_PRIORITY_").lower(),
-        str(known.inputs or "?"),
-        str(known.completed_inputs),
-        str(known.attempts),
-        f"{known.create_time.ToDatetime():%Y-%m-%d %H:%M:%S}",
-        known.request_id,
+        JobState.Name(metadata.state).removeprefix("JOB_STATE_").lower(),
+        JobPriority.Name(metadata.priority).removeprefix("JOB_PRIORITY_").lower(),
+        str(metadata.inputs or "?"),
+        str(metadata.completed_inputs),
+        str(metadata.attempts),
+        f"{metadata.create_time.ToDatetime():%Y-%m-%d %H:%M:%S}",
+        metadata.request_id,
     )
 
 
@@ -170,7 +165,7 @@ def _retry_dead(options: argparse.Namespace) -> None:
     _with_store(options, retry)
 
 
-def _dead_row(job: "Job") -> tuple[str, ...]:
+def _dead_row(job: "StoredJob") -> tuple[str, ...]:
     from datetime import UTC, datetime
 
     aside = datetime.fromtimestamp(job.ended_ms / 1000, UTC)
@@ -182,10 +177,10 @@ def _with_store(options: argparse.Namespace, use: "Callable[[JobStore], Awaitabl
     from neuronpipe.bulk.jobs.store import JobStore
     from neuronpipe.core.settings import read_options
 
-    settings = read_options(JobCommandSettings, vars(options))
+    settings = read_options(JobCommandSettings, vars(options)).jobs
     if not settings.jobs_redis_url:
         raise SetupError("--jobs-redis-url: is missing; give the Redis URL of the jobs")
-    url = urlsplit(settings.jobs_redis_url)  # which may have a password
+    url = urlsplit(settings.jobs_redis_url)  # may have a password
 
     async def ask() -> None:
         store = JobStore(settings)

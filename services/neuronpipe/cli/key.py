@@ -12,20 +12,20 @@ _MAX_DAYS = 36_500
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `neuronpipe key`."""
+    """Adds the options of `neuronpipe key`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     create = subcommand(verbs, "create", _create, "make a key, and print it once, alone on the last line")
     option(create, "--tenant T", "the tenant whose quota its calls count to", required=True)
-    option(create, "--name N", "who uses it, for the list (default: the tenant)", "")
+    option(create, "--name N", "user of the key, for the list (default: the tenant)", "")
     option(create, "--days D", "days after which it expires (default: it stays until it is revoked)", float)
     show = subcommand(verbs, "list", _list, "list the keys, without their secrets")
-    option(show, "--tenant T", "only this tenant's", "")
+    option(show, "--tenant T", "list only this tenant's keys", "")
     revoke = subcommand(
-        verbs, "revoke", _revoke, "take keys out of the file; a gateway stops to accept them within seconds"
+        verbs, "revoke", _revoke, "take keys out of the file; a gateway stops accepting them within seconds"
     )
-    which = revoke.add_mutually_exclusive_group(required=True)
-    option(which, "--id ID", "the key of this id, as `list` shows it", "")
-    option(which, "--tenant T", "all keys of this tenant", "")
+    chosen_keys = revoke.add_mutually_exclusive_group(required=True)
+    option(chosen_keys, "--id ID", "the key of this id, as `list` shows it", "")
+    option(chosen_keys, "--tenant T", "all keys of this tenant", "")
     for verb in (create, show, revoke):
         option(verb, "--api-keys FILE", "the file of the keys", Path, required=True)
 

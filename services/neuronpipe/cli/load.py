@@ -22,7 +22,7 @@ EXTRA = ""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `neuronpipe load`."""
+    """Adds the options of `neuronpipe load`."""
     add_address(parser, "the gateway")
     add_tls(parser)
     add_key(parser)
@@ -95,21 +95,21 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "generated texts", f"Lengths in tokens are {FORMS}: all the same, uniform, or as those of real texts."
     )
-    option(group, "--generate", "texts are generated and read as they come; these options are for it")
+    option(group, "--generate", "generate texts and read them in parts; the options below need it")
     option(
         group,
         "--prompt-tokens LENGTHS",
         "prompts of N tokens, made of random words of the texts (default: the texts as they are)",
     )
     option(group, "--output-tokens LENGTHS", "texts of exactly N tokens (default: 32)")
-    option(group, "--shared-prefix-tokens N", "N tokens before each prompt are the same in all (default: 0)", int)
-    option(group, "--num-beams N", "beam search; of more than 1 texts come as a whole (default: 1)", int)
+    option(group, "--shared-prefix-tokens N", "N tokens begin all prompts (default: 0)", int)
+    option(group, "--num-beams N", "beams of the search; more than 1: texts come as a whole (default: 1)", int)
     option(group, "--ttft-ms MS", "limit of goodput: time to first token", milliseconds)
     option(group, "--itl-ms MS", "limit of goodput: time between a text's tokens, on average", milliseconds)
 
 
 def _read_generation(options: argparse.Namespace) -> GenerationLoad | None:
-    """Raises SetupError."""
+    """Returns the load of generated texts; None for whole answers. Raises SetupError."""
     fields: dict[str, Any] = {
         "prompt_tokens": _read_lengths(options.prompt_tokens, "--prompt-tokens"),
         "output_tokens": _read_lengths(options.output_tokens, "--output-tokens"),

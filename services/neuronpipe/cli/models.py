@@ -1,4 +1,4 @@
-"""`neuronpipe models`: lists what a gateway serves."""
+"""`neuronpipe models`: lists the models of a gateway."""
 
 import argparse
 import sys
@@ -15,18 +15,21 @@ EXTRA = ""
 
 # A star marks the version that requests without a version get, or most of them.
 _COLUMNS = ("MODEL", "VERSION", "TASKS", "TOKENS", "BACK END", "DTYPE", "ARCHITECTURE", "STATE", "ALIASES", "SHARE")
+# The state of its executors: shapes that are ready / shapes to prepare, and static graphs of single texts with their
+# memory.
+_PREPARED = ("SHAPES", "GRAPHS")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Adds the command's options."""
     add_target(parser)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints a line for each version of each model, and what is wrong with any. Raises the errors of the call."""
+    """Prints a line for each version of each model, and the problem of any. Raises the errors of the call."""
     with connected(options) as client:
         models = client.list_models()
-    print_table([_COLUMNS, *map(_row, models)])
+    print_table([(*_COLUMNS, *_PREPARED), *map(_row, models)])
     for model in models:
         if model.problem:
             print(f"{model.name} version {model.version}: {model.problem}", file=sys.stderr)
@@ -51,4 +54,6 @@ def _row(model: "Model") -> tuple[str, ...]:
         _state(model),
         ",".join(model.aliases),
         f"{100 * model.share:.3g} %",
+        f"{model.shapes_ready}/{model.shapes}" if model.shapes else "",
+        f"{model.lone_graphs}, {model.lone_graph_bytes / 1e6:.0f} MB" if model.lone_graphs else "",
     )

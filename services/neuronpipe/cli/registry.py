@@ -1,5 +1,5 @@
-"""`neuronpipe registry`: which versions of the models in a repository are approved, what they are called, and who gets
-which.
+"""`neuronpipe registry`: the approval of the versions of a repository's models, their names, and their shares of
+requests.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from neuronpipe.core.errors import SetupError
 if TYPE_CHECKING:
     from neuronpipe.bundles.registry import Operation, RegisteredVersion, Registry, Signed
     from neuronpipe.bundles.repository import Bundle
-    from neuronpipe.measure.promotion import Numbers
+    from neuronpipe.measure.promotion import GatewayNumbers
 
 HELP = "approve versions of models, name them, and distribute requests among them"
 EXTRA = "server"
@@ -30,12 +30,12 @@ EXTRA = "server"
 _COLUMNS = ("MODEL", "VERSION", "APPROVAL", "ALIASES", "SHARE", "SHADOW", "AGREEMENT", "DIGEST", "NOTE")
 _HISTORY_COLUMNS = ("REVISION", "TIME", "AUTHOR", "MODEL", "CHANGE")
 _SHOWN = 12
-# Between two looks at the metrics: front processes report once a second.
+# The times between two reads of the metrics: front processes report once a second.
 _LOOKS, _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 20, 1.0, 10.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `neuronpipe registry`."""
+    """Adds the options of `neuronpipe registry`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def verb(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
@@ -45,17 +45,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     def change(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
         added = verb(name, run, text)
-        option(added, "--author AUTHOR", "who makes the change (default: the name of this user)")
-        option(added, "--note NOTE", "why, for the history", "")
+        option(added, "--author AUTHOR", "author of the change (default: the name of this user)")
+        option(added, "--note NOTE", "reason of the change, for the history", "")
         option(added, "model MODEL", "the model's name")
         return added
 
     verb("list", _list, "list every version of every model")
-    option(verb("show", _show, "print what is registered of a model, as JSON"), "model MODEL", "the model's name")
+    option(verb("show", _show, "print a model's entry in the registry, as JSON"), "model MODEL", "the model's name")
     option(
         verb("history", _history, "list every change, the newest last"),
         "model MODEL",
-        "of this model only",
+        "list only this model's changes",
         "",
         nargs="?",
     )
@@ -94,21 +94,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(imported, "registered MODEL", "NAME for its newest version, NAME/VERSION or NAME@ALIAS")
     option(imported, "--tracking-uri URI", "MLflow's (default: MLFLOW_TRACKING_URI)", "")
     option(imported, "--name NAME", "the model's name in requests (default: its name there)")
-    option(imported, "--task TASK", "what to compile for (default: found in its configuration)", "")
+    option(imported, "--task TASK", "task to compile for (default: found in its configuration)", "")
     option(imported, "--backend BACKEND", "openvino (default), neuronx, torch or fake", "openvino")
-    option(imported, "--dtype DTYPE", "as of `neuronpipe compile`", "")
-    option(imported, "--approve", "approve the version; else it is pending")
-    option(imported, "--author AUTHOR", "who makes the change (default: the name of this user)")
-    rollback = change("rollback", _rollback, "set aliases and shares back to what they were before their last change")
-    option(rollback, "--to REVISION", "to what they were after this revision", int)
+    option(imported, "--dtype DTYPE", "dtype, see `neuronpipe compile`", "")
+    option(imported, "--approve", "approve the version; otherwise it is pending")
+    option(imported, "--author AUTHOR", "author of the change (default: the name of this user)")
+    rollback = change("rollback", _rollback, "set aliases and shares back to their state before the last change")
+    option(rollback, "--to REVISION", "set them back to their state after this revision", int)
 
 
 def _list(options: argparse.Namespace) -> None:
     registry = store_of(options).read_registry()
     if not registry.revision:
         print(f"{options.repository or options.target} has no registry: the newest version of each model is served")
-    found = opened(options).bundles() if options.repository else []
-    bundles = {bundle.key: bundle for bundle in found}
+    present_bundles = opened(options).bundles() if options.repository else []
+    bundles = {bundle.key: bundle for bundle in present_bundles}
     present = {(name, str(number)) for name, number in bundles}
     known = {(name, number) for name, model in registry.models.items() for number in model.versions}
     rows = [_row(registry, *key, bundles.get(key)) for key in sorted(bundles.keys() | known)]
@@ -126,7 +126,9 @@ def _row(registry: "Registry", name: str, number: int, bundle: "Bundle | None") 
         name,
         str(number),
         (version.approval.state if version else "pending") if registry.revision else "",
-        ",".join(sorted(alias for alias, one in model.aliases.items() if one == number)) if model else "",
+        ",".join(sorted(alias for alias, version_number in model.aliases.items() if version_number == number))
+        if model
+        else "",
         share(model, number) if model else "",
         copied(model, number) if model else "",
         _agreement(version),
@@ -136,8 +138,12 @@ def _row(registry: "Registry", name: str, number: int, bundle: "Bundle | None") 
 
 
 def _agreement(version: "RegisteredVersion | None") -> str:
-    found = [one.agreement for one in version.accuracy.values() if one.agreement is not None] if version else []
-    return f"{min(found):.4f}" if found else ""
+    agreements = (
+        [accuracy.agreement for accuracy in version.accuracy.values() if accuracy.agreement is not None]
+        if version
+        else []
+    )
+    return f"{min(agreements):.4f}" if agreements else ""
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -149,9 +155,9 @@ def _show(options: argparse.Namespace) -> None:
 
 def _history(options: argparse.Namespace) -> None:
     changes = [
-        (str(one.revision), f"{one.time:%Y-%m-%d %H:%M:%S}", one.author, one.model, one.action)
-        for one in store_of(options).read_registry().history
-        if options.model in ("", one.model)
+        (str(change.revision), f"{change.time:%Y-%m-%d %H:%M:%S}", change.author, change.model, change.action)
+        for change in store_of(options).read_registry().history
+        if options.model in ("", change.model)
     ]
     print_table([_HISTORY_COLUMNS, *changes])
 
@@ -236,7 +242,7 @@ def _target_and_share(text: str) -> tuple[str, float]:
 
 
 def _add_promotion(parser: argparse.ArgumentParser) -> None:
-    """The options of `promote`."""
+    """Adds the options of `promote`."""
     option(parser, "version TARGET", "the alias or version to promote, as canary")
     option(
         parser,
@@ -255,13 +261,13 @@ def _add_promotion(parser: argparse.ArgumentParser) -> None:
         required=True,
     )
     option(parser, "--steps PERCENT,…", "percentages of the requests (default: 5,25,50,100)", "5,25,50,100")
-    option(parser, "--for TIME", "of each step (default: 10m)", seconds, default="10m", dest="step_s")
+    option(parser, "--for TIME", "duration of each step (default: 10m)", seconds, default="10m", dest="step_s")
     option(parser, "--requests N", "a step continues until each version has answered N requests (default: 100)", 100)
 
 
 def _promote(options: argparse.Namespace) -> None:
-    """Promotes a version, or exits with 1 where a guard failed. Raises SetupError."""
-    from neuronpipe.measure.promotion import INSTRUMENTS, Guard, GuardFailed, Plan, Promotion
+    """Promotes a version, or exits with 1 if a guard failed. Raises SetupError."""
+    from neuronpipe.measure.promotion import INSTRUMENTS, GuardFailed, Promotion, PromotionGuard, PromotionPlan
     from neuronpipe.platform.telemetry.prometheus import scrape
     from neuronpipe.platform.tls import watched_tls
     from neuronpipe.rpc.client import key_metadata
@@ -270,10 +276,10 @@ def _promote(options: argparse.Namespace) -> None:
     registry = store.read_registry()
     if options.requests < 1:
         raise SetupError("--requests: must be 1 or more")
-    plan = Plan(
+    plan = PromotionPlan(
         model=options.model,
         target=options.version,
-        guards=[Guard.parse(text) for text in options.guard],
+        guards=[PromotionGuard.parse(text) for text in options.guard],
         steps=_percentages(options.steps),
         step_s=options.step_s,
         least=options.requests,
@@ -283,7 +289,7 @@ def _promote(options: argparse.Namespace) -> None:
     files, key = tls_files(options), key_metadata(target=",".join(plain), is_encrypted=not plain)
     tls = watched_tls(files, "client").value.context if files else None
 
-    def read() -> "list[Numbers]":
+    def read() -> "list[GatewayNumbers]":
         return [scrape(url, INSTRUMENTS, key, tls) for url in options.metrics]
 
     read()  # before anything changes
@@ -298,7 +304,7 @@ def _promote(options: argparse.Namespace) -> None:
 
 def _percentages(text: str) -> list[float]:
     try:
-        return [float(one) for one in text.split(",")]
+        return [float(percentage) for percentage in text.split(",")]
     except ValueError:
         raise SetupError(f"--steps {text!r}: must be percentages with commas, as in 5,25,50,100") from None
 

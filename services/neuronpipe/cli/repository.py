@@ -1,4 +1,4 @@
-"""The repository of a command, and the registry, in it or at a gateway: their options, and what is said of them."""
+"""The repository of a command, and the registry, in it or at a gateway: their options and messages."""
 
 import argparse
 import asyncio
@@ -24,14 +24,14 @@ _ATTEMPTS = 10
 def add_repository(
     parser: argparse.ArgumentParser, instead_of: "argparse._MutuallyExclusiveGroup | None" = None
 ) -> None:
-    """Adds --repository and --endpoint. `instead_of`: the group of what may be given in place of a repository."""
+    """Adds --repository and --endpoint. `instead_of`: the group of the options that may replace a repository."""
     option(
         instead_of or parser,
         "--repository DIR",
         "the folder of bundles, or s3://BUCKET/PREFIX",
         required=not instead_of,
     )
-    option(parser, "--endpoint URL", "for s3://: the object store's (default: AWS_ENDPOINT_URL, or AWS)", "")
+    option(parser, "--endpoint URL", "URL of the object store for s3:// (default: AWS_ENDPOINT_URL, or AWS)", "")
 
 
 def folder(text: str) -> Path:
@@ -44,14 +44,14 @@ def folder(text: str) -> Path:
 
 
 def opened(options: argparse.Namespace) -> "Repository":
-    """The repository of the options. Raises SetupError."""
+    """Opens the repository of the options. Raises SetupError."""
     from neuronpipe.bundles.sources import open_repository
 
     return open_repository(options.repository, options.endpoint)
 
 
 def tell_registry(registry: "Registry", name: str) -> None:
-    """Says what the model's requests get from now on."""
+    """Prints the versions that the model's requests get from now on."""
     model, last = registry.models[name], registry.history[-1]
     shares = ", ".join(f"version {number} {share(model, number)}" for number, _ in model.declared.shares) or "none"
     aliases = ", ".join(f"{alias} {number}" for alias, number in model.aliases.items()) or "none"
@@ -62,7 +62,7 @@ def tell_registry(registry: "Registry", name: str) -> None:
 
 
 def share(model: "RegisteredModel", number: int) -> str:
-    """The share of a version, as a percentage; empty where it has none, `unloaded` where the model is."""
+    """Returns the share of a version, as a percentage; empty without a share, `unloaded` if the model is unloaded."""
     if model.is_unloaded:
         return "unloaded"
     shares = dict(model.declared.shares)
@@ -70,7 +70,7 @@ def share(model: "RegisteredModel", number: int) -> str:
 
 
 def copied(model: "RegisteredModel", number: int) -> str:
-    """The share of the requests that are copied to a version, as a percentage; empty where none are."""
+    """Returns the share of the requests that are copied to a version, as a percentage; empty without copies."""
     shadow = model.declared.shadow
     return f"{100 * shadow[1]:.3g} %" if shadow and shadow[0] == number else ""
 
@@ -85,42 +85,42 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 
 def store_of(options: argparse.Namespace) -> "Repository | GatewayRegistry":
-    """Where the options say that the registry is. Raises SetupError."""
+    """Returns the registry that the options name. Raises SetupError."""
     return GatewayRegistry(options.target, tls_files(options)) if options.target else opened(options)
 
 
 class GatewayRegistry:
-    """A registry at a gateway: what the caller's tenant may see of it. Raises SetupError and NeuronpipeError."""
+    """A registry at a gateway, as far as the caller's tenant may see it. Raises SetupError and NeuronpipeError."""
 
     def __init__(self, target: str, tls: "TlsFiles | None") -> None:
         self._target = target
         self._tls = tls
 
     def read_registry(self) -> "Registry":
-        """What is registered; of revision 0 for nothing."""
+        """Reads the registry; revision 0 for an empty registry."""
         from neuronpipe.api.v1.registry_pb2 import GetRegistryRequest
 
         return asyncio.run(self._ask(lambda stub, **options: stub.GetRegistry(GetRegistryRequest(), **options)))
 
     def change_registry(self, operation: "Operation", signed: "Signed") -> "Registry":
-        """Makes the change here, and has the gateway write it unless the registry has changed since it was read."""
+        """Makes the change here, and lets the gateway write it unless the registry has changed since it was read."""
         from neuronpipe.api.v1.registry_pb2 import ChangeRegistryRequest, RouteShare, Routing, SetAlias, Shadow
 
         for attempt in range(_ATTEMPTS):
             present = self.read_registry()
-            changes = [one for one in operation(present).history if one.revision > present.revision]
+            changes = [entry for entry in operation(present).history if entry.revision > present.revision]
             change = changes[-1]
             route = [RouteShare(target=target, share=share) for target, share in change.route.items()]
             aliases = [SetAlias(alias=alias, version=version) for alias, version in change.aliases.items()]
             routing = Routing(aliases=aliases, route=route, is_unloaded=change.is_unloaded)
             if change.shadow:
                 routing.shadow.CopyFrom(Shadow(target=change.shadow.target, percent=change.shadow.percent))
-            # The action has the note.
+            # The action contains the note.
             request = ChangeRegistryRequest(
                 model=change.model,
                 author=signed.author,
                 routing=routing,
-                action=", ".join(one.action for one in changes),
+                action=", ".join(entry.action for entry in changes),
                 if_revision=present.revision,
             )
             try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from neuronpipe.cli.terminal import complete_at_file, completed_by, option, read_bytes, read_lines, read_text, seconds
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.errors import NeuronpipeError, SetupError
-from neuronpipe.core.task_inputs import FIELDS, NEEDED, SAMPLES, Kind
+from neuronpipe.core.task_inputs import FIELDS, NEEDED, SAMPLES, FieldKind
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.inference_pb2 import InferRequest
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 # A day. Far larger numbers overflow in gRPC and count as a deadline that has passed.
 _MAX_TIMEOUT_S = 86_400
 _LAST_PORT = 65_535
-# Somebody waits for it in a shell.
+# Short, because a person waits for completion in a shell.
 _COMPLETION_LIMIT_S = 1.0
 _MAX_UINT32 = 2**32 - 1
-# Where `neuronpipe run` and the examples serve.
+# The address of `neuronpipe run` and the examples.
 _DEFAULT_TARGET = "127.0.0.1:50050"
 _TARGET_VARIABLE = "NEURONPIPE_TARGET"
 # Several values of these fields are several inputs.
@@ -40,7 +40,7 @@ def add_tls(parser: argparse.ArgumentParser) -> None:
 
 
 def tls_files(options: argparse.Namespace) -> "TlsFiles | None":
-    """The files that the options name, None where TLS is not asked for. Raises SetupError."""
+    """Returns the files that the options name; None without TLS. Raises SetupError."""
     from neuronpipe.platform.tls import TlsFiles
 
     files = TlsFiles(options.tls_certificate, options.tls_key, options.tls_ca)
@@ -60,7 +60,7 @@ def add_key(parser: argparse.ArgumentParser) -> None:
 
 
 def use_key_of(path: Path) -> None:
-    """Lets the command, and the processes that it starts, call with the key of a file. Raises SetupError."""
+    """Makes the command, and the processes that it starts, call with the key of a file. Raises SetupError."""
     from neuronpipe.rpc.client import KEY_VARIABLE
 
     try:
@@ -71,7 +71,7 @@ def use_key_of(path: Path) -> None:
 
 
 def complete_models(parsed_args: argparse.Namespace, **_: object) -> list[str]:
-    """The names of a gateway's models, where the command line has its --target and it answers."""
+    """Returns the names of a gateway's models, if the command line has its --target and the gateway answers."""
     from neuronpipe.client import Client
 
     try:
@@ -80,7 +80,7 @@ def complete_models(parsed_args: argparse.Namespace, **_: object) -> list[str]:
         tls = tls_files(parsed_args)
         with Client(parsed_args.target, timeout_s=_COMPLETION_LIMIT_S, retries=False, tls=tls) as client:
             return sorted({model.name for model in client.list_models()})
-    except (AttributeError, TypeError, NeuronpipeError):  # no --target yet, or nobody there
+    except (AttributeError, TypeError, NeuronpipeError):  # no --target yet, or no gateway there
         return []
 
 
@@ -129,17 +129,17 @@ def add_request(parser: argparse.ArgumentParser, *, is_required: bool = True) ->
 
 
 def connected(options: argparse.Namespace) -> "Client":
-    """The client of the gateway that add_target's options name. Raises SetupError."""
+    """Makes the client of the gateway that add_target's options name. Raises SetupError."""
     from neuronpipe.client import Client
 
     return Client(options.target, timeout_s=options.timeout_s, tls=tls_files(options))
 
 
 def read_requests(options: argparse.Namespace, client: "Client") -> "list[InferRequest]":
-    """The requests that add_request's options describe, all of one task.
+    """Returns the requests that add_request's options describe, all of one task.
 
-    Asks the gateway for the model's tasks where the options do not say the task. Raises SetupError, and the errors of
-    that call.
+    Asks the gateway for the model's tasks if the options do not name the task. Raises SetupError, and the errors of
+    this call.
     """
     from neuronpipe.api.v1.inference_pb2 import InferRequest
     from neuronpipe.cli.task_json import read_task_input
@@ -165,7 +165,7 @@ def read_requests(options: argparse.Namespace, client: "Client") -> "list[InferR
 
 
 def tasks_of(model: "Model") -> list[str]:
-    """A model's tasks, with the one first that it was compiled for."""
+    """Returns a model's tasks, first the task that it was compiled for."""
     return list(dict.fromkeys([model.task, *model.tasks]))
 
 
@@ -198,18 +198,18 @@ def parse_timeout_s(text: str) -> float:
 
 
 def flag(field: str) -> str:
-    """The flag of a field."""
+    """Returns the flag of a field."""
     name = FIELDS[field].flag if field in FIELDS else ""
     return "--" + (name or field).replace("_", "-")
 
 
 def example_of(task: str) -> str:
-    """The input of a task as JSON, to change and send."""
+    """Returns the input of a task as JSON, to change and send."""
     return json.dumps({task: SAMPLES[task]}, indent=2, ensure_ascii=False)
 
 
 def add_input_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags."""
+    """Adds the flags of the fields of inputs."""
     inputs = parser.add_argument_group(
         "input", "A TEXT may be @FILE, or - for standard input: the whole file, or where several are taken its lines."
     )
@@ -227,7 +227,7 @@ def add_input_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def read_fields(options: argparse.Namespace) -> dict[str, Any]:
-    """The fields that are given, with what is in files; `text` and `image` are lists. Raises SetupError."""
+    """Returns the given fields, with the content of files; `text` and `image` are lists. Raises SetupError."""
     given = {field: value for field in FIELDS if (value := getattr(options, field)) is not None}
     fields = {field: _read(field, value) for field, value in given.items()}
     if has_inputs_in_texts(options):
@@ -241,25 +241,27 @@ def has_inputs_in_texts(options: argparse.Namespace) -> bool:
 
 
 def make_inputs(task: str, fields: Mapping[str, Any]) -> "list[TaskInput]":
-    """The inputs of a task that takes these fields."""
+    """Makes the inputs of a task that takes these fields."""
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
 
     kinds: Mapping[str, Any] = _kind_of(task).fields_by_name
     shared = {name: value for name, value in fields.items() if name not in _REPEATED}
     if "aggregation" in kinds:
-        shared.setdefault("aggregation", "simple")  # as of the clients' method
+        shared.setdefault("aggregation", "simple")  # as in the clients' method
     for name in (name for name in shared if FIELDS[name].kind == "words"):
         prefix = kinds[name].enum_type.values[0].name.removesuffix("UNSPECIFIED")
         shared[name] = prefix + shared[name].upper()
     repeated = next((name for name in _REPEATED if name in fields), None)
-    each = [{repeated: value} for value in fields[repeated]] if repeated else [{}]
+    own_fields = [{repeated: value} for value in fields[repeated]] if repeated else [{}]
     # protobuf makes messages of dictionaries.
-    return [TaskInput(**cast(Any, {task: {**shared, **one}})) for one in each]
+    return [TaskInput(**cast(Any, {task: {**shared, **own}})) for own in own_fields]
 
 
 def choose_task(tasks: Sequence[str], fields: Mapping[str, Any], whose: str) -> str:
-    """The first of the tasks that takes the fields. Raises SetupError, which says what those of `whose` take."""
-    known = [task for task in tasks if task in NEEDED]  # a newer gateway may have others
+    """Returns the first task that takes the fields. Raises SetupError, which says which fields the tasks of `whose`
+    take.
+    """
+    known = [task for task in tasks if task in NEEDED]  # a newer gateway may have other tasks
     for task in known:
         if {*NEEDED[task]} <= {*fields} <= {*_kind_of(task).fields_by_name}:
             return task
@@ -289,7 +291,7 @@ def _read(field: str, value: Any) -> Any:
     if kind == "texts":
         return read_lines(value, name)
     if field in _REPEATED:
-        return [read_text(one, name) for one in value]
+        return [read_text(text, name) for text in value]
     return read_text(value, name) if kind == "text" else value
 
 
@@ -300,8 +302,8 @@ def _parse_number(text: str) -> int:
     return int(text)
 
 
-# Kind of a field → its flag's values.
-_SETTINGS: Mapping[Kind, Mapping[str, Any]] = {
+# Kind of a field → arguments of its flag.
+_SETTINGS: Mapping[FieldKind, Mapping[str, Any]] = {
     "text": {"metavar": "TEXT"},
     "texts": {"action": "extend", "nargs": "+", "metavar": "TEXT"},
     "image": {"metavar": "FILE"},

@@ -22,21 +22,21 @@ EXTRA = "compile"
 
 _CACHE = Path("~/.cache/neuronpipe/run")
 _NEURONPIPE = (sys.executable, "-m", "neuronpipe")
-# Lines of the service's log that say nothing new to who runs it.
-_UNTOLD = ("computed", "stopped")
+# Events of the service's log that are not shown, because they do not help the user.
+_NOT_SHOWN = ("computed", "stopped")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Adds the command's options."""
     option(parser, "source MODEL", "local folder of a model, or its id on the Hugging Face Hub")
-    option(parser, "--task TASK", "as in `neuronpipe compile` (default: found in its configuration)", "")
-    option(parser, "--dtype DTYPE", "as in `neuronpipe compile`, such as bfloat16 or int8", "")
+    option(parser, "--task TASK", "task, see `neuronpipe compile` (default: found in its configuration)", "")
+    option(parser, "--dtype DTYPE", "dtype, such as bfloat16 or int8; see `neuronpipe compile`", "")
     option(parser, "--backend BACKEND", "openvino (default) or torch", "openvino")
     option(parser, "--name NAME", "the model's name in requests (default: the last part of MODEL)", "")
     option(
         parser,
         "--repository DIR",
-        f"where the compiled model is kept (default: a folder for this model in {_CACHE})",
+        f"folder of the compiled model (default: a folder for this model in {_CACHE})",
         folder,
     )
     option(parser, "--listen HOST:PORT", "address of gRPC (default: %(default)s)", "127.0.0.1:50050")
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
     repository: Path = options.repository or _own_repository(options)
     compiling = ["compile", options.source, "--name", name, "--backend", options.backend, "--if-missing"]
     compiling += ["--task", options.task, "--dtype", options.dtype, "--repository", str(repository)]
-    # In a process of its own: what compiling needs (PyTorch, transformers) stays out of the one that serves.
+    # In a process of its own: the compiler's libraries (PyTorch, transformers) stay out of the serving process.
     if code := _started(*compiling, stdout=subprocess.DEVNULL).wait():
         sys.exit(code)
     bundle = newest_bundle(repository, name, options.backend)
@@ -71,14 +71,14 @@ def run(options: argparse.Namespace) -> None:
                 _tell(name, bundle.spec.task, addresses["listening"], addresses["listening for HTTP"])
             elif event == "draining":
                 report("stopping: finishing the requests in flight; press Ctrl-C again to end at once")
-            elif event not in _UNTOLD:
+            elif event not in _NOT_SHOWN:
                 report(line.rstrip())
     if service.returncode:
         sys.exit(service.returncode)
 
 
 def _own_repository(options: argparse.Namespace) -> Path:
-    """A folder for this model and these options alone; another when the model's files change."""
+    """Returns a folder for this model and these options alone; another folder when the model's files change."""
     source = Path(options.source)
     files = sorted(file for file in source.rglob("*") if file.is_file()) if source.is_dir() else []
     seen = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
@@ -87,7 +87,7 @@ def _own_repository(options: argparse.Namespace) -> Path:
 
 
 def _started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """A command of ours, which ends when this process does, however that happens."""
+    """Starts a neuronpipe command, which ends when this process does, for any reason."""
     from neuronpipe.platform.process.life import end_with
 
     end = partial(end_with, os.getpid(), signal.SIGTERM)
@@ -96,7 +96,7 @@ def _started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
 
 @contextmanager
 def _service(*settings: str) -> Iterator[subprocess.Popen[str]]:
-    """`neuronpipe serve all`, which a signal to this process ends: at the first one it drains, at the second one at
+    """Runs `neuronpipe serve all`. Signals to this process end it: the first one drains it, the second one ends it at
     once.
     """
     service = _started("serve", "all", *settings, stderr=subprocess.PIPE, start_new_session=True)
@@ -116,7 +116,7 @@ def _service(*settings: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def _read(line: str) -> dict[str, str]:
-    """A line of the log; empty for another line, such as one of a library."""
+    """Parses a line of the log; empty for another line, such as a library's."""
     try:
         entry = json.loads(line)
     except ValueError:
@@ -125,14 +125,14 @@ def _read(line: str) -> dict[str, str]:
 
 
 def _tell(name: str, task: str, grpc: str, http: str) -> None:
-    """Where the model is served, and a first request."""
+    """Prints the addresses of the model, and a first request."""
     report(f"\n{name} ({task.replace('_', '-')}) is served; Ctrl-C ends it.\n")
     report(f"  gRPC     {grpc}\n  HTTP     http://{http}\n  console  http://{http}/\n")
     report(f"Try it:\n\n  {first_request(name, task, http)}\n")
 
 
 def first_request(name: str, task: str, http: str) -> str:
-    """A call by curl: with the task's sample, in the form of the protocol that has the task."""
+    """Returns a call by curl: with the task's sample, in the form of the protocol that has the task."""
     from neuronpipe.core.task_inputs import SAMPLES
     from neuronpipe.doors.http.huggingface_tasks import CONVERTERS
 
@@ -141,14 +141,14 @@ def first_request(name: str, task: str, http: str) -> str:
         path, body = "/v1/completions", {"model": name, "prompt": sample["prompt"], "max_tokens": 40}
     else:
         path, body = f"/models/{name}", {"inputs": None}
-        for ours, theirs in CONVERTERS[task].fields.items():
-            if ours in sample:
-                *outer, last = theirs.replace("…", "").split(".")
+        for our_field, their_field in CONVERTERS[task].fields.items():
+            if our_field in sample:
+                *outer, last = their_field.replace("…", "").split(".")
                 place: dict[str, object] = body
                 for key in outer:
                     inner = place[key] = place.get(key) or {}
                     assert isinstance(inner, dict)  # noqa: S101 (the fields of a body are no texts)
                     place = inner
-                place[last] = sample[ours]
+                place[last] = sample[our_field]
     data = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
     return f"curl http://{http}{path} -H 'content-type: application/json' -d '{data}'"

@@ -16,7 +16,7 @@ from neuronpipe.core.errors import RefusedBundle, SetupError
 
 if TYPE_CHECKING:
     from neuronpipe.core.metrics import Telemetry
-    from neuronpipe.platform.process.settings import ProcessSettings
+    from neuronpipe.platform.process.settings import ServiceSettings
     from neuronpipe.platform.tls import ServerTls
 
 HELP = "run one service, or all of them in one process"
@@ -32,9 +32,9 @@ SERVICES = {
     "postprocessor": ("neuronpipe.stages", "PostprocessorSettings", "postprocessor"),
     "worker": ("neuronpipe.bulk.jobs", "WorkerSettings", "worker"),
 }
-# The package of a stage that a gateway has in its process, and the extra that installs it. Back ends name their own.
+# The package of a stage in a gateway's process, and the extra that installs it. Back ends name their own extras.
 _STAGE_EXTRAS = {"PIL": "tokenizer", "tokenizers": "tokenizer"}
-# service → the options that matter first, which --help shows
+# service → the most important options, which --help shows
 _ALL = ("repository", "listen")
 _LAST = ("metrics_listen", "tls_certificate", "tls_key", "grace_s")
 _GATEWAY = ("http_listen", "api_keys", "insecure_public", "max_requests_in_flight")
@@ -48,7 +48,7 @@ _FIRST = {
     "postprocessor": _STAGE,
     "worker": ("listen", "target", "jobs_redis_url", "jobs_secret", "max_jobs", "max_requests_in_flight", *_LAST),
 }
-# kind of value in the help → how names of such settings end
+# kind of value in the help → the ends of the names of such settings
 _METAVARS: Mapping[str, str | tuple[str, ...]] = {
     "SIZE": "_bytes",
     "TIME": ("_s", "_ms"),
@@ -57,13 +57,13 @@ _METAVARS: Mapping[str, str | tuple[str, ...]] = {
     "DIR": ("repository", "repository_cache"),
     "FILE": ("_key", "_keys", "_certificate", "_ca", "_crl", "_secret", "jwks", "tenants"),
 }
-# For so long a thread keeps the interpreter while others want it. Python's 5 ms, several times a request, would be what
-# an answer takes while a thread reads a large body or writes metrics.
+# The time for which a thread keeps the interpreter while others want it. Python's 5 ms, several times per request,
+# would be the latency of an answer while a thread reads a large body or writes metrics.
 _SWITCH_S = 0.0005
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Adds the command's options."""
     option(parser, "service SERVICE", ", ".join(SERVICES), choices=SERVICES)
     option(parser, "settings ...", "see `neuronpipe serve SERVICE --help`", nargs=argparse.REMAINDER)
 
@@ -77,13 +77,14 @@ def run(options: argparse.Namespace) -> None:
             from neuronpipe.core.logs import start_logging
             from neuronpipe.platform.process.settings import ServerSettings
             from neuronpipe.stages.neuron_executor.runtimes.neuron import runtime_environment
+            from neuronpipe.stages.settings import EngineSettings
 
             settings = read_arguments(options.service, options.settings)
             start_logging(options.service)
-            if "cores" in type(settings).model_fields:
-                os.environ.update(runtime_environment(getattr(settings, "cores"), os.environ))  # noqa: B009 (of two of the five kinds)
+            if isinstance(executor := getattr(settings, "executor", None), EngineSettings):
+                os.environ.update(runtime_environment(executor.cores, os.environ))
             if isinstance(settings, ServerSettings):
-                check_folder(settings)
+                check_folder(settings.models)
             serving = importlib.import_module(f"{package}.server").run
         run_service(options.service, settings, partial(serving, settings), os.environ)
     except ModuleNotFoundError as error:
@@ -94,8 +95,10 @@ def run(options: argparse.Namespace) -> None:
 
 @contextmanager
 def _importing() -> Iterator[None]:
-    """Of the CPU time until a service listens, garbage collections while modules are imported took 0.1 s of 0.5 s, and
-    pydantic's search for plug-ins in all installed packages 0.05 s (2026-11-23). What was imported is never garbage.
+    """Speeds up imports: no garbage collections, and no plug-ins of pydantic.
+
+    A service takes 0.5 s of CPU time until it listens (2026-11-23). Garbage collections took 0.1 s of it, pydantic's
+    search for plug-ins in all installed packages 0.05 s. Imported objects are never garbage.
     """
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     gc.disable()
@@ -108,62 +111,75 @@ def _importing() -> Iterator[None]:
 
 def run_service(
     service: str,
-    settings: "ProcessSettings",
+    settings: "ServiceSettings",
     serving: "Callable[[Telemetry, ServerTls | None], Coroutine[Any, Any, None]]",
     variables: MutableMapping[str, str],
 ) -> None:
-    """Runs a service with its telemetry and TLS, for which `variables` are read, until it ends. Raises SetupError and
-    ModuleNotFoundError; another error is logged and ends the process with the exit code 1.
+    """Runs a service with its telemetry and TLS, and ends the process: with the exit code 2 for a wrong setup, and 1
+    after a crash.
+
+    `variables`: the environment of telemetry. SetupError and ModuleNotFoundError are raised before that. The end waits
+    for no thread, because a thread may load a model for minutes, or hang in a device.
     """
-    from neuronpipe.core.logs import log_fault, log_warning
     from neuronpipe.platform.telemetry.start import running_telemetry
     from neuronpipe.platform.tls import running_server_tls
 
     # The thread pool of the library `tokenizers` costs a tenth of the throughput (docs/decisions/0002).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sys.setswitchinterval(_SWITCH_S)
+    with (
+        running_server_tls(settings.tls.files) as tls,
+        running_telemetry(service, settings.process, variables, tls) as telemetry,
+    ):
+        runner = asyncio.Runner(loop_factory=event_loop)  # closing it would wait for threads
+        code = _exit_code(runner, serving(telemetry, tls))
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
+    os._exit(code)
+
+
+def _exit_code(runner: asyncio.Runner, serving: "Coroutine[Any, Any, None]") -> int:
+    """Runs a service to its end, and returns the exit code. Raises ModuleNotFoundError."""
+    from neuronpipe.core.logs import log_fault, log_warning
+
     try:
-        with (
-            running_server_tls(settings.tls_files) as tls,
-            running_telemetry(service, settings, variables, tls) as telemetry,
-            asyncio.Runner(loop_factory=event_loop) as runner,
-        ):
-            runner.run(serving(telemetry, tls))
-    except RefusedBundle as refused:
-        log_warning("a bundle is refused", problem=str(refused))
-        raise
-    except (SetupError, ModuleNotFoundError):
+        runner.run(serving)
+    except SetupError as error:
+        if isinstance(error, RefusedBundle):
+            log_warning("a bundle is refused", problem=str(error))
+        print(f"neuronpipe: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError:
         raise
     except Exception as fault:
         log_fault("the service crashed", fault)
-        sys.exit(1)
+        return 1
+    return 0
 
 
-def settings_of(service: str) -> "type[ProcessSettings]":
-    """The class of a service's settings."""
+def settings_of(service: str) -> "type[ServiceSettings]":
+    """Returns the class of a service's settings."""
     package, name, _ = SERVICES[service]
-    kind: type[ProcessSettings] = getattr(importlib.import_module(f"{package}.settings"), name)
+    kind: type[ServiceSettings] = getattr(importlib.import_module(f"{package}.settings"), name)
     return kind
 
 
 def settings_parser(service: str, *, shows_all: bool = True) -> CommandParser:
-    """The parser of the arguments behind `neuronpipe serve SERVICE`. Its help has the first options, or all, each below
-    the docstring of the class that declares it.
+    """Returns the parser of the arguments of `neuronpipe serve SERVICE`.
+
+    The help has the first options, or all, each below the docstring of the class that declares it.
     """
-    from neuronpipe.core.settings import Settings, option_name, variable_name
+    from neuronpipe.core.settings import declared_in, option_name, variable_name
 
     kind = settings_of(service)
     about = f"{kind.__doc__} Each option is also a variable. Times and sizes take units: 250ms, 10m, 256MiB."
     parser = CommandParser(prog=f"neuronpipe serve {service}", usage="%(prog)s [options]", description=about)
     parser.add_argument("--help-all", action="help", help="show all options, by topic, and exit")
     groups = {"": parser.add_argument_group("first options")}
-    classes = [one for one in reversed(kind.__mro__) if issubclass(one, Settings)]
-    for name in dict.fromkeys([*_FIRST[service], *kind.model_fields]):
-        field = kind.model_fields[name]
-        title = ""
-        if name not in _FIRST[service]:
-            declaring = next(one for one in classes if name in one.__annotations__)
-            title = str(declaring.__doc__).partition(".")[0]
+    declared = {name: (str(part.__doc__), field) for part, name, field in declared_in(kind)}
+    for name in dict.fromkeys([*_FIRST[service], *declared]):
+        topic, field = declared[name]
+        title = "" if name in _FIRST[service] else topic.partition(".")[0]
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         group = groups[title]
@@ -179,34 +195,36 @@ def settings_parser(service: str, *, shows_all: bool = True) -> CommandParser:
 
 
 def _metavar(name: str) -> str:
-    """The kind of a setting's value."""
+    """Returns the kind of a setting's value."""
     return next((kind for kind, ends in _METAVARS.items() if name.endswith(ends)), "VALUE")
 
 
-def read_arguments(service: str, arguments: Sequence[str]) -> "ProcessSettings":
-    """The settings that the arguments behind `neuronpipe serve SERVICE`, and the environment, give.
-    Raises SetupError."""
+def read_arguments(service: str, arguments: Sequence[str]) -> "ServiceSettings":
+    """Reads the settings of a service from the arguments of `neuronpipe serve SERVICE`, and the environment.
+
+    Raises SetupError.
+    """
     from neuronpipe.core.settings import read_settings
 
     kind = settings_of(service)
-    given = vars(settings_parser(service, shows_all="--help-all" in arguments).parse_args(arguments))
-    _check_required(kind, given)
-    return read_settings(kind, given)
+    given_settings = vars(settings_parser(service, shows_all="--help-all" in arguments).parse_args(arguments))
+    _check_required(kind, given_settings)
+    return read_settings(kind, given_settings)
 
 
-def _check_required(kind: "type[ProcessSettings]", given: Mapping[str, str]) -> None:
+def _check_required(kind: "type[ServiceSettings]", given: Mapping[str, str]) -> None:
     """Raises SetupError for a required setting that is neither on the command line nor in the environment."""
-    from neuronpipe.core.settings import option_name, variable_name
+    from neuronpipe.core.settings import fields_of, option_name, variable_name
 
     in_environment = {name.upper() for name, value in os.environ.items() if value}
-    for name, field in kind.model_fields.items():
+    for name, field in fields_of(kind).items():
         if field.is_required() and name not in given and variable_name(kind, name) not in in_environment:
             variable = variable_name(kind, name)
             raise SetupError(f"{option_name(name)} is required (variable: {variable}): {field.description}")
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-    """A new event loop of uvloop's."""
+    """Returns a new event loop of uvloop's."""
     import uvloop
 
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()

@@ -13,10 +13,10 @@ from neuronpipe.core.task_inputs import SAMPLES
 
 
 def read_task_input(text: str) -> TaskInput:
-    """The input that JSON describes.
+    """Reads an input from JSON.
 
     Task names may have hyphens, and enum values their short names in either case, as in {"text-classification":
-    {"truncation": "right"}}. Raises SetupError, whose message names the wrong part and what would be valid.
+    {"truncation": "right"}}. Raises SetupError, whose message names the wrong part and valid values.
     """
     try:
         return json_format.ParseDict(
@@ -27,10 +27,10 @@ def read_task_input(text: str) -> TaskInput:
 
 
 def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(fields)
-    if len(found) < len(fields):
+    unique_fields = dict(fields)
+    if len(unique_fields) < len(fields):
         raise ValueError("a field is given twice")
-    return found
+    return unique_fields
 
 
 def _as_protobuf(value: object, kind: Descriptor, path: str) -> dict[str, Any]:
@@ -38,17 +38,17 @@ def _as_protobuf(value: object, kind: Descriptor, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         example = SAMPLES[path] if path else {"text_classification": {"text": "A fine day."}}
         raise SetupError(f"{path and path + ': '}must be an object, such as {json.dumps(example)}")
-    found = {}
-    for name, one in value.items():
+    converted = {}
+    for name, element in value.items():
         field = kind.fields_by_name.get(name.replace("-", "_")) or kind.fields_by_camelcase_name.get(name)
         if field is None:
             raise SetupError(
                 f"{path and path + ': '}there is no field {name!r}{_suggest(name, list(kind.fields_by_name))}"
             )
-        if field.name in found:
+        if field.name in converted:
             raise SetupError(f"{path and path + ': '}the field {field.name!r} is given twice")
-        found[field.name] = _as_value(one, field, f"{path}.{field.name}" if path else field.name)
-    return found
+        converted[field.name] = _as_value(element, field, f"{path}.{field.name}" if path else field.name)
+    return converted
 
 
 def _as_value(value: object, field: FieldDescriptor, path: str) -> object:
@@ -60,13 +60,13 @@ def _as_value(value: object, field: FieldDescriptor, path: str) -> object:
 
 
 def _enum_name(word: str, kind: EnumDescriptor, path: str) -> str:
-    """The full name of an enum's value: that of "right" is TRUNCATION_RIGHT."""
+    """Returns the full name of an enum's value: TRUNCATION_RIGHT for "right"."""
     prefix = kind.values_by_number[0].name.removesuffix("UNSPECIFIED")
     words = {name.removeprefix(prefix).lower(): name for name in kind.values_by_name}
     short = word.upper().removeprefix(prefix).lower()
     if short not in words:
         raise SetupError(
-            f"{path}: unknown value {word!r}{_suggest(short, [one for one in words if one != 'unspecified'])}"
+            f"{path}: unknown value {word!r}{_suggest(short, [other for other in words if other != 'unspecified'])}"
         )
     return words[short]
 

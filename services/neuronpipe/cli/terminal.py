@@ -1,4 +1,4 @@
-"""What a shell has: the parser of the command line, what is completed, values that stand for files, tables, signals."""
+"""The shell side of commands: the parser, completion, values that stand for files, tables, signals."""
 
 import argparse
 import contextlib
@@ -13,11 +13,12 @@ from typing import Any, NoReturn, TypeVar
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import files_told
+from neuronpipe.core.removed_settings import why_removed
 from neuronpipe.core.units import in_unit
 
 KindT = TypeVar("KindT")
 
-# As argparse writes it.
+# The message of argparse.
 _INVALID_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 
 
@@ -29,7 +30,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As the base class, but an argument that a command does not know is an error of that command."""
+        """Parses as the base class does, but an argument that a command does not know is an error of this command."""
         self._arguments = sys.argv[1:] if args is None else args
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -37,26 +38,29 @@ class CommandParser(argparse.ArgumentParser):
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Ends with the exit code 2."""
+        """Ends the process with the exit code 2."""
         if choice := _INVALID_CHOICE.search(message):
             near_choices = difflib.get_close_matches(choice[1], re.findall(r"'([^']*)'", choice[2]), 1)
             if near_choices:
                 message = f"{message[: choice.start()]}invalid choice: {choice[1]!r}; did you mean {near_choices[0]}?"
         known = list(self._option_string_actions)
         flags = {argument.partition("=")[0] for argument in self._arguments if argument.startswith("--")}
+        removed = [f"{flag} {why}" for flag in sorted(flags.difference(known)) if (why := why_removed(flag))]
+        if removed:
+            message, flags = "; ".join(removed), set()
         misspelt = sorted(flag for flag in flags if not any(option.startswith(flag) for option in known))
         near = {flag: difflib.get_close_matches(flag, known, 1) for flag in misspelt}
-        hints = "".join(f"; {flag}: did you mean {found[0]}?" for flag, found in near.items() if found)
+        hints = "".join(f"; {flag}: did you mean {matches[0]}?" for flag, matches in near.items() if matches)
         self.exit(2, f"usage: {self.prog} [options]; see {self.prog} --help\n{self.prog}: error: {message}{hints}\n")
 
 
 def option(
     place: "argparse._ActionsContainer", usage: str, text: str, value: Any = str, **settings: Any
 ) -> argparse.Action:
-    """Adds an option, or an argument without a flag, to a parser or a group of one.
+    """Adds an option, or an argument without a flag, to a parser or a group.
 
-    `usage`: its name, and what stands for its value, as `--rate R`; without that it is a switch. `value`: its type, or
-    its default, which is of its type. `settings`: see argparse.
+    `usage`: its name, and the placeholder of its value, as `--rate R`; without a placeholder it is a switch. `value`:
+    its type, or its default, which determines the type. `settings`: see argparse.
     """
     name, _, metavar = usage.partition(" ")
     if metavar:
@@ -71,27 +75,29 @@ def option(
 
 
 def made(kind: type[KindT], options: argparse.Namespace, **others: Any) -> KindT:
-    """An object of a class that takes options by their names; `others` are those that are not as they were given."""
-    taken = {name: getattr(options, name) for name in inspect.signature(kind).parameters if hasattr(options, name)}
-    return kind(**taken | others)
+    """Makes an object of a class whose arguments are options of the same names. `others`: arguments that differ from
+    options.
+    """
+    arguments = {name: getattr(options, name) for name in inspect.signature(kind).parameters if hasattr(options, name)}
+    return kind(**arguments | others)
 
 
 def subcommand(
     commands: "argparse._SubParsersAction[Any]", name: str, run: Callable[[argparse.Namespace], None], text: str
 ) -> argparse.ArgumentParser:
-    """Adds a command of a command, and what it runs."""
+    """Adds a command of a command, and the function that it runs."""
     added: argparse.ArgumentParser = commands.add_parser(name, help=text)
     added.set_defaults(run=run)
     return added
 
 
 def report(line: str) -> None:
-    """Tells people what is done; standard output has results alone."""
+    """Prints progress for people on standard error; standard output has results alone."""
     print(line, file=sys.stderr, flush=True)
 
 
 def say(line: str) -> None:
-    """Tells people something about the command, as errors are told."""
+    """Prints a message about the command, in the form of errors."""
     report(f"neuronpipe: {line}")
 
 
@@ -113,12 +119,12 @@ def _in_unit(text: str, unit: str) -> float:
 
 
 def completed_by(action: argparse.Action, completer: Callable[..., Iterable[str]]) -> None:
-    """Has the shell complete an option's value by what the function returns."""
+    """Makes the shell complete an option's value by the function's results."""
     setattr(action, "completer", completer)  # noqa: B010 (argcomplete's own way; argparse knows no such attribute)
 
 
 def complete_at_file(prefix: str, **_: object) -> list[str]:
-    """The files for @FILE; texts are not completed."""
+    """Returns the files for @FILE; texts are not completed."""
     from argcomplete.completers import FilesCompleter
 
     return [f"@{file}" for file in FilesCompleter()(prefix[1:])] if prefix.startswith("@") else []
@@ -129,7 +135,7 @@ _STDIN = ("-", "@-")
 
 
 def read_text(value: str, flag: str) -> str:
-    """The value, or the whole file that it stands for without the line break at its end. Raises SetupError."""
+    """Returns the value, or the whole file that it stands for without the line break at its end. Raises SetupError."""
     if value not in _STDIN and not value.startswith("@"):
         return value
     content = read_bytes("-" if value in _STDIN else value[1:], flag)
@@ -141,19 +147,19 @@ def read_text(value: str, flag: str) -> str:
 
 
 def read_lines(values: Sequence[str], flag: str) -> list[str]:
-    """The values; of a file each line, but for empty ones. Raises SetupError."""
-    found: list[str] = []
+    """Returns the values; for a file its lines, except empty lines. Raises SetupError."""
+    lines: list[str] = []
     for value in values:
         text = read_text(value, flag)
         is_file = text is not value
-        found += [line.removesuffix("\r") for line in text.split("\n") if line.strip()] if is_file else [text]
-    if not found:
+        lines += [line.removesuffix("\r") for line in text.split("\n") if line.strip()] if is_file else [text]
+    if not lines:
         raise SetupError(f"{flag} {' '.join(values)}: has no text")
-    return found
+    return lines
 
 
 def read_bytes(file: str, flag: str) -> bytes:
-    """The content of a file, or of standard input, which - stands for. Raises SetupError."""
+    """Returns the content of a file, or of standard input, which - stands for. Raises SetupError."""
     with files_told(f"{flag} {file}: cannot be read"):
         return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
 
@@ -167,7 +173,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 @contextlib.contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """Turns SIGTERM into an exception in the block, which then cleans up. The exit code is that which shells expect."""
+    """Turns SIGTERM into an exception in the block, which then cleans up. The exit code is as shells expect."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         yield

@@ -12,15 +12,15 @@ EXTRA = ""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Adds the command's options."""
     add_target(parser)
     add_request(parser)
-    option(parser, "--warm-up N", "requests sent before the one that is shown (default: 3)", 3)
+    option(parser, "--warm-up N", "requests to send before the shown request (default: 3)", 3)
     option(parser, "--otlp FILE", "write the spans as OTLP JSON, which Jaeger's page can load", Path)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints the waterfall. Raises SetupError, and the request's error once its trace is shown."""
+    """Prints the waterfall. Raises SetupError, and the request's error after its trace is shown."""
     from neuronpipe.measure.waterfall import sample
 
     with connected(options) as client:

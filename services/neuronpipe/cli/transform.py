@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
     from neuronpipe.bulk.transform.ray_data import RayRequest
     from neuronpipe.bulk.transform.request import ModelFacts, TransformRequest
-    from neuronpipe.bulk.transform.run import Plan, Report
+    from neuronpipe.bulk.transform.run import TransformPlan, TransformReport
 
 HELP = "run a model on files of rows, and write files of results"
 EXTRA = "all"
 
 _EXTRAS = {"pyarrow": "parquet", "ray": "ray", "obstore": "s3"}
 _FORMATS = ("jsonl", "csv", "parquet")
-# The format of OpenAI's batch files, and what its rows say themselves.
+# The format of OpenAI's batch files, and the options that its rows contain themselves.
 _OPENAI, _NOT_OF_OPENAI = "openai", ("column", "keep", "options", "prefix", "output_format", "task")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Adds the command's options."""
     engine = parser.add_mutually_exclusive_group(required=True)
     option(engine, "--repository DIR", "folder of bundles: run the model in process", folder)
     option(engine, "--target HOST:PORT", "a gateway that runs the model", parse_target)
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--timeout-s S",
-        "with --target: how long to wait for a gateway that does not answer (default: 60)",
+        "seconds to wait for a gateway of --target that does not answer (default: 60)",
         parse_timeout_s,
         default=60.0,
     )
@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(
         parser,
         "--task TASK",
-        "the task (default: the one that the model was compiled for)",
+        "the task (default: the task that the model was compiled for)",
         choices=[task.replace("_", "-") for task in NEEDED],
     )
     rows = parser.add_argument_group("rows")
@@ -65,7 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(
         rows,
         "--input-format",
-        "where the files' names do not say it; openai: OpenAI's batch files, with requests to /v1/embeddings",
+        "format, if the filenames do not say it; openai: OpenAI's batch files, with requests to /v1/embeddings",
         "",
         choices=(*_FORMATS, _OPENAI),
     )
@@ -73,18 +73,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(rows, "--options JSON", "fields that all rows share, as '{\"top_k\": 3}'", "{}")
     results = parser.add_argument_group("results")
     option(results, "--output DIR", "the folder of the results", required=True)
-    option(results, "--output-format", "default: that of the input", "", choices=_FORMATS)
-    option(results, "--keep COLUMN,…", "columns of the input to join results to", "")
-    option(results, "--prefix P", "of the names of the result's columns", "")
+    option(results, "--output-format", "format of the results (default: the input's)", "", choices=_FORMATS)
+    option(results, "--keep COLUMN,…", "columns of the input to copy to the results", "")
+    option(results, "--prefix P", "prefix of the names of the result's columns", "")
     option(results, "--shard-rows N", "rows of an output file (default: 10,000)", 10_000)
     option(results, "--max-errors N", "end when more rows failed (default: any number may)", int)
-    option(parser, "--price-per-hour USD", "of the machine, for the cost", 0.0)
+    option(parser, "--price-per-hour USD", "price of the machine, for the cost", 0.0)
     near = parser.add_argument_group("in process", "Other settings are variables: see the reference of settings.")
     add_trusted_keys(parser)
-    option(near, "--backend BACKEND", "default: the first that the bundle was compiled for", argparse.SUPPRESS)
-    option(near, "--cores CORES", "how many cores, or which, as 0-1 (default: all)", argparse.SUPPRESS)
+    option(
+        near, "--backend BACKEND", "back end (default: the first that the bundle was compiled for)", argparse.SUPPRESS
+    )
+    option(near, "--cores CORES", "number of cores, or a range such as 0-1 (default: all)", argparse.SUPPRESS)
     ray = parser.add_argument_group("on a Ray cluster", "With --repository and --output at paths that all nodes have.")
-    option(ray, "--ray ADDRESS", "the cluster, as auto or ray://HOST:10001; local: one for this run")
+    option(ray, "--ray ADDRESS", "the cluster, as auto or ray://HOST:10001; local: a cluster for this run")
     option(ray, "--actors N", "processes with the model (default: 1)", 1)
     option(ray, "--actor-cpus N", "CPUs of each (default: 1)", 1.0)
     option(ray, "--actor-gpus N", "GPUs of each", 0.0)
@@ -92,7 +94,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints the report. Raises SetupError, SystemExit where too many rows failed, and what ended the run."""
+    """Prints the report. Raises SetupError, SystemExit if too many rows failed, and errors that ended the run."""
     from neuronpipe.bulk.transform.run import TooManyErrors, report_rows
 
     try:
@@ -105,18 +107,18 @@ def run(options: argparse.Namespace) -> None:
     print_table(report_rows(report))
 
 
-def _run(options: argparse.Namespace) -> "Report":
+def _run(options: argparse.Namespace) -> "TransformReport":
     from neuronpipe.core.logs import start_logging
 
     start_logging("transform", 30)
     request = _request(options)
-    # As of services (docs/decisions/0002).
+    # As in services (docs/decisions/0002).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with ending_on_sigterm(), asyncio.Runner(loop_factory=event_loop) as runner:
         return runner.run(_run_far(options, request) if options.target else _run_near(options, request))
 
 
-async def _run_far(options: argparse.Namespace, request: "TransformRequest") -> "Report":
+async def _run_far(options: argparse.Namespace, request: "TransformRequest") -> "TransformReport":
     from neuronpipe.bulk.transform.far_engine import running_far_engine
     from neuronpipe.bulk.transform.run import run_plan, run_with
 
@@ -125,14 +127,14 @@ async def _run_far(options: argparse.Namespace, request: "TransformRequest") -> 
         return await run_plan(_plan(options, request, engine.model), run_with(engine), say)
 
 
-async def _run_near(options: argparse.Namespace, request: "TransformRequest") -> "Report":
+async def _run_near(options: argparse.Namespace, request: "TransformRequest") -> "TransformReport":
     from neuronpipe.bulk.transform.near_engine import TransformSettings, facts_of, find_bundle, running_near_engine
     from neuronpipe.bulk.transform.run import run_plan, run_with
     from neuronpipe.core.settings import read_options
     from neuronpipe.stages.neuron_executor.runtimes.neuron import runtime_environment
 
     settings = read_options(TransformSettings, vars(options))
-    os.environ.update(runtime_environment(settings.cores, os.environ))
+    os.environ.update(runtime_environment(settings.executor.cores, os.environ))
     repository, trusted_keys = options.repository.absolute(), options.trusted_keys and options.trusted_keys.absolute()
     bundle = find_bundle(repository, options.model, options.version, trusted_keys)
     plan = _plan(options, request, facts_of(bundle, settings))
@@ -141,16 +143,17 @@ async def _run_near(options: argparse.Namespace, request: "TransformRequest") ->
 
         ray = _ray_request(options)
         cores = 0 if ray.gpus or ray.neuron_cores else max(1, int(ray.cpus))
-        of_actors = settings.model_copy(update={"cores": cores})
+        executor = settings.executor.model_copy(update={"cores": cores})
+        actor_settings = settings.model_copy(update={"executor": executor})
         facts = plan.model
-        actor_work = partial(ActorWork, repository, trusted_keys, facts.name, facts.version, of_actors)
+        actor_work = partial(ActorWork, repository, trusted_keys, facts.name, facts.version, actor_settings)
         return await run_plan(plan, run_on_ray(ray, actor_work), say)
     async with running_near_engine(bundle, settings) as engine:
         return await run_plan(plan, run_with(engine), say)
 
 
 def _request(options: argparse.Namespace) -> "TransformRequest":
-    """The request, without what depends on the model. Raises SetupError."""
+    """Returns the request, without the fields that depend on the model. Raises SetupError."""
     from neuronpipe.bulk.transform.request import TransformRequest
 
     for name, least in (("shard_rows", 1), ("max_errors", 0), ("price_per_hour", 0)):
@@ -168,8 +171,8 @@ def _request(options: argparse.Namespace) -> "TransformRequest":
     return made(TransformRequest, options, inputs=options.input, task=task, keep=keep)
 
 
-def _plan(options: argparse.Namespace, request: "TransformRequest", model: "ModelFacts") -> "Plan":
-    """Raises SetupError."""
+def _plan(options: argparse.Namespace, request: "TransformRequest", model: "ModelFacts") -> "TransformPlan":
+    """Plans the run. Raises SetupError."""
     from neuronpipe.bulk.transform.run import make_plan
 
     is_openai = request.input_format == _OPENAI
@@ -182,7 +185,7 @@ def _plan(options: argparse.Namespace, request: "TransformRequest", model: "Mode
 
 
 def _template(task: str, text: str) -> "tuple[TaskInput, Collection[str]]":
-    """The input that all rows share, and its fields. Raises SetupError."""
+    """Returns the input that all rows share, and its fields. Raises SetupError."""
     from neuronpipe.cli.task_json import read_task_input
 
     try:
@@ -194,7 +197,7 @@ def _template(task: str, text: str) -> "tuple[TaskInput, Collection[str]]":
 
 
 def _columns(task: str, words: Sequence[str], shared: Collection[str]) -> dict[str, str]:
-    """The columns of a task's fields: those that are named, and what the task needs. Raises SetupError."""
+    """Returns the columns of a task's fields: the named and the needed fields. Raises SetupError."""
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
 
     fields = getattr(TaskInput(), task).DESCRIPTOR.fields_by_name
@@ -208,13 +211,13 @@ def _columns(task: str, words: Sequence[str], shared: Collection[str]) -> dict[s
                 f"--column {word}: must be FIELD=COLUMN, with a field of {task.replace('_', '-')}: {known}"
             )
         columns[field] = column
-    if both := sorted(columns.keys() & shared):
-        raise SetupError(f"--column {both[0]}: --options has it as well")
+    if duplicates := sorted(columns.keys() & shared):
+        raise SetupError(f"--column {duplicates[0]}: --options has it as well")
     return columns
 
 
 def _ray_request(options: argparse.Namespace) -> "RayRequest":
-    """Raises SetupError."""
+    """Returns the request to Ray. Raises SetupError."""
     from neuronpipe.bulk.transform.ray_data import RayRequest
 
     for name in ("actors", "actor_cpus", "actor_gpus", "actor_neuron_cores"):

@@ -1,4 +1,4 @@
-"""`neuronpipe undeploy`: deletes what `neuronpipe deploy` made."""
+"""`neuronpipe undeploy`: deletes an endpoint of `neuronpipe deploy`."""
 
 import argparse
 
@@ -10,13 +10,13 @@ EXTRA = "deploy"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    option(parser, "name NAME", "of the endpoint")
+    """Adds the command's options."""
+    option(parser, "name NAME", "name of the endpoint")
     add_place(parser)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Deletes it. Raises SetupError."""
+    """Deletes the endpoint. Raises SetupError."""
     from neuronpipe.deploy.endpoint import take
     from neuronpipe.deploy.model import undeploying
 

@@ -1,6 +1,6 @@
 """The Python client: `AsyncClient`, `Client` for code without asyncio, their options and errors.
 
-It needs gRPC, protobuf and NumPy only.
+The client needs only gRPC, protobuf and NumPy.
 """
 
 from neuronpipe.client.asynchronous import AsyncClient

@@ -28,12 +28,12 @@ from neuronpipe.api.v1.tasks_pb2 import Truncation
 from neuronpipe.client.jobs import AsyncJob, JobStatus
 from neuronpipe.client.task_call import Messages, TaskCall, ValueT, generation_request
 from neuronpipe.client.task_methods import TaskMethods
-from neuronpipe.core.generation_options import Options
+from neuronpipe.core.generation_options import GenerationFields
 from neuronpipe.core.names import ROUTE_KEY
 from neuronpipe.platform.tls import TlsFiles
 from neuronpipe.rpc.client import Connection, error_of, key_metadata
 
-if TYPE_CHECKING:  # what the stubs are of a channel of grpc.aio
+if TYPE_CHECKING:  # the types of stubs of a grpc.aio channel
     from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceAsyncStub
     from neuronpipe.api.v1.jobs_pb2_grpc import JobServiceAsyncStub
     from neuronpipe.api.v1.models_pb2_grpc import ModelServiceAsyncStub
@@ -42,10 +42,10 @@ RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 _StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[InferStreamRequest, InferStreamResponse]"
 
-# Inference has no side effects, so a call may be repeated if no server began it (UNAVAILABLE), if a server refused it
-# because of overload (RESOURCE_EXHAUSTED), or if a stopping server cut it off (CANCELLED). gRPC itself retries: it
-# waits as long as the server's pushback says, and stops retrying while most calls fail. A job has an id of its caller's
-# and may be submitted again, but not where there are too many: the pushback is longer than most deadlines.
+# Inference has no side effects, so calls may be repeated: if no server began a call (UNAVAILABLE), if a server refused
+# it because of overload (RESOURCE_EXHAUSTED), or if a stopping server ended it (CANCELLED). gRPC itself retries: it
+# waits for the time of the server's pushback, and stops retrying while most calls fail. A job has an id of its
+# caller's and may be submitted again, but not if there are too many jobs: the pushback is longer than most deadlines.
 _BACKOFF = {"maxAttempts": 4, "initialBackoff": "0.1s", "maxBackoff": "2s", "backoffMultiplier": 2}
 RETRIES = {
     "methodConfig": [
@@ -62,12 +62,12 @@ RETRIES = {
         },
     ],
     "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
-    # The channel watches the health of each server's process: calls go to others as soon as one begins to stop.
+    # The channel watches the health of each server's process: calls go to other servers as soon as one begins to stop.
     "healthCheckConfig": {"serviceName": ""},
 }
 
 
-# Of jobs, in one call.
+# The most jobs in one page of a list.
 _PAGE = 100
 
 
@@ -87,9 +87,9 @@ class _Stubs(NamedTuple):
 class AsyncClient(TaskMethods):
     """Calls a gateway. Methods raise NeuronpipeError; its classes can be imported from neuronpipe.client.
 
-    The client's `timeout_s`, in seconds and finite, is the deadline of every call but infer_stream's, retries included;
-    None for no deadline. A method's `timeout_s` replaces it for one call; None leaves the client's. A deadline of 0 or
-    less has passed already: gRPC ends the call at once, with DeadlineExceeded.
+    The client's `timeout_s`, in seconds and finite, is the deadline of every call except infer_stream, retries
+    included; None for no deadline. A method's `timeout_s` replaces it for one call; None keeps the client's. A deadline
+    of 0 or less has passed already: gRPC ends the call at once, with DeadlineExceeded.
 
     `is_bulk` gives the requests of the task methods (classify, embed and so on) bulk priority: they wait behind
     interactive requests, and are refused first. A request given to infer, infer_batch or infer_stream has its own
@@ -109,17 +109,19 @@ class AsyncClient(TaskMethods):
         api_key: str | None = None,
         route_key: str = "",
     ) -> None:
-        """`target`: a gRPC target such as "host:50050" or "dns:///gateway:50050"; calls are balanced over all of its
+        """Connects to a gateway when it is first called.
+
+        `target`: a gRPC target such as "host:50050" or "dns:///gateway:50050"; calls are balanced over all of its
         addresses (round-robin).
 
-        `tls`: files for an encrypted connection, read anew when they change; without `ca` the authorities that gRPC
-        knows count. Raises SetupError for files that cannot be used.
+        `tls`: files for an encrypted connection, reloaded when they change; without `ca`, gRPC's default authorities
+        count. Raises SetupError for files that cannot be used.
 
-        `api_key`: an API key or a token (JWT), sent with every call; None: that of the variable NEURONPIPE_API_KEY, if
-        there is one. Raises SetupError for what is no key.
+        `api_key`: an API key or a token (JWT), sent with every call; None: the variable NEURONPIPE_API_KEY, if it is
+        set. Raises SetupError for an invalid key.
 
-        `route_key`: where requests are shared out among versions of a model, all of this client's get the same one;
-        ASCII. Empty: each request by its id.
+        `route_key`: if requests are distributed over versions of a model, all requests of this client get the same
+        version; ASCII. Empty: the version is chosen for each request, by its id.
         """
         super().__init__(is_bulk=is_bulk)
         self._timeout_s = timeout_s
@@ -148,12 +150,12 @@ class AsyncClient(TaskMethods):
 
         A request without a request_id gets its position among the requests: "0" is the first.
 
-        `timeout_s` is the deadline of the whole stream; None for no deadline, whatever the client's. What `requests`
-        raises ends the call and is raised here. Client reads `requests` in a thread of its own: it must not block.
+        `timeout_s` is the deadline of the whole stream; None for no deadline, regardless of the client's. An error of
+        `requests` ends the call and is raised here. Client reads `requests` in a thread of its own: it must not block.
         """
         with self._connection.use() as stubs:
             call = stubs.inference.InferStream(timeout=timeout_s, metadata=self._metadata)
-            # gRPC's own reading of an iterator continues after the end of the call, and hides what the iterator raises.
+            # gRPC's own reading of an iterator continues after the end of the call, and hides the iterator's errors.
             sending = asyncio.create_task(_send(requests, call))
             try:
                 async for response in call:
@@ -178,13 +180,13 @@ class AsyncClient(TaskMethods):
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
         timeout_s: float | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[GenerationFields],
     ) -> AsyncGenerator[GenerateResponse, None]:
-        """Continues a prompt, or messages of a chat, and yields the text as it comes: a start, chunks, and a response
-        with the whole of it.
+        """Continues a prompt, or messages of a chat, and yields the text in parts: a start, chunks, and a response with
+        the whole text.
 
-        `chunk.text` is empty in all but chunks. `options` are the fields of GenerationOptions. A caller who needs no
-        more closes the generator, which ends the call.
+        `chunk.text` is empty in all messages except chunks. `options` are the fields of GenerationOptions. To end the
+        call early, close the generator.
         """
         request = generation_request(
             "text_generation",
@@ -200,7 +202,7 @@ class AsyncClient(TaskMethods):
     async def stream(
         self, request: InferRequest, *, timeout_s: float | None = None
     ) -> AsyncGenerator[GenerateResponse, None]:
-        """As `generate`, for a request of any task that generates."""
+        """Generates as `generate` does, for a request of any task that generates."""
         with self._connection.use() as stubs:
             deadline_s = self._deadline_s(timeout_s)
             call = stubs.inference.Generate(request, timeout=deadline_s, metadata=self._metadata)
@@ -224,10 +226,10 @@ class AsyncClient(TaskMethods):
         priority: "JobPriority.ValueType" = JobPriority.JOB_PRIORITY_NORMAL,
         notification_url: str = "",
     ) -> AsyncJob:
-        """Submits a job of requests, or of the object `input_uri`; it outlives this client.
+        """Submits a job of requests, or of the object `input_uri`; the job outlives this client.
 
-        The other arguments are the fields of SubmitInferenceRequest (jobs.proto). A `request_id` again gets the same
-        job; without one, a random one makes the retries of this call safe.
+        The other arguments are the fields of SubmitInferenceRequest (jobs.proto). The same `request_id` again gets the
+        same job; by default a random id makes the retries of this call safe.
         """
         message = SubmitInferenceRequest(
             requests=requests,
@@ -242,28 +244,28 @@ class AsyncClient(TaskMethods):
         return self.job((await self._unary(lambda stubs: stubs.jobs.SubmitInference, message)).name)
 
     def job(self, name: str) -> AsyncJob:
-        """A job that was submitted before, by the name of its operation."""
+        """Returns a job that was submitted before, by the name of its operation."""
         return AsyncJob(name, self._unary)
 
     async def list_jobs(self, limit: int = 100) -> Sequence[JobStatus]:
-        """The caller's jobs, the newest first."""
-        found: list[JobStatus] = []
+        """Lists the caller's jobs, the newest first."""
+        statuses: list[JobStatus] = []
         token = ""
-        while len(found) < limit:
-            message = ListOperationsRequest(page_size=min(_PAGE, limit - len(found)), page_token=token)
+        while len(statuses) < limit:
+            message = ListOperationsRequest(page_size=min(_PAGE, limit - len(statuses)), page_token=token)
             page = await self._unary(lambda stubs: stubs.operations.ListOperations, message)
-            found += map(JobStatus.described, page.operations)
+            statuses += map(JobStatus.described, page.operations)
             token = page.next_page_token
             if not token:
                 break
-        return found
+        return statuses
 
     async def list_models(self) -> Sequence[Model]:
-        """Every version of every model."""
+        """Lists every version of every model."""
         return (await self._unary(lambda stubs: stubs.models.ListModels, ListModelsRequest())).models
 
     async def get_model(self, name: str, version: str = "") -> Model:
-        """One model."""
+        """Returns the description of a model."""
         message = GetModelRequest(name=name, version=version)
         return (await self._unary(lambda stubs: stubs.models.GetModel, message)).model
 

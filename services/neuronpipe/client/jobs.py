@@ -1,4 +1,4 @@
-"""Jobs as the asynchronous client has them."""
+"""Jobs of the asynchronous client."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,15 +13,15 @@ from neuronpipe.api.v1.jobs_pb2 import JobMetadata, JobResult
 from neuronpipe.core.errors import DeadlineExceeded, Unavailable
 from neuronpipe.core.status import from_status
 
-# Of one call that waits; then the next one does.
+# The longest wait of one call; then the next call waits.
 _WAIT_S = 60.0
-# While neither the gateway nor its Redis can say how a job is.
+# The pause while neither the gateway nor its Redis can report the job's state.
 _PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """A job as it was when it was asked for. `result`: None before it has ended, and where it failed."""
+    """The state of a job when it was queried. `result`: None before the job has ended, and if it failed."""
 
     name: str
     metadata: JobMetadata
@@ -30,14 +30,14 @@ class JobStatus:
 
     @classmethod
     def of(cls, operation: operations_pb2.Operation) -> "JobStatus":
-        """What an operation says. Raises the error of a job that failed as a whole."""
+        """Reads a job from an operation. Raises the error of a job that failed as a whole."""
         if operation.HasField("error"):
             raise from_status(operation.error)
         return cls.described(operation)
 
     @classmethod
     def described(cls, operation: operations_pb2.Operation) -> "JobStatus":
-        """The same, without raising."""
+        """Reads a job from an operation, without raising the job's error."""
         metadata, result = JobMetadata(), JobResult()
         operation.metadata.Unpack(metadata)
         has_result = operation.HasField("response") and operation.response.Unpack(result)
@@ -45,7 +45,7 @@ class JobStatus:
 
 
 class AsyncJob:
-    """A job of an AsyncClient. `name`: of its operation, by which it is found again (`client.job`)."""
+    """A job of an AsyncClient. `name`: the name of its operation, by which `client.job` finds it again."""
 
     def __init__(self, name: str, call: Callable[..., Awaitable[Any]]) -> None:
         """`call`: AsyncClient's, which raises NeuronpipeError."""
@@ -53,26 +53,26 @@ class AsyncJob:
         self._call = call
 
     async def wait(self, timeout_s: float | None = None) -> Sequence[InferOutcome]:
-        """The outcomes, in the order of the inputs, once it has ended; none where they are in an object.
+        """Waits for the job's end, and returns the outcomes, in the order of the inputs; none if they are in an object.
 
-        Raises the error of a job that failed as a whole, and DeadlineExceeded where it has not ended within
-        `timeout_s`; None waits on.
+        Raises the error of a job that failed as a whole, and DeadlineExceeded if it has not ended within `timeout_s`;
+        None: no limit.
         """
         result = JobStatus.of(await self._ended(timeout_s)).result
         return result.outcomes if result else ()
 
     async def status(self) -> JobStatus:
-        """What is known of it now. Raises the error of a job that failed as a whole."""
+        """Returns the job's current state. Raises the error of a job that failed as a whole."""
         message = operations_pb2.GetOperationRequest(name=self.name)
         return JobStatus.of(await self._call(lambda stubs: stubs.operations.GetOperation, message))
 
     async def cancel(self) -> None:
-        """Cancels it where it has not ended."""
+        """Cancels the job if it has not ended."""
         message = operations_pb2.CancelOperationRequest(name=self.name)
         await self._call(lambda stubs: stubs.operations.CancelOperation, message)
 
     async def delete(self) -> None:
-        """Deletes it and its result; cancels it first where it has not ended."""
+        """Deletes the job and its result; cancels it first if it has not ended."""
         message = operations_pb2.DeleteOperationRequest(name=self.name)
         await self._call(lambda stubs: stubs.operations.DeleteOperation, message)
 

@@ -25,7 +25,7 @@ _CUT_OFF = "the client was closed during the call"
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, ResultT]],
 ) -> "Callable[Concatenate[Client, P], ResultT]":
-    """The method of a Client that waits for that of its AsyncClient."""
+    """Returns a method of Client that waits for the method of its AsyncClient."""
 
     @wraps(method)
     def call(client: "Client", /, *arguments: P.args, **options: P.kwargs) -> ResultT:
@@ -37,7 +37,7 @@ def _blocking(
 def _streaming(
     method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[ResultT, None]],
 ) -> "Callable[Concatenate[Client, P], Generator[ResultT, None, None]]":
-    """The method of a Client that yields what that of its AsyncClient does."""
+    """Returns a method of Client that yields the answers of its AsyncClient's method."""
 
     @wraps(method)
     def call(client: "Client", /, *arguments: P.args, **options: P.kwargs) -> Generator[ResultT, None, None]:
@@ -49,7 +49,7 @@ def _streaming(
 def _job_of(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, AsyncJob]],
 ) -> "Callable[Concatenate[Client, P], Job]":
-    """The method of a Client that returns the job of its AsyncClient's, whose methods block."""
+    """Returns a method of Client that returns the job of its AsyncClient's method, with methods that block."""
 
     @wraps(method)
     def call(client: "Client", /, *arguments: P.args, **options: P.kwargs) -> "Job":
@@ -59,7 +59,7 @@ def _job_of(
 
 
 class Client(TaskMethods):
-    """As AsyncClient, but blocking. Safe to share between threads.
+    """The blocking form of AsyncClient. Safe to share between threads.
 
     A call that is running at `close` raises Cancelled; a call after `close` raises RuntimeError.
     """
@@ -77,7 +77,7 @@ class Client(TaskMethods):
     ) -> None:
         """See AsyncClient."""
         super().__init__(is_bulk=is_bulk)
-        # Reentrant: the garbage collector may end a stream, which takes the lock, in a thread that has it.
+        # Reentrant: the garbage collector may end a stream, which takes the lock, in a thread that already holds it.
         self._lock = threading.RLock()
         self._is_closed = False
         is_made: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -127,7 +127,7 @@ class Client(TaskMethods):
         self.close()
 
     def _answers(self, answers: AsyncGenerator[ResultT, None]) -> Generator[ResultT, None, None]:
-        """The answers of one call, which ends with the generator."""
+        """Yields the answers of one call, which ends with the generator."""
         stream = _Stream(answers)
         try:
             answer = self._wait(stream.next())
@@ -158,7 +158,9 @@ class Client(TaskMethods):
             await asyncio.gather(*calls, return_exceptions=True)
 
     def _wait(self, coroutine: Coroutine[Any, Any, ResultT], *, is_begun: bool = False) -> ResultT:
-        """The coroutine's result. `is_begun`: it is a later part of a call, so a closed client raises Cancelled."""
+        """Returns the coroutine's result. `is_begun`: a later part of a call, for which a closed client raises
+        Cancelled.
+        """
         future = self._submit(coroutine)
         if future is None:
             raise Cancelled(_CUT_OFF) if is_begun else RuntimeError("the client is closed")
@@ -166,7 +168,7 @@ class Client(TaskMethods):
             return future.result()
         except concurrent.futures.CancelledError:
             raise Cancelled(_CUT_OFF) from None
-        except BaseException:  # KeyboardInterrupt too: the call must not continue without its caller
+        except BaseException:  # also KeyboardInterrupt: the call must not continue without its caller
             future.cancel()
             raise
 
@@ -184,7 +186,7 @@ class Client(TaskMethods):
 
 
 class Job:
-    """As AsyncJob, but of a Client: its methods block."""
+    """A job of a Client, as AsyncJob, with methods that block."""
 
     def __init__(self, job: AsyncJob, client: Client) -> None:
         self.name = job.name
@@ -222,7 +224,7 @@ class _Stream(Generic[ResultT]):
         self._lock = asyncio.Lock()
 
     async def next(self) -> ResultT | None:
-        """The next answer; None after the last one."""
+        """Returns the next answer; None after the last."""
         async with self._lock:
             return await anext(self._answers, None)
 

@@ -1,4 +1,4 @@
-"""A call of a task: how its request is made, how its result is read, and the method that both clients have of it."""
+"""A call of a task: its request, the reading of its result, and the method of both clients."""
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,13 +32,13 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class TaskCall(Generic[ValueT]):
-    """A request, and how its result is read. `Client` returns the result; with `AsyncClient` it has to be awaited."""
+    """A request, and the reader of its result. `Client` returns the result; with `AsyncClient` it has to be awaited."""
 
     request: InferRequest
     read: Callable[[TaskResult], ValueT]
 
 
-class Caller(Protocol):
+class BlockingCaller(Protocol):
     """A client that makes calls at once."""
 
     def _call(self, call: TaskCall[ValueT]) -> ValueT: ...
@@ -51,7 +51,7 @@ class AsyncCaller(Protocol):
 
 
 class TaskMethod(Generic[P, ValueT]):
-    """A method that prepares a call. The client of the method then makes the call."""
+    """A method that prepares a call, which the client of the method then makes."""
 
     def __init__(self, prepare: Callable[Concatenate[Any, P], TaskCall[ValueT]]) -> None:
         self._prepare = prepare
@@ -61,10 +61,10 @@ class TaskMethod(Generic[P, ValueT]):
     @overload
     def __get__(self, client: AsyncCaller, owner: type) -> Callable[P, Coroutine[Any, Any, ValueT]]: ...
     @overload
-    def __get__(self, client: Caller, owner: type) -> Callable[P, ValueT]: ...
+    def __get__(self, client: BlockingCaller, owner: type) -> Callable[P, ValueT]: ...
 
-    def __get__(self, client: AsyncCaller | Caller | None, owner: type) -> Callable[..., Any]:
-        """The method of one client. On the class, it is the function itself, for its documentation."""
+    def __get__(self, client: AsyncCaller | BlockingCaller | None, owner: type) -> Callable[..., Any]:
+        """Returns the method of a client. On the class, it is the function itself, for its documentation."""
         if client is None:
             return self._prepare
         prepare = MethodType(self._prepare, client)
@@ -78,8 +78,9 @@ class TaskMethod(Generic[P, ValueT]):
 
 @contextmanager
 def valid_unicode(fields: Mapping[str, object]) -> Iterator[None]:
-    """Raises InvalidInput for a text of these fields, or of lists among them, that protobuf cannot encode in the block:
-    half a surrogate pair, as in a string of a file that was read with surrogateescape.
+    """Raises InvalidInput if protobuf cannot encode a text of these fields, or of lists among them, in the block.
+
+    Such a text has half a surrogate pair, for example after a file was read with surrogateescape.
     """
     try:
         yield
@@ -92,7 +93,7 @@ def _listed(value: object) -> Iterable[object]:
     return value if isinstance(value, list | tuple) else ()
 
 
-# Messages of a chat, or what has their fields, role and content.
+# Messages of a chat, or mappings with their fields, role and content.
 Messages: TypeAlias = Iterable[ChatMessage | Mapping[str, str]]
 
 
@@ -106,9 +107,10 @@ def generation_request(
     version: str = "",
     priority: "Priority.ValueType" = Priority.PRIORITY_UNSPECIFIED,
 ) -> InferRequest:
-    """The request of a task that generates: `fields` are its input's, of a text to continue its prompt or its messages.
+    """Returns the request of a task that generates. `fields`: the fields of its input; for text_generation the
+    prompt or the messages.
 
-    Raises InvalidInput for a value that is of no type of its field, or beyond its type's range.
+    Raises InvalidInput for a value of another type, or beyond its type's range.
     """
     if task == "text_generation":
         fields = {name: value for name, value in fields.items() if value is not None}
@@ -117,10 +119,10 @@ def generation_request(
     for name, value in fields.items():
         if name != "messages" and not isinstance(value, str):
             raise InvalidInput(name, f"takes one text, not a value of the type {type(value).__name__}")
-    given = {**fields, "options": _options(options), "truncation": truncation}
+    input_fields = {**fields, "options": _options(options), "truncation": truncation}
     if "messages" in fields:
-        given["messages"] = _chat(fields["messages"])
-    input = cast(TaskInput, {task: given})  # protobuf makes messages of dictionaries
+        input_fields["messages"] = _chat(fields["messages"])
+    input = cast(TaskInput, {task: input_fields})  # protobuf makes messages of dictionaries
     with valid_unicode({"model": model, "version": version, **fields}):
         return InferRequest(model=model, version=version, input=input, priority=priority)
 
@@ -132,7 +134,7 @@ def _options(options: Any) -> GenerationOptions:
     for name, value in options.items():
         if name not in GenerationOptions.DESCRIPTOR.fields_by_name:
             raise TypeError(f"there is no option {name!r}")
-        if value is None:  # the model's own
+        if value is None:  # the model's own value applies
             continue
         try:
             with valid_unicode({f"options.{name}": value}):
@@ -147,7 +149,7 @@ def _chat(messages: Messages) -> list[ChatMessage]:
         raise InvalidInput("messages", "takes a list of messages, each with a role and a content")
     try:
         with valid_unicode({"messages": messages}):
-            return [one if isinstance(one, ChatMessage) else ChatMessage(**one) for one in messages]
+            return [message if isinstance(message, ChatMessage) else ChatMessage(**message) for message in messages]
     except (TypeError, ValueError) as error:
         raise InvalidInput("messages", "takes messages, each with a role and a content, both texts") from error
 
@@ -174,7 +176,7 @@ class EmbeddedChunk(NamedTuple):
 
 
 def chunks_of(result: FeatureExtractionResult) -> Sequence[EmbeddedChunk]:
-    """The chunks of a text that was asked for by chunks. Raises KeyError for a type of a newer server."""
+    """Returns the chunks of a text that was requested by chunks. Raises KeyError for a type of a newer server."""
     return [
         EmbeddedChunk(span.start, span.end, vector)
         for span, vector in zip(result.chunks, to_array(result), strict=True)
@@ -182,14 +184,14 @@ def chunks_of(result: FeatureExtractionResult) -> Sequence[EmbeddedChunk]:
 
 
 def vector_of(result: SentenceEmbeddingResult) -> NDArray[Any]:
-    """The vector: float32, or int8 or uint8 of a precision with bytes. Raises KeyError for one of a newer server."""
+    """Returns the vector: float32, or int8 or uint8 for precisions with bytes. Raises KeyError for a newer type."""
     if result.packed:
         return np.frombuffer(result.packed, _PACKED_DTYPES[result.precision])
     return np.array(result.embedding, np.float32)
 
 
 def to_array(result: FeatureExtractionResult | MultiVectorEmbeddingResult) -> NDArray[np.float32]:
-    """float32 of the result's shape, from any type of numbers. Raises KeyError for a type of a newer server."""
+    """Returns float32 of the result's shape, from any type of numbers. Raises KeyError for a type of a newer server."""
     numbers = np.frombuffer(result.data, _DTYPES[result.type]).astype(np.float32)
     if result.scales:
         numbers = numbers.reshape(len(result.scales), -1) * np.array(result.scales, np.float32)[:, np.newaxis]

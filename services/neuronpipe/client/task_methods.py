@@ -40,7 +40,7 @@ from neuronpipe.client.task_call import (
     vector_of,
 )
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.generation_options import Options
+from neuronpipe.core.generation_options import GenerationFields
 
 _KINDS = {FieldDescriptor.TYPE_STRING: (str, "one text"), FieldDescriptor.TYPE_BYTES: (bytes, "the bytes of a file")}
 
@@ -48,7 +48,7 @@ _KINDS = {FieldDescriptor.TYPE_STRING: (str, "one text"), FieldDescriptor.TYPE_B
 class TaskMethods:
     """A method for each task.
 
-    They raise InvalidInput for a value that is not a text, or not a list of texts, before anything is sent.
+    The methods raise InvalidInput for a value that is not a text, or not a list of texts, before anything is sent.
     """
 
     def __init__(self, *, is_bulk: bool) -> None:
@@ -66,7 +66,7 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[Sequence[LabelScore]]:
-        """The `top_k` labels of a text or a pair, best first."""
+        """Returns the `top_k` labels of a text or a pair, best first."""
         fields = {"text": text, "text_pair": text_pair, "top_k": top_k, "function": function, "truncation": truncation}
         return self._prepare("text_classification", model, version, fields)
 
@@ -83,9 +83,9 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[NDArray[Any]]:
-        """The vector of a text: float32 [dimensions, or the model's width], or int8 or uint8 as `precision` says.
+        """Returns the vector of a text: float32 [dimensions, or the model's width], or int8 or uint8 by `precision`.
 
-        `prompt_name`: one of the `prompt_names` that get_model returns, in place of the model's default prompt.
+        `prompt_name`: one of the `prompt_names` that get_model returns, instead of the model's default prompt.
         """
         fields = {
             "text": text,
@@ -108,7 +108,7 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[Sequence[TokenWeight]]:
-        """The tokens of the vocabulary whose weight for a text is above zero, heaviest first; `top_k` of them."""
+        """Returns the `top_k` heaviest tokens of the vocabulary whose weight for a text is above zero; 0: all."""
         fields = {"text": text, "top_k": top_k, "prompt_name": prompt_name, "truncation": truncation}
         return self._prepare("sparse_embedding", model, version, fields)
 
@@ -123,7 +123,7 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[NDArray[np.float32]]:
-        """The vectors of a query's or a document's tokens for late interaction: float32 [vectors, dimensions].
+        """Returns the vectors of a query's or a document's tokens for late interaction: float32 [vectors, dimensions].
 
         `type` is the data type in which they are sent.
         """
@@ -143,7 +143,7 @@ class TaskMethods:
         allow_no_answer: bool = False,
         version: str = "",
     ) -> TaskCall[Sequence[Answer]]:
-        """The `top_k` passages of the context that answer the question, best first."""
+        """Returns the `top_k` passages of the context that answer the question, best first."""
         fields = {
             "question": question,
             "context": context,
@@ -167,7 +167,7 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
     ) -> TaskCall[Sequence[Entity]]:
-        """The named entities of a text, in its order; with AGGREGATION_NONE a label for each token."""
+        """Returns the named entities of a text, in its order; with AGGREGATION_NONE a label for each token."""
         fields = {
             "text": text,
             "aggregation": aggregation,
@@ -189,7 +189,7 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[Sequence[FilledMask]]:
-        """The `top_k` tokens (default 5) that fit in place of each mask, best first.
+        """Returns the `top_k` tokens (default 5) that fit each mask, best first.
 
         get_model returns the model's `mask_token`.
         """
@@ -208,7 +208,7 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[NDArray[np.float32]]:
-        """The token vectors of a text or a pair: float32 [tokens, width], or pooled [width].
+        """Returns the token vectors of a text or a pair: float32 [tokens, width], or pooled [width].
 
         `type` is the data type in which they are sent.
         """
@@ -227,9 +227,10 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[Sequence[EmbeddedChunk]]:
-        """Late chunking: a vector of each chunk of a text that is read as a whole, by a model of feature extraction.
+        """Returns a vector for each chunk of a text that a model of feature extraction reads as a whole (late
+        chunking).
 
-        The chunks are of `chunk_tokens` tokens, or those of `chunks`, each a start and an end in Unicode code points.
+        Each chunk has `chunk_tokens` tokens, or `chunks` gives them, each as a start and an end in Unicode code points.
         """
         spans = [TextSpan(start=start, end=end) for start, end in chunks]
         fields = {"text": text, "chunk_tokens": chunk_tokens, "chunks": spans, "type": type, "truncation": truncation}
@@ -246,7 +247,7 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[Sequence[float]]:
-        """The similarity of the source to each of the texts, from -1 to 1, in the order of the texts."""
+        """Returns the similarity of the source to each of the texts, from -1 to 1, in the order of the texts."""
         fields = {"source": source, "texts": texts, "dimensions": dimensions, "truncation": truncation}
         return self._prepare("sentence_similarity", model, version, fields)
 
@@ -262,7 +263,7 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[Sequence[RankedText]]:
-        """The `top_n` texts (0: all) that answer the query, best first, each with its index in `texts`."""
+        """Returns the `top_n` texts (0: all) that answer the query, best first, each with its index in `texts`."""
         fields = {"query": query, "texts": texts, "top_n": top_n, "function": function, "truncation": truncation}
         return self._prepare("rerank", model, version, fields)
 
@@ -278,7 +279,7 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[Sequence[LabelScore]]:
-        """All candidate labels of a text, best first."""
+        """Returns all candidate labels of a text, best first."""
         fields = {
             "text": text,
             "candidate_labels": candidate_labels,
@@ -298,7 +299,7 @@ class TaskMethods:
         function: "ScoreFunction.ValueType" = ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
         version: str = "",
     ) -> TaskCall[Sequence[LabelScore]]:
-        """The `top_k` labels (0: five, or all) of an image, best first.
+        """Returns the `top_k` labels (0: five, or all) of an image, best first.
 
         `image` is the bytes of a JPEG, PNG or WebP file.
         """
@@ -309,7 +310,7 @@ class TaskMethods:
     def embed_image(
         self, model: str, image: bytes, *, normalize: bool = True, dimensions: int = 0, version: str = ""
     ) -> TaskCall[NDArray[np.float32]]:
-        """The vector of an image: float32 [dimensions, or the model's width].
+        """Returns the vector of an image: float32 [dimensions, or the model's width].
 
         `image` is the bytes of a JPEG, PNG or WebP file.
         """
@@ -327,7 +328,7 @@ class TaskMethods:
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
     ) -> TaskCall[Sequence[LabelScore]]:
-        """The candidate labels with their scores for an image, best first.
+        """Returns the candidate labels with their scores for an image, best first.
 
         `image` is the bytes of a JPEG, PNG or WebP file.
         """
@@ -348,11 +349,12 @@ class TaskMethods:
         messages: Messages | None = None,
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
-        **options: Unpack[Options],
+        **options: Unpack[GenerationFields],
     ) -> TaskCall[GeneratedText]:
-        """The whole text that continues a prompt, or messages of a chat. `options` are the fields of GenerationOptions.
+        """Returns the whole text that continues a prompt, or messages of a chat. `options` are the fields of
+        GenerationOptions.
 
-        `generate` gets it as it comes, and several texts.
+        `generate` returns the text in parts, and several texts.
         """
         return self._write(
             "text_generation", model, {"prompt": prompt, "messages": messages}, options, truncation, version
@@ -366,9 +368,9 @@ class TaskMethods:
         *,
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
-        **options: Unpack[Options],
+        **options: Unpack[GenerationFields],
     ) -> TaskCall[GeneratedText]:
-        """The summary of a text. `options` are the fields of GenerationOptions."""
+        """Returns the summary of a text. `options` are the fields of GenerationOptions."""
         return self._write("summarization", model, {"text": text}, options, truncation, version)
 
     @TaskMethod
@@ -381,9 +383,9 @@ class TaskMethods:
         target_language: str = "",
         truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
         version: str = "",
-        **options: Unpack[Options],
+        **options: Unpack[GenerationFields],
     ) -> TaskCall[GeneratedText]:
-        """The translation of a text, for models of several languages into `target_language`.
+        """Returns the translation of a text; models of several languages need `target_language`.
 
         `options` are the fields of GenerationOptions.
         """
@@ -394,7 +396,7 @@ class TaskMethods:
     def tokenize(
         self, model: str, text: str, *, skip_special_tokens: bool = False, version: str = ""
     ) -> TaskCall[Sequence[Token]]:
-        """The tokens of a text, in its order."""
+        """Returns the tokens of a text, in its order."""
         fields = {"text": text, "skip_special_tokens": skip_special_tokens}
         return self._prepare("tokenization", model, version, fields)
 
@@ -402,7 +404,7 @@ class TaskMethods:
     def detokenize(
         self, model: str, token_ids: Iterable[int], *, skip_special_tokens: bool = False, version: str = ""
     ) -> TaskCall[str]:
-        """The text of the tokens with these ids."""
+        """Returns the text of the tokens with these ids."""
         fields = {"token_ids": token_ids, "skip_special_tokens": skip_special_tokens}
         return self._prepare("detokenization", model, version, fields)
 
@@ -414,7 +416,7 @@ class TaskMethods:
         fields: Mapping[str, object],
         read: Callable[[Any], Any] | None = None,
     ) -> TaskCall[Any]:
-        """`read`: makes the value of a result; by default the first field, as an array where it is a vector."""
+        """`read`: makes the value of a result; by default the first field, as an array if it is a vector."""
         kinds = getattr(TaskInput(), task).DESCRIPTOR.fields_by_name
         checked = {name: _checked(kinds[name], value) for name, value in fields.items()}
         input = cast(TaskInput, {task: checked})  # protobuf makes messages of dictionaries
@@ -429,11 +431,11 @@ class TaskMethods:
         task: str,
         model: str,
         fields: Mapping[str, object],
-        options: Options,
+        options: GenerationFields,
         truncation: "Truncation.ValueType",
         version: str,
     ) -> TaskCall[GeneratedText]:
-        """Raises InvalidInput for options of several texts, of which the method would return one."""
+        """Raises InvalidInput for options of several texts, because the method returns one text."""
         request = generation_request(
             task, model, fields, options, truncation=truncation, version=version, priority=self._priority
         )
@@ -443,22 +445,24 @@ class TaskMethods:
         return TaskCall(request, lambda result: getattr(result, task).sequences[0])
 
 
-# The first field of a result → what makes an array of it.
+# The first field of a result → the function that makes an array of it.
 _ARRAYS: Mapping[str, Callable[[Any], Any]] = {"embedding": vector_of, "data": to_array}
 
 
 def _checked(field: FieldDescriptor, value: object) -> object:
-    kind, what = _KINDS.get(field.type, (object, ""))
+    kind, wanted = _KINDS.get(field.type, (object, ""))
     if field.is_repeated:
-        if isinstance(value, str) or not isinstance(value, Iterable):  # of a text, each character would be one
+        if isinstance(value, str) or not isinstance(
+            value, Iterable
+        ):  # each character of a text would count as an element
             raise InvalidInput(field.name, f"takes a list of {'texts' if kind is str else 'ids'}, not {_name(value)}")
-        for one in (values := list(value)):
-            if not isinstance(one, kind):
-                raise InvalidInput(field.name, f"takes texts, not {_name(one)}")
+        for element in (values := list(value)):
+            if not isinstance(element, kind):
+                raise InvalidInput(field.name, f"takes texts, not {_name(element)}")
         return values
     if not isinstance(value, kind):
         hint = "; infer_batch runs many inputs in one call" if isinstance(value, list | tuple) else ""
-        raise InvalidInput(field.name, f"takes {what}, not {_name(value)}{hint}")
+        raise InvalidInput(field.name, f"takes {wanted}, not {_name(value)}{hint}")
     return value
 
 

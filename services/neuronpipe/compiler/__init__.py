@@ -1,4 +1,4 @@
-"""Compiles a Transformers model into a bundle. It needs torch and transformers; nothing that serves imports it."""
+"""Compiles a Transformers model into a bundle. Needs torch and transformers; no service imports this package."""
 
 from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest
 from neuronpipe.compiler.compile import COMPILERS, Compiled, CompileRequest, compile_bundle, compile_with_reference

@@ -1,9 +1,9 @@
-"""Compares an artefact with the PyTorch float32 original on batches of sample text, which is here, too.
+"""Compares an artefact with the PyTorch float32 original on batches of sample text, which this file also chooses.
 
-The agreement of their answers is one number from 0 to 1, whose meaning the task defines.
+The agreement of their answers is a number from 0 to 1, whose meaning the task defines.
 
-The comparison and int8 calibration each have English text of the Python manual, and other languages. They share no
-text: the comparison takes the manual's first half and every second of `sentences`, calibration takes the others, or the
+The comparison and int8 calibration each use English text of the Python manual, and other languages. They share no text:
+the comparison takes the manual's first half and every second of `sentences`. Calibration takes the other half, or the
 texts of a file, or the images of a folder.
 """
 
@@ -23,7 +23,7 @@ import torch
 from neuronpipe.bundles.manifest import Accuracy, Artifact, Calibration, file_sha256
 from neuronpipe.compiler.conversion import ArtifactCompiler, Conversion
 from neuronpipe.compiler.images import encode_image_files
-from neuronpipe.compiler.modules import MASK, Batch, Outputs, SourceModule
+from neuronpipe.compiler.modules import MASK, Outputs, SampleBatch, SourceModule
 from neuronpipe.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import read_lines
@@ -36,55 +36,55 @@ Sample: TypeAlias = str | Path  # a text, or the file of an image
 BUILT_IN = "built-in sample text in 17 languages"
 BUILT_IN_IMAGES = "built-in sample images"
 
-# Batches of texts of about these many words; rows of one batch differ in length, so that padding is compared too. The
-# many short texts are for the agreement, of which one text of 126 is 0.8 %. With them comparing all-MiniLM-L6-v2 takes
-# some 4 s (measured, 2 busy cores).
+# Batches of texts of about these numbers of words. Rows of a batch differ in length, so that padding is compared as
+# well. The many short texts are for the agreement, of which each of 126 texts is 0.8 %. With these texts, comparing
+# all-MiniLM-L6-v2 takes some 4 s (measured, 2 busy cores).
 _SHORT = ((3, 18, 6, 9, 14, 25, 5, 11, 4, 20, 8, 16, 2, 12, 7, 30),) * 4
 _BATCHES = ((9, 14), (2,), (25, 3, 60, 11, 30, 7, 18), (120, 90, 15), *_SHORT, (100_000,))
 _ROWS = 16
-# Attention to all tokens of a text grows with their square: of 32,768 tokens it has 4 GB in a layer.
+# Attention to all tokens of a text grows with their square: for 32,768 tokens it takes 4 GB in a layer.
 _MOST_TOKENS = 4096
-# The largest difference of an output, as a share of the largest one, between a text alone and beside a longer one. Sums
-# in another order make 1e-6; ConvBERT and Nystromformer, 1e-2 (90 architectures of two layers, 2026-11-27).
+# The largest difference of an output between a text alone and beside a longer text, as a share of the largest output.
+# Sums in another order make 1e-6; ConvBERT and Nystromformer make 1e-2 (90 architectures of two layers, 2026-11-27).
 _PADDING_DIFFERENCE = 3e-4
-# Of the batches with the most padding.
+# Number of batches that are checked: the batches with the most padding.
 _PADDED_BATCHES = 3
 
-# For image models, which take longer. Each image is made from its words. 32 images take ViT-base 30 s (2 CPUs).
+# Batches for image models, which take longer. Each image is made from its words. 32 images take ViT-base 30 s (2 CPUs).
 _IMAGE_BATCHES = ((4,) * 5, (4,), *((4,) * 8,) * 3, (4, 4))
 
-# 60 texts of 2 to 120 words, mostly a sentence or two, beside 64 in other languages. Of more English texts the ranges
-# fit others less well (docs/decisions/0020).
+# Lengths of 60 texts of 2 to 120 words, mostly a sentence or two, beside 64 texts in other languages. With more English
+# texts the ranges fit other texts less well (docs/decisions/0020).
 _CALIBRATION = (8, 20, 4, 12, 30, 6, 16, 50, 2, 25, 10, 40, 14, 5, 120) * 4
 
 
 @functools.cache
 def sentences() -> Mapping[str, Sequence[str]]:
-    """Sentences in languages other than English: the same six in each, of sixteen languages and eleven scripts.
+    """Sentences in languages other than English: the same six in each of sixteen languages with eleven scripts.
 
-    Written for this project. They are about ordinary things and of very different lengths.
+    Written for this project. They are about ordinary things and differ much in length.
     """
-    found: Mapping[str, Sequence[str]] = json.loads(_SENTENCES.read_text(encoding="utf-8"))
-    return found
+    translations: Mapping[str, Sequence[str]] = json.loads(_SENTENCES.read_text(encoding="utf-8"))
+    return translations
 
 
-def comparison_batches(module: SourceModule, samples: Sequence[Sample] = ()) -> Sequence[Batch]:
+def comparison_batches(module: SourceModule, samples: Sequence[Sample] = ()) -> Sequence[SampleBatch]:
     """Batches of one to sixteen texts or images: `samples`, or else sample text, or images made from it.
 
-    The last sample text is as long as the model allows, or has 4,096 tokens where that is less.
+    The last sample text is as long as the model allows, and has at most 4,096 tokens.
     """
     if samples:
         return [_encode(module, samples[row : row + _ROWS]) for row in range(0, len(samples), _ROWS)]
     encode = SOURCE_TASKS[module.task].encode
     words = iter(_manual()[0])
     batches = _IMAGE_BATCHES if module.takes_images else _BATCHES
-    # Not more words than the model has token positions, because each word is at least one token.
+    # At most as many words as the model has token positions, because each word is at least one token.
     longest = min(module.max_tokens, _MOST_TOKENS)
     limited = dataclasses.replace(module, max_tokens=longest)
     english = [encode(limited, _cut(words, (min(length, longest) for length in lengths))) for lengths in batches]
     if module.takes_images:
         return english
-    others = [sentence for one in sentences().values() for sentence in one[1::2]]
+    others = [sentence for translations in sentences().values() for sentence in translations[1::2]]
     return [
         *english[:-1],
         *(encode(module, others[row : row + _ROWS]) for row in range(0, len(others), _ROWS)),
@@ -93,21 +93,21 @@ def comparison_batches(module: SourceModule, samples: Sequence[Sample] = ()) -> 
 
 
 def sample_prompts(module: SourceModule, lengths: Sequence[int]) -> list[list[int]]:
-    """Tokens of texts of about these many words, without padding, each of one token at least."""
+    """The tokens of texts of about these numbers of words, without padding. Texts without tokens are left out."""
     tokenizer = module.tokenizer.transformers_tokenizer
-    found = [tokenizer(text)["input_ids"] for text in _cut(iter(_manual()[0]), lengths)]
-    return [[int(token_id) for token_id in ids] for ids in found if ids]
+    prompts = [tokenizer(text)["input_ids"] for text in _cut(iter(_manual()[0]), lengths)]
+    return [[int(token_id) for token_id in ids] for ids in prompts if ids]
 
 
-def calibration_batches(module: SourceModule, samples: Iterable[Sample]) -> Sequence[Batch]:
-    """Each text or image as an input of the model's task, in a batch of its own.
+def calibration_batches(module: SourceModule, samples: Iterable[Sample]) -> Sequence[SampleBatch]:
+    """Encodes each text or image as an input of the model's task, in a batch of its own.
 
     In a shared batch, padding would count among the values of its layers.
     """
     return [_encode(module, [sample]) for sample in samples]
 
 
-def _encode(module: SourceModule, samples: Sequence[Sample]) -> Batch:
+def _encode(module: SourceModule, samples: Sequence[Sample]) -> SampleBatch:
     if files := [sample for sample in samples if isinstance(sample, Path)]:
         return encode_image_files(module, files)
     return SOURCE_TASKS[module.task].encode(module, [str(sample) for sample in samples])
@@ -115,8 +115,8 @@ def _encode(module: SourceModule, samples: Sequence[Sample]) -> Batch:
 
 def calibration_texts() -> Sequence[str]:
     """Texts of many lengths, none of which is in the comparison."""
-    others = [one[::2] for one in sentences().values()]
-    long = [" ".join(one) for one in others]
+    others = [translations[::2] for translations in sentences().values()]
+    long = [" ".join(translations) for translations in others]
     return [*_cut(iter(_manual()[1]), _CALIBRATION), *itertools.chain(*others), *long]
 
 
@@ -129,12 +129,11 @@ def _cut(words: Iterable[str], lengths: Iterable[int]) -> list[str]:
     return [" ".join(itertools.islice(words, length)) for length in lengths]
 
 
-# Half of them calibrate. With 32 texts of the Python manual the embeddings of all-MiniLM-L6-v2 have a mean cosine
-# similarity of 0.994 to those of float32, with 300 of 0.995 (measured over 128 others; docs/decisions/0008). With
-# fewer, one odd text counts for too much.
+# Half of the texts calibrate. The embeddings of all-MiniLM-L6-v2 have a mean cosine similarity to float32 of 0.994 with
+# 32 texts of the Python manual. With 300 texts it is 0.995 (measured over 128 other texts; docs/decisions/0008). With
+# fewer texts, an odd text counts for too much.
 MIN_TEXTS = 64
-# More texts only take longer. Sources: NNCF's default of subset_size; about as many samples as there are without a
-# file.
+# More texts only take longer. Sources: NNCF's default of subset_size; the number of samples without a file.
 MAX_TEXTS, MAX_COMPARED = 300, 128
 _MAX_BYTES = 64 * 1024 * 1024
 _IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
@@ -142,9 +141,9 @@ _IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 
 @dataclass(frozen=True, slots=True)
 class CalibrationTexts:
-    """The texts, or the files of the images, and for the manifest their source.
+    """The texts or image files that calibrate, and their description for the manifest.
 
-    `compared` are others of the same source; of built-in samples there are none.
+    `compared`: other texts or images of the same source, or none for built-in samples.
     """
 
     texts: Sequence[Sample]
@@ -153,28 +152,28 @@ class CalibrationTexts:
 
 
 def read_calibration(path: Path) -> CalibrationTexts:
-    """The texts of a file, UTF-8 with one text on each line, or the images of a folder and of those in it.
+    """Reads the texts of a file, UTF-8 with one text on each line, or the images of a folder and its subfolders.
 
-    Empty lines and repeated texts do not count. Every second text is kept for the comparison. Of more than MAX_TEXTS
-    and MAX_COMPARED texts, that many are taken at even distances, so that all parts of a sorted file are used. Images
-    are taken likewise, by their names. Raises SetupError, which names the line or the limit.
+    Empty lines and repeated texts do not count. Every second text is kept for the comparison. If there are more than
+    MAX_TEXTS or MAX_COMPARED texts, texts at even distances are taken, so that all parts of a sorted file are used.
+    Images are taken in the same way, by their names. Raises SetupError, which names the line or the limit.
     """
-    found: list[Sample]
+    samples: list[Sample]
     if path.is_dir():
-        found = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in _IMAGE_SUFFIXES]
-        what, digest = f"images ({', '.join(_IMAGE_SUFFIXES)})", None
+        samples = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in _IMAGE_SUFFIXES]
+        kind, digest = f"images ({', '.join(_IMAGE_SUFFIXES)})", None
     else:
         lines = read_lines(path, "--calibration", max_bytes=_MAX_BYTES)
-        found = list(dict.fromkeys(line.strip() for _, line in lines))
-        what, digest = "different texts, one a line", file_sha256(path)
-    if len(found) < MIN_TEXTS:
-        raise SetupError(f"--calibration {path}: {len(found)} {what}; calibration takes at least {MIN_TEXTS}")
-    texts, compared = _spread(found[::2], MAX_TEXTS), _spread(found[1::2], MAX_COMPARED)
+        samples = list(dict.fromkeys(line.strip() for _, line in lines))
+        kind, digest = "different texts, one a line", file_sha256(path)
+    if len(samples) < MIN_TEXTS:
+        raise SetupError(f"--calibration {path}: {len(samples)} {kind}; calibration takes at least {MIN_TEXTS}")
+    texts, compared = _spread(samples[::2], MAX_TEXTS), _spread(samples[1::2], MAX_COMPARED)
     return CalibrationTexts(texts, Calibration(texts=len(texts), source=str(path), source_sha256=digest), compared)
 
 
 def built_in_calibration(*, of_images: bool) -> CalibrationTexts:
-    """Sample text, from which images are made for a model of images."""
+    """Sample texts, or images made from them for a model of images."""
     texts = calibration_texts()
     return CalibrationTexts(texts, Calibration(texts=len(texts), source=BUILT_IN_IMAGES if of_images else BUILT_IN))
 
@@ -184,32 +183,32 @@ def _spread(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
 
 
 def agreement(
-    task: str, outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[Batch]
+    task: str, outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[SampleBatch]
 ) -> float | None:
     """The agreement over all texts of all batches.
 
-    It is None for a model without one, such as a classifier with one label.
+    Returns None for a model without an agreement, such as a classifier with one label.
     """
     source_task = SOURCE_TASKS[task]
     measured = [
-        source_task.measure(one, expected, batch)
-        for one, expected, batch in zip(outputs, reference, batches, strict=True)
+        source_task.measure(outputs_of_batch, expected, batch)
+        for outputs_of_batch, expected, batch in zip(outputs, reference, batches, strict=True)
     ]
-    of_texts = [one for one in measured if one is not None]
-    return float(source_task.combine(np.concatenate(of_texts))) if of_texts else None
+    agreements_of_batches = [agreements for agreements in measured if agreements is not None]
+    return float(source_task.combine(np.concatenate(agreements_of_batches))) if agreements_of_batches else None
 
 
 def meaning(task: str) -> str:
-    """The meaning of the number, for a user."""
+    """Describes the agreement of a task for a user."""
     return SOURCE_TASKS[task].meaning
 
 
-def reference_outputs(module: SourceModule, batches: Sequence[Batch]) -> list[Outputs]:
+def reference_outputs(module: SourceModule, batches: Sequence[SampleBatch]) -> list[Outputs]:
     """The original's outputs, computed before the conversion. Raises SetupError if they are NaN."""
     with torch.inference_mode():
         outputs = [_run(module, batch) for batch in batches]
     with np.errstate(invalid="ignore"):
-        difference = largest_difference(module.per_token_outputs, outputs, outputs, batches)  # NaN for infinities, too
+        difference = largest_difference(module.per_token_outputs, outputs, outputs, batches)  # also NaN for infinities
     if np.isnan(difference):
         raise damaged(module)
     return outputs
@@ -223,15 +222,15 @@ def damaged(module: SourceModule) -> SetupError:
     )
 
 
-def check_padding(module: SourceModule, batches: Sequence[Batch], reference: Sequence[Outputs]) -> None:
-    """Raises SetupError for a model with other outputs for a text beside a longer one than for the text alone.
+def check_padding(module: SourceModule, batches: Sequence[SampleBatch], reference: Sequence[Outputs]) -> None:
+    """Raises SetupError for a model whose outputs for a text change beside a longer text.
 
     Convolutions and landmarks over all positions of a batch ignore its mask.
     """
     if module.image:
         return
     lengths = [batch[MASK].sum(axis=1) for batch in batches]
-    for number in sorted(range(len(batches)), key=lambda one: int(np.ptp(lengths[one])))[-_PADDED_BATCHES:]:
+    for number in sorted(range(len(batches)), key=lambda number: int(np.ptp(lengths[number])))[-_PADDED_BATCHES:]:
         batch, expected, row = batches[number], reference[number], int(lengths[number].argmin())
         tokens = int(lengths[number][row])
         if tokens == batch[MASK].shape[1]:
@@ -252,13 +251,13 @@ def measure(
     compiler: ArtifactCompiler,
     conversion: Conversion,
     artifact: Artifact,
-    batches: Sequence[Batch],
+    batches: Sequence[SampleBatch],
     reference: Sequence[Outputs],
     sample_texts: str,
 ) -> Accuracy | None:
-    """The artefact's agreement with the reference, and its largest difference to it, on tokens that are not padding.
+    """The artefact's agreement with the reference, and its largest difference from the reference, without padding.
 
-    `sample_texts` says where the texts of the batches come from.
+    `sample_texts`: the source of the texts in the batches.
     """
     ran = compiler.run(conversion, artifact, batches)
     if ran is None:
@@ -272,7 +271,9 @@ def measure(
         samples=sum(module.shape_of(batch)[0] for batch in batches),
         sample_texts=sample_texts,
         sample_shapes=tuple(module.shape_of(batch) for batch in batches),
-        largest_output=max(float(np.abs(array).max()) for one in reference for array in one.values()),
+        largest_output=max(
+            float(np.abs(array).max()) for outputs_of_batch in reference for array in outputs_of_batch.values()
+        ),
         largest_difference=largest_difference(module.per_token_outputs, outputs, reference, batches),
         computed_dtype=computed_dtype,
         emulator=ran.emulator,
@@ -285,7 +286,7 @@ def measure(
 
 
 def describe(accuracy: Accuracy, dtype: str, task: str) -> str:
-    """A few lines for a user."""
+    """Describes the accuracy in a few lines for a user."""
     line = (
         f"      largest difference {accuracy.largest_difference:.2e} over {accuracy.samples} samples of up to "
         f"{max(tokens for _, tokens in accuracy.sample_shapes)} tokens (largest output {accuracy.largest_output:.3g})"
@@ -339,10 +340,7 @@ def check(accuracy: Accuracy | None, max_divergence: float | None, min_agreement
 
 
 def agrees(accuracy: Accuracy | None, min_agreement: float) -> bool:
-    """Whether the artefact's agreement with the original is at least this.
-
-    It is true if there is no agreement to measure.
-    """
+    """Whether the artefact's agreement with the original is at least `min_agreement`, or cannot be measured."""
     return accuracy is None or all(value >= min_agreement for value in _agreements(accuracy))
 
 
@@ -350,18 +348,18 @@ def _agreements(accuracy: Accuracy) -> list[float]:
     return [value for value in (accuracy.agreement, accuracy.emulated_agreement) if value is not None]
 
 
-def _run(module: SourceModule, batch: Batch) -> Outputs:
+def _run(module: SourceModule, batch: SampleBatch) -> Outputs:
     result = module.module(**{name: torch.from_numpy(batch[name]) for name in module.inputs})
     return {name: tensor.float().numpy() for name, tensor in result.items()}
 
 
 def largest_difference(
-    per_token: Collection[str], outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[Batch]
+    per_token: Collection[str], outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[SampleBatch]
 ) -> float:
-    """The largest difference of any output; NaN if one is. `per_token` names outputs of which padding is left out."""
+    """The largest difference of any output; NaN if a difference is NaN. `per_token`: outputs without padding."""
     differences = []
-    for one, expected, batch in zip(outputs, reference, batches, strict=True):
+    for computed, expected, batch in zip(outputs, reference, batches, strict=True):
         for name, array in expected.items():
-            difference = np.abs(one[name] - array)
+            difference = np.abs(computed[name] - array)
             differences.append((difference[batch["attention_mask"] == 1] if name in per_token else difference).max())
-    return float(np.max(differences))  # not max(), for which NaN is smaller than other numbers
+    return float(np.max(differences))  # unlike np.max, max() takes NaN for smaller than other numbers

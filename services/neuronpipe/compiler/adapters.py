@@ -1,4 +1,4 @@
-"""Merges an adapter (LoRA and others of peft) into its base model. The result compiles like any other model."""
+"""Merges an adapter (LoRA and other methods of peft) into its base model. The result compiles like any other model."""
 
 import shutil
 import warnings
@@ -14,8 +14,8 @@ from neuronpipe.compiler.sentence_transformers import read_object, transformer_f
 from neuronpipe.compiler.source import ADAPTER_CONFIG, ModelSource, check_configuration, find_source
 from neuronpipe.core.errors import SetupError, first_line
 
-# peft's task types → transformers' class with that head. Source: peft.TaskType; the two others are of models that write
-# text.
+# peft's task types → transformers' class with that head. Source: peft.TaskType; its two other types are for models that
+# write text.
 _HEADS = {
     "SEQ_CLS": "AutoModelForSequenceClassification",
     "TOKEN_CLS": "AutoModelForTokenClassification",
@@ -29,9 +29,9 @@ _SHOWN_KEYS = 4
 def merge_adapter(source: str, revision: str | None, base: str, folder: Path) -> ModelSource:
     """Writes the merged model into `folder`: the base's files, the adapter's own files, and the merged weights.
 
-    `base` is a folder or an id on the Hub. If it is empty, the adapter's configuration names it. Parameters that
-    neither the base nor the adapter has are left out, so that an untrained head is refused like that of any other
-    model. Raises SetupError.
+    `base`: a folder or an id on the Hub; empty: the base model that the adapter's configuration names. Parameters that
+    neither the base nor the adapter contains are left out, so that an untrained head is refused as for any other model.
+    Raises SetupError.
     """
     peft = _import_peft()
     adapter = find_source(source, revision, is_adapter=True)
@@ -41,17 +41,17 @@ def merge_adapter(source: str, revision: str | None, base: str, folder: Path) ->
     if not (base or named):
         raise SetupError(f"{source}: {ADAPTER_CONFIG} names no base model; name it with --base-model")
     try:
-        found = find_source(base or named, None if base else settings.get("revision"))
+        base_source = find_source(base or named, None if base else settings.get("revision"))
     except SetupError as error:
         advice = "" if base else f"; {ADAPTER_CONFIG} names it, --base-model names another place"
         raise SetupError(f"the base model of {source}: {error}{advice}") from error
-    _copy(found.folder, folder)
+    _copy(base_source.folder, folder)
     _copy(adapter.folder, folder)
     model_folder = transformer_folder(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _write_merged(peft, adapter.folder, settings, transformer_folder(found.folder), model_folder)
-    return ModelSource(adapter.location, folder, adapter.revision, base=found.location)
+        _write_merged(peft, adapter.folder, settings, transformer_folder(base_source.folder), model_folder)
+    return ModelSource(adapter.location, folder, adapter.revision, base=base_source.location)
 
 
 def _import_peft() -> Any:
@@ -66,7 +66,7 @@ def _import_peft() -> Any:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copies all files except weights and the adapter's own."""
+    """Copies all files except weights and the adapter's own files."""
     ignore = shutil.ignore_patterns(
         "*.safetensors", "*.bin", "*.safetensors.index.json", "adapter_*", "onnx", "openvino", ".git"
     )
@@ -95,11 +95,11 @@ def _write_merged(peft: Any, adapter: Path, settings: Mapping[str, Any], base: P
             trust_remote_code=False,
         )
         tokens = len(transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
-        if tokens > model.get_input_embeddings().weight.shape[0]:  # as peft's own AutoPeftModel does
+        if tokens > model.get_input_embeddings().weight.shape[0]:  # as in peft's own AutoPeftModel
             model.resize_token_embeddings(tokens)
         adapted = peft.PeftModel.from_pretrained(model, str(adapter))
         expected = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
-    except Exception as error:  # whatever peft raises for modules that the base does not have
+    except Exception as error:  # peft raises various exceptions for modules that the base lacks
         raise SetupError(
             f"{adapter}: the adapter does not fit its base model {base}; name the right one with --base-model"
         ) from error
@@ -113,12 +113,12 @@ def _write_merged(peft: Any, adapter: Path, settings: Mapping[str, Any], base: P
         raise SetupError(f"{adapter}: an adapter of the kind {settings.get('peft_type')} cannot be merged; LoRA can")
     try:
         merged = adapted.merge_and_unload()
-    except Exception as error:  # whatever peft raises for what it cannot merge
+    except Exception as error:  # peft raises various exceptions for adapters that it cannot merge
         raise SetupError(f"{adapter}: peft cannot merge the adapter: {first_line(error)}") from error
     mismatched = {key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"]}
     untrained = (set(info["missing_keys"]) | mismatched) - {name.removeprefix(_PREFIX) for name in trained}
     merged.save_pretrained(
-        folder, state_dict={name: one for name, one in merged.state_dict().items() if name not in untrained}
+        folder, state_dict={name: tensor for name, tensor in merged.state_dict().items() if name not in untrained}
     )
 
 

@@ -1,6 +1,6 @@
-"""Special cases of some architectures that the compiler needs to know about. All others need nothing here.
+"""Special cases of some architectures, for which the compiler changes or checks a model.
 
-Among them are the attention masks of decoders that make vectors and scores, how far attention reaches, batches without
+The cases are the attention masks of decoders that make vectors and scores, the reach of attention, batches without
 rows, experts, positions of images, and Longformer.
 """
 
@@ -23,29 +23,29 @@ def layer_kinds(config: Any) -> tuple[str, ...]:
     """The kind of attention of each layer, by the names that transformers has for the masks of a model."""
     if config.model_type == "gpt_neo":
         return tuple(SLIDING if kind == "local" else FULL for kind in config.attention_layers)
-    if given := getattr(config, "layer_types", None):
-        return tuple(given)
+    if layer_types := getattr(config, "layer_types", None):
+        return tuple(layer_types)
     slides = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     return (SLIDING if slides else FULL,) * int(config.num_hidden_layers)
 
 
 def layer_windows(config: Any) -> tuple[int, ...]:
-    """How many tokens each layer of a decoder sees, the last one included; 0: all of them."""
+    """The number of tokens that each layer of a decoder sees, its own token included; 0: all tokens."""
     window = int(getattr(config, "window_size" if config.model_type == "gpt_neo" else "sliding_window", None) or 0)
     return tuple(window if kind == SLIDING else 0 for kind in layer_kinds(config))
 
 
 def masks_by_kind(config: Any, masks: dict[int, Any]) -> Any:
-    """What a decoder takes as its mask, of the masks by window: one, or one for each kind of its layers."""
+    """The mask argument of a decoder, from the masks by window: one mask, or a mask for each kind of its layers."""
     by_kind = {kind: masks[window] for kind, window in zip(layer_kinds(config), layer_windows(config), strict=True)}
     return by_kind if len(by_kind) > 1 else next(iter(by_kind.values()))
 
 
 @contextmanager
 def taking_masks(model: Any, mask: Any) -> Iterator[Any]:
-    """Gives what a decoder takes as its mask, of that of masks_by_kind.
+    """Makes a decoder use a mask of masks_by_kind, and gives the argument to pass for it.
 
-    GPT-Neo takes one for all layers, which have masks of their own for whole texts; here they see by `mask` alone.
+    GPT-Neo takes one mask for all layers, which have masks of their own for whole texts. These are replaced by `mask`.
     """
     layers = model.base_model.h if model.config.model_type == "gpt_neo" else ()
     for layer, kind in zip(layers, layer_kinds(model.config) if layers else (), strict=True):
@@ -76,42 +76,42 @@ def check_kinds(architecture: str, config: Any) -> None:
 
 
 def rotary_limit(config: Any) -> int | None:
-    """The length up to which the angles of positions are those of a short text; None for a model without such a limit.
+    """The length up to which positions have the angles of a short text; None for a model without such a limit.
 
-    A model with longrope turns all keys by other factors once its text is longer, those in the cache too. A graph has
-    the factors of short texts. Source: longrope_frequency_update in transformers/modeling_rope_utils.py.
+    A model with longrope turns all keys by other factors once its text is longer, also the keys in the cache. A graph
+    has the factors of short texts. Source: longrope_frequency_update in transformers/modeling_rope_utils.py.
     """
     given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    several = [given, *(one for one in given.values() if isinstance(one, dict))]
-    if all(one.get("rope_type", one.get("type")) != "longrope" for one in several):
+    nested_parameters = [given, *(parameters for parameters in given.values() if isinstance(parameters, dict))]
+    if all(parameters.get("rope_type", parameters.get("type")) != "longrope" for parameters in nested_parameters):
         return None
-    limits = [one.get("original_max_position_embeddings") for one in several]
+    limits = [parameters.get("original_max_position_embeddings") for parameters in nested_parameters]
     limits.append(getattr(config, "original_max_position_embeddings", None))
     return int(next((limit for limit in limits if limit), config.max_position_embeddings))
 
 
 def added_to_scores(is_seen: torch.Tensor, dtype: torch.dtype, seen: torch.Tensor | float = 0.0) -> torch.Tensor:
-    """A mask as attention adds it to its scores: `seen` where a token is seen, and the least number elsewhere."""
+    """The mask that attention adds to its scores: `seen` for tokens that are seen, else the smallest number."""
     return torch.where(is_seen, seen, torch.finfo(dtype).min).to(dtype)
 
 
-# The attention masks of decoders that make vectors and scores in place of text.
+# The attention masks of decoders that make vectors and scores instead of text.
 #
 # Sources: transformers 5, masking_utils.py and the forward of each model.
 
-# The kinds whose layers are known to see what is written here.
+# The kinds of models whose layers are known to use the masks of this file.
 MASKED_DECODERS = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
 
 
 def decoder_inputs(model: Any, attention_mask: torch.Tensor) -> dict[str, Any]:
-    """What a decoder takes beside its tokens, from int64 [batch, tokens], 1 for each token that is not padding.
+    """The inputs of a decoder beside its tokens. `attention_mask`: int64 [batch, tokens], 1 for tokens, 0 for padding.
 
-    A mask is float [batch, 1, tokens, tokens]: 0 where a token may see another one. It is made here, because
-    transformers leaves it out where a sample input has no padding.
+    A mask is float [batch, 1, tokens, tokens]: 0 if a token may see another token. The masks are made here, because
+    transformers leaves them out if a sample input has no padding.
     """
     config = model.config
     kinds = set(getattr(config, "layer_types", None) or ())
-    if config.model_type == "mistral":  # it goes by its window alone
+    if config.model_type == "mistral":  # only its window decides
         kinds = {"sliding_attention"} if config.sliding_window else set()
     dtype = next(model.parameters()).dtype
     masks = {kind: _mask(config, attention_mask, kind == "sliding_attention", dtype) for kind in sorted(kinds)}
@@ -129,21 +129,21 @@ def _mask(config: Any, attention_mask: torch.Tensor, slides: bool, dtype: torch.
         is_near = distance.abs() < config.sliding_window if slides else distance == distance
     else:
         is_near = (distance >= 0) & (distance < config.sliding_window) if slides else distance >= 0
-    # Padding sees itself, where it would see nothing in a window: of nothing a softmax is NaN.
+    # Padding sees itself, because a softmax over nothing is NaN: in a window, padding would see no token.
     is_seen = (is_near[None, None] & attention_mask[:, None, None, :].bool()) | (distance == 0)[None, None]
     return added_to_scores(is_seen, dtype)
 
 
 # Lets a model compute a batch without rows.
 #
-# Models of transformers split and join axes by views that leave one length to be guessed (-1). Of an empty tensor it
-# cannot be: any length would fit.
+# Models of transformers split and join axes by views with one length to be guessed (-1). In an empty tensor any length
+# would fit.
 
 _VIEWS = (torch.Tensor.view, torch.Tensor.reshape)
 
 
 class EmptyBatches(TorchFunctionMode):
-    """While it is entered, such a length follows from the axes behind the first one, which is the batch."""
+    """Computes guessed lengths, while it is entered, from the axes behind the first axis, which is the batch."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -162,24 +162,24 @@ class EmptyBatches(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-# Experts as a graph: each computes its own tokens. OpenVINO cannot convert grouped_mm of transformers 5, and batched_mm
-# copies weights for each token. Source: integrations/moe.py there.
+# Experts as a graph: each expert computes its own tokens. OpenVINO cannot convert grouped_mm of transformers 5, and
+# batched_mm copies weights for each token. Source: integrations/moe.py there.
 
 
 def compute_by_expert(model: Any) -> None:
-    """From then on the experts of a model's layers compute so."""
+    """Makes the experts of a model's layers compute their own tokens from now on."""
     for part in model.modules():
         if hasattr(part, "is_transposed") and hasattr(part, "has_gate"):
             part.forward = types.MethodType(_by_expert, part)
 
 
 def _by_expert(experts: Any, vectors: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Of vectors, [tokens, width]. `chosen`, `weights`: each token's experts, [tokens, experts of a token]."""
+    """The experts' results for vectors, [tokens, width]. `chosen`, `weights`: [tokens, experts of a token]."""
 
-    def projected(name: str, number: int, of: torch.Tensor) -> torch.Tensor:
+    def projected(name: str, number: int, vectors: torch.Tensor) -> torch.Tensor:
         weight = getattr(experts, name)[number]
         bias = getattr(experts, f"{name}_bias")[number] if experts.has_bias else None
-        return linear(of, weight.T if experts.is_transposed else weight, bias)
+        return linear(vectors, weight.T if experts.is_transposed else weight, bias)
 
     result = torch.zeros_like(vectors)
     for number in range(experts.num_experts):
@@ -196,8 +196,8 @@ def _by_expert(experts: Any, vectors: torch.Tensor, chosen: torch.Tensor, weight
 
 # Positions of image models for images of one size, computed once.
 #
-# DINOv2 interpolates the positions that it learned to the size of each image. While a model is traced it always does,
-# and not every back end interpolates with the same rounding.
+# DINOv2 interpolates the positions that it learned to the size of each image. A traced model always interpolates, and
+# back ends round differently.
 
 _METHOD, _BUFFER = "interpolate_pos_encoding", "fixed_positions"
 
@@ -209,7 +209,7 @@ def _positions(part: Any, embeddings: torch.Tensor, height: int, width: int) -> 
 
 @contextmanager
 def fixing_positions(model: torch.nn.Module) -> Iterator[None]:
-    """From then on each part of the model has the positions that it computes within the context."""
+    """Fixes the positions of each part of the model to the positions that it computes within the context."""
     parts: list[Any] = [part for part in model.modules() if callable(getattr(part, _METHOD, None))]
     computed: dict[Any, torch.Tensor] = {}
 
@@ -231,18 +231,18 @@ def fixing_positions(model: torch.nn.Module) -> Iterator[None]:
             delattr(part, _METHOD)
     for part, positions in computed.items():
         part.register_buffer(_BUFFER, positions.clone(), persistent=False)
-        # A method, whose copy belongs to the copy of the part.
+        # A method, so that a copy of the part has a method of the copy.
         setattr(part, _METHOD, types.MethodType(_positions, part))
 
 
-# Longformer as one graph for all lengths: full attention under a mask that leaves out what is beyond a token's window.
+# Longformer as one graph for all lengths: full attention under a mask that leaves out tokens beyond a token's window.
 #
-# transformers cuts texts into windows by their length in Python, which a trace cannot hold. The result is the same; the
-# mask has a number for each pair of a text's tokens. Source: modeling_longformer.py.
+# transformers cuts texts into windows by their length in Python, which a trace cannot contain. The result is the same;
+# the mask has a number for each pair of a text's tokens. Source: modeling_longformer.py.
 
 
 def mask_windows(model: Any) -> None:
-    """Changes a Longformer of any head."""
+    """Changes a Longformer with any head."""
     encoder = model.base_model
     encoder.forward = types.MethodType(_encode, encoder)
     if type(model).__name__ == "LongformerForQuestionAnswering":
@@ -250,7 +250,7 @@ def mask_windows(model: Any) -> None:
 
 
 def _see_questions(model: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The tokens of the question, which are those before the first separator, see all others and are seen by them."""
+    """Makes the tokens of the question, which end at the first separator, see all others and be seen by them."""
     is_separator = inputs["input_ids"] == model.config.sep_token_id
     return args, inputs | {"global_attention_mask": (is_separator.cumsum(dim=1) == 0).to(torch.int64)}
 
@@ -263,8 +263,8 @@ def _encode(
     token_type_ids: torch.Tensor | None = None,
     **ignored: Any,
 ) -> Any:
-    """In place of LongformerModel.forward. `global_attention_mask`: 1 for tokens that see all, and are seen by all."""
-    # Takes seconds, for which those who compile another model shall not wait.
+    """Replaces LongformerModel.forward. `global_attention_mask`: 1 for tokens that see and are seen by all."""
+    # The import takes seconds, which compilations of other models do not need.
     from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutputWithPooling
 
     vectors = encoder.embeddings(input_ids=input_ids, token_type_ids=token_type_ids)
@@ -277,7 +277,7 @@ def _encode(
         is_near = (distance <= own.one_sided_attn_window_size)[None]
         if is_global is not None:
             is_near = is_near | is_global[:, None, :]
-        # Padding sees itself: of nothing a softmax is NaN.
+        # Padding sees itself, because a softmax over nothing is NaN.
         seen = is_near & is_text[:, None, :] | (distance == 0)[None]
         attended = _attend((own.query, own.key, own.value), own.num_heads, vectors, seen)
         if is_global is not None:
@@ -293,15 +293,15 @@ def _encode(
 def _attend(
     projections: tuple[torch.nn.Module, ...], heads: int, vectors: torch.Tensor, seen: torch.Tensor
 ) -> torch.Tensor:
-    """Attention of vectors [batch, tokens, width] to where `seen`, bool [batch or 1, tokens or 1, tokens], is true."""
+    """Attention of vectors [batch, tokens, width] to the tokens in `seen`, bool [batch or 1, tokens or 1, tokens]."""
     shape = (*vectors.shape[:2], heads, -1)
     query, key, value = (projection(vectors).view(shape).transpose(1, 2) for projection in projections)
     attended = scaled_dot_product_attention(query, key, value, attn_mask=seen[:, None])
     return attended.transpose(1, 2).reshape(vectors.shape)
 
 
-# The first position is the one after the padding id in these families, which costs them positions.
-# Source: create_position_ids_from_input_ids in each one's modeling file.
+# The first position of these families is the position after the padding id, which costs them positions. Source:
+# create_position_ids_from_input_ids in each modeling file.
 _POSITIONS_AFTER_PADDING = {
     "roberta",
     "xlm-roberta",
@@ -315,7 +315,7 @@ _POSITIONS_AFTER_PADDING = {
 
 
 def positions(config: Any) -> int | None:
-    """The number of token positions that a model distinguishes; None if it uses distances, so that any number works."""
+    """The number of token positions of a model, or None for a model that uses distances, which takes any number."""
     count = int(getattr(config, "max_position_embeddings", None) or 0)
     if count <= 0:
         return None
@@ -344,8 +344,8 @@ def prepare(model: Any) -> None:
 
 
 def needs_eager_attention(model: Any) -> bool:
-    """Whether OpenVINO's attention makes NaN of windows that hold nothing but padding, which spreads to tokens in the
-    next layer: ModernBERT of transformers 4, which takes no masks of ours.
+    """Whether OpenVINO's attention makes NaN of windows that contain nothing but padding. In the next layer the NaN
+    spread to tokens. This is ModernBERT of transformers 4, which does not take our masks.
     """
     return model.config.model_type == "modernbert" and hasattr(model.base_model, "_update_attention_mask")
 
@@ -353,13 +353,13 @@ def needs_eager_attention(model: Any) -> bool:
 def _mask_windows(
     encoder: Any, args: tuple[Any, ...], inputs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Gives ModernBERT its masks: in a window padding sees itself, and full attention needs no square of tokens."""
+    """Gives ModernBERT its masks: padding sees itself in a window, and full attention needs no square of tokens."""
     mask, reach = inputs["attention_mask"], encoder.config.local_attention // 2
-    one, other = (torch.arange(mask.shape[1], device=mask.device).view(shape) for shape in ((-1, 1), (1, -1)))
+    row, column = (torch.arange(mask.shape[1], device=mask.device).view(shape) for shape in ((-1, 1), (1, -1)))
     is_text = mask[:, None, None, :].bool()
-    is_near = (one <= other + reach) & (other <= one + reach)
-    masks = {"full_attention": is_text, "sliding_attention": is_near & is_text | (one == other)}
-    if encoder.config._attn_implementation == "eager":  # which adds them to its scores
+    is_near = (row <= column + reach) & (column <= row + reach)
+    masks = {"full_attention": is_text, "sliding_attention": is_near & is_text | (row == column)}
+    if encoder.config._attn_implementation == "eager":  # eager attention adds the masks to its scores
         masks = {kind: added_to_scores(seen, encoder.dtype) for kind, seen in masks.items()}
     return args, inputs | {"attention_mask": masks}
 
@@ -367,10 +367,10 @@ def _mask_windows(
 def _blank_padding(model: Any) -> None:
     """Makes MobileBERT see zeros at padding.
 
-    For each token it also sees the neighbours, and after the last token zeros. Padding has to look like these.
+    For each token it also sees the neighbours, and after the last token zeros, which padding has to look like.
     """
     embeddings = model.base_model.embeddings
     original = embeddings.word_embeddings.weight
-    weight = original.detach().clone()  # the original belongs to the head of a masked language model as well
+    weight = original.detach().clone()  # the original also belongs to the head of a masked language model
     weight[model.config.pad_token_id] = 0
     embeddings.word_embeddings = torch.nn.Embedding.from_pretrained(weight, freeze=not original.requires_grad)

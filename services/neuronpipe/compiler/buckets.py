@@ -1,4 +1,4 @@
-"""Chooses the buckets to compile: those that were named, or the best ones for the lengths of real inputs."""
+"""Chooses the buckets to compile: the buckets that the user names, or the best for the lengths of real inputs."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -12,13 +12,13 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import read_lines
 
 MAX_LENGTHS = 64
-# A token between two special ones; ModelSpec takes no less.
+# A token between two special tokens. ModelSpec accepts no smaller limit.
 MIN_TOKENS = 3
 _MAX_TOKENS = 1 << 16
 _MAX_BYTES = 256 << 20
 # Counts are added up as float64.
 _MAX_DIGITS = 15
-# The default.
+# The default number of lengths, and the default batches.
 _LENGTHS = 4
 _BATCHES = (1, 8)
 
@@ -27,7 +27,7 @@ _BATCHES = (1, 8)
 class BucketRequest:
     """The buckets to compile.
 
-    `buckets` is the option, such as ("8x128",) or ("auto",), which needs `lengths`; () for back ends without buckets.
+    `buckets`: the option, such as ("8x128",) or ("auto",), which needs `lengths`; () for back ends without buckets.
     With "auto", each of `max_lengths` lengths is compiled for each of `batches`. None means 4 lengths, and batches of 1
     and 8.
     """
@@ -38,7 +38,7 @@ class BucketRequest:
     batches: tuple[int, ...] | None = None
 
     def check(self) -> None:
-        """Raises SetupError for options about the choice of buckets if none are chosen."""
+        """Raises SetupError for options about the choice of buckets if no buckets are chosen."""
         given = {"--lengths": self.lengths, "--max-lengths": self.max_lengths, "--batches": self.batches}
         names = [name for name, value in given.items() if value is not None]
         if names and self.buckets != ("auto",):
@@ -50,7 +50,7 @@ NO_BUCKETS = BucketRequest()
 
 @dataclass(frozen=True, slots=True)
 class LengthPlan:
-    """The chosen lengths, and the share of padding in the computed tokens, for this plan and for two simple ones."""
+    """The chosen lengths, and the share of padding in the computed tokens, for this plan and for two simple plans."""
 
     lengths: tuple[int, ...]
     waste: float
@@ -59,7 +59,7 @@ class LengthPlan:
     powers_of_two: int
 
     def describe(self) -> str:
-        """A line for a user."""
+        """Describes the plan in a line for a user."""
         lengths = ", ".join(map(str, self.lengths))
         return (
             f"      lengths {lengths}: {self.waste:.1%} of the tokens are padding; one bucket: "
@@ -69,7 +69,7 @@ class LengthPlan:
 
 
 def choose_buckets(request: BucketRequest, max_tokens: int) -> tuple[tuple[Bucket, ...], LengthPlan | None]:
-    """The buckets, and the plan of their lengths if there is one. Raises SetupError for unsuitable buckets."""
+    """The buckets, and the plan of their lengths for "auto". Raises SetupError for unsuitable buckets."""
     if request.buckets != ("auto",):
         buckets = tuple(parse_bucket(text) for text in request.buckets)
         for bucket in buckets:
@@ -133,10 +133,10 @@ def plan_lengths(counts: Mapping[int, int], max_lengths: int) -> LengthPlan:
 
 
 def _best_lengths(lengths: Sequence[int], counts: Sequence[int], max_lengths: int) -> tuple[int, ...]:
-    """The best lengths, exactly, by dynamic programming.
+    """The best lengths, found exactly by dynamic programming.
 
-    It computes the cheapest way to serve the k shortest lengths with n buckets, the longest of which is the k-th. Only
-    lengths that occur can be the best: any other bucket could be shortened to the longest sequence in it.
+    Each step computes the cheapest way to serve the k shortest lengths with n buckets, the longest of which is the k-th
+    length. Only lengths that occur can be the best: any other bucket could be shortened to the longest sequence in it.
     """
     before = np.concatenate([[0], np.cumsum(np.asarray(counts, np.float64))])  # sequences shorter than the k-th length
     size = len(lengths)
@@ -155,7 +155,7 @@ def _best_lengths(lengths: Sequence[int], counts: Sequence[int], max_lengths: in
     chosen = []
     last = size
     for choice in reversed(choices):
-        if choice[last] != last:  # otherwise one bucket fewer is as good
+        if choice[last] != last:  # otherwise a plan with one bucket fewer is as good
             chosen.append(lengths[last - 1])
             last = choice[last]
     return tuple(reversed(chosen))

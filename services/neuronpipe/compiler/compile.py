@@ -1,4 +1,4 @@
-"""From the folder of a model to a bundle, step by step."""
+"""Compiles the folder of a model into a bundle, step by step."""
 
 import dataclasses
 import json
@@ -24,9 +24,9 @@ from neuronpipe.compiler import torch as torch_
 from neuronpipe.compiler.adapters import merge_adapter
 from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
 from neuronpipe.compiler.conversion import DEFAULT_OPTIONS, ArtifactCompiler, Conversion, NeuronxOptions
-from neuronpipe.compiler.detection import Found, describe, read_configuration
+from neuronpipe.compiler.detection import DetectedTask, describe, read_configuration
 from neuronpipe.compiler.fake import DEVICE_TIMES
-from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
+from neuronpipe.compiler.modules import Outputs, SampleBatch, SourceModule
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_code import KNOWN_FORM, in_known_form
 from neuronpipe.compiler.pipeline_parallel import ONE_CORE, PipelineOptions, cut_module
@@ -35,6 +35,7 @@ from neuronpipe.compiler.saved_settings import check_settings
 from neuronpipe.compiler.source import ModelSource, check_kind, find_source
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.compiler.tokenizers import SourceTokenizer, serving_json, token_texts
+from neuronpipe.compiler.unused_files import unused_files
 from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.stages.neuron_executor.runtimes.given_texts import GivenText
@@ -44,13 +45,13 @@ from neuronpipe.tasks import TASKS
 if TYPE_CHECKING:
     from neuronpipe.bundles.signing import SigningKey
 
-Report: TypeAlias = Callable[[str], None]
+Reporter: TypeAlias = Callable[[str], None]
 
 COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "fake": fake, "neuronx": neuronx, "torch": torch_}
 TOKENIZER_FILE = "tokenizer.json"
 TOKENS_FILE = "tokens.json"
 _MERGED = "merged"
-# Their results have tokens of the vocabulary.
+# The results of these tasks contain tokens of the vocabulary.
 _TASKS_WITH_TOKENS = ("fill_mask", "sparse_embedding")
 
 
@@ -58,12 +59,12 @@ _TASKS_WITH_TOKENS = ("fill_mask", "sparse_embedding")
 class CompileRequest:
     """The model to compile, and how.
 
-    `max_divergence` is the largest absolute difference of an output to PyTorch float32, and `min_agreement` (0 to 1)
-    the smallest agreement (see Accuracy), or None for no limit; int8 keeps as many layers in float32 as the latter
-    needs. `calibration` is a file of texts or a folder of images for int8, or None for samples. `device_times` names a
-    table of fake.py, for the fake back end to simulate. An empty `task` or `dtype` is found from the model's
-    configuration. With `merge_adapter`, the source is an adapter (LoRA), which is merged into `base_model`, or into the
-    model that it names. With a `signing_key`, the bundle is signed.
+    `max_divergence`: the largest accepted absolute difference of an output from PyTorch float32. `min_agreement` (0 to
+    1): the smallest accepted agreement (see Accuracy). None means no limit. int8 keeps layers in float32 until
+    `min_agreement` is reached. `calibration`: a file of texts or a folder of images for int8, or None for samples.
+    `device_times`: the name of a table of fake.py, which the fake back end simulates. An empty `task` or `dtype` is
+    found from the model's configuration. With `merge_adapter`, the source is an adapter (LoRA), which is merged into
+    `base_model`, or into the model that it names. With a `signing_key`, the bundle is signed.
     """
 
     source: str
@@ -91,42 +92,42 @@ class CompileRequest:
 class Compiled:
     """A bundle, and the batches of sample texts of its comparison, with the outputs of PyTorch float32.
 
-    `texts`: in their place, of a model that generates.
+    `texts`: replace batches and outputs for a model that generates.
     """
 
     bundle: Bundle
-    batches: Sequence[Batch]
+    batches: Sequence[SampleBatch]
     reference: Sequence[Outputs]
     texts: Sequence[GivenText] = ()
 
 
-def compile_bundle(request: CompileRequest, report: Report) -> Bundle:
-    """Compiles one model and adds it to the repository, completely or not at all.
+def compile_bundle(request: CompileRequest, report: Reporter) -> Bundle:
+    """Compiles a model and adds it to the repository, completely or not at all.
 
     Raises SetupError for a model that cannot be compiled.
     """
     return compile_with_reference(request, report).bundle
 
 
-def compile_with_reference(request: CompileRequest, report: Report) -> Compiled:
-    """See compile_bundle."""
+def compile_with_reference(request: CompileRequest, report: Reporter) -> Compiled:
+    """Compiles a model as compile_bundle does, and returns the bundle with its comparison."""
     steps = ["read the request"]
     with tempfile.TemporaryDirectory(prefix="neuronpipe-") as scratch:
         try:
             return _compile(request, report, Path(scratch), steps)
-        except ModuleNotFoundError:  # the command says how to install it
+        except ModuleNotFoundError:  # the command says how to install the package
             raise
-        except Exception as error:  # a refusal, or whatever the model's files make the libraries raise
+        except Exception as error:  # a refusal, or any error of a library about the model's files
             problem = str(error)
             if not isinstance(error, SetupError):
-                said = f"{type(error).__name__}: {first_line(error)}"
-                problem = f"{request.source}: cannot be compiled: the step {steps[-1]!r} failed: {said}"
+                description = f"{type(error).__name__}: {first_line(error)}"
+                problem = f"{request.source}: cannot be compiled: the step {steps[-1]!r} failed: {description}"
             for folder in (KNOWN_FORM, _MERGED):  # the source, with links or with an adapter's weights
                 problem = problem.replace(f"{scratch}/{folder}", request.source)
             raise SetupError(problem) from error
 
 
-def _compile(request: CompileRequest, report: Report, scratch: Path, steps: list[str]) -> Compiled:
+def _compile(request: CompileRequest, report: Reporter, scratch: Path, steps: list[str]) -> Compiled:
     _refuse(_refusals(request))
     check_writable(request.repository, request.name)
     calibration = accuracy.read_calibration(request.calibration) if request.calibration else None
@@ -139,19 +140,21 @@ def _compile(request: CompileRequest, report: Report, scratch: Path, steps: list
         report(f"      merged into {source.base}")
     else:
         source = find_source(request.source, request.revision)
-    source = in_known_form(source, scratch)
+    given, source = source, in_known_form(source, scratch)
     configuration = read_configuration(source.folder)
     if request.task:
         configuration.check_task(request.task)
-    found = Found(request.task, "chosen") if request.task else configuration.find_task()
+    detected = DetectedTask(request.task, "chosen") if request.task else configuration.find_task()
     dtypes = COMPILERS[request.backend].DTYPES
-    default = "float32" if TASKS[found.task].generates else configuration.dtype_of(dtypes)
+    default = "float32" if TASKS[detected.task].generates else configuration.dtype_of(dtypes)
     dtype = request.dtype or default
-    request = dataclasses.replace(request, task=found.task, dtype=dtype)
+    request = dataclasses.replace(request, task=detected.task, dtype=dtype)
     _refuse(_refusals_of_task(request))
     check_kind(source.folder, configuration.config, configuration.architecture, request.task)
     _refuse(_refusals_of_graph(request, source))
     unknown = check_settings(source.folder, configuration.config, request.task)
+    unused = unused_files(given.folder, request.task, given.others)
+    unused_lines = [f"      {'not used':14}{', '.join(unused)}; the bundle has nothing of it"] if unused else []
 
     step("read the tokenizer, if it has one")
     tokenizer = SOURCE_TASKS[request.task].load_tokenizer(source.folder)
@@ -160,7 +163,7 @@ def _compile(request: CompileRequest, report: Report, scratch: Path, steps: list
     module = load_module(source.folder, request.task, tokenizer)
     if configuration.has_own_code:
         report(f"      its own code (auto_map) is not run; {module.architecture} of transformers is")
-    report("\n".join([describe(module, found.reason, dtype, configuration.weights_dtype), *unknown]))
+    report("\n".join([describe(module, detected.reason, dtype, configuration.weights_dtype), *unused_lines, *unknown]))
     buckets = _choose_buckets(request, module, report)
     if buckets:
         module = module.within(BucketPlan(buckets))
@@ -230,10 +233,10 @@ def _compile_decoder(
     texts: Sequence[GivenText],
     buckets: tuple[Bucket, ...],
     version: int,
-    step: Report,
-    report: Report,
+    step: Reporter,
+    report: Reporter,
 ) -> Bundle:
-    """The last steps for a model that generates."""
+    """Completes the compilation of a model that generates."""
     with new_bundle(request.repository, request.name, version) as folder:
         spec = dataclasses.replace(module, inputs=("input_ids",)).spec(request.name, version, {})
         _write_tokenizer(folder, module.tokenizer, "", spec)
@@ -249,7 +252,7 @@ def _compile_decoder(
 
 
 def _complete(folder: Path, request: CompileRequest, source: ModelSource, spec: ModelSpec, artifact: Artifact) -> None:
-    """Writes the manifest of a bundle whose files are there, and signs it if that is asked for."""
+    """Writes the manifest of a bundle whose files are there, and signs the bundle if there is a key."""
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         model=spec,
@@ -281,7 +284,7 @@ def _refuse(refusals: Iterator[str]) -> None:
 
 
 def _refusals(request: CompileRequest) -> Iterator[str]:
-    """What is wrong with a request, before its model is read."""
+    """The faults of a request, before its model is read."""
     if request.task and request.task not in SOURCE_TASKS:
         yield f"task {request.task!r} is not known; there are: {', '.join(SOURCE_TASKS)}"
     backend, dtype = request.backend, request.dtype
@@ -308,7 +311,7 @@ def _refusals(request: CompileRequest) -> Iterator[str]:
     yield from _refusals_of_pipeline(request)
     if request.base_model and not request.merge_adapter:
         yield "--base-model is for --merge-adapter"
-    if request.max_divergence is not None and not request.max_divergence >= 0:  # false for NaN too
+    if request.max_divergence is not None and not request.max_divergence >= 0:  # also false for NaN
         yield f"--max-divergence {request.max_divergence}: must be 0 or more"
     if request.min_agreement is not None and not 0 < request.min_agreement <= 1:
         yield f"--min-agreement {request.min_agreement}: must be more than 0 and at most 1"
@@ -341,7 +344,7 @@ def _refusals_of_calibration(request: CompileRequest) -> Iterator[str]:
 
 
 def _refusals_of_task(request: CompileRequest) -> Iterator[str]:
-    """What is wrong with a request whose task and dtype are known."""
+    """The faults of a request whose task and dtype are known."""
     backend, dtype, reads = request.backend, request.dtype, TASKS[request.task].reads
     if TASKS[request.task].generates:
         dtypes = decoders.DTYPES.get(backend)
@@ -364,7 +367,7 @@ def _refusals_of_task(request: CompileRequest) -> Iterator[str]:
 
 
 def _refusals_of_graph(request: CompileRequest, source: ModelSource) -> Iterator[str]:
-    """What is wrong with a request for a model that has an ONNX graph in place of weights."""
+    """The faults of a request for a model with an ONNX graph instead of weights."""
     if (graph := graph_file(source.folder)) is None:
         return
     only = f"{request.source}: has no weights of PyTorch, only the graph {graph.name}"
@@ -374,7 +377,7 @@ def _refusals_of_graph(request: CompileRequest, source: ModelSource) -> Iterator
         yield f"{only}, which is not cut into parts; leave out --pipeline-cores"
 
 
-def _choose_buckets(request: CompileRequest, module: SourceModule, report: Report) -> tuple[Bucket, ...]:
+def _choose_buckets(request: CompileRequest, module: SourceModule, report: Reporter) -> tuple[Bucket, ...]:
     if not request.buckets.buckets:
         return ()
     buckets, plan = choose_buckets(request.buckets, module.max_tokens)
@@ -389,8 +392,8 @@ def _choose_buckets(request: CompileRequest, module: SourceModule, report: Repor
     return buckets
 
 
-def _numbered_steps(report: Report, count: int, steps: list[str]) -> Report:
-    """What reports each step, and adds it to `steps`."""
+def _numbered_steps(report: Reporter, count: int, steps: list[str]) -> Reporter:
+    """Returns a function that reports each step, and adds it to `steps`."""
     began_s, before = time.monotonic(), len(steps)
 
     def step(line: str) -> None:

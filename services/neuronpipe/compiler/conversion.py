@@ -1,4 +1,4 @@
-"""The contract between the compiler and its back ends: what is converted, and how it ran."""
+"""The contract between the compiler and its back ends: what to convert, and the outputs of an artefact."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ import torch
 
 from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.bundles.manifest import Artifact
-from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
-from neuronpipe.compiler.pipeline_parallel import Pipeline
+from neuronpipe.compiler.modules import Outputs, SampleBatch, SourceModule
+from neuronpipe.compiler.pipeline_parallel import PipelinedModel
 from neuronpipe.compiler.source import ModelSource
 from neuronpipe.core.errors import SetupError
 
-# dtype → (the operations that are cast, the type); AWS's published figures for encoders are all in bfloat16.
+# dtype → (the operations that are cast, the type). AWS's published figures for encoders are all in bfloat16.
 CASTS = {"float32": ("none", ""), "bfloat16": ("matmult", "bf16")}
 _ACCUMULATION = "--enable-mixed-precision-accumulation"
 
@@ -23,8 +23,8 @@ _ACCUMULATION = "--enable-mixed-precision-accumulation"
 class NeuronxOptions:
     """Options of the compilation for Neuron.
 
-    Every flag is passed, because the compiler's defaults differ between releases. `workers` processes compile at once,
-    each of which needs memory for the model and the compiler. `cache` is where artefacts are kept.
+    Every flag is passed, because the compiler's defaults differ between releases. `workers`: processes that compile at
+    once, each with memory for the model and the compiler. `cache`: the folder of kept artefacts.
     """
 
     target: str = "inf2"
@@ -59,17 +59,17 @@ DEFAULT_OPTIONS = NeuronxOptions()
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The parameters of a conversion: the module, a batch for it, the bundle's folder, and the buckets if any."""
+    """The parameters of a conversion: the module, a batch for it, the bundle's folder, and its buckets, if any."""
 
     module: SourceModule
     source: ModelSource
-    example: Batch
+    example: SampleBatch
     folder: Path
     dtype: str
     buckets: tuple[Bucket, ...]
     neuronx: NeuronxOptions
     device_times: str = ""
-    pipeline: Pipeline | None = None
+    pipeline: PipelinedModel | None = None
 
     @property
     def parts(self) -> int:
@@ -77,7 +77,7 @@ class Conversion:
         return len(self.pipeline.firsts) if self.pipeline else 1
 
     def each_part(self) -> Iterator[tuple[SourceModule, Mapping[str, torch.Tensor]]]:
-        """The parts one by one, each with an example of its inputs; the module if it is not cut."""
+        """The parts of the module, each with an example of its inputs, or the module itself if it is not cut."""
         if self.pipeline is None:
             yield self.module, {name: torch.from_numpy(self.example[name]) for name in self.module.inputs}
             return
@@ -90,7 +90,7 @@ class Conversion:
 class Ran:
     """An artefact's outputs for each batch, and the dtype in which it computed.
 
-    `emulator` names what ran in place of the artefact, if anything did.
+    `emulator`: the program that ran instead of the artefact, or empty.
     """
 
     outputs: Sequence[Outputs]
@@ -99,14 +99,14 @@ class Ran:
 
 
 class ArtifactCompiler(Protocol):
-    """The part of the compiler for one back end (a module)."""
+    """The part of the compiler for a back end (a module)."""
 
     DTYPES: tuple[str, ...]
     BUCKETS: str
-    """Whether it compiles for buckets: "none", "optional" or "required"."""
+    """Whether the back end compiles for buckets: "none", "optional" or "required"."""
 
     def convert(self, conversion: Conversion) -> Artifact:
         """Writes the artefact into the bundle's folder and describes it. Raises SetupError."""
 
-    def run(self, conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran | None:
-        """Runs the artefact on every batch; None if there is nothing to compare."""
+    def run(self, conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatch]) -> Ran | None:
+        """Runs the artefact on every batch. Returns None if there is nothing to compare."""

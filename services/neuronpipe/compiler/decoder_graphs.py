@@ -1,8 +1,8 @@
 """The step of a model that generates as a graph over a cache in blocks, in two forms, and the graph of its encoder.
 
-The paged form is a stateful graph with caches inside, as OpenVINO's transformation to a paged graph looks for them; its
-other half is stages/neuron_executor/runtimes/paged.py. The gathered form gathers the keys and values of each row from
-blocks by itself, for OpenVINO and for PyTorch; its other half is stages/neuron_executor/runtimes/decoders.py.
+The paged form is a stateful graph with caches inside, as OpenVINO's transformation to a paged graph expects it.
+stages/neuron_executor/runtimes/paged.py runs it. The gathered form gathers the keys and values of each row from blocks
+by itself, for OpenVINO and for PyTorch. stages/neuron_executor/runtimes/decoders.py runs it.
 """
 
 import warnings
@@ -15,7 +15,7 @@ from torch.nn.functional import embedding
 
 from neuronpipe.compiler.architectures import added_to_scores, layer_windows, masks_by_kind
 from neuronpipe.compiler.decoding import (
-    Encoder,
+    CrossCacheEncoder,
     Shapes,
     arrays_of,
     biases_by_distance,
@@ -37,10 +37,10 @@ from neuronpipe.stages.neuron_executor.runtimes.paged import set_windows
 class _PagedStep(torch.nn.Module):
     """A decoder as a function of its tokens and its caches, with scores for some rows only.
 
-    In the stateful graph a row is a sequence. In the paged one it is a token, so that `scored_rows`, int64 [scored],
-    chooses the tokens of which logits are computed. With an encoder, caches of sources are behind those of texts, which
-    OpenVINO makes paged ones only where they grow. So each token brings the cross keys and values of the last token of
-    its row's source, `source_last`, float32 [rows, 2 * layers, heads, width]; the caches have those before.
+    In the stateful graph a row is a sequence. In the paged graph a row is a token, so that `scored_rows`, int64
+    [scored], chooses the tokens with logits. With an encoder, the caches of sources follow the caches of texts.
+    OpenVINO only makes caches paged that grow. So each token brings the cross keys and values of the last token of its
+    row's source, `source_last`, float32 [rows, 2 * layers, heads, width]; the caches contain the tokens before.
     """
 
     def __init__(self, model: Any) -> None:
@@ -57,7 +57,7 @@ class _PagedStep(torch.nn.Module):
         *further: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         new, total = input_ids.shape[1], attention_mask.shape[1]
-        # transformers takes a mask of four dimensions as it is; its own cannot be traced.
+        # transformers takes a mask of four dimensions as it is; its own mask cannot be traced.
         is_before = torch.arange(total)[None, :] <= (total - new + torch.arange(new))[:, None]
         mask: Any = added_to_scores(is_before[None, None] & attention_mask[:, None, None, :].bool(), torch.float32)
         has_source = bool(self.model.config.is_encoder_decoder)
@@ -67,7 +67,7 @@ class _PagedStep(torch.nn.Module):
             own, before = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
             last = (further[0][:, index].unsqueeze(2) for index in range(len(before)))
             cache = caches_of(own, [torch.cat(pair, 2) for pair in zip(before, last, strict=True)])
-        else:  # of windows the paged graph gets to know otherwise; see `_paged`
+        else:  # `_paged` tells the paged graph its windows
             mask = masks_by_kind(self.model.config, dict.fromkeys(layer_windows(self.model.config), mask))
         of_source = torch.zeros(1, 1, 1, 1) if has_source else None
         logits = decode(
@@ -79,14 +79,12 @@ class _PagedStep(torch.nn.Module):
             lambda vectors: vectors.index_select(0, scored_rows),
             of_source,
         )
-        both = (cache.self_attention_cache, cache.cross_attention_cache) if has_source else (cache,)
-        return (logits[:, -1], *(array for one in both for array in arrays_of(one)))
+        caches = (cache.self_attention_cache, cache.cross_attention_cache) if has_source else (cache,)
+        return (logits[:, -1], *(array for part in caches for array in arrays_of(part)))
 
 
 def paged_graphs(model: Any) -> dict[str, Any]:
-    """OpenVINO's graphs by the names of their files. Raises what transformers and OpenVINO raise for a model that has
-    none.
-    """
+    """OpenVINO's graphs by the names of their files. Raises the errors of transformers and OpenVINO."""
     own, cross = cache_shapes(model)
     if cross and own != cross:
         raise ValueError("attention to the source has other shapes than that to the text")
@@ -122,7 +120,7 @@ def _stateful(step: torch.nn.Module, own: Shapes, cross: Shapes) -> Any:
         inputs[name] = torch.randn(rows, heads, before, width), [-1, heads, -1, width], real
     graph = _converted(step, *(example for example, _, _ in inputs.values()))
     _describe(graph, {name: (shape, kind) for name, (_, shape, kind) in inputs.items()}, ["logits", *presents])
-    # The cache is kept inside the graph, empty at first: the paged transformation looks for such a begin.
+    # The cache is kept inside the graph, empty at first: the paged transformation looks for such a start.
     apply_make_stateful_transformation(graph, dict(zip(states, presents, strict=True)))
     count = opset13.gather(
         opset13.shape_of(graph.input("input_ids"), output_type="i64"), opset13.constant([0]), opset13.constant(0)
@@ -138,16 +136,16 @@ def _stateful(step: torch.nn.Module, own: Shapes, cross: Shapes) -> Any:
     return graph
 
 
-# Of an example for tracers: no two are equal, and none is 1.
+# Sizes of an example for tracers: no two are equal, and none is 1.
 _ROWS, _NEW, _MOST, _SOURCE, _BLOCKS = 2, 3, 4, 5, 7
 
 
 class _GatheredStep(torch.nn.Module):
-    """A model as a function of new tokens of rows, and of what they have in blocks.
+    """A model as a function of the new tokens of rows, and of the cached tokens of the rows in blocks.
 
     Inputs: see `_inputs` in stages/neuron_executor/runtimes/decoders.py, and the cache. Outputs: logits, [rows,
     vocabulary], after the last token of each row; keys and values of the new tokens, [rows, new, 2 * layers, heads,
-    width]. All that attention depends on, position biases too, is in the mask, which is computed from where tokens are.
+    width]. The mask, computed from the places of tokens, contains all that attention depends on, also position biases.
     """
 
     def __init__(self, model: Any) -> None:
@@ -159,11 +157,11 @@ class _GatheredStep(torch.nn.Module):
             raise ValueError("keys and values of several shapes")
         self.parts, (self.heads, self.width, _) = 2 * len(own), own[0]
         self.has_source = bool(cross)
-        # What attention adds to scores by how far a token is, [distances, heads], if it adds anything.
+        # The biases that attention adds to scores by the distance of a token, [distances, heads], or None.
         self.by_distance = biases_by_distance(model)
 
     def example(self) -> dict[str, torch.Tensor]:
-        """Inputs to trace it with."""
+        """The inputs with which the step is traced."""
         inputs = {
             "input_ids": torch.zeros(_ROWS, _NEW, dtype=torch.int64),
             "past": torch.tensor([5, 40]),
@@ -197,7 +195,9 @@ class _GatheredStep(torch.nn.Module):
         if source_tokens is None or source_blocks is None:
             windows = {*layer_windows(config)}
             seen = {window: is_seen & (distances < window) if window else is_seen for window in windows}
-            mask = masks_by_kind(config, {window: _mask(one, cache.dtype) for window, one in seen.items()})
+            mask = masks_by_kind(
+                config, {window: _mask(is_seen_in_window, cache.dtype) for window, is_seen_in_window in seen.items()}
+            )
         else:
             biases = None
             if self.by_distance is not None:
@@ -216,20 +216,20 @@ class _GatheredStep(torch.nn.Module):
         """Keys and values of the layers in turns, [rows, heads, tokens, width]. A head's blocks are rows of a table."""
         table = cache.reshape(-1, BLOCK_TOKENS * self.width)
         heads = torch.arange(self.heads, device=blocks.device)[None, :, None]
-        found = [
+        gathered = [
             embedding((part * cache.shape[1] + blocks[:, None]) * self.heads + heads, table)
             for part in range(self.parts)
         ]
-        return [one.reshape(blocks.shape[0], self.heads, -1, self.width) for one in found]
+        return [vectors.reshape(blocks.shape[0], self.heads, -1, self.width) for vectors in gathered]
 
 
 def _mask(is_seen: torch.Tensor, dtype: torch.dtype, biases: torch.Tensor | None = None) -> torch.Tensor:
-    """What is added to scores, [rows, heads or 1, new or 1, tokens]. `is_seen`: [rows, new or 1, tokens]."""
+    """The numbers to add to scores, [rows, heads or 1, new or 1, tokens]. `is_seen`: [rows, new or 1, tokens]."""
     return added_to_scores(is_seen[:, None], dtype, 0.0 if biases is None else biases)
 
 
 def gathered_graphs(model: Any) -> dict[str, Any]:
-    """OpenVINO's graphs by the names of their files. Raises what transformers and OpenVINO raise."""
+    """OpenVINO's graphs by the names of their files. Raises the errors of transformers and OpenVINO."""
     step = _GatheredStep(model)
     example = step.example()
     graph = _converted(step, *example.values())
@@ -243,7 +243,7 @@ def gathered_graphs(model: Any) -> dict[str, Any]:
 
 
 def exported_programs(model: Any) -> dict[str, Any]:
-    """PyTorch's exported programs by the names of their files. Raises what transformers and PyTorch raise."""
+    """PyTorch's exported programs by the names of their files. Raises the errors of transformers and PyTorch."""
     step = _GatheredStep(model).eval()
     example, dynamic = step.example(), torch.export.Dim.DYNAMIC
     free = {
@@ -252,7 +252,7 @@ def exported_programs(model: Any) -> dict[str, Any]:
     exported = {GATHERED: _exported(step, example, free)}
     if step.has_source:
         source = {"input_ids": torch.zeros(1, 5, dtype=torch.int64)}
-        exported[ENCODER] = _exported(Encoder(model).eval(), source, {"input_ids": {1: dynamic}})
+        exported[ENCODER] = _exported(CrossCacheEncoder(model).eval(), source, {"input_ids": {1: dynamic}})
     return exported
 
 
@@ -263,7 +263,7 @@ def _exported(module: torch.nn.Module, example: dict[str, torch.Tensor], free: d
 
 
 def _encoder_graph(model: Any) -> Any:
-    graph = _converted(Encoder(model), torch.zeros(1, 5, dtype=torch.int64))
+    graph = _converted(CrossCacheEncoder(model), torch.zeros(1, 5, dtype=torch.int64))
     graph.inputs[0].get_node().set_partial_shape(openvino.PartialShape([1, -1]))
     graph.validate_nodes_and_infer_types()
     return graph
@@ -271,7 +271,7 @@ def _encoder_graph(model: Any) -> Any:
 
 def _converted(module: torch.nn.Module, *example: torch.Tensor) -> Any:
     with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore")  # of every Python value that the tracer treats as constant, as in openvino.py
+        warnings.simplefilter("ignore")  # about Python values that the tracer treats as constant, as in openvino.py
         return traced(module.eval(), example)
 
 

@@ -1,8 +1,8 @@
-"""Compiles a model that generates, compared with transformers' `generate` by the code that serves.
+"""Compiles a model that generates, and compares the code that serves it with transformers' `generate`.
 
-For OpenVINO the executor makes the stateful graph a paged one when it loads it. That transformation leaves out silently
-what it does not know (position biases), so a bundle is only written if every token is the one that `generate` chooses.
-A model for which it is not gets a graph that gathers the cache itself (decoder_graphs.py), which is slower.
+For OpenVINO the executor makes a paged graph of the stateful graph when it loads it. That transformation silently
+leaves out parts that it does not know (position biases), so a bundle is only written if `generate` chooses the same
+tokens. A model with other tokens gets a graph that gathers the cache itself (decoder_graphs.py), which is slower.
 """
 
 import copy
@@ -38,25 +38,25 @@ from neuronpipe.stages.neuron_executor.runtimes.given_texts import (
 )
 from neuronpipe.stages.neuron_executor.runtimes.openvino import has_bfloat16, openvino
 
-# Back end → the data types that it generates in.
+# Back end → the data types in which it generates.
 DTYPES = {
     "openvino": ("float32", "bfloat16", "int8-weights"),
     "torch": tuple(TORCH_DTYPES),
     "neuronx": neuronx.DTYPES,
 }
-# A cache in 8 bits is a default on some CPUs: 6 of 24 texts were then the same (measured 2026-11-22).
+# On some CPUs the cache is in 8 bits by default: then 6 of 24 texts were the same (measured 2026-11-22).
 _PRECISIONS = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION")
 _PROMPT_WORDS = (1, 3, 8, 20, 50, 120)
-# One more prompt is as long as the model takes, up to so many tokens: what is wrong with length shows there. To see
-# beyond a sliding window it is longer, as long as that is within reach.
+# Another prompt is as long as the model takes, up to this number of tokens, because long texts show faults of length.
+# For a model with a sliding window it is longer than the window, up to the second limit.
 _LONG_TOKENS, _MOST_LONG_TOKENS = 1500, 4600
 _BEYOND_WINDOW_TOKENS = 64
 _NEW_TOKENS = 24
-# Blocks that are not full.
+# Room for blocks that are not full.
 _ROOM_TOKENS = 96
-# The largest difference of a logit, as a share of the largest one.
+# The largest difference of a logit, as a share of the largest logit.
 _MOST_DIFFERENCE = 1e-3
-# The least share of the same tokens in a data type other than float32, where nothing else is asked for.
+# The smallest share of equal tokens in a data type other than float32, if the request has no limit.
 _LEAST_AGREEMENT = 0.9
 
 
@@ -70,15 +70,15 @@ def compile_decoder(
 ) -> tuple[Artifact, Accuracy]:
     """Writes the graphs into a bundle's folder, in the first form that chooses the tokens of `generate`.
 
-    `texts`, `min_agreement`: see compare. `step` is told of the two steps, `report` of a form that is
-    slower than the other. Raises SetupError if no form does.
+    `texts`, `min_agreement`: see compare. `step`: called with each of the two steps. `report`: called if the form is
+    slower than the other form. Raises SetupError if no form chooses them.
     """
     module, folder, dtype = conversion.module, conversion.folder, conversion.dtype
     if backend == "neuronx":
         return _compile_slots(conversion, texts, min_agreement, step)
     is_paged = backend == "openvino" and module.config.model_type not in WITH_SHARED_BIASES
     if dtype == "bfloat16" and module.config.is_encoder_decoder:
-        is_paged = False  # a paged cache is then in bfloat16, which NumPy, by which sources are written, does not have
+        is_paged = False  # the paged cache is then bfloat16, and NumPy, which writes sources, has no bfloat16
     problem: SetupError | None = None
     for form in (MODEL, GATHERED) if is_paged else (GATHERED,):
         try:
@@ -93,12 +93,12 @@ def compile_decoder(
                 step("compare with generate on samples")
             measured = compare(module, texts, artifact, partial(_load, artifact, folder), min_agreement)
             break
-        except Exception as error:  # a graph that could be made may not load or run, or computes something else
+        except Exception as error:  # a graph may not load or run, or may compute something else
             problem = error if isinstance(error, SetupError) else SetupError(_problem(module, error))
             problem.__cause__ = problem.__cause__ or error
             shutil.rmtree(folder / "artifacts", ignore_errors=True)
     else:
-        assert problem  # noqa: S101 (each form had one; that of the last decides)
+        assert problem  # noqa: S101 (each form had a problem; the last decides)
         raise problem
     if backend == "openvino" and form == GATHERED:
         report(
@@ -111,19 +111,19 @@ def _load(artifact: Artifact, folder: Path, tokens: int) -> DecoderModel:
     path = folder / artifact.files[0]
     try:
         return load(artifact.backend, path, artifact.properties, threads=0, max_tokens=tokens, max_bytes=1 << 40)
-    except SetupError as error:  # which says what to do with a bundle, and this is none yet
+    except SetupError as error:  # with advice for a bundle, which does not exist yet
         reason = first_line(error.__cause__ or error)
         raise RuntimeError(f"{artifact.backend} does not load its graph: {reason}") from error
 
 
 def _problem(module: SourceModule, error: Exception) -> str:
-    return f"{module.architecture} cannot be compiled for {_shown(module)}: {first_line(error.__cause__ or error)}"
+    return f"{module.architecture} cannot be compiled for {_task_name(module)}: {first_line(error.__cause__ or error)}"
 
 
 def _compile_slots(
     conversion: Conversion, texts: Sequence[GivenText], min_agreement: float | None, step: Callable[[str], None]
 ) -> tuple[Artifact, Accuracy]:
-    """For Neuron. It is compared before it is traced, since that takes long, and by PyTorch, which needs no device."""
+    """Compiles for Neuron. PyTorch, which needs no device, is compared before the trace, which takes long."""
     module, (bucket, *others) = conversion.module, conversion.buckets
     if others:
         raise SetupError(
@@ -150,7 +150,7 @@ def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype:
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     own = folder / "artifacts" / backend
     try:
-        # Capped scores are computed by eager attention only.
+        # Only eager attention computes capped scores.
         is_capped = getattr(model.config, "attn_logit_softcapping", None) is not None
         model.set_attn_implementation("eager" if is_capped else "sdpa")
         if backend == "torch":
@@ -161,10 +161,10 @@ def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype:
     except Exception as error:  # the tracers, the model's own code and OpenVINO raise different exceptions
         version = f"torch {torch.__version__}" if backend == "torch" else f"OpenVINO {openvino.__version__}"
         other = "openvino" if backend == "torch" else "torch"
-        # What that form itself refuses (ValueError) PyTorch, which has no other, refuses as well.
+        # PyTorch, which has no other form, refuses the models that the gathered form refuses (ValueError).
         is_refused = backend == "openvino" and form == GATHERED and isinstance(error, ValueError)
         raise SetupError(
-            f"{module.architecture} cannot be compiled for {_shown(module)}: {version} makes no graph of it with a "
+            f"{module.architecture} cannot be compiled for {_task_name(module)}: {version} makes no graph of it with a "
             f"cache in blocks: {first_line(error.__cause__ or error)}"
             + ("" if is_refused else f"; --backend {other} may")
         ) from error
@@ -186,7 +186,7 @@ def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype:
 
 
 def sample_texts(module: SourceModule) -> list[GivenText]:
-    """Sample prompts, and what `generate` adds to them in float32, greedy."""
+    """Sample prompts, and the tokens that `generate` adds to them in float32, greedy."""
     start = list(module.fact("decoder_start_token_ids"))
     most = module.max_tokens if start else module.max_tokens - _NEW_TOKENS - 1
     longest = min(most, _long_tokens(module))
@@ -207,19 +207,19 @@ def compare(
     load: Callable[[int], DecoderModel],
     min_agreement: float | None,
 ) -> Accuracy:
-    """Compares the tokens and logits of texts with those of `generate`; see sample_texts.
+    """Compares the tokens and logits of texts with the results of `generate`; see sample_texts.
 
-    `load`: gives the model, with a cache for so many tokens, or for fewer if it is fixed.
-    Raises SetupError for a difference that is not a tie in float32; in others if less than `min_agreement` of the
-    tokens are the same, each after those of `generate` (default: _LEAST_AGREEMENT).
+    `load`: returns the model with a cache for a number of tokens, or for fewer if the size of the cache is fixed.
+    Raises SetupError in float32 for a difference that is not a tie. In other data types, raises it if less than
+    `min_agreement` of the tokens are equal, each after the tokens of `generate` (default: _LEAST_AGREEMENT).
     """
     lengths = [len(text.source or text.prompt) + len(text.tokens) for text in texts]
-    found = computed_logits(load(sum(lengths) + _ROOM_TOKENS * len(texts)), texts)
-    largest, difference = largest_logit(texts), largest_difference(found, texts)
-    agreement, tokens = token_agreement(found, texts)
+    computed = computed_logits(load(sum(lengths) + _ROOM_TOKENS * len(texts)), texts)
+    largest, difference = largest_logit(texts), largest_difference(computed, texts)
+    agreement, tokens = token_agreement(computed, texts)
     if artifact.dtype == "float32" and (agreement < 1 or not difference <= _MOST_DIFFERENCE * largest):
         raise SetupError(
-            f"{module.architecture} cannot be compiled for {_shown(module)}: with a cache in blocks, "
+            f"{module.architecture} cannot be compiled for {_task_name(module)}: with a cache in blocks, "
             f"{round(tokens * (1 - agreement))} of {tokens} tokens differ from transformers' generate, and logits by "
             f"up to {difference:.2e}"
         )
@@ -242,27 +242,27 @@ def compare(
 
 
 def _long_tokens(module: SourceModule) -> int:
-    """How long the longest prompt is, at most."""
+    """The maximum length of the longest prompt."""
     window = 0 if module.config.is_encoder_decoder else max(layer_windows(module.config))
     return min(max(_LONG_TOKENS, window + _BEYOND_WINDOW_TOKENS), _MOST_LONG_TOKENS)
 
 
-def _shown(module: SourceModule) -> str:
+def _task_name(module: SourceModule) -> str:
     """The task, for a user."""
     return module.task.replace("_", " ")
 
 
 def _emulated(module: SourceModule, texts: Sequence[GivenText]) -> list[NDArray[np.float32]]:
-    """The logits of PyTorch in bfloat16, [tokens, vocabulary] of each text."""
-    model, found = pretrained_model(module.module), []
+    """The logits of PyTorch in bfloat16, [tokens, vocabulary] for each text."""
+    model, all_logits = pretrained_model(module.module), []
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
         for text in texts:
             whole = torch.tensor([[*text.prompt, *text.tokens[:-1].tolist()]])
             name = "decoder_input_ids" if text.source else "input_ids"
             source = {"input_ids": torch.tensor([[*text.source]])} if text.source else {}
             logits = model(**source, **{name: whole})["logits"][0, len(text.prompt) - 1 :]
-            found.append(logits.float().numpy())
-    return found
+            all_logits.append(logits.float().numpy())
+    return all_logits
 
 
 def _reference(
@@ -281,7 +281,7 @@ def _reference(
         return_dict_in_generate=True,
         output_logits=True,
     )
-    own, model.generation_config = model.generation_config, config  # or the model's own values fill what is not set
+    own, model.generation_config = model.generation_config, config  # else the model's own values fill unset options
     try:
         with torch.inference_mode(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
-"""Runs of a model that generates, over caches of keys and values as transformers has them.
+"""Runs of a model that generates, over caches of keys and values in the form of transformers.
 
-All of its graphs are made of these: decoder_graphs.py for caches in blocks, slots.py for caches in slots. Attention as
-T5 has it adds biases by distance, which the layers of a decoder share.
+The graphs are made of these runs: decoder_graphs.py for caches in blocks, slots.py for caches in slots. T5's attention
+adds biases by distance, which the layers of a decoder share.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +17,9 @@ from transformers.modeling_outputs import BaseModelOutput
 from neuronpipe.compiler.architectures import taking_masks
 from neuronpipe.compiler.modules import choosing
 
-# Heads, width of the keys and of the values of each cache.
+# The number of heads, the width of the keys and the width of the values of each cache.
 Shapes = Sequence[tuple[int, int, int]]
-# The methods of transformers 4 that make masks, and which of their arguments is the mask.
+# The methods of transformers 4 that make masks, and the index of the argument that is the mask.
 _MAKING_MASKS = {"invert_attention_mask": 0, "_update_full_mask": 0, "_update_cross_attn_mask": 1}
 
 
@@ -49,7 +49,7 @@ def arrays_of(cache: Cache) -> Iterator[torch.Tensor]:
 
 
 def cache_shapes(model: Any) -> tuple[Shapes, Shapes]:
-    """The shapes of a text's caches, and of those of its source, of which a decoder alone has none."""
+    """The shapes of a text's caches, and of its source's caches, which a decoder alone lacks."""
     tokens, cross = torch.tensor([[0, 0]]), None
     with torch.inference_mode():
         if model.config.is_encoder_decoder:
@@ -62,13 +62,13 @@ def cache_shapes(model: Any) -> tuple[Shapes, Shapes]:
 
 
 def _shapes_of(cache: Cache) -> Shapes:
-    if not cache.layers or any(getattr(one, "keys", None) is None for one in cache.layers):
+    if not cache.layers or any(getattr(layer, "keys", None) is None for layer in cache.layers):
         raise ValueError("its layers keep more than keys and values of tokens, as recurrent and state-space layers do")
-    return [(one.keys.shape[1], one.keys.shape[3], one.values.shape[3]) for one in cache.layers]
+    return [(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in cache.layers]
 
 
 def decoder_of(model: Any) -> Any:
-    """The part of a model that ends in the vectors from which its head makes logits. OPT's is within its base model."""
+    """The part of a model that makes the vectors from which its head makes logits. OPT has it in its base model."""
     if model.config.is_encoder_decoder:
         return model.get_decoder()
     return getattr(model.base_model, "decoder", model.base_model)
@@ -85,8 +85,8 @@ def decode(
 ) -> torch.Tensor:
     """The logits of a decoder after new tokens, which are added to the cache. Biases are in the mask.
 
-    `mask`, `of_source`: in four dimensions, of the text, or one for each kind of its layers, and of the source, if it
-    has one. `choose`: of the vectors before the head, those of which logits are computed.
+    `mask`: in four dimensions, for the text, or a mask for each kind of layers. `of_source`: in four dimensions, for
+    the source, if there is one source. `choose`: chooses the vectors before the head for which logits are computed.
     """
     decoder = decoder_of(model)
     with ExitStack() as stack:
@@ -111,7 +111,7 @@ def decode(
 def read(model: Any, input_ids: torch.Tensor, source_mask: torch.Tensor | None = None) -> EncoderDecoderCache:
     """The caches of a model that has read a source, after one token.
 
-    `source_mask`: [1, 1, 1, tokens], 0 for what is part of the source; None if all is.
+    `source_mask`: [1, 1, 1, tokens], 0 for tokens of the source; None if all tokens are.
     """
     seen = torch.zeros(1, 1, 1, 1, dtype=model.dtype)
     # The encoder of T5 in transformers 4 takes no mask of four dimensions.
@@ -146,8 +146,8 @@ class _Kept(DynamicLayer):
         return key_states, value_states
 
 
-class Encoder(torch.nn.Module):
-    """From a source's tokens, [1, tokens], to cross keys and values in turns: [2 * layers, heads, tokens, width]."""
+class CrossCacheEncoder(torch.nn.Module):
+    """Converts a source's tokens, [1, tokens], to cross keys and values: [2 * layers, heads, tokens, width]."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -159,8 +159,8 @@ class Encoder(torch.nn.Module):
 
 @contextmanager
 def placing(part: Any, positions: torch.Tensor) -> Iterator[None]:
-    """An encoder's or a decoder's positional embedding, if it has one, is of these: transformers' are the same for all
-    rows, and XGLM's grow with the text.
+    """Replaces the positions of an encoder's or decoder's positional embedding, if it has an embedding. The
+    embeddings of transformers use the same positions for all rows, and XGLM's grow with the text.
     """
     if (placed := getattr(part, "embed_positions", None)) is None:
         yield
@@ -174,15 +174,15 @@ def placing(part: Any, positions: torch.Tensor) -> Iterator[None]:
 
 
 def _is_t5(model: Any) -> bool:
-    """Whether its layers are built as T5's, in blocks that share position biases."""
+    """Whether the model's layers are built as T5's layers, in blocks that share position biases."""
     return model.config.is_encoder_decoder and hasattr(model.get_decoder(), "block")
 
 
 @contextmanager
 def _masks_as_given(model: Any) -> Iterator[None]:
-    """Masks in four dimensions are taken as they are.
+    """Makes a model take masks in four dimensions as they are.
 
-    Models of transformers 4 would make them of others, of ones and zeros in two dimensions.
+    Models of transformers 4 would make them of two-dimensional masks of 0 and 1.
     """
     parts = (model.get_encoder(), model.get_decoder())
     replaced = [(part, name, index) for part in parts for name, index in _MAKING_MASKS.items() if hasattr(part, name)]
@@ -196,9 +196,9 @@ def _masks_as_given(model: Any) -> Iterator[None]:
 
 
 def biases_by_distance(model: Any) -> torch.Tensor | None:
-    """What a decoder adds to the scores of a token so far before, [distances, heads]; None if it adds nothing.
+    """The biases that a decoder adds to scores by the distance of a token, [distances, heads], or None.
 
-    All distances from the last one on have the same.
+    All distances from the last distance on have the same bias.
     """
     if (attention := _biased(model)) is None:
         return None
@@ -215,7 +215,7 @@ def biases_by_distance(model: Any) -> torch.Tensor | None:
 
 @contextmanager
 def _without_biases(model: Any) -> Iterator[None]:
-    """Its decoder adds none: the mask has them already."""
+    """Makes a decoder add no biases, because the mask contains them."""
     if (attention := _biased(model)) is None:
         yield
         return
@@ -228,12 +228,14 @@ def _without_biases(model: Any) -> Iterator[None]:
 
 @contextmanager
 def attending_by(model: Any, attend: Callable[..., tuple[torch.Tensor, None]]) -> Iterator[None]:
-    """A function computes the attention of its decoder, without biases. `attend`: see transformers.AttentionInterface.
+    """Makes `attend` compute a decoder's attention, without biases. `attend`: see transformers.AttentionInterface.
 
-    That of transformers 4 is not a function that can be replaced; of models that are not as T5, it stays what it is.
+    In transformers 4, T5's attention is not a function that can be replaced. Models unlike T5 are not changed.
     """
     blocks = model.get_decoder().block if _is_t5(model) else ()
-    replaced = [one for block in blocks for one in (block.layer[0].SelfAttention, block.layer[1].EncDecAttention)]
+    replaced = [
+        attention for block in blocks for attention in (block.layer[0].SelfAttention, block.layer[1].EncDecAttention)
+    ]
     for attention in replaced:
         attention.forward = partial(_attended, attention, attend)
     try:
@@ -254,12 +256,12 @@ def _attended(
     key_value_states: torch.Tensor | None = None,
     **unused: Any,
 ) -> tuple[torch.Tensor, None, None]:
-    """See T5Attention.forward: what is computed, the biases and the weights."""
+    """Replaces T5Attention.forward, which returns the vectors, the biases and the weights."""
 
     def heads(projected: torch.Tensor) -> torch.Tensor:
         return projected.unflatten(-1, (-1, attention.key_value_proj_dim)).transpose(1, 2)
 
     source = hidden_states if key_value_states is None else key_value_states
     query, key, value = heads(attention.q(hidden_states)), heads(attention.k(source)), heads(attention.v(source))
-    found, _ = attend(attention, query, key, value, None, scaling=1.0)
-    return attention.o(found.flatten(2)), None, None
+    attended, _ = attend(attention, query, key, value, None, scaling=1.0)
+    return attention.o(attended.flatten(2)), None, None

@@ -1,8 +1,8 @@
 """Finds the task of a model in its configuration. Refuses models that cannot be served, with the reason.
 
 These decide, in this order: the modules and the settings that sentence-transformers saved (modules.json and
-config_sentence_transformers.json); the architecture's name, which says what head the model has; and between the tasks
-that its head serves, README.md (pipeline_tag), or else the labels.
+config_sentence_transformers.json); the architecture's name, which names the head of the model; and between the tasks of
+that head README.md (pipeline_tag), or else the labels.
 """
 
 from collections.abc import Mapping
@@ -41,8 +41,8 @@ _HEADS: Mapping[str, tuple[str, ...]] = {
 }
 _WRITING_HEADS = ("ForCausalLM", "LMHeadModel")
 _FROM_TEXT_TO_TEXT = ("summarization", "translation")
-# Encoder-decoders whose attention depends on distances. OpenVINO's attention with a cache in blocks leaves that out.
-# Those of the first are shared by all layers, so that they can be a part of the mask.
+# Encoder-decoders whose attention depends on distances, which OpenVINO's attention with a cache in blocks leaves out.
+# All layers of the first kinds share the biases, which can thus be a part of the mask.
 WITH_SHARED_BIASES = ("t5", "mt5")
 _WITH_OTHER_BIASES = ("umt5", "longt5", "switch_transformers", "pop2piano", "udop")
 _PIPELINE_TAGS = {
@@ -58,8 +58,8 @@ _SHOWN_LABELS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A task, and by what it was found, for a user."""
+class DetectedTask:
+    """A task, and the reason for its choice, for a user."""
 
     task: str
     reason: str
@@ -69,7 +69,7 @@ class Found:
 class Configuration:
     """The configuration in a model's files.
 
-    `settings` and `modules` are those of sentence-transformers, `card` is the front matter of README.md.
+    `settings`, `modules`: saved by sentence-transformers. `card`: the front matter of README.md.
     """
 
     folder: Path
@@ -81,19 +81,21 @@ class Configuration:
     weights_dtype: str
     has_own_code: bool
 
-    def find_task(self) -> Found:
-        """The task for which the model was made. Raises SetupError, which names the kind of model, if there is none."""
+    def find_task(self) -> DetectedTask:
+        """The task for which the model was made. Raises SetupError, which names the kind of model, for no task."""
         if self._is_sparse():
-            return Found("sparse_embedding", "modules.json" if self.modules else f"{self.architecture}; README.md")
+            return DetectedTask(
+                "sparse_embedding", "modules.json" if self.modules else f"{self.architecture}; README.md"
+            )
         if self._kinds() & _MULTI_VECTOR:
-            return Found("multi_vector_embedding", "modules.json" if self.modules else self.architecture)
+            return DetectedTask("multi_vector_embedding", "modules.json" if self.modules else self.architecture)
         self._refuse_other_kinds()
         if "CLIPModel" in self.modules:
-            return Found("zero_shot_image_classification", "modules.json")
+            return DetectedTask("zero_shot_image_classification", "modules.json")
         if self.modules and self.settings.get("model_type") != "CrossEncoder":
-            return Found("sentence_embedding", "modules.json")
+            return DetectedTask("sentence_embedding", "modules.json")
         if "Pooling" in self.modules:
-            return Found("rerank", "modules.json, saved as a cross-encoder")
+            return DetectedTask("rerank", "modules.json, saved as a cross-encoder")
         if not self.architecture:
             raise SetupError(
                 f"{self.folder}: config.json names no architecture, so its task is not known; choose one with --task"
@@ -111,18 +113,22 @@ class Configuration:
                 f"{self.folder}: config.json names {self.architecture}, and its model type {self.config.model_type!r} "
                 "has no such head; correct the one that is wrong"
             )
-        said = _PIPELINE_TAGS.get(tag, tag.replace("-", "_"))
-        found = Found(said, f"{self.architecture}; README.md: {tag}") if said in tasks else self._by_labels(tasks)
-        self.check_task(found.task)
-        if found.task not in SOURCE_TASKS:
+        tagged_task = _PIPELINE_TAGS.get(tag, tag.replace("-", "_"))
+        detected = (
+            DetectedTask(tagged_task, f"{self.architecture}; README.md: {tag}")
+            if tagged_task in tasks
+            else self._by_labels(tasks)
+        )
+        self.check_task(detected.task)
+        if detected.task not in SOURCE_TASKS:
             raise SetupError(
-                f"{self.folder}: {self.architecture} is for {found.task}, which is not supported; supported are "
+                f"{self.folder}: {self.architecture} is for {detected.task}, which is not supported; supported are "
                 f"{', '.join(SOURCE_TASKS)}"
             )
-        return found
+        return detected
 
     def check_task(self, task: str) -> None:
-        """Raises SetupError for a model that writes text with a task of others, and the other way round."""
+        """Raises SetupError for a model that writes text with a task of other models, and the other way round."""
         causal, masked = (
             modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
             modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -154,11 +160,11 @@ class Configuration:
             )
 
     def dtype_of(self, dtypes: tuple[str, ...]) -> str:
-        """The data type to compile in: that of the weights, if it is one of these."""
+        """The data type to compile in: the type of the weights, if `dtypes` contains it, or float32."""
         return self.weights_dtype if self.weights_dtype in dtypes else "float32"
 
     def _is_sparse(self) -> bool:
-        """Whether it weighs tokens. Raises SetupError for a model that does it in another way than SPLADE."""
+        """Whether the model weighs tokens. Raises SetupError for a model that weighs them otherwise than SPLADE."""
         if not self._kinds() & _SPARSE:
             return False
         if not self.modules and not self.architecture.endswith(("ForMaskedLM", "ForPreTraining")):
@@ -199,15 +205,15 @@ class Configuration:
         except SetupError:
             return False
 
-    def _by_labels(self, tasks: tuple[str, ...]) -> Found:
+    def _by_labels(self, tasks: tuple[str, ...]) -> DetectedTask:
         if "rerank" in tasks and is_cross_encoder(self.folder, self.config):
             kind = "" if self.architecture.endswith(_WRITING_HEADS) else " with one label"
-            return Found("rerank", f"{self.architecture}{kind}, saved as a cross-encoder")
+            return DetectedTask("rerank", f"{self.architecture}{kind}, saved as a cross-encoder")
         if "translation" in tasks and self.config.model_type in ("mbart", "m2m_100"):
-            return Found("translation", f"{self.architecture}, which is made for several languages")
+            return DetectedTask("translation", f"{self.architecture}, which is made for several languages")
         if "zero_shot_classification" in tasks:
-            return Found("zero_shot_classification", f"{self.architecture} with a label for entailment")
-        return Found(tasks[0], self.architecture)
+            return DetectedTask("zero_shot_classification", f"{self.architecture} with a label for entailment")
+        return DetectedTask(tasks[0], self.architecture)
 
 
 def read_configuration(folder: Path) -> Configuration:
@@ -248,7 +254,7 @@ def read_configuration(folder: Path) -> Configuration:
 
 
 def describe(module: SourceModule, reason: str, dtype: str, weights_dtype: str) -> str:
-    """A few lines for a user: what was found in the model's files."""
+    """Describes the contents of the model's files in a few lines for a user."""
     also = "".join(f"; also answers {other}" for other in module.tasks[1:])
     lines = {"task": f"{module.task} ({reason}){also}"}
     if labels := module.labels:
@@ -268,7 +274,7 @@ def describe(module: SourceModule, reason: str, dtype: str, weights_dtype: str) 
 
 
 def _refuse_encoder_decoders(folder: Path, config: Any, architecture: str) -> None:
-    """Refuses those that write no text about a text."""
+    """Refuses encoder-decoders that write no text about a text."""
     if not getattr(config, "is_encoder_decoder", False):
         return
     kind, name = config.model_type, architecture or config.model_type
@@ -289,7 +295,7 @@ def _card(folder: Path) -> Mapping[str, Any]:
     path = folder / "README.md"
     try:
         return (metadata_load(path) if path.is_file() else None) or {}
-    except Exception:  # README.md is for people, and may have any content: if it cannot be parsed, it is ignored
+    except Exception:  # README.md may have any content; without a front matter it is ignored
         return {}
 
 

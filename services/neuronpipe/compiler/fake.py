@@ -1,13 +1,13 @@
 """Makes bundles for the fake back end, with batch times of a device for each bucket, for simulations.
 
-They have no artefact, only the model's description.
+Such a bundle has no artefact, only the model's description.
 """
 
 from collections.abc import Mapping, Sequence
 
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.compiler.conversion import Conversion, Ran
-from neuronpipe.compiler.modules import Batch
+from neuronpipe.compiler.modules import SampleBatch
 from neuronpipe.core.errors import SetupError
 
 # AWS's figures for inf2.xlarge, which has two cores: length 128, float32 with matmult-bf16. A core's time for a batch
@@ -19,7 +19,7 @@ _THROUGHPUT_PER_S = {
 }
 _CORES = 2
 
-# name → bucket → milliseconds
+# Name → bucket → milliseconds.
 DEVICE_TIMES: Mapping[str, Mapping[str, float]] = {
     name: {f"{batch}x{tokens}": round(1000 * _CORES * batch / rate, 3) for (batch, tokens), rate in rates.items()}
     for name, rates in _THROUGHPUT_PER_S.items()
@@ -27,7 +27,7 @@ DEVICE_TIMES: Mapping[str, Mapping[str, float]] = {
 
 
 def format_times(times: Mapping[str, float]) -> str:
-    """A table in the format of the fake back end's property."""
+    """Formats a table for the fake back end's property."""
     return ",".join(f"{bucket}:{time_ms:g}" for bucket, time_ms in times.items())
 
 
@@ -36,7 +36,7 @@ BUCKETS = "optional"
 
 
 def convert(conversion: Conversion) -> Artifact:
-    """See ArtifactCompiler."""
+    """Describes the artefact; see ArtifactCompiler."""
     times = DEVICE_TIMES.get(conversion.device_times, {})
     missing = [str(bucket) for bucket in conversion.buckets if times and str(bucket) not in times]
     if missing or (times and not conversion.buckets):
@@ -47,6 +47,6 @@ def convert(conversion: Conversion) -> Artifact:
     return Artifact(backend="fake", dtype=conversion.dtype, buckets=conversion.buckets, properties=properties)
 
 
-def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran | None:
-    """See ArtifactCompiler. There is nothing to compare."""
+def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatch]) -> Ran | None:
+    """Returns None: there is nothing to compare."""
     return None

@@ -1,6 +1,6 @@
-"""Models of images as modules: normalization of the levels, then the model; with texts, both parts as one graph.
+"""Models of images as modules: normalization of levels, then the model. With texts, both parts are one graph.
 
-A model's image processor is split into an ImageSpec, by which the tokenizer reads images, and the part in the graph.
+A model's image processor is split into an ImageSpec, by which the tokenizer reads images, and a part of the graph.
 """
 
 import zlib
@@ -17,7 +17,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from neuronpipe.compiler.architectures import EmptyBatches, added_to_scores, fixing_positions
-from neuronpipe.compiler.modules import PIXELS, Batch, SourceModule
+from neuronpipe.compiler.modules import PIXELS, SampleBatch, SourceModule
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import InvalidInput, SetupError, first_line
 from neuronpipe.core.files import files_told
@@ -28,23 +28,23 @@ from neuronpipe.tasks.zero_shot_image_classification import ImageTextFacts
 # In the order of Pillow's numbers.
 _FILTERS: tuple[Resampling, ...] = get_args(Resampling)
 _STEPS = frozenset({"do_resize", "do_center_crop", "do_rescale", "do_normalize"})
-# They do not change an RGB image: the last is for maps of labels.
+# Options that do not change an RGB image. The last option is for maps of labels.
 _WITHOUT_EFFECT = frozenset({"do_convert_rgb", "do_reduce_labels"})
 # Below this size, ConvNeXt's processor scales to a larger size than requested, and crops. Source: its `resize`.
 _CONVNEXT_WARPS_FROM = 384
-# float32 at the largest values, 2.7, has steps of 2.4e-7.
+# float32 numbers of 2.7, the largest value, have steps of 2.4e-7.
 _TOLERANCE = 1e-6
-# Wide, high, smaller than most models' images, and larger.
+# A wide image, a high image that is smaller than most models' images, and a larger image.
 _SAMPLE_SIZES = ((300, 200), (37, 91), (512, 640))
 _TRANSPARENT = (10, 20, 30)
 
 
-class Normalize(torch.nn.Module):
-    """Converts levels, uint8 [batch, 3, height, width], to float32 numbers, as the model was trained."""
+class NormalizeLevels(torch.nn.Module):
+    """Converts levels, uint8 [batch, 3, height, width], to the float32 numbers with which the model was trained."""
 
     def __init__(self, scale: float, means: Sequence[float], deviations: Sequence[float]) -> None:
         super().__init__()
-        # No buffers, which would lose digits with the model's dtype.
+        # Not buffers, which would lose digits with the model's dtype.
         self._factors = [scale / deviation for deviation in deviations]
         self._offsets = [-mean / deviation for mean, deviation in zip(means, deviations, strict=True)]
 
@@ -60,7 +60,7 @@ class SourceImageProcessor:
     """An image processor in two parts: `spec` is for the pre-process stage, `normalize` runs before the model."""
 
     spec: ImageSpec
-    normalize: Normalize
+    normalize: NormalizeLevels
 
     def run(self, image: Image.Image) -> NDArray[np.float32]:
         """The model's input for an RGB image: float32 [1, 3, height, width]."""
@@ -73,14 +73,14 @@ class SourceImageProcessor:
 def load_image_processor(folder: Path) -> SourceImageProcessor:
     """Reads the processor on Pillow and NumPy.
 
-    Raises SetupError for a processor with an operation that cannot be reproduced, and names it.
+    Raises SetupError for a processor with an operation that cannot be reproduced, and names the operation.
     """
     is_4 = transformers.__version__.startswith("4.")
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(
             folder, trust_remote_code=False, **({"use_fast": False} if is_4 else {"backend": "pil"})
         )
-    except Exception as error:  # a file of unknown origin may raise anything
+    except Exception as error:  # a file of unknown origin may raise any exception
         raise SetupError(
             f"{folder}: transformers {transformers.__version__} cannot load its image processor: {first_line(error)}"
         ) from error
@@ -92,29 +92,29 @@ def load_image_processor(folder: Path) -> SourceImageProcessor:
     if unknown:
         raise SetupError(f"{folder}: its {name} has {', '.join(unknown)}, which is not supported")
     try:
-        read = SourceImageProcessor(_image_spec(options), _normalize(options))
+        processor_parts = SourceImageProcessor(_image_spec(options), _normalize(options))
     except (ValidationError, ValueError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise SetupError(f"{folder}: its {name} is not supported: {problem}") from error
     samples = [Image.fromarray(_sample_image(height, width, 0)) for height, width in _SAMPLE_SIZES]
-    difference = max(_difference(processor, sample, read.run(sample)) for sample in samples)
+    difference = max(_difference(processor, sample, processor_parts.run(sample)) for sample in samples)
     if not difference <= _TOLERANCE:
         raise SetupError(
             f"{folder}: its {name} makes pixels that differ by {difference:.2e} from what its options say; "
             "not supported"
         )
-    # No option decides this alone: with do_convert_rgb, transformers 5 whitens, 4 does not.
+    # No option alone decides this: with do_convert_rgb, transformers 5 whitens, and transformers 4 does not.
     transparent = Image.new("RGB", _SAMPLE_SIZES[0], _TRANSPARENT)
     transparent.info["transparency"] = _TRANSPARENT
-    if _difference(processor, transparent, read.run(transparent)) <= _TOLERANCE:
-        return read
-    if not _difference(processor, transparent, read.run(whiten(transparent))) <= _TOLERANCE:
+    if _difference(processor, transparent, processor_parts.run(transparent)) <= _TOLERANCE:
+        return processor_parts
+    if not _difference(processor, transparent, processor_parts.run(whiten(transparent))) <= _TOLERANCE:
         raise SetupError(f"{folder}: its {name} makes another colour than white of what is transparent; not supported")
-    return SourceImageProcessor(read.spec.model_copy(update={"whitens": True}), read.normalize)
+    return SourceImageProcessor(processor_parts.spec.model_copy(update={"whitens": True}), processor_parts.normalize)
 
 
 def sample_pixels(spec: ImageSpec, seed: int) -> NDArray[np.uint8]:
-    """An image made from a number: uint8 [3, height, width]."""
+    """Makes an image from a number: uint8 [3, height, width]."""
     height, width = (200 + seed % length for length in (170, 230))
     return to_pixels(_sample_image(height, width, seed), spec)
 
@@ -122,7 +122,7 @@ def sample_pixels(spec: ImageSpec, seed: int) -> NDArray[np.uint8]:
 def _sample_image(height: int, width: int, seed: int) -> NDArray[np.uint8]:
     """Patches of colour that blend into each other, under noise: [height, width, 3].
 
-    Photographs have large and small structures, too.
+    Photographs also have large and small structures.
     """
     generator = np.random.default_rng([seed, height, width])
     patches = generator.integers(0, 256, (6, 8, 3), np.uint8)
@@ -161,18 +161,18 @@ def _height_and_width(size: Mapping[str, Any], name: str) -> tuple[int, int]:
     return int(known["height"]), int(known["width"])
 
 
-def _normalize(options: Mapping[str, Any]) -> Normalize:
+def _normalize(options: Mapping[str, Any]) -> NormalizeLevels:
     scale = float(options["rescale_factor"]) if options.get("do_rescale") else 1.0
     if not options.get("do_normalize"):
-        return Normalize(scale, [0.0] * 3, [1.0] * 3)
-    means, deviations = (_of_channels(options[name], name) for name in ("image_mean", "image_std"))
+        return NormalizeLevels(scale, [0.0] * 3, [1.0] * 3)
+    means, deviations = (_channel_values(options[name], name) for name in ("image_mean", "image_std"))
     if not all(deviations):
         raise ValueError("image_std has a zero")
-    return Normalize(scale, means, deviations)
+    return NormalizeLevels(scale, means, deviations)
 
 
-def _of_channels(value: Any, name: str) -> list[float]:
-    numbers = [float(one) for one in value] if isinstance(value, Sequence) else [float(value)] * 3
+def _channel_values(value: Any, name: str) -> list[float]:
+    numbers = [float(number) for number in value] if isinstance(value, Sequence) else [float(value)] * 3
     if len(numbers) != 3:
         raise ValueError(f"{name} has {len(numbers)} numbers, not one for each of 3 channels")
     return numbers
@@ -181,7 +181,7 @@ def _of_channels(value: Any, name: str) -> list[float]:
 def _difference(processor: Any, image: Image.Image, numbers: NDArray[np.float32]) -> float:
     """The largest difference between `numbers` and the processor's result for an RGB image.
 
-    For numbers above 1 it is relative.
+    For numbers above 1 the difference is relative.
     """
     expected = np.asarray(processor(images=[image], return_tensors="np")["pixel_values"], np.float64)
     if numbers.shape != expected.shape:
@@ -193,17 +193,17 @@ def _difference(processor: Any, image: Image.Image, numbers: NDArray[np.float32]
 #
 # Sources: transformers 5, CLIPModel and SiglipModel; the pipeline for zero-shot-image-classification.
 
-# Kinds whose scores and texts are known to be what is written here.
+# Kinds of models whose scores and texts are known to be as this file computes them.
 IMAGE_TEXT_KINDS = ("clip", "siglip")
 
 
 class ImagesAndTexts(torch.nn.Module):
     """Vectors of texts and of images, in the order of `places` [batch], which counts the texts and then the images.
 
-    There may be no text, or no image: then its part of the model computes nothing.
+    If there is no text, or no image, that part of the model computes nothing.
     """
 
-    def __init__(self, model: Any, normalize: Normalize, tokenizer: SourceTokenizer) -> None:
+    def __init__(self, model: Any, normalize: NormalizeLevels, tokenizer: SourceTokenizer) -> None:
         super().__init__()
         self.model = model
         self.normalize = normalize
@@ -220,8 +220,8 @@ class ImagesAndTexts(torch.nn.Module):
 
     def _texts_of(self, input_ids: torch.Tensor) -> Any:
         if self._is_causal:
-            # What follows a text's end is not seen, padding included. transformers makes no mask where it knows the
-            # length, which a trace would keep for ever.
+            # Tokens after a text's end are not seen, nor is padding. transformers makes no mask if it knows the length,
+            # which a trace would keep for ever.
             positions = torch.arange(input_ids.shape[1], device=input_ids.device)
             is_seen = positions[:, None] >= positions[None, :]
             mask = added_to_scores(is_seen, next(self.model.parameters()).dtype)[None, None]
@@ -232,11 +232,11 @@ class ImagesAndTexts(torch.nn.Module):
 
 
 def image_text_facts(folder: Path, model: Any) -> ImageTextFacts:
-    """How the model makes a score of a cosine. Raises SetupError if its files do not say."""
+    """The conversion of a cosine to a score. Raises SetupError if the model's files lack a part of it."""
     parameters = [model.logit_scale] + ([model.logit_bias] if model.config.model_type == "siglip" else [])
-    if any(one.requires_grad for one in parameters):  # as load_weights marks what the files lack
+    if any(parameter.requires_grad for parameter in parameters):  # load_weights marks parameters that the files lack
         raise SetupError(f"{folder}: its weights lack logit_scale or logit_bias, without which it has no scores")
-    scale, shift = float(model.logit_scale.exp()), sum(float(one) for one in parameters[1:])
+    scale, shift = float(model.logit_scale.exp()), sum(float(parameter) for parameter in parameters[1:])
     return ImageTextFacts(scale=scale, shift=shift, function="softmax" if len(parameters) == 1 else "sigmoid")
 
 
@@ -250,9 +250,9 @@ def check_texts(folder: Path, model: Any, tokenizer: SourceTokenizer) -> None:
 
 
 class ImageModule(torch.nn.Module):
-    """A model after the normalization of its images. `attribute`: of its result, which becomes the output `name`."""
+    """A model after the normalization of its images. `attribute`: the part of its result for the output `name`."""
 
-    def __init__(self, normalize: Normalize, model: torch.nn.Module, attribute: str, name: str) -> None:
+    def __init__(self, normalize: NormalizeLevels, model: torch.nn.Module, attribute: str, name: str) -> None:
         super().__init__()
         self.normalize = normalize
         self.model = model
@@ -274,7 +274,7 @@ def image_module(
     labels: tuple[str, ...] = (),
     facts: Mapping[str, TaskFacts],
 ) -> SourceModule:
-    """`module` with the data of the model's configuration and image processor."""
+    """Describes `module` with the data of the model's configuration and image processor."""
     model: Any = module.model
     height, width = processor.spec.size
     return SourceModule(
@@ -296,8 +296,8 @@ def image_module(
 def try_images(
     folder: Path, module: Callable[[torch.Tensor], dict[str, torch.Tensor]], model: Any, size: tuple[int, int]
 ) -> dict[str, torch.Tensor]:
-    """The outputs of a module for one image of a size, height and width, to which the model's positions are fixed from
-    now on. Raises SetupError if the model does not take it.
+    """The outputs of a module for an image of a size (height, width), to which the model's positions are fixed from
+    now on. Raises SetupError if the model does not take the image.
     """
     try:
         with torch.no_grad(), fixing_positions(model):
@@ -309,15 +309,15 @@ def try_images(
         ) from error
 
 
-def encode_images(module: SourceModule, texts: Sequence[str]) -> Batch:
-    """An image for each text, made from its words."""
-    assert module.image is not None  # noqa: S101 (it is a module of images)
+def encode_images(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
+    """Makes an image for each text from its words."""
+    assert module.image is not None  # noqa: S101 (the module is a module of images)
     return {PIXELS: np.stack([sample_pixels(module.image, zlib.crc32(text.encode())) for text in texts])}
 
 
-def encode_image_files(module: SourceModule, files: Sequence[Path]) -> Batch:
-    """The images of files. Raises SetupError for one that cannot be read, or is no image."""
-    assert module.image is not None  # noqa: S101 (it is a module of images)
+def encode_image_files(module: SourceModule, files: Sequence[Path]) -> SampleBatch:
+    """Reads the images of files. Raises SetupError for a file that cannot be read, or is no image."""
+    assert module.image is not None  # noqa: S101 (the module is a module of images)
     return {PIXELS: np.stack([_pixels(file, module.image) for file in files])}
 
 

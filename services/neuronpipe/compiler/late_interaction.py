@@ -1,7 +1,7 @@
-"""Reads a model of late interaction (ColBERT): what is behind its encoder, and how queries and documents become tokens.
+"""Reads a model of late interaction (ColBERT): the layers behind its encoder, and the tokens of queries and documents.
 
-Sources: sentence-transformers 6, multi_vector_encoder/model.py and base/modules/transformer.py, which reads the three
-formats: its own, PyLate's and that of Stanford's ColBERT.
+Sources: sentence-transformers 6, multi_vector_encoder/model.py and base/modules/transformer.py, which reads three
+formats: its own, PyLate's, and the format of Stanford's ColBERT.
 """
 
 import string
@@ -36,7 +36,7 @@ _NORMALIZE = Layer(Normalize(), TOKENS, TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class LateInteraction:
-    """A model of late interaction. `layers` are behind its encoder, for each token."""
+    """A model of late interaction. `layers`: behind its encoder, for each token."""
 
     model_folder: Path
     layers: Sequence[Layer]
@@ -45,7 +45,7 @@ class LateInteraction:
     divides_by_tokens: bool = False
 
     def kind(self, name: str, tokenizer: SourceTokenizer, max_tokens: int) -> TextKind:
-        """How texts of a kind, query or document, become tokens. Raises SetupError."""
+        """The conversion of texts of a kind, query or document, to tokens. Raises SetupError."""
         own, settings = tokenizer.transformers_tokenizer, self.settings
         expansion = (settings.get("query_expansion") or {}) if name == "query" else {}
         length = int(expansion.get("length") or 0)
@@ -61,7 +61,7 @@ class LateInteraction:
             prefix=prefix,
             prefix_ids=prefix_ids,
             prefix_at=place,
-            skipped_ids=_known(own, settings.get("skiplist_words") or ()) if skips else (),
+            skipped_ids=_known_token_ids(own, settings.get("skiplist_words") or ()) if skips else (),
             expanded_to=min(length, max_tokens),
             expansion_id=_expansion_id(self.model_folder, own, expansion) if expansion else 0,
             sees_expansion=bool(expansion.get("attend")),
@@ -69,7 +69,7 @@ class LateInteraction:
 
 
 def read_late_interaction(folder: Path) -> LateInteraction:
-    """Raises SetupError for modules that are not supported, and for a model without the layer of one."""
+    """Reads a model. Raises SetupError for unsupported modules, and for a model without its projection layer."""
     if (folder / "modules.json").is_file():
         return _read_modules(folder)
     if "HF_ColBERT" in (read_object(folder / "config.json").get("architectures") or ()):
@@ -111,7 +111,7 @@ def _read_modules(folder: Path) -> LateInteraction:
     marks = []
     if is_pylate:
         layers.append(_NORMALIZE)
-        settings |= _of_pylate(saved)
+        settings |= _pylate_settings(saved)
         for name in ("query", "document"):
             mark = saved.get(f"{name}_prefix") or ""
             marks.append(mark)
@@ -125,18 +125,18 @@ def _read_modules(folder: Path) -> LateInteraction:
     )
 
 
-def _of_pylate(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """PyLate's settings, as sentence-transformers has them since version 6."""
+def _pylate_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """PyLate's settings, in the form of sentence-transformers since version 6."""
     words = saved.get("skiplist_words")
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "skiplist_words": list(string.punctuation) if words is None else words,
         "document_length": saved.get("document_length"),
     }
     if saved.get("do_query_expansion") is False:
-        return found | {"query_length": saved.get("query_length")}
+        return settings | {"query_length": saved.get("query_length")}
     attend = saved.get("attend_to_expansion_tokens", saved.get("attend_to_mask_tokens"))
     length = saved.get("query_length") or _EXPANSION_TOKENS
-    return found | {"query_expansion": {"strategy": "fixed", "attend": bool(attend), "length": length}}
+    return settings | {"query_expansion": {"strategy": "fixed", "attend": bool(attend), "length": length}}
 
 
 def _read_stanford(folder: Path) -> LateInteraction:
@@ -177,24 +177,24 @@ def _projection(folder: Path) -> torch.nn.Module:
 
 
 def _prefix(own: Any, prompt: str, marks: Sequence[str]) -> tuple[tuple[int, ...], str, int]:
-    """A prompt as the tokens of its mark, the text behind it, and the place of the tokens: what special tokens come
-    first.
+    """Splits a prompt into the tokens of its mark and the text behind it. Returns both, with the place of the mark's
+    tokens, which is behind the first special tokens.
 
-    A mark is one token, as [Q], which the texts of callers cannot spell.
+    A mark is one token, such as [Q], which the texts of callers cannot spell.
     """
     vocabulary = own.get_vocab()
     special = {token.content for token in own.added_tokens_decoder.values() if token.special}
     candidates = [prompt, prompt.split(None, 1)[0] if prompt.split() else ""]
-    known = special | {one for mark in marks for one in (mark, mark.split(None, 1)[0] if mark.split() else "")}
-    mark = next((one for one in candidates if one and one in known and one in vocabulary), "")
+    known = special | {word for mark in marks for word in (mark, mark.split(None, 1)[0] if mark.split() else "")}
+    mark = next((word for word in candidates if word and word in known and word in vocabulary), "")
     place = own(_SAMPLE)["input_ids"].index(own(_SAMPLE, add_special_tokens=False)["input_ids"][0])
     if not mark:
         return (), prompt, place
-    # The space behind it stays with the text: byte-level BPE has it in the first word's token.
+    # The space behind the mark stays with the text: byte-level BPE has it in the first word's token.
     return (vocabulary[mark],), prompt.removeprefix(mark), place
 
 
-def _known(own: Any, words: Sequence[str]) -> tuple[int, ...]:
+def _known_token_ids(own: Any, words: Sequence[str]) -> tuple[int, ...]:
     numbers = [own.convert_tokens_to_ids(word) for word in words]
     return tuple(
         number

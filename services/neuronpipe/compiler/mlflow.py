@@ -1,7 +1,7 @@
-"""Models of MLflow's registry, as folders to compile: versions that have the flavor transformers.
+"""Models of MLflow's registry as folders to compile: versions with the flavor transformers.
 
-See https://mlflow.org/docs/latest/ml/deep-learning/transformers: a model's own files are in the folder `model_binary`
-of its MLmodel file, its tokenizer and processors each in a folder of `components`. The only file that knows mlflow.
+See https://mlflow.org/docs/latest/ml/deep-learning/transformers. A model's own files are in the folder `model_binary`
+of its MLmodel file, its tokenizer and processors each in a folder of `components`. The only file that imports mlflow.
 """
 
 import os
@@ -15,14 +15,14 @@ from neuronpipe.core.errors import SetupError
 
 
 def fetch_mlflow_model(model: str, tracking_uri: str, scratch: Path) -> tuple[Path, str]:
-    """Downloads a version. Returns the folder of its files, as transformers saves them, and where it came from.
+    """Downloads a version. Returns the folder of its files, as transformers saves them, and their origin.
 
-    `model`: NAME for the newest, NAME/VERSION, or NAME@ALIAS; `tracking_uri`: as MLflow has it, empty: as
-    MLFLOW_TRACKING_URI says. Credentials are those of MLflow's variables.
+    `model`: NAME for the newest version, NAME/VERSION, or NAME@ALIAS. `tracking_uri`: in the form of MLflow; empty: the
+    value of MLFLOW_TRACKING_URI. Credentials are in MLflow's variables.
 
-    Raises SetupError where there is no such version, or one that is not of transformers.
+    Raises SetupError for a missing version, and for a version that is not of transformers.
     """
-    # Its client would report over the network how it is used.
+    # MLflow's client would report over the network how it is used.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     try:
         import mlflow
@@ -34,9 +34,13 @@ def fetch_mlflow_model(model: str, tracking_uri: str, scratch: Path) -> tuple[Pa
         if tracking_uri:
             mlflow.set_tracking_uri(tracking_uri)
             mlflow.set_registry_uri(tracking_uri)
-        found = _find(MlflowClient(), model)
-        origin = f"MLflow models:/{found.name}/{found.version}" + (f", run {found.run_id}" if found.run_id else "")
-        downloaded = mlflow.artifacts.download_artifacts(f"models:/{found.name}/{found.version}", dst_path=str(scratch))
+        version = _find(MlflowClient(), model)
+        origin = f"MLflow models:/{version.name}/{version.version}" + (
+            f", run {version.run_id}" if version.run_id else ""
+        )
+        downloaded = mlflow.artifacts.download_artifacts(
+            f"models:/{version.name}/{version.version}", dst_path=str(scratch)
+        )
     except MlflowException as error:
         raise SetupError(f"MLflow: {model}: {str(error).splitlines()[0]}") from error
     return _assemble(Path(downloaded), scratch / "source", origin), origin
@@ -49,14 +53,14 @@ def _find(client: Any, model: str) -> Any:
     name, at, alias = model.partition("@")
     if at:
         return client.get_model_version_by_alias(name, alias)
-    found = client.search_model_versions(f"name = '{name}'")
-    if not found:
+    versions = client.search_model_versions(f"name = '{name}'")
+    if not versions:
         raise SetupError(f"MLflow: {model}: no such model, or no version of it")
-    return max(found, key=lambda one: int(one.version))
+    return max(versions, key=lambda version: int(version.version))
 
 
 def _assemble(downloaded: Path, folder: Path, origin: str) -> Path:
-    """One folder of the files that MLflow has in several."""
+    """Copies the files that MLflow stores in several folders into one folder."""
     try:
         flavors = yaml.safe_load((downloaded / "MLmodel").read_bytes())["flavors"]
     except (OSError, KeyError, TypeError, yaml.YAMLError) as error:

@@ -1,6 +1,6 @@
-"""A Transformers model as one PyTorch module with named inputs and outputs, and with everything that a bundle says.
+"""A Transformers model as a PyTorch module with named inputs and outputs, and with the facts for the bundle.
 
-Its weights are loaded in float32, and are proved to be all that the task's graph reads.
+The weights are loaded in float32, and are proved to be all that the task's graph reads.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec, TaskFacts
 class Positional(torch.nn.Module):
     """A module that takes its inputs in a fixed order, passes them on by name, and returns a tuple of outputs.
 
-    A trace is called by position. BERT's tokenizer puts token_type_ids before attention_mask, and BERT's forward the
-    other way round.
+    A trace is called by position. BERT's tokenizer puts token_type_ids before attention_mask, and BERT's forward puts
+    it behind.
     """
 
     def __init__(self, module: torch.nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> None:
@@ -44,17 +44,17 @@ class Positional(torch.nn.Module):
         return tuple(result[name] for name in self._outputs)
 
 
-Batch: TypeAlias = Mapping[str, NDArray[Any]]  # int64 [batch, tokens], or uint8 [batch, 3, height, width]
+SampleBatch: TypeAlias = Mapping[str, NDArray[Any]]  # int64 [batch, tokens], or uint8 [batch, 3, height, width]
 Outputs: TypeAlias = Mapping[str, NDArray[Any]]
 
-# The order is the same everywhere: nothing would detect that attention_mask and token_type_ids are swapped.
+# The order is the same everywhere: no check would detect that attention_mask and token_type_ids are swapped.
 MASK = "attention_mask"
 _INPUTS = ("input_ids", MASK, "token_type_ids")
-# A model of images has the first of these; one of texts and images has both beside its tokens (tasks/inputs/).
+# A model of images has the first of these inputs; a model of texts and images has both (tasks/inputs/).
 PIXELS, PLACES = "pixels", "places"
-# The limit of a model for which neither configuration nor tokenizer has one.
+# The limit of a model for which neither configuration nor tokenizer sets a limit.
 _NO_LIMIT_TOKENS = 512
-# A token between two special ones.
+# A token between two special tokens.
 _FEWEST_TOKENS = 3
 
 
@@ -62,8 +62,8 @@ _FEWEST_TOKENS = 3
 class SourceModule:
     """The module in float32 and evaluation mode.
 
-    It takes int64 [batch, tokens] by input name and returns a dict of float32 outputs [batch, *axes].
-    `per_token_outputs`: those whose first axis after the batch is the tokens. `facts`: the facts about the model of
+    The module takes int64 [batch, tokens] by input name and returns a dict of float32 outputs [batch, *axes].
+    `per_token_outputs`: outputs whose first axis after the batch is the tokens. `facts`: the facts about the model for
     each task that it answers. `remarks`: further information for a user.
     """
 
@@ -84,7 +84,7 @@ class SourceModule:
 
     @property
     def takes_images(self) -> bool:
-        """Whether its only input is uint8 [batch, 3, height, width]."""
+        """Whether the model's only input is uint8 [batch, 3, height, width]."""
         return self.image is not None and not self.tokenizer.json
 
     def free_axes(self, name: str) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ class SourceModule:
         return rows, self.max_tokens if self.takes_images else batch["input_ids"].shape[1]
 
     def within(self, plan: BucketPlan) -> "SourceModule":
-        """The module for sequences that fit into one of the buckets, and so do the texts that it writes of sources."""
+        """Limits the module to sequences that fit into a bucket, and the texts that it writes about sources."""
         most, facts = plan.largest.tokens, dict(self.facts)
         if start := self.fact("decoder_start_token_ids"):
             text_tokens = min(self.fact("max_text_tokens"), most - len(start))
@@ -106,11 +106,11 @@ class SourceModule:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Every task that the model answers, its own first."""
+        """Every task that the model answers, its own task first."""
         return (self.task, *(task for task in self.facts if task != self.task))
 
     def fact(self, name: str) -> Any:
-        """A fact by its name: of the module's own task, or else of another of its tasks; None if none has it."""
+        """A fact by its name: from the module's own task, or else from another task; None if no task has it."""
         known = [self.facts[task] for task in self.tasks]
         return next((getattr(facts, name) for facts in known if name in type(facts).model_fields), None)
 
@@ -120,7 +120,7 @@ class SourceModule:
         return self.fact("prompt") or ""
 
     def spec(self, name: str, version: int, outputs: Mapping[str, NDArray[Any]]) -> ModelSpec:
-        """The description of the model for the manifest. `outputs` are those of a batch."""
+        """The description of the model for the manifest. `outputs`: the outputs of a batch."""
         return ModelSpec(
             name=name,
             version=version,
@@ -162,8 +162,8 @@ class Named(torch.nn.Module):
         return {name: result[name] for name in self.outputs}
 
 
-class Pooled(torch.nn.Module):
-    """A model and the modules after it, which make one vector, the output of this name, of its token vectors."""
+class PooledModule(torch.nn.Module):
+    """A model and the modules after it, which make a vector, the output of this name, from its token vectors."""
 
     def __init__(self, model: torch.nn.Module, head: torch.nn.Module, output: str) -> None:
         super().__init__()
@@ -184,9 +184,9 @@ class Pooled(torch.nn.Module):
 
 @contextmanager
 def choosing(part: torch.nn.Module, choose: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """An encoder or a decoder hands on some of its vectors, chosen of its last hidden state, in place of all.
+    """Makes an encoder or a decoder pass on some of the vectors of its last hidden state, which `choose` returns.
 
-    This is the only place before the head that all architectures share.
+    Before the head, only this place is the same in all architectures.
     """
 
     def replace(module: torch.nn.Module, args: Any, output: Any) -> Any:
@@ -220,10 +220,10 @@ def source_module(
     remarks: Mapping[str, str] | None = None,
     further_inputs: tuple[str, ...] = (),
 ) -> SourceModule:
-    """`module` around `model`, with the data of the model's configuration and tokenizer.
+    """Describes `module` around `model`, with the data of the model's configuration and tokenizer.
 
-    `per_token`: its outputs have an axis of tokens. `further_inputs`: those of the module that are not the model's.
-    `saved_limit`: what sentence-transformers saved (max_seq_length), which it takes in place of the tokenizer's limit.
+    `per_token`: the outputs have an axis of tokens. `further_inputs`: inputs of the module that the model lacks.
+    `saved_limit`: max_seq_length of sentence-transformers, which replaces the tokenizer's limit.
     """
     accepted = {*inspect.signature(model.forward).parameters}
     limits = max_tokens, saved_limit or tokenizer.max_tokens, positions(model.config)
@@ -278,19 +278,19 @@ def check_tokens(folder: Path, module: SourceModule) -> None:
 
 _SHOWN = 4
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
-# Of ONNX, OpenVINO, TensorFlow, Flax and llama.cpp.
+# Weights of ONNX, OpenVINO, TensorFlow, Flax and llama.cpp.
 _OTHER_WEIGHTS = (*GRAPHS, "openvino/*.xml", "*.h5", "*.msgpack", "*.gguf")
-# Ends of the names of what quantizations keep beside weights, or in their place.
+# Ends of the names of tensors that quantizations store beside weights, or instead of them.
 _QUANTIZED = (".weight_scale", ".weight_scale_inv", ".qweight", ".qzeros", ".scales", ".SCB", ".absmax", ".quant_map")
 # Heads whose parameters have the same names in some architectures (ModernBERT, a BERT of sequences for tokens), so that
-# none is missing.
+# no parameter is missing.
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 _WITH_LABELS = (*_CLASSIFIERS, "ForImageClassification", "ForQuestionAnswering")
 _NUMBER = re.compile(r"\.\d+\.")
 
 
 def load_weights(auto_class: Any, folder: Path) -> Any:
-    """A model in float32 and evaluation mode, or in place of one without weights its ONNX graph.
+    """Loads a model in float32 and evaluation mode, or the ONNX graph of a model without weights.
 
     Parameters that its files lack are 0. Only these require gradients. Raises SetupError for a model that cannot be
     loaded, and for weights of another shape or with NaN or infinity.
@@ -324,7 +324,7 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
             f"{folder}: its weights {_names(quantized)} are those of a quantization, which config.json does not name "
             "(quantization_config); compile the original model, with --dtype int8 to have it quantized here"
         )
-    # Layers that only guess tokens ahead are left out by all.
+    # All models leave out layers that only guess tokens ahead.
     guesses = getattr(model.config, "num_nextn_predict_layers", None)
     known = set() if guesses else {_NUMBER.sub(".", name) for name in model.state_dict() if _NUMBER.search(name)}
     if beyond := [name for name in info["unexpected_keys"] if _NUMBER.sub(".", name) in known]:
@@ -345,7 +345,7 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
             "its files again"
         )
     model.requires_grad_(False)
-    with torch.no_grad():  # one parameter may have two names
+    with torch.no_grad():  # a parameter may have two names
         for name in missing:
             parameters[name].zero_().requires_grad_(True)
     prepare(model)
@@ -354,12 +354,12 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
 
 def _integers(folder: Path) -> list[str]:
     """The names of weights that are whole numbers."""
-    found = list[str]()
+    names = list[str]()
     for path in sorted(folder.glob("*.safetensors")):
         with safetensors.safe_open(path, "pt") as file:
             kinds = {name: file.get_slice(name).get_dtype() for name in file.keys() if name.endswith("weight")}  # noqa: SIM118
-        found += [name for name, kind in kinds.items() if not kind.startswith(("F", "BF"))]
-    return found
+        names += [name for name, kind in kinds.items() if not kind.startswith(("F", "BF"))]
+    return names
 
 
 def check_missing(folder: Path, module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> None:
@@ -369,11 +369,11 @@ def check_missing(folder: Path, module: SourceModule, sample: Mapping[str, NDArr
     if missing:
         try:
             read = find_read(module, sample)
-        except Exception:  # a head for another number of labels, of which the files have none
+        except Exception:  # a head for another number of labels, which the files lack
             read = missing
         _refuse_missing(folder, model, read)
         model.requires_grad_(False)
-    trained, loaded = _trained(model), type(model).__name__
+    trained, loaded = _trained_class(model), type(model).__name__
     if trained != loaded and trained.endswith(_CLASSIFIERS) and loaded.endswith(_CLASSIFIERS):
         raise SetupError(f"{folder}: {_other_task(trained, loaded)}")
 
@@ -383,7 +383,11 @@ def find_read(module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> list[
 
     An output for `sample` has a gradient with respect to these.
     """
-    candidates = {name: one for name, one in pretrained_model(module.module).named_parameters() if one.requires_grad}
+    candidates = {
+        name: parameter
+        for name, parameter in pretrained_model(module.module).named_parameters()
+        if parameter.requires_grad
+    }
     outputs = module.module(**{name: torch.from_numpy(sample[name]) for name in module.inputs})
     differentiable = [output.sum() for output in outputs.values() if output.requires_grad]
     if not differentiable:
@@ -396,13 +400,13 @@ def _refuse_missing(folder: Path, model: Any, names: Sequence[str]) -> None:
     if not names:
         return
     loaded = type(model).__name__
-    trained = _trained(model)
+    trained = _trained_class(model)
     lost = f"its files lost what a {trained} is made of; save the model again"
     reason = lost if trained == loaded else _other_task(trained, loaded)
     raise SetupError(f"{folder}: its weights lack {_names(sorted(names))}: {reason}")
 
 
-def _trained(model: Any) -> str:
+def _trained_class(model: Any) -> str:
     return str((model.config.architectures or [type(model).__name__])[0])
 
 
@@ -418,14 +422,16 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _why_not_loaded(folder: Path, error: Exception) -> str:
-    """Why a model's weights cannot be loaded: missing or damaged files, or else the error of transformers."""
+    """Explains why weights cannot be loaded: missing or damaged files, or else the error of transformers."""
     whole = next((name for name in _WHOLE if (folder / name).is_file()), "")
     for path in () if whole else sorted(folder.glob("*.index.json")):
-        named = read_object(path).get("weight_map")
-        if not isinstance(named, dict) or not named:
+        file_of_weight = read_object(path).get("weight_map")
+        if not isinstance(file_of_weight, dict) or not file_of_weight:
             return f"{path.name} has no weight_map of files; get the file again"
-        if lost := sorted({str(one) for one in named.values() if not (folder / str(one)).is_file()}):
-            return f"{path.name} names {_names(lost)}, which is missing; get these files as well"
+        if missing := sorted(
+            {str(file_name) for file_name in file_of_weight.values() if not (folder / str(file_name)).is_file()}
+        ):
+            return f"{path.name} names {_names(missing)}, which is missing; get these files as well"
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safetensors.safe_open(path, "pt"):

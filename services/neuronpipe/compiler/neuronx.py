@@ -1,4 +1,4 @@
-"""Converts PyTorch to AWS Neuron: one trace for each bucket, made in separate processes and kept in a cache.
+"""Converts PyTorch to AWS Neuron: a trace for each bucket, made in separate processes and kept in a cache.
 
 The Neuron SDK's own cache does not cover the results of traces.
 """
@@ -22,7 +22,7 @@ from neuronpipe.bundles.buckets import Bucket, BucketPlan, bucket_inputs, fill_b
 from neuronpipe.bundles.manifest import Artifact, file_sha256
 from neuronpipe.compiler import neuronx_processes
 from neuronpipe.compiler.conversion import CASTS, Conversion, Ran
-from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
+from neuronpipe.compiler.modules import Outputs, SampleBatch, SourceModule
 from neuronpipe.compiler.neuronx_processes import FilledBucket, TraceJob
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import files_told
@@ -83,7 +83,7 @@ _FOLDER = "artifacts/neuronx"
 
 
 def convert(conversion: Conversion) -> Artifact:
-    """See ArtifactCompiler.
+    """Traces the module for each bucket; see ArtifactCompiler.
 
     Buckets in the cache are not compiled again, so an interrupted compilation continues.
     """
@@ -142,16 +142,16 @@ def convert(conversion: Conversion) -> Artifact:
     )
 
 
-def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:
-    """See ArtifactCompiler.
+def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatch]) -> Ran:
+    """Runs the artefact; see ArtifactCompiler.
 
-    A trace runs on a device only. Without one, PyTorch computes the same buckets.
+    A trace runs on a device only. Without a device, PyTorch computes the same buckets.
     """
     cores = device_count() * CORES_PER_DEVICE
     has_device = cores >= artifact.pipeline_cores
     module, plan = conversion.module, BucketPlan(artifact.buckets)
     parts = [[*_fill(batch, plan, module)] for batch in batches]
-    flat = [part for of_batch in parts for part in of_batch]
+    flat = [part for batch_parts in parts for part in batch_parts]
     computed: Iterator[Outputs] = iter(
         neuronx_processes.run_all(
             conversion.folder / _FOLDER, module.inputs, module.outputs, flat, artifact.pipeline_cores
@@ -160,21 +160,23 @@ def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) ->
         else _emulate(conversion, flat)
     )
     outputs: list[Outputs] = []
-    for of_batch in parts:
+    for batch_parts in parts:
         cut = [
             {
                 name: array[: part.rows, : part.tokens] if name in module.per_token_outputs else array[: part.rows]
                 for name, array in next(computed).items()
             }
-            for part in of_batch
+            for part in batch_parts
         ]
-        outputs.append({name: np.concatenate([one[name] for one in cut]) for name in module.outputs})
+        outputs.append(
+            {name: np.concatenate([outputs_of_part[name] for outputs_of_part in cut]) for name in module.outputs}
+        )
     at_hand = "the model has more parts than the device cores" if cores else "no Neuron device was at hand"
     return Ran(outputs, artifact.dtype, "" if has_device else f"PyTorch, as {at_hand}")
 
 
-def _fill(batch: Batch, plan: BucketPlan, module: SourceModule) -> Iterator[FilledBucket]:
-    """A batch in as many buckets as its rows need."""
+def _fill(batch: SampleBatch, plan: BucketPlan, module: SourceModule) -> Iterator[FilledBucket]:
+    """Splits a batch into as many buckets as its rows need."""
     rows, tokens = module.shape_of(batch)
     size = plan.batches(plan.round_tokens(tokens))[-1]
     for first in range(0, rows, size):
@@ -192,7 +194,7 @@ def _emulate(conversion: Conversion, parts: Sequence[FilledBucket]) -> list[Outp
             computed = conversion.pipeline.run(batches)
         else:
             computed = [conversion.module.module(**batch) for batch in batches]
-    return [{name: one[name].float().numpy() for name in conversion.module.outputs} for one in computed]
+    return [{name: outputs[name].float().numpy() for name in conversion.module.outputs} for outputs in computed]
 
 
 def _versions() -> dict[str, str]:
@@ -213,7 +215,7 @@ def _versions() -> dict[str, str]:
 
 
 def _stamp(conversion: Conversion, bucket: Bucket, flags: Sequence[str], versions: Mapping[str, str]) -> dict[str, Any]:
-    """Everything on which an artefact depends. The digest is the key in the cache."""
+    """The values on which an artefact depends. Their digest is the key in the cache."""
     module = conversion.module
     inputs = bucket_inputs(module.inputs, bucket, module.image)
     return {

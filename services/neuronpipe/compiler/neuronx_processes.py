@@ -1,6 +1,6 @@
-"""The processes that trace for Neuron, or run traces: how they are started, and what they do.
+"""The processes that trace for Neuron, or run traces: how they are started, and their work.
 
-So a compiler can be killed, and a runtime gives its cores back, when a process ends.
+A process can be killed with its compiler, and its runtime gives cores back when the process ends.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ import torch
 from neuronpipe.bundles.buckets import Bucket, bucket_inputs, parse_bucket
 from neuronpipe.compiler.modules import Positional, SourceModule
 from neuronpipe.compiler.own_graphs import register_own_graphs
-from neuronpipe.compiler.pipeline_parallel import Pipeline
+from neuronpipe.compiler.pipeline_parallel import PipelinedModel
 from neuronpipe.compiler.slots import slot_step, source_encoder
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.core.errors import SetupError
@@ -29,7 +29,7 @@ from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN, part_names
 from neuronpipe.stages.neuron_executor.runtimes.slots import split_name
 from neuronpipe.tasks import TASKS
 
-# In the trace of a part: its inputs, a list of names and shapes.
+# A file in the trace of a part: its inputs, a list of names and shapes.
 _INPUTS_FILE = "inputs.json"
 _ERROR_LINES = 5
 _KEPT = (
@@ -50,7 +50,7 @@ class FilledBucket:
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """The traces that one process makes: `outputs` by name. `firsts`: the first layer of each part."""
+    """The traces that a process makes: `outputs` by name. `firsts`: the first layer of each part."""
 
     source_folder: str
     task: str
@@ -61,9 +61,9 @@ class TraceJob:
 
 
 def trace_all(job: TraceJob, outputs: Mapping[str, Path], workers: int, done: Callable[[str], None]) -> None:
-    """Traces every bucket, and calls `done` with each when it is finished.
+    """Traces every bucket, and calls `done` with each bucket when it is finished.
 
-    The first failure ends the other workers: finished buckets are kept, those in progress are not. Raises SetupError,
+    The first failure ends the other workers: finished buckets are kept, unfinished buckets are lost. Raises SetupError,
     which names the bucket that could not be compiled.
     """
     names = list(outputs)
@@ -92,7 +92,7 @@ def trace_all(job: TraceJob, outputs: Mapping[str, Path], workers: int, done: Ca
 def read_inputs(trace: Path) -> list[dict[str, Any]]:
     """The inputs of the trace of a part, by name and shape."""
     with zipfile.ZipFile(trace) as file:
-        name = next(one for one in file.namelist() if one.endswith(f"extra/{_INPUTS_FILE}"))
+        name = next(file_name for file_name in file.namelist() if file_name.endswith(f"extra/{_INPUTS_FILE}"))
         inputs: list[dict[str, Any]] = json.loads(file.read(name))
         return inputs
 
@@ -110,9 +110,9 @@ def _failure(bucket: str, code: int | None, errors: str) -> str:
 def run_all(
     folder: Path, inputs: Sequence[str], outputs: Sequence[str], parts: Sequence[FilledBucket], cores: int = 1
 ) -> list[dict[str, Any]]:
-    """The outputs of traces on this machine's device, computed in a process that owns its cores only meanwhile.
+    """The outputs of traces on this machine's device, computed in a process that owns its cores only while it runs.
 
-    `cores`: one for each part of the model. Raises SetupError.
+    `cores`: one core for each part of the model. Raises SetupError.
     """
     batches = [(part_names(str(part.bucket), cores), {name: part.inputs[name] for name in inputs}) for part in parts]
     with tempfile.NamedTemporaryFile("r", prefix="neuronx-", errors="replace") as log:
@@ -120,8 +120,8 @@ def run_all(
             with Worker.started(_run, folder, batches, cores, name="Neuron runtime", log=Path(log.name)) as worker:
                 return [dict(zip(outputs, worker.receive(), strict=True)) for _ in parts]
         except ProcessEnded as ended:
-            said = _last_lines(log.read())
-            problem = f"the traces cannot be run on this machine's Neuron device: {said}{_KEPT}"
+            last_lines = _last_lines(log.read())
+            problem = f"the traces cannot be run on this machine's Neuron device: {last_lines}{_KEPT}"
             raise SetupError(problem) from ended
 
 
@@ -130,7 +130,7 @@ def _last_lines(text: str) -> str:
 
 
 def _trace(pipe: "Connection[str, None]", job: TraceJob) -> None:
-    """The main function of a process that traces: it says the name of each trace that it has made."""
+    """The main function of a process that traces. It sends the name of each finished trace."""
     # A trace runs the model three times; on a busy machine threads would mostly wait for each other.
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
@@ -150,7 +150,10 @@ def _trace(pipe: "Connection[str, None]", job: TraceJob) -> None:
 
 
 def _trace_part(source: SourceModule, bucket: Bucket, number: int, job: TraceJob, path: str) -> None:
-    with Pipeline(source, _example(source, bucket), job.firsts).part(number, has_fixed_shapes=True) as (part, example):
+    with PipelinedModel(source, _example(source, bucket), job.firsts).part(number, has_fixed_shapes=True) as (
+        part,
+        example,
+    ):
         module = Positional(part.module, part.inputs, part.outputs).eval()
         _trace_module(module, tuple(example.values()), {}, job, path, part.inputs)
 
@@ -163,15 +166,14 @@ def _trace_module(
     path: str,
     inputs: Sequence[str] = (),
 ) -> None:
-    """Writes a trace, and the names of its inputs where these are not the model's."""
+    """Writes a trace, with the names of its inputs if they differ from the model's inputs."""
     import torch_neuronx
 
-    # Without a device even if there is one: the target is among the flags, and the cores may be in use by another
-    # process.
+    # The trace needs no device: the target is among the flags, and another process may use the cores.
     traced = torch_neuronx.trace(
         module, example, input_output_aliases=aliases, compiler_args=job.flags, cpu_backend=True
     )
-    described = [{"name": name, "shape": list(one.shape)} for name, one in zip(inputs, example, strict=False)]
+    described = [{"name": name, "shape": list(tensor.shape)} for name, tensor in zip(inputs, example, strict=False)]
     torch.jit.save(traced, path, _extra_files={_INPUTS_FILE: json.dumps(described)} if described else {})
 
 
@@ -188,7 +190,7 @@ def _example(source: SourceModule, bucket: Bucket) -> dict[str, torch.Tensor]:
 def _traceable(
     source: SourceModule, bucket: Bucket
 ) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[torch.Tensor, int]]:
-    """What is traced for a bucket, with an example, and the outputs that become states."""
+    """The module to trace for a bucket, with an example, and the outputs that become states."""
     if TASKS[source.task].generates:
         step = slot_step(source, bucket)
         return step, step.example(), step.aliases()
@@ -199,7 +201,7 @@ def _traceable(
 def _encoder(
     source: SourceModule, bucket: Bucket, job: TraceJob
 ) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[torch.Tensor, int]]:
-    """As `_traceable`."""
+    """The encoder to trace for a bucket, with an example, and no states; see `_traceable`."""
     token_ids = torch.zeros(1, bucket.tokens, dtype=torch.int64)
     return source_encoder(source, job.attention), (token_ids, torch.ones(1, dtype=torch.int64)), {}
 
@@ -210,13 +212,13 @@ def _run(
     batches: Sequence[tuple[Sequence[str], Mapping[str, Any]]],
     cores: int,
 ) -> None:
-    """The main function of a process that runs batches, each through the traces of its bucket: one, or one for each
-    part of the model. It says the outputs of each.
+    """The main function of a process that runs batches, each through the trace of its bucket, or the traces of the
+    model's parts. It sends the outputs of each batch.
     """
     os.environ["NEURON_RT_NUM_CORES"] = str(cores)
     import torch_neuronx
 
-    # Before release 2.25 of the SDK it is in `experimental`.
+    # Before release 2.25 of the SDK the function is in `experimental`.
     place = getattr(torch_neuronx, "neuron_cores_context", None) or torch_neuronx.experimental.neuron_cores_context
     parts: dict[str, Any] = {}
     for names, inputs in batches:
@@ -226,6 +228,6 @@ def _run(
                 with place(start_nc=core, nc_count=1):
                     parts[name] = torch.jit.load(folder / f"{name}.pt")
             described = json.loads((folder / f"{name}.json").read_text())
-            outputs = parts[name](*(values[one["name"]] for one in described["inputs"]))
+            outputs = parts[name](*(values[spec["name"]] for spec in described["inputs"]))
             values[HIDDEN] = outputs[0]
         pipe.send([output.float().numpy() for output in outputs])

@@ -1,8 +1,8 @@
-"""Models that are published as an ONNX graph alone, for the OpenVINO back end, which reads it as it is.
+"""Models that are published as an ONNX graph alone, for the OpenVINO back end, which reads the graph as it is.
 
-What follows the graph (pooling, dense layers) is as for other models. ONNX Runtime stands in for PyTorch: its outputs
-are what the artefact is compared with. Sources: optimum's names of inputs and outputs; sentence-transformers 6,
-backend/load.py. The only file that knows onnxruntime.
+The modules behind the graph (pooling, dense layers) are as for other models. ONNX Runtime replaces PyTorch: the
+artefact is compared with its outputs. Sources: optimum's names of inputs and outputs; sentence-transformers 6,
+backend/load.py. The only file that imports onnxruntime.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from neuronpipe.compiler.architectures import MASKED_DECODERS
 from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.core.errors import SetupError, first_line
 
-# Those that need no change within the model.
+# The tasks that change nothing within the model.
 TASKS = (
     *("sentence_embedding", "sentence_similarity", "feature_extraction", "text_classification", "rerank"),
     *("zero_shot_classification", "token_classification", "question_answering"),
@@ -31,30 +31,30 @@ _INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder has weights of PyTorch."""
+    """Whether a folder contains weights of PyTorch."""
     return any(path for kind in _WEIGHTS for path in folder.glob(kind))
 
 
 def graph_file(folder: Path) -> Path | None:
-    """The graph of a folder without weights of PyTorch, by sentence-transformers' choice; None if it has such weights,
-    or no graph. Raises SetupError where it cannot be chosen.
+    """The graph of a folder without weights of PyTorch, by the choice of sentence-transformers, or None for a folder
+    with weights or without a graph. Raises SetupError if several graphs are possible.
     """
     folder = transformer_folder(folder)
     if has_weights(folder):
         return None
-    found = [path for pattern in GRAPHS for path in sorted(folder.glob(pattern))]
-    named = [path for path in found if path.name == "model.onnx"]
-    if len(found) > 1 and not named:
-        names = ", ".join(str(path.relative_to(folder)) for path in found)
+    graphs = [path for pattern in GRAPHS for path in sorted(folder.glob(pattern))]
+    standard_graphs = [path for path in graphs if path.name == "model.onnx"]
+    if len(graphs) > 1 and not standard_graphs:
+        names = ", ".join(str(path.relative_to(folder)) for path in graphs)
         raise SetupError(f"{folder}: has several ONNX graphs, and none is model.onnx: {names}; keep one of them")
-    return next(iter([*named, *found]), None)
+    return next(iter([*standard_graphs, *graphs]), None)
 
 
 class OnnxModel(torch.nn.Module):
-    """A graph as a model of transformers is called: tensors by name, to a dictionary of its outputs."""
+    """A graph that is called like a model of transformers: tensors by name, to a dictionary of its outputs."""
 
     def __init__(self, folder: Path, path: Path) -> None:
-        """Raises SetupError for a graph that ONNX Runtime does not run, and for inputs that texts do not have."""
+        """Raises SetupError for a graph that ONNX Runtime cannot run, and for inputs that texts do not have."""
         super().__init__()
         try:
             import onnxruntime
@@ -69,16 +69,16 @@ class OnnxModel(torch.nn.Module):
             raise SetupError(f"{path}: the graph of a decoder is not supported; get model.safetensors as well")
         try:
             self._session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        except Exception as error:  # its errors have no common class
+        except Exception as error:  # errors of ONNX Runtime have no common class
             raise SetupError(f"{path}: ONNX Runtime cannot load it: {first_line(error)}; get the file again") from error
-        self.inputs = tuple(one.name for one in self._session.get_inputs())
-        self.outputs = tuple(one.name for one in self._session.get_outputs())
+        self.inputs = tuple(port.name for port in self._session.get_inputs())
+        self.outputs = tuple(port.name for port in self._session.get_outputs())
         if unknown := sorted({*self.inputs} - _INPUTS):
             raise SetupError(
                 f"{path}: takes {', '.join(unknown)}, which texts do not have; supported are graphs that take "
                 f"{', '.join(sorted(_INPUTS))}"
             )
-        if others := [one.name for one in self._session.get_outputs() if one.type != _FLOAT]:
+        if others := [port.name for port in self._session.get_outputs() if port.type != _FLOAT]:
             raise SetupError(f"{path}: its outputs {', '.join(others)} are no float32 numbers; export it in float32")
 
     @property
@@ -87,15 +87,15 @@ class OnnxModel(torch.nn.Module):
         return str((self.config.architectures or [type(self.config).__name__])[0])
 
     def output(self, name: str) -> str:
-        """The graph's name of an output. Raises SetupError if it has none."""
+        """The graph's name of an output. Raises SetupError for a missing output."""
         names = (name, _TOKENS) if name == HIDDEN else (name,)
-        found = next((one for one in names if one in self.outputs), None)
-        if found is None:
+        graph_name = next((known_name for known_name in names if known_name in self.outputs), None)
+        if graph_name is None:
             raise SetupError(
                 f"{self.path}: has no output {name}, which the task needs, only {', '.join(self.outputs)}; export it "
                 "for the task"
             )
-        return found
+        return graph_name
 
     def forward(
         self,
@@ -109,14 +109,14 @@ class OnnxModel(torch.nn.Module):
             given["token_type_ids"] = torch.zeros_like(input_ids)
         values = {name: np.asarray(given[name], np.int64) for name in self.inputs}
         computed = map(torch.from_numpy, self._session.run(None, values))
-        return _Outputs(self, zip(self.outputs, computed, strict=True))
+        return _NamedOutputs(self, zip(self.outputs, computed, strict=True))
 
 
-class _Outputs(dict[str, torch.Tensor]):
-    """By transformers' names. Raises SetupError for one that the graph lacks."""
+class _NamedOutputs(dict[str, torch.Tensor]):
+    """Outputs by transformers' names. Raises SetupError for an output that the graph lacks."""
 
-    def __init__(self, model: OnnxModel, found: Iterable[tuple[str, torch.Tensor]]) -> None:
-        super().__init__(found)
+    def __init__(self, model: OnnxModel, outputs: Iterable[tuple[str, torch.Tensor]]) -> None:
+        super().__init__(outputs)
         self._model = model
 
     def __missing__(self, name: str) -> torch.Tensor:
@@ -133,5 +133,5 @@ def check_task(folder: Path, task: str) -> None:
 
 
 def onnx_model(module: torch.nn.Module) -> OnnxModel | None:
-    """The graph within a module, if it has one."""
+    """The graph within a module, or None."""
     return next((part for part in module.modules() if isinstance(part, OnnxModel)), None)

@@ -11,14 +11,22 @@ import transformers
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.compiler.architectures import needs_eager_attention
 from neuronpipe.compiler.conversion import Conversion, Ran
-from neuronpipe.compiler.modules import Batch, Named, Outputs, Pooled, Positional, SourceModule, pretrained_model
+from neuronpipe.compiler.modules import (
+    Named,
+    Outputs,
+    PooledModule,
+    Positional,
+    SampleBatch,
+    SourceModule,
+    pretrained_model,
+)
 from neuronpipe.compiler.onnx import HIDDEN, OnnxModel, onnx_model
 from neuronpipe.compiler.own_graphs import taking_rows
 from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino, traced
 from neuronpipe.stages.neuron_executor.runtimes.parts import part_names
 
-# The parts of an int8 artefact that are not quantized compute in float32, and so does all of an int8-weights artefact.
+# The parts of an int8 artefact that are not quantized compute in float32, and so does an int8-weights artefact.
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32", "int8-weights": "f32"}
 DTYPES = tuple(_PRECISIONS)
 BUCKETS = "none"
@@ -28,9 +36,9 @@ _MODEL = "model"
 
 
 def convert(conversion: Conversion) -> Artifact:
-    """See ArtifactCompiler.
+    """Converts the module to OpenVINO; see ArtifactCompiler.
 
-    Weights stay float32, for int8 until they are quantized. The dtype is that in which the back end computes.
+    Weights stay float32, for int8 until they are quantized. `dtype` is the data type in which the back end computes.
     """
     module, folder, dtype = conversion.module, conversion.folder, conversion.dtype
     model = onnx_model(module.module) or pretrained_model(module.module)
@@ -38,7 +46,7 @@ def convert(conversion: Conversion) -> Artifact:
         model.set_attn_implementation("eager")
     (folder / _FOLDER).mkdir(parents=True)
     files = []
-    # Quantized where rows are taken, embeddings had a cosine similarity of 0.72 in place of 0.97.
+    # Quantized with taken rows, embeddings had a cosine similarity of 0.72 instead of 0.97.
     with taking_rows(model) if dtype != "int8" else contextlib.nullcontext():
         for name, (part, example) in zip(part_names(_MODEL, conversion.parts), conversion.each_part(), strict=True):
             _convert(part, example, folder / _FOLDER / f"{name}.xml")
@@ -58,11 +66,11 @@ def convert(conversion: Conversion) -> Artifact:
 
 
 def _convert(module: SourceModule, example: Mapping[str, torch.Tensor], path: Path) -> None:
-    model = _taken(module) if onnx_model(module.module) else _traced(module, example)
+    model = _from_onnx(module) if onnx_model(module.module) else _traced(module, example)
     if len(model.inputs) != len(module.inputs):
-        found = [port.any_name for port in model.inputs]
+        names = [port.any_name for port in model.inputs]
         raise SetupError(
-            f"{module.architecture} uses the inputs {found} of {list(module.inputs)}, which is not supported"
+            f"{module.architecture} uses the inputs {names} of {list(module.inputs)}, which is not supported"
         )
     for port, name in zip([*model.inputs, *model.outputs], [*module.inputs, *module.outputs], strict=True):
         port.set_names({name})
@@ -76,7 +84,7 @@ def _traced(module: SourceModule, example: Mapping[str, torch.Tensor]) -> openvi
         shape = openvino.PartialShape([-1 if axis in free else length for axis, length in enumerate(array.shape)])
         inputs.append((shape, openvino.Type(array.dtype)))
     with warnings.catch_warnings(), torch.inference_mode():
-        # The tracer warns of every Python value that it treats as constant. Those of these models are constant, as
+        # The tracer warns of every Python value that it treats as constant. In these models the values are constant, as
         # the comparison shows.
         warnings.simplefilter("ignore")
         try:
@@ -89,21 +97,21 @@ def _traced(module: SourceModule, example: Mapping[str, torch.Tensor]) -> openvi
             ) from error
 
 
-def _taken(module: SourceModule) -> openvino.Model:
-    """An ONNX graph with what follows it. Raises SetupError."""
+def _from_onnx(module: SourceModule) -> openvino.Model:
+    """Converts an ONNX graph with the modules behind it. Raises SetupError."""
     whole = module.module
     model = onnx_model(whole)
-    assert model is not None  # noqa: S101 (the caller asked for it)
+    assert model is not None  # noqa: S101 (the caller checked it)
     try:
         graph = engine().read_model(model.path)
-    except Exception as error:  # its errors have no common class
+    except Exception as error:  # errors of OpenVINO have no common class
         raise SetupError(f"OpenVINO {openvino.__version__} cannot read {model.path}: {first_line(error)}") from error
     by_name = {name: port for port in graph.outputs for name in port.get_names()}
     parameters = {port.any_name: port.get_node() for port in graph.inputs}
     if isinstance(whole, Named):
         results = [by_name[model.output(name)].get_node().input_value(0) for name in whole.outputs]
         return openvino.Model(results, [parameters[name] for name in module.inputs])
-    assert isinstance(whole, Pooled)  # noqa: S101 (the tasks have no others)
+    assert isinstance(whole, PooledModule)  # noqa: S101 (the tasks use no other classes)
     hidden = by_name[model.output(HIDDEN)].get_node().input_value(0)
     width = hidden.get_partial_shape()[2].get_length()
     further = [name for name in module.inputs if name not in model.inputs]
@@ -120,8 +128,8 @@ def _taken(module: SourceModule) -> openvino.Model:
     return openvino.Model(results, [parameters[name] for name in module.inputs])
 
 
-def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:
-    """See ArtifactCompiler."""
+def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatch]) -> Ran:
+    """Runs the artefact; see ArtifactCompiler."""
     paths = [conversion.folder / name for name in artifact.files if name.endswith(".xml")]
     try:
         parts = [engine().compile_model(path, "CPU", computable(artifact.properties)) for path in paths]

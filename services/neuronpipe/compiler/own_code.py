@@ -1,7 +1,7 @@
 """Reads models that are published with code of their own, which is not run.
 
-The configuration of each known kind is written anew: in the names of transformers, which has the same model under
-another name, or of our own graph of it. All other kinds are refused by their configuration (source.py).
+The configuration of each known kind is rewritten: in the names of transformers, which has the same model under another
+name, or in the names of our own graph. All other kinds are refused by their configuration (source.py).
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from neuronpipe.compiler.sentence_transformers import read_object, transformer_f
 from neuronpipe.compiler.source import ModelSource
 from neuronpipe.core.errors import SetupError
 
-# The names of Nomic's own code → those of transformers. Source: configuration_hf_nomic_bert.py.
+# The names of Nomic's own code → the names of transformers. Source: configuration_hf_nomic_bert.py.
 _NOMIC_NAMES = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -38,7 +38,7 @@ _NOMIC_NAMES = {
     "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",
 }
-# What its code can do, and transformers cannot → the value without it.
+# Features of Nomic's code that transformers lacks → the value that disables them.
 _NOMIC_VALUES: Mapping[str, Any] = {
     "activation_function": "swiglu",
     "causal": False,
@@ -52,7 +52,7 @@ _NOMIC_VALUES: Mapping[str, Any] = {
     "rotary_emb_scale_base": None,
     "use_rms_norm": False,
 }
-# Of those with experts (own_graphs.py).
+# The same for Nomic's models with experts (own_graphs.py).
 _NOMIC_EXPERTS_VALUES: Mapping[str, Any] = {
     **_NOMIC_VALUES,
     "activation_function": "gelu",
@@ -72,77 +72,77 @@ _GTE_VALUES: Mapping[str, Any] = {
     "position_embedding_type": "rope",
 }
 _OWN_CODE = "auto_map"
-# Says of a decoder which tokens see which.
+# Fields that say which tokens a decoder's token sees.
 _DIRECTIONS = ("is_causal", "use_bidirectional_attention")
-# Of gte-Qwen2 and stella_en_1.5B_v5, whose forward has is_causal=False.
+# The class of gte-Qwen2 and stella_en_1.5B_v5, whose forward has is_causal=False.
 _SEES_ALL_TOKENS = "modeling_qwen.Qwen2Model"
 
 KNOWN_FORM = "known_form"
 
 
 def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
-    """The model itself, or one of a known kind as the folder KNOWN_FORM in `scratch`, with links to its files.
+    """The model itself, or a model of a known kind as the folder KNOWN_FORM in `scratch`, with links to its files.
 
-    Raises SetupError for a value of its configuration that means something that our graph of it does not compute.
+    Raises SetupError for a configuration value that our graph of the model does not compute.
     """
     register_own_graphs()
-    if graph_file(source.folder) is not None:  # which is what its code computes
+    if graph_file(source.folder) is not None:  # the model's code computes the graph
         return source
     own = transformer_folder(source.folder)
     content = read_object(own / "config.json")
-    written = _written_anew(source.folder, own, content) if isinstance(content, dict) else None
-    if written is None:
+    known_form = _known_configuration(source.folder, own, content) if isinstance(content, dict) else None
+    if known_form is None:
         return source
     folder = scratch / KNOWN_FORM
     ignored = shutil.ignore_patterns("onnx", "openvino", ".git", ".cache")
     shutil.copytree(source.folder.resolve(), folder, copy_function=os.symlink, ignore=ignored)
     config = folder / own.relative_to(source.folder) / "config.json"
     config.unlink()
-    config.write_text(json.dumps({name: value for name, value in written.items() if name != _OWN_CODE}))
+    config.write_text(json.dumps({name: value for name, value in known_form.items() if name != _OWN_CODE}))
     return dataclasses.replace(source, folder=folder)
 
 
-def _written_anew(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _known_configuration(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     kinds: Mapping[tuple[str, str], Callable[[Path, Path, Mapping[str, Any]], Mapping[str, Any] | None]] = {
-        ("nomic_bert", "NomicBert"): _of_nomic,
-        ("new", "New"): _of_gte,
-        ("gte", "Gte"): _of_gte,
-        ("bert", "JinaBert"): _of_jina,
-        **{(kind, ""): _of_decoder for kind in MASKED_DECODERS},
+        ("nomic_bert", "NomicBert"): _nomic_configuration,
+        ("new", "New"): _gte_configuration,
+        ("gte", "Gte"): _gte_configuration,
+        ("bert", "JinaBert"): _jina_configuration,
+        **{(kind, ""): _decoder_configuration for kind in MASKED_DECODERS},
     }
-    named = [
+    class_names = [
         str(name).rpartition(".")[2]
         for kind, name in (content.get(_OWN_CODE) or {}).items()
         if kind.startswith("AutoModel")
     ]
     for (kind, prefix), rewrite in kinds.items():
-        if content.get("model_type") == kind and all(name.startswith(prefix) for name in named):
+        if content.get("model_type") == kind and all(name.startswith(prefix) for name in class_names):
             return rewrite(folder, own, content)
     return None
 
 
-def _of_nomic(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Of nomic-embed-text, and of models made of it, as snowflake-arctic-embed-m-long."""
+def _nomic_configuration(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Rewrites nomic-embed-text, and models made of it, such as snowflake-arctic-embed-m-long."""
     if "n_embd" not in content:
         return None
     has_experts = bool(content.get("num_experts") and content.get("moe_every_n_layers"))
     _require(folder, content, _NOMIC_EXPERTS_VALUES if has_experts else _NOMIC_VALUES)
-    named = {_NOMIC_NAMES.get(name, name): value for name, value in content.items()}
+    renamed = {_NOMIC_NAMES.get(name, name): value for name, value in content.items()}
     if content.get("n_inner") is None:
-        named["intermediate_size"] = 4 * content["n_embd"]
-    # Beyond the trained positions its code turns less for longer texts, so that one text depends on others' lengths.
+        renamed["intermediate_size"] = 4 * content["n_embd"]
+    # Beyond the trained positions Nomic's code turns less for longer texts: a text depends on others' lengths.
     if content.get("rotary_scaling_factor"):
-        named["max_position_embeddings"] = content.get("max_trained_positions") or 2048
+        renamed["max_position_embeddings"] = content.get("max_trained_positions") or 2048
     rope = {"rope_type": "default", "rope_theta": content.get("rotary_emb_base", 10_000.0)}
     if has_experts:
         _require(folder, content, {"architectures": ["NomicBertModel"]})
-        of_experts = {"model_type": NomicExpertsConfig.model_type, "architectures": [NomicExpertsModel.__name__]}
-        return {**named, **of_experts, "hidden_act": "gelu", "rope_parameters": rope}
-    return {**named, "hidden_act": "silu", "rope_parameters": rope}
+        experts = {"model_type": NomicExpertsConfig.model_type, "architectures": [NomicExpertsModel.__name__]}
+        return {**renamed, **experts, "hidden_act": "gelu", "rope_parameters": rope}
+    return {**renamed, "hidden_act": "silu", "rope_parameters": rope}
 
 
-def _of_gte(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Of GTE and models made of it, as snowflake-arctic-embed-m-v2.0."""
+def _gte_configuration(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Rewrites GTE and models made of it, such as snowflake-arctic-embed-m-v2.0."""
     if "rope_parameters" in content:
         return None
     _require(folder, content, _GTE_VALUES)
@@ -151,15 +151,15 @@ def _of_gte(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str,
     if scaling:
         _require(folder, scaling, {"type": "ntk", "mixed_b": None}, "rope_scaling.")
         width, factor = content["hidden_size"] // content["num_attention_heads"], float(scaling["factor"])
-        # Source: NTKScalingRotaryEmbedding of its modeling.py: a larger base, and all frequencies divided by a number.
+        # Source: NTKScalingRotaryEmbedding of GTE's modeling.py: a larger base, and frequencies divided by a number.
         rope = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / width)}
     architectures = [re.sub("^New", "Gte", name) for name in content.get("architectures") or ()]
     kept = {name: value for name, value in content.items() if name not in ("rope_theta", "rope_scaling")}
     return {**kept, "model_type": "gte", "architectures": architectures, "rope_parameters": rope}
 
 
-def _of_jina(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Of jina-embeddings-v2 and jina-reranker-v1."""
+def _jina_configuration(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Rewrites jina-embeddings-v2 and jina-reranker-v1."""
     if content.get("position_embedding_type") != "alibi":
         return None
     if (kind := content.get("feed_forward_type", "original")) not in FEED_FORWARD_TYPES:
@@ -167,13 +167,13 @@ def _of_jina(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str
             f"{folder}: config.json has feed_forward_type {kind!r}; of Jina's BERT those with "
             f"{' and '.join(FEED_FORWARD_TYPES)} are supported"
         )
-    # Of two published kinds of code; the configuration does not say which it is.
+    # Two kinds of code are published; the configuration does not name the kind.
     has_norms = any("layer_norm_q" in name for name in _weight_names(own))
     return {**content, "model_type": "jina_bert", "has_query_norms": has_norms}
 
 
-def _of_decoder(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Of decoders that make vectors, whose code has the names of transformers' classes and may see other tokens."""
+def _decoder_configuration(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Rewrites decoders that make vectors. Their code has the class names of transformers and may see other tokens."""
     code = str((content.get(_OWN_CODE) or {}).get("AutoModel") or "")
     is_embedder = (folder / "modules.json").is_file() and hasattr(transformers, code.rpartition(".")[2])
     if not is_embedder or any(name in content for name in _DIRECTIONS):
@@ -188,15 +188,15 @@ def _of_decoder(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[
 
 def _require(folder: Path, content: Mapping[str, Any], values: Mapping[str, Any], within: str = "") -> None:
     for name, value in values.items():
-        if ((found := content.get(name, value)) or None) != (value or None):
+        if ((saved := content.get(name, value)) or None) != (value or None):
             raise SetupError(
-                f"{folder}: config.json has {within}{name} {found!r}, which only the model's own code computes, and "
+                f"{folder}: config.json has {within}{name} {saved!r}, which only the model's own code computes, and "
                 f"that is not run; supported is {value!r}"
             )
 
 
 def _weight_names(folder: Path) -> set[str]:
-    """The names in a model's weight files; none of a damaged one, which is refused when it is loaded."""
+    """The names in a model's weight files, or none for a damaged file, which is refused when it is loaded."""
     names: set[str] = set()
     try:
         for path in folder.glob("*.safetensors"):

@@ -1,8 +1,8 @@
-"""Graphs of our own, of models that transformers does not have. Their parts have the names of the published weights.
+"""Our own graphs of models that transformers lacks. Their parts have the names of the published weights.
 
-Jina-BERT v2 (jina-embeddings-v2, jina-reranker-v1) is BERT whose attention has distances in place of positions. In
-Nomic BERT with experts (nomic-embed-text-v2-moe), which transformers has without them, a token goes through the best
-two of eight feed-forward networks in every second layer, and all linear layers have biases.
+Jina-BERT v2 (jina-embeddings-v2, jina-reranker-v1) is BERT whose attention uses distances instead of positions. In
+Nomic BERT with experts (nomic-embed-text-v2-moe), a token goes through the best two of eight feed-forward networks in
+every second layer, and all linear layers have biases. transformers has Nomic BERT without experts.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.bert.modeling_bert import BertAttention
 from transformers.models.clip.modeling_clip import CLIPMLP
 
-# Jina-BERT v2. Sources: the modeling_bert.py of jina-bert-implementation, and that of jina-bert-v2-qk-post-norm, which
-# has more norms; "Train Short, Test Long" (ALiBi), arXiv 2108.12409, and the distances in both directions as in arXiv
-# 2310.19923.
+# Jina-BERT v2. Sources: modeling_bert.py of jina-bert-implementation, and modeling_bert.py of
+# jina-bert-v2-qk-post-norm, which has more norms; "Train Short, Test Long" (ALiBi), arXiv 2108.12409, with distances in
+# both directions as in arXiv 2310.19923.
 
 _ACTIVATIONS = {"geglu": torch.nn.functional.gelu, "reglu": torch.nn.functional.relu}
 FEED_FORWARD_TYPES = tuple(_ACTIVATIONS)
 
 
 class JinaBertConfig(transformers.BertConfig):
-    """`has_query_norms`: it is one of the second kind, with norms of queries and keys."""
+    """`has_query_norms`: the model is of the second kind, with norms of queries and keys."""
 
     model_type = "jina_bert"
 
@@ -63,7 +63,7 @@ class _SelfAttention(torch.nn.Module):
         if self.config.has_query_norms:
             query, key = self.layer_norm_q(query), self.layer_norm_k(key)
         shape = (*vectors.shape[:2], self.config.num_attention_heads, -1)
-        query, key, value = (one.view(shape).transpose(1, 2) for one in (query, key, value))
+        query, key, value = (projected.view(shape).transpose(1, 2) for projected in (query, key, value))
         if self.config._attn_implementation == "eager":
             scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])
             seen = torch.softmax(scores + attention_mask, dim=-1) @ value
@@ -73,7 +73,7 @@ class _SelfAttention(torch.nn.Module):
 
 
 class _FeedForward(torch.nn.Module):
-    """The gate is the first half of the first layer's outputs, in the second kind the second half."""
+    """The `gate` is the first half of the first layer's outputs, in the second kind of model the second half."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class _FeedForward(torch.nn.Module):
         return result
 
 
-class _Layer(torch.nn.Module):
+class _JinaBertLayer(torch.nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.config = config
@@ -116,14 +116,14 @@ class _Layer(torch.nn.Module):
 
 
 class JinaBertModel(transformers.BertModel):
-    """The encoder. Texts of any length: nothing of it is learned for a position."""
+    """The encoder. It takes texts of any length, because no weight depends on a position."""
 
     config_class = JinaBertConfig
 
     def __init__(self, config: Any, add_pooling_layer: bool = True) -> None:
         super().__init__(config, add_pooling_layer)
         self.embeddings = _Embeddings(config)
-        self.encoder.layer = torch.nn.ModuleList([_Layer(config) for _ in range(config.num_hidden_layers)])
+        self.encoder.layer = torch.nn.ModuleList([_JinaBertLayer(config) for _ in range(config.num_hidden_layers)])
         self.post_init()
 
     def forward(
@@ -151,19 +151,20 @@ class _WithHead(transformers.BertPreTrainedModel):
 
 
 class JinaBertForMaskedLM(_WithHead, transformers.BertForMaskedLM):
-    """With the head of a masked language model."""
+    """The encoder with the head of a masked language model."""
 
     _has_pooling = False
 
 
 class JinaBertForSequenceClassification(_WithHead, transformers.BertForSequenceClassification):
-    """With the head of a classifier or a reranker."""
+    """The encoder with the head of a classifier or a reranker."""
 
     _has_pooling = True
 
 
 JINA_BERTS: dict[str, Any] = {
-    one.__name__: one for one in (JinaBertModel, JinaBertForMaskedLM, JinaBertForSequenceClassification)
+    model_class.__name__: model_class
+    for model_class in (JinaBertModel, JinaBertForMaskedLM, JinaBertForSequenceClassification)
 }
 
 
@@ -172,9 +173,9 @@ def _norm(config: Any) -> torch.nn.LayerNorm:
 
 
 def _bias(attention_mask: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
-    """What is added to the scores of attention, [batch, heads, tokens, tokens]: less the further away, none of padding.
+    """The biases of attention scores, [batch, heads, tokens, tokens]: they fall with the distance, and mask padding.
 
-    It is as large as the scores themselves: 3.2 GB for a text of 8,192 tokens and 12 heads (docs/performance.md).
+    The biases are as large as the scores: a text of 8,192 tokens takes 3.2 GB with 12 heads (docs/performance.md).
     """
     positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     distance = (positions[:, None] - positions[None, :]).abs().to(dtype)
@@ -184,8 +185,8 @@ def _bias(attention_mask: torch.Tensor, heads: int, dtype: torch.dtype) -> torch
 
 
 def _slopes(heads: int) -> list[float]:
-    """The slope of each head: a geometric sequence; for other numbers than powers of 2, every second one of the next
-    power is put behind it.
+    """The slope of each head: a geometric sequence. For a number of heads that is not a power of 2, every second
+    slope of the next power follows.
     """
     power = 2 ** math.floor(math.log2(heads))
     start = 2 ** (-8 / power)
@@ -194,9 +195,9 @@ def _slopes(heads: int) -> list[float]:
 
 
 # Nomic BERT with experts. Source: modeling_hf_nomic_bert.py of nomic-bert-2048, as text-embeddings-inference computes
-# it (nomic.rs): experts are weighted by the router's softmax, which is not normalized again over the best.
+# it (nomic.rs): experts are weighted by the router's softmax, which is not normalized again over the best experts.
 
-# transformers 4 has no Nomic BERT at all; this module can be imported there.
+# transformers 4 has no Nomic BERT, but this module can be imported there.
 _Config: Any = getattr(transformers, "NomicBertConfig", transformers.PretrainedConfig)
 _Model: Any = getattr(transformers, "NomicBertModel", transformers.PreTrainedModel)
 
@@ -211,21 +212,21 @@ class NomicExpertsConfig(_Config):
     moe_every_n_layers: int = 2
 
 
-class _Router(torch.nn.Module):
+class _ExpertRouter(torch.nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(config.hidden_size, config.num_experts, bias=False)
         self._top_k = config.moe_top_k
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        """The weight of each expert for each token, [tokens, experts]: 0 for those that the token does not take."""
+        """The weight of each expert for each token, [tokens, experts]; 0 for experts that the token does not take."""
         weights = self.layer(vectors).softmax(-1)
         best, chosen = weights.topk(self._top_k, dim=-1)
         return torch.zeros_like(weights).scatter(-1, chosen, best)
 
 
 class _Networks(torch.nn.Module):
-    """The weights of all experts, one below the other."""
+    """The weights of all experts, joined along the first axis."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -234,8 +235,8 @@ class _Networks(torch.nn.Module):
 
 
 class _Experts(torch.nn.Module):
-    # Whether each expert computes its own tokens only, for graphs whose shapes are free. With fixed ones each computes
-    # all.
+    # Whether each expert computes its own tokens only, for graphs whose shapes are free. In a graph of fixed shapes
+    # each expert computes all tokens.
     takes_rows = False
 
     def __init__(self, config: Any) -> None:
@@ -261,7 +262,7 @@ class _Experts(torch.nn.Module):
 class _ExpertLayer(torch.nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.router = _Router(config)
+        self.router = _ExpertRouter(config)
         self.experts = _Experts(config)
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
@@ -271,7 +272,7 @@ class _ExpertLayer(torch.nn.Module):
 
 
 class NomicExpertsModel(_Model):
-    """The encoder."""
+    """The encoder of Nomic BERT with experts."""
 
     config_class = NomicExpertsConfig
 
@@ -288,22 +289,22 @@ class NomicExpertsModel(_Model):
 
 @contextlib.contextmanager
 def taking_rows(module: torch.nn.Module) -> Iterator[None]:
-    """Has experts compute their own tokens only, which took 0.4 of the time (OpenVINO, measured 2026-11-24)."""
+    """Makes experts compute their own tokens only, which took 0.4 of the time (OpenVINO, measured 2026-11-24)."""
     experts = [part for part in module.modules() if isinstance(part, _Experts)]
-    for one in experts:
-        one.takes_rows = True
+    for expert in experts:
+        expert.takes_rows = True
     try:
         yield
     finally:
-        for one in experts:
-            one.takes_rows = False
+        for expert in experts:
+            expert.takes_rows = False
 
 
 OWN_GRAPHS = (*JINA_BERTS, NomicExpertsModel.__name__)
 
 
 def register_own_graphs() -> None:
-    """Has transformers' automatic classes know our graphs. Every process that loads models has to call it."""
+    """Registers our graphs with transformers' automatic classes. Every process that loads models has to call it."""
     transformers.AutoConfig.register(JinaBertConfig.model_type, JinaBertConfig, exist_ok=True)
     for auto_class, model in zip(
         (transformers.AutoModel, transformers.AutoModelForMaskedLM, transformers.AutoModelForSequenceClassification),

@@ -1,8 +1,8 @@
 """Cuts a model between layers into parts, each for a core of its own (--pipeline-cores).
 
-A part runs the model's own code. In place of the layers of other parts are stand-ins: the first one gives what the part
-before computed, and the one behind the part's last layer ends the run. So each part has masks and positions as the
-model makes them, and a trace of it has nothing that the part does not need.
+A part runs the model's own code. Stand-ins replace the layers of other parts: the first stand-in returns the output of
+the part before, and the stand-in behind the part's last layer ends the run. So each part has the masks and positions
+that the model makes, and its trace contains only what the part needs.
 """
 
 import contextlib
@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 
-from neuronpipe.compiler.modules import Batch, Positional, SourceModule
+from neuronpipe.compiler.modules import Positional, SampleBatch, SourceModule
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN
 
-# What the parts compute may differ from the model by this share of the largest output.
+# The largest difference between the parts and the model, as a share of the largest output.
 _TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """`cores`: the number of parts. `balance`: what is to be equal in all, see BALANCES."""
+    """`cores`: the number of parts. `balance`: the quantity that is equal in all parts, see BALANCES."""
 
     cores: int = 1
     balance: str = "time"
@@ -35,21 +35,23 @@ class PipelineOptions:
 ONE_CORE = PipelineOptions()
 
 
-def cut_module(source: SourceModule, batch: Batch, options: PipelineOptions) -> "Pipeline | None":
-    """A model in the parts that are asked for; None for one part. Raises SetupError where it cannot be cut."""
+def cut_module(source: SourceModule, batch: SampleBatch, options: PipelineOptions) -> "PipelinedModel | None":
+    """Cuts a model into the requested parts; None for one part. Raises SetupError for a model that cannot be cut."""
     if options.cores == 1:
         return None
-    return Pipeline(source, {name: torch.from_numpy(batch[name]) for name in source.inputs}).cut(options)
+    return PipelinedModel(source, {name: torch.from_numpy(batch[name]) for name in source.inputs}).cut(options)
 
 
-class Pipeline:
-    """A model that is cut into parts. `firsts`: the first layer of each."""
+class PipelinedModel:
+    """A model that is cut into parts. `firsts`: the first layer of each part."""
 
     def __init__(self, source: SourceModule, example: Mapping[str, torch.Tensor], firsts: Sequence[int] = (0,)) -> None:
-        """Runs the model on a batch. Raises SetupError for one without layers that run one after the other."""
+        """Runs the model on a batch. Raises SetupError for a model without layers that run one after the other."""
         self.source = source
         self.firsts = tuple(firsts)
-        self._layers = next((one for one in _lists(source.module) if _run_in_order(source, one, example)), None)
+        self._layers = next(
+            (layers for layers in _module_lists(source.module) if _run_in_order(source, layers, example)), None
+        )
         if self._layers is None:
             raise SetupError(
                 f"--pipeline-cores: {source.architecture} has no two layers of its own that run one after the other; "
@@ -64,19 +66,21 @@ class Pipeline:
         """The number of layers."""
         return len(self._own)
 
-    def cut(self, options: PipelineOptions) -> "Pipeline":
-        """The model in parts of about the same time, or memory. Raises SetupError where that cannot be."""
+    def cut(self, options: PipelineOptions) -> "PipelinedModel":
+        """The model in parts of about the same time, or memory. Raises SetupError for a model that cannot be cut so."""
         if options.cores > self.layers:
             raise SetupError(
                 f"--pipeline-cores {options.cores}: {self.source.architecture} has {self.layers} layers, and a part "
                 "needs one"
             )
         costs = [_weights(layer, options.balance) for layer in self._own]
-        outside = [sum(_weights(one, options.balance) for one in modules) for modules in (self._before, self._after)]
+        outside = [
+            sum(_weights(module, options.balance) for module in modules) for modules in (self._before, self._after)
+        ]
         costs[0] += outside[0]
         costs[-1] += outside[1]
         firsts = _balanced(costs, options.cores)
-        cut = Pipeline(self.source, self._example, firsts)
+        cut = PipelinedModel(self.source, self._example, firsts)
         cut._check()
         return cut
 
@@ -84,9 +88,9 @@ class Pipeline:
     def part(
         self, number: int, *, has_fixed_shapes: bool = False
     ) -> Iterator[tuple[SourceModule, dict[str, torch.Tensor]]]:
-        """One part, and an example of its inputs. The model itself must not be used meanwhile.
+        """Gives a part, and an example of its inputs. The model itself must not be used until the block ends.
 
-        `has_fixed_shapes`: the part is for inputs of the example's shapes, so that it needs none for its shape.
+        `has_fixed_shapes`: the part is for the shapes of the example, so that no input is needed for its shape.
         """
         first, last = self.firsts[number], [*self.firsts, self.layers][number + 1]
         start = _Start(self._own[0]) if first else None
@@ -100,27 +104,29 @@ class Pipeline:
             stack.callback(self._put, self._own)
             self._put(kept)
             part = _Part(self.source.module, start, {})
-            inside = {id(one) for layer in self._own[first:last] for one in layer.modules()}
+            inside = {id(module) for layer in self._own[first:last] for module in layer.modules()}
             _drop_unread(part, example, inside, stack)
             needed = _needed(part, example, outputs, "aten::size" if has_fixed_shapes else "")
             absent = {name: tensor for name, tensor in self._example.items() if name not in needed}
             part = _Part(self.source.module, start, absent).eval()
-            of_part = dataclasses.replace(self.source, module=part, inputs=tuple(needed), outputs=outputs)
-            yield of_part, {name: example[name] for name in needed}
+            part_source = dataclasses.replace(self.source, module=part, inputs=tuple(needed), outputs=outputs)
+            yield part_source, {name: example[name] for name in needed}
 
     def describe(self) -> str:
-        """A line for a user."""
+        """Describes the parts in a line for a user."""
         ranges = itertools.pairwise([*self.firsts, self.layers])
-        return f"      {len(self.firsts)} parts: layers " + ", ".join(f"{one}-{end - 1}" for one, end in ranges)
+        return f"      {len(self.firsts)} parts: layers " + ", ".join(
+            f"{first}-{next_first - 1}" for first, next_first in ranges
+        )
 
     def run(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
-        """What the parts compute of each batch, one after the other."""
+        """The outputs of the parts for each batch, computed one part after the other."""
         values = [dict(batch) for batch in batches]
         for number in range(len(self.firsts)):
             with self.part(number) as (part, _):
-                for one in values:
-                    one |= part.module(**{name: one[name] for name in part.inputs})
-        return [{name: one[name] for name in self.source.outputs} for one in values]
+                for batch_values in values:
+                    batch_values |= part.module(**{name: batch_values[name] for name in part.inputs})
+        return [{name: batch_values[name] for name in self.source.outputs} for batch_values in values]
 
     def _check(self) -> None:
         with torch.no_grad():
@@ -130,12 +136,12 @@ class Pipeline:
                 "layer's vectors passes from one layer to the next; compile it for one core"
             )
             try:
-                (found,) = self.run([self._example])
+                (computed,) = self.run([self._example])
             except MemoryError:
                 raise
-            except Exception as error:  # whatever the model's code raises
+            except Exception as error:  # the model's code may raise any exception
                 raise refusal from error
-        if not all(_is_close(found[name], tensor) for name, tensor in expected.items()):
+        if not all(_is_close(computed[name], tensor) for name, tensor in expected.items()):
             raise refusal
 
     def _put(self, layers: Sequence[torch.nn.Module]) -> None:
@@ -143,11 +149,11 @@ class Pipeline:
             self._layers[number] = layer  # type: ignore[index]
 
     def _read_run(self) -> None:
-        """What each layer gets, and which modules with weights run before the layers, and which behind them."""
+        """Records the input of each layer, and the modules with weights that run before and behind the layers."""
         self._hidden: list[torch.Tensor] = []
         self._before: list[torch.nn.Module] = []
         self._after: list[torch.nn.Module] = []
-        inside = {id(one) for layer in self._own for one in layer.modules()}
+        inside = {id(module) for layer in self._own for module in layer.modules()}
 
         def enter(module: Any, args: Any, kwargs: Any) -> None:
             if id(module) not in inside:
@@ -155,7 +161,7 @@ class Pipeline:
             elif any(module is layer for layer in self._own):
                 self._hidden.append(_first_of(args, kwargs).clone())
 
-        watched = [*self._own, *(one for one in _with_weights(self.source.module) if id(one) not in inside)]
+        watched = [*self._own, *(module for module in _with_weights(self.source.module) if id(module) not in inside)]
         with contextlib.ExitStack() as stack, torch.no_grad():
             for module in watched:
                 stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
@@ -163,7 +169,7 @@ class Pipeline:
 
 
 class _Part(torch.nn.Module):
-    """Takes the inputs of a part by name. `absent`: those of the model that do not matter to it."""
+    """Takes the inputs of a part by name. `absent`: inputs of the model that do not matter to the part."""
 
     def __init__(self, module: torch.nn.Module, start: "_Start | None", absent: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
@@ -181,7 +187,7 @@ class _Part(torch.nn.Module):
 
 
 class _Ended(Exception):
-    """A part is complete."""
+    """The run of a part is complete."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
@@ -189,11 +195,11 @@ class _Ended(Exception):
 
 
 class _HandedOn(torch.nn.Module):
-    """Stands for a layer, without its weights: what it gets is what it gives. Models ask layers for their kind."""
+    """Replaces a layer without its weights and returns its input. Models read attributes of the layer."""
 
     def __init__(self, layer: torch.nn.Module) -> None:
         super().__init__()
-        self._layer = (layer,)  # not as a module of this one
+        self._layer = (layer,)  # not a submodule
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -209,7 +215,7 @@ class _HandedOn(torch.nn.Module):
 
 
 class _Start(_HandedOn):
-    """Gives what the part before has computed."""
+    """Returns the output of the part before."""
 
     hidden: tuple[torch.Tensor, ...] = ()
 
@@ -225,7 +231,7 @@ class _End(_HandedOn):
 
 
 class _Unread(torch.nn.Module):
-    """Stands for weights that a part does not need. What it gives must not matter, so that it is NaN."""
+    """Replaces weights that a part does not need. Its output must not matter, so the output is NaN."""
 
     def __init__(self, width: int | None) -> None:
         super().__init__()
@@ -236,18 +242,18 @@ class _Unread(torch.nn.Module):
         return torch.full(shape, torch.nan)
 
 
-# Set on layers that return a tuple.
+# The attribute of layers that return a tuple.
 _GIVES_TUPLE = "_neuronpipe_gives_tuple"
 
 
-def _lists(module: torch.nn.Module) -> list[torch.nn.ModuleList]:
-    """The lists of modules, that with the most weights first."""
-    lists = [one for one in module.modules() if isinstance(one, torch.nn.ModuleList) and len(one) > 1]
-    return sorted(lists, key=lambda one: -_weights(one, "memory"))
+def _module_lists(module: torch.nn.Module) -> list[torch.nn.ModuleList]:
+    """The lists of modules, the list with the most weights first."""
+    lists = [child for child in module.modules() if isinstance(child, torch.nn.ModuleList) and len(child) > 1]
+    return sorted(lists, key=lambda child: -_weights(child, "memory"))
 
 
 def _run_in_order(source: SourceModule, layers: torch.nn.ModuleList, example: Mapping[str, torch.Tensor]) -> bool:
-    """Whether each of them runs once, one after the other. Notes which give tuples."""
+    """Whether the layers run in order, each of them once. Marks the layers that return tuples."""
     calls: list[int] = []
 
     def note(layer: torch.nn.Module, args: Any, output: Any, number: int) -> None:
@@ -256,20 +262,22 @@ def _run_in_order(source: SourceModule, layers: torch.nn.ModuleList, example: Ma
 
     with contextlib.ExitStack() as stack, torch.no_grad():
         for number, layer in enumerate(layers):
-            hook = layer.register_forward_hook(lambda one, args, output, number=number: note(one, args, output, number))
+            hook = layer.register_forward_hook(
+                lambda module, args, output, number=number: note(module, args, output, number)
+            )
             stack.callback(hook.remove)
         source.module(**example)
     return calls == list(range(len(layers)))
 
 
 def _with_weights(module: torch.nn.Module) -> list[torch.nn.Module]:
-    return [one for one in module.modules() if next(one.parameters(recurse=False), None) is not None]
+    return [child for child in module.modules() if next(child.parameters(recurse=False), None) is not None]
 
 
 def _drop_unread(
     part: _Part, example: Mapping[str, torch.Tensor], inside: set[int], stack: contextlib.ExitStack
 ) -> None:
-    """Takes out weights without which the part computes the same: embeddings, and heads. `stack` puts them back."""
+    """Removes weights without which the part computes the same, such as embeddings. `stack` puts them back."""
     expected = part(**example)
     owners = [(parent, name, child) for parent in part.modules() for name, child in parent.named_children()]
     for parent, name, child in owners:
@@ -277,9 +285,9 @@ def _drop_unread(
             continue
         setattr(parent, name, _Unread(child.embedding_dim if isinstance(child, torch.nn.Embedding) else None))
         try:
-            found = part(**example)
-            is_same = all(torch.equal(found[key], tensor) for key, tensor in expected.items())
-        except Exception:  # the model's code misses it, in whatever way
+            computed = part(**example)
+            is_same = all(torch.equal(computed[key], tensor) for key, tensor in expected.items())
+        except Exception:  # the model's code may fail in any way without the module
             is_same = False
         if is_same:
             stack.callback(setattr, parent, name, child)
@@ -291,7 +299,7 @@ def _needed(part: _Part, example: Mapping[str, torch.Tensor], outputs: Sequence[
     """The inputs on which the outputs depend, in order. `but_for`: an operation that does not count."""
     positional = Positional(part, tuple(example), outputs).eval()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Python values that the tracer treats as constant
+        warnings.simplefilter("ignore")  # about Python values that the tracer treats as constant
         traced = torch.jit.trace(positional, tuple(example.values()), check_trace=False, strict=False)
     graph = traced.inlined_graph
     torch._C._jit_pass_dce(graph)
@@ -301,37 +309,41 @@ def _needed(part: _Part, example: Mapping[str, torch.Tensor], outputs: Sequence[
 
 
 def _weights(module: torch.nn.Module, balance: str) -> int:
-    """How long a module takes, by the number of weights that it multiplies; or how many it has."""
+    """The cost of a module: its number of weights, or for time the number that it multiplies."""
     is_table = isinstance(module, torch.nn.Embedding)
-    own = 0 if balance == "time" and is_table else sum(one.numel() for one in module.parameters(recurse=False))
+    own = (
+        0
+        if balance == "time" and is_table
+        else sum(parameter.numel() for parameter in module.parameters(recurse=False))
+    )
     return own + sum(_weights(child, balance) for child in module.children())
 
 
 def _balanced(costs: Sequence[int], parts: int) -> tuple[int, ...]:
-    """The first of each of so many groups of neighbours, whose largest sum is the least, and the others about equal."""
+    """The first item of each of `parts` groups of neighbours: the largest sum is minimal, the others about equal."""
     sums = [0, *itertools.accumulate(costs)]
 
     @cache
     def best(first: int, left: int) -> tuple[int, int, tuple[int, ...]]:
-        """The largest sum, the sum of the squares, and the firsts."""
+        """The largest sum, the sum of the squares, and the first items."""
         if left == 1:
             own = sums[-1] - sums[first]
             return own, own**2, (first,)
-        found = []
+        candidates = []
         for cut in range(first + 1, len(costs) - left + 2):
             own, (largest, squares, firsts) = sums[cut] - sums[first], best(cut, left - 1)
-            found.append((max(own, largest), own**2 + squares, (first, *firsts)))
-        return min(found)
+            candidates.append((max(own, largest), own**2 + squares, (first, *firsts)))
+        return min(candidates)
 
     return best(0, parts)[2]
 
 
 def _first_of(args: Any, kwargs: Any) -> torch.Tensor:
-    """What a layer gets from the one before it."""
+    """The input that a layer gets from the layer before it."""
     hidden: torch.Tensor = args[0] if args else kwargs["hidden_states"]
     return hidden
 
 
-def _is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def _is_close(computed: torch.Tensor, expected: torch.Tensor) -> bool:
     limit = _TOLERANCE * max(1.0, float(expected.abs().max()))
-    return bool(torch.allclose(found, expected, rtol=0, atol=limit))
+    return bool(torch.allclose(computed, expected, rtol=0, atol=limit))

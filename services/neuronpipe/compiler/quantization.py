@@ -1,6 +1,6 @@
 """Quantizes an OpenVINO model in float32 with NNCF, to int8 or to 8-bit weights with computation in float32.
 
-The layers that lose most in int8 may stay as they are. Vectors in int8 are made by the range of each dimension.
+The layers that lose most in int8 may stay in float32. int8 vectors are made by the range of each dimension.
 """
 
 import contextlib
@@ -18,25 +18,27 @@ import numpy as np
 from neuronpipe.bundles.manifest import Accuracy, Artifact, Calibration
 from neuronpipe.compiler import accuracy
 from neuronpipe.compiler.conversion import ArtifactCompiler, Conversion
-from neuronpipe.compiler.modules import Batch, Outputs, SourceModule
+from neuronpipe.compiler.modules import Outputs, SampleBatch, SourceModule
 from neuronpipe.core.errors import SetupError
-from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, openvino
+from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, look_up_first, openvino
 from neuronpipe.tasks.vectors import EmbeddingFacts, normalized, vector_of
 
-# SmoothQuant's alpha, https://arxiv.org/abs/2211.10438, section 4: 1 moves all of the outliers from activations into
-# weights. Weights of 7 bits hold fewer than NNCF's default of 0.95 assumes. Measured in docs/decisions/0008 and 0020.
+# SmoothQuant's alpha, https://arxiv.org/abs/2211.10438, section 4: 1 moves all outliers from activations into weights.
+# Weights of 7 bits hold fewer than NNCF's default of 0.95 assumes. Measured in docs/decisions/0008 and 0020.
 _SMOOTHING = 0.8
 
-# The layer of the model in the name of an operation, as in
+# The layer of the model in the name of an operation, such as
 # "…encoder.layer.3.attention.self.key/MatMul".
 _LAYER = re.compile(r".*?\.\d+\.")
 
 
 class Quantizer:
-    """Makes int8 artefacts of one model. Each replaces the previous one in the bundle's folder."""
+    """Makes int8 artefacts of a model. Each artefact replaces the previous artefact in the bundle's folder."""
 
-    def __init__(self, artifact: Artifact, folder: Path, batches: Sequence[Batch], calibration: Calibration) -> None:
-        """`artifact` is the float32 one in `folder`; `batches` hold one text each."""
+    def __init__(
+        self, artifact: Artifact, folder: Path, batches: Sequence[SampleBatch], calibration: Calibration
+    ) -> None:
+        """`artifact`: the float32 artefact in `folder`. `batches`: each contains one text."""
         self._artifact = artifact
         self._file = folder / next(name for name in artifact.files if name.endswith(".xml"))
         self._model = _read(self._file)
@@ -46,7 +48,11 @@ class Quantizer:
     @property
     def parts(self) -> tuple[str, ...]:
         """The model's layers, or other parts that multiply matrices, in the order in which they compute."""
-        names = [one.get_friendly_name() for one in self._model.get_ordered_ops() if one.get_type_name() == "MatMul"]
+        names = [
+            operation.get_friendly_name()
+            for operation in self._model.get_ordered_ops()
+            if operation.get_type_name() == "MatMul"
+        ]
         return tuple(dict.fromkeys(layer[0] if (layer := _LAYER.match(name)) else name for name in names))
 
     def quantize(self, float_parts: Sequence[str] = ()) -> Artifact:
@@ -56,20 +62,23 @@ class Quantizer:
         """
         with _nncf() as nncf:
             model = self._model.clone() if set(float_parts) >= set(self.parts) else self._quantized(nncf, float_parts)
-            if not float_parts and not any(one.get_type_name() == "FakeQuantize" for one in model.get_ops()):
+            if not float_parts and not any(
+                operation.get_type_name() == "FakeQuantize" for operation in model.get_ops()
+            ):
                 raise SetupError(
                     f"NNCF {nncf.__version__} finds nothing to quantize in the model; compile it with another --dtype"
                 )
             if float_parts:
                 model = _compressed(nncf, model)
+        look_up_first(model)
         openvino.save_model(model, self._file, compress_to_fp16=False)
         described = {"calibration": self._calibration, "float_parts": tuple(float_parts)}
         return _with_version(self._artifact, nncf).model_copy(update=described)
 
     def _quantized(self, nncf: Any, float_parts: Sequence[str]) -> Any:
         # For transformers NNCF smooths activations (SmoothQuant), keeps layer norms and softmax in float32, and
-        # quantizes activations asymmetrically and weights, the embedding table too, per channel. Why the parameters:
-        # docs/decisions/0008 and 0020.
+        # quantizes activations asymmetrically and weights per channel, also the embedding table. Reasons for the
+        # parameters: docs/decisions/0008 and 0020.
         names = [port.any_name for port in self._model.inputs]
         items = [{name: batch[name] for name in names} for batch in self._batches]
         return nncf.quantize(
@@ -86,7 +95,7 @@ class Quantizer:
 
 
 def compress(artifact: Artifact, folder: Path) -> Artifact:
-    """Replaces the artefact's float32 weights by weights of 8 bits, and describes the new ones. Raises SetupError."""
+    """Replaces float32 weights by weights of 8 bits, and describes the new artefact. Raises SetupError."""
     with _nncf() as nncf:
         for file in (folder / name for name in artifact.files if name.endswith(".xml")):
             openvino.save_model(_compressed(nncf, _read(file)), file, compress_to_fp16=False)
@@ -108,9 +117,9 @@ def _read(file: Path) -> Any:
 
 @contextlib.contextmanager
 def _nncf() -> Iterator[Any]:
-    """NNCF, with its progress bars kept off standard output, which is for results.
+    """Imports NNCF, with its progress bars kept off standard output, which is for results.
 
-    Its class of loggers applies to NNCF only. Errors of NNCF in the block become SetupErrors.
+    NNCF's class of loggers applies to NNCF only. Errors of NNCF in the block become SetupErrors.
     """
     logger_class = logging.getLoggerClass()
     try:
@@ -119,13 +128,13 @@ def _nncf() -> Iterator[Any]:
             # Imported here, because it takes seconds, and because float32 and bfloat16 compile without NNCF.
             import nncf
 
-            # Not by nncf.set_log_level, which changes the handlers too, and these may be the program's.
+            # nncf.set_log_level also changes the handlers, which may belong to the program.
             logging.getLogger("nncf").setLevel(logging.CRITICAL)
             try:
                 yield nncf
             except SetupError:
                 raise
-            except Exception as error:  # NNCF may raise anything for an operation that it does not know
+            except Exception as error:  # NNCF may raise any exception for an operation that it does not know
                 raise SetupError(
                     f"NNCF {nncf.__version__} cannot quantize the model; compile it with another --dtype"
                 ) from error
@@ -135,20 +144,20 @@ def _nncf() -> Iterator[Any]:
 
 # Finds the layers of a model that lose most in int8.
 #
-# It keeps as few of them in float32 as a limit on the agreement requires.
+# Keeps as few of them in float32 as a limit on the agreement requires.
 
-# Texts that rank the parts. They are among those that calibrate, so the comparison's texts have no say in it.
+# Texts that rank the parts. They are among the calibration texts, so the comparison's texts do not influence the ranks.
 _RANKING_TEXTS = 32
 
 Measure = Callable[[Artifact], Accuracy | None]
 
 
 def rank(
-    quantizer: Quantizer, compiler: ArtifactCompiler, conversion: Conversion, batches: Sequence[Batch]
+    quantizer: Quantizer, compiler: ArtifactCompiler, conversion: Conversion, batches: Sequence[SampleBatch]
 ) -> list[str]:
-    """The model's parts; first the one with the least error in the outputs when it alone computes in float32.
+    """The model's parts, the first with the smallest error of the outputs when it alone computes in float32.
 
-    Quantizes the model once for each part. `batches` hold one text each.
+    Quantizes the model once for each part. `batches`: each contains one text.
     """
     sample = batches[:: max(1, len(batches) // _RANKING_TEXTS)]
     reference = accuracy.reference_outputs(conversion.module, sample)
@@ -157,7 +166,13 @@ def rank(
         ran = compiler.run(conversion, quantizer.quantize((part,)), sample)
         pairs = zip(ran.outputs if ran else (), reference, strict=True)
         errors[part] = float(
-            np.mean([np.mean((one[name] - array) ** 2) for one, expected in pairs for name, array in expected.items()])
+            np.mean(
+                [
+                    np.mean((outputs[name] - array) ** 2)
+                    for outputs, expected in pairs
+                    for name, array in expected.items()
+                ]
+            )
         )
     return sorted(errors, key=lambda part: errors[part])
 
@@ -167,7 +182,7 @@ def search(
 ) -> tuple[Artifact, Accuracy | None]:
     """The artefact that meets the limit with the fewest of the ranked parts in float32, found by bisection.
 
-    If none does, it is the artefact with all parts in float32.
+    If no artefact meets the limit, all parts are in float32.
     """
     fewest, most = 1, len(ranked)
     while fewest < most:
@@ -180,23 +195,23 @@ def search(
     return artifact, measure(artifact)
 
 
-# The range of each dimension of a model's vectors, by which int8 vectors are made of them.
+# The range of each dimension of a model's vectors, by which int8 vectors are made.
 #
 # Measured on the outputs of PyTorch for the texts of the comparison: some 120 sample texts in many languages, or up to
 # 128 texts of --calibration. quantize_embeddings of sentence-transformers advises 100 or more.
 
-# Whose vectors are of texts alone: sample images say little of photographs.
+# Tasks whose vectors are of texts alone: sample images say little about photographs.
 EMBEDDING_TASKS = ("sentence_embedding", "sentence_similarity")
 
 
 def with_ranges(module: SourceModule, outputs: Sequence[Outputs]) -> SourceModule:
-    """The module with the ranges of its outputs among its facts; another kind of module as it is."""
+    """The module with the ranges of its outputs among its facts. A module of another task is returned as it is."""
     if module.task not in EMBEDDING_TASKS:
         return module
-    vectors = normalized(np.concatenate([vector_of(one) for one in outputs]))
+    vectors = normalized(np.concatenate([vector_of(outputs_of_batch) for outputs_of_batch in outputs]))
     ranges = {"lowest": tuple(vectors.min(axis=0).tolist()), "highest": tuple(vectors.max(axis=0).tolist())}
     facts = {
-        task: one.model_copy(update=ranges) if isinstance(one, EmbeddingFacts) else one
-        for task, one in module.facts.items()
+        task: task_facts.model_copy(update=ranges) if isinstance(task_facts, EmbeddingFacts) else task_facts
+        for task, task_facts in module.facts.items()
     }
     return dataclasses.replace(module, facts=facts)

@@ -1,6 +1,6 @@
-"""Models of the sizes that are published, with random weights from a fixed seed: for measuring where none are at hand.
+"""Models of the sizes that are published, with random weights from a fixed seed, for measurements.
 
-Times depend on shapes, not on weights. The tokenizer is WordPiece over the words of given texts, for all of them.
+Times depend on shapes, not on weights. The tokenizer of each model is WordPiece over the words of given texts.
 """
 
 import collections
@@ -17,11 +17,11 @@ _SEED = 20261123
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _PAD, _CLS, _SEP = 0, 2, 3
 _MAX_TOKENS = 512
-# Of a vocabulary; the rest are names of unused tokens, as BERT's own has them.
+# Words in a vocabulary. The rest are names of unused tokens, as in BERT's vocabulary.
 _MOST_WORDS = 20_000
 _IDS = {"pad_token_id": _PAD, "cls_token_id": _CLS, "sep_token_id": _SEP, "bos_token_id": _CLS, "eos_token_id": _SEP}
 
-# name → its configuration, as the Hub has it; defaults of transformers are not named.
+# Name → its configuration on the Hub, without values that are defaults of transformers.
 _CONFIGURATIONS: Mapping[str, Callable[[], Any]] = {
     "bert-base-uncased": lambda: transformers.BertConfig(**_IDS),
     "bert-large-uncased": lambda: transformers.BertConfig(
@@ -40,9 +40,9 @@ _CONFIGURATIONS: Mapping[str, Callable[[], Any]] = {
 
 
 def save_random_model(name: str, folder: Path, texts: Iterable[str]) -> None:
-    """Writes a classifier of a published size, with its tokenizer or image processor, as transformers saves one.
+    """Writes a classifier of a published size, with its tokenizer or image processor, as transformers saves it.
 
-    Raises KeyError for a name that is not known.
+    Raises KeyError for an unknown name.
     """
     config = _CONFIGURATIONS[name]()
     takes_images = config.model_type == "vit"
@@ -68,12 +68,12 @@ def save_random_model(name: str, folder: Path, texts: Iterable[str]) -> None:
     }
     (folder / "vocab.txt").write_text("\n".join(_vocabulary(texts, config.vocab_size)), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
-    # Without this file transformers 5 loads it only for a BERT.
+    # Without this file transformers 5 loads the tokenizer only for a BERT.
     transformers.BertTokenizerFast.from_pretrained(folder).backend_tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def _vocabulary(texts: Iterable[str], size: int) -> Iterable[str]:
-    """The commonest words, and all their characters for the others."""
+    """The commonest words, and the characters of all words for the rare words."""
     words = collections.Counter(word for text in texts for word in re.findall(r"[a-z]+|[^\sa-z]", text.lower()))
     characters = sorted({character for word in words for character in word})
     known = [*_SPECIAL, *characters, *(f"##{character}" for character in characters)]

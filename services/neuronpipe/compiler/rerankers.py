@@ -11,6 +11,7 @@ import transformers
 
 from neuronpipe.compiler.modules import Named, SourceModule, load_weights, source_module
 from neuronpipe.compiler.sentence_transformers import (
+    applied_settings,
     default_prompt,
     last_token,
     read_limits,
@@ -47,7 +48,7 @@ def ranking(folder: Path, config: Any) -> RerankFacts:
 
 
 def score_function(folder: Path, config: Any) -> ScoreFunctionName:
-    """How a cross-encoder makes scores of its logits. Raises SetupError."""
+    """The function with which a cross-encoder makes scores of its logits. Raises SetupError."""
     activation = _activation(folder, config)
     if activation not in _ACTIVATIONS:
         raise SetupError(f"{folder}: makes scores of logits by {activation}; supported are {', '.join(_ACTIVATIONS)}")
@@ -55,7 +56,7 @@ def score_function(folder: Path, config: Any) -> ScoreFunctionName:
 
 
 def entailing(folder: Path, config: Any) -> ZeroShotFacts:
-    """The facts of a model for zero-shot classification. Raises SetupError for one without a label for entailment."""
+    """The facts of a model for zero-shot classification. Raises SetupError if it has no label for entailment."""
     check_labels(folder, config)
     labels = [config.id2label[index] for index in range(config.num_labels)]
     entailment = next((index for index, label in enumerate(labels) if label.lower().startswith("entail")), None)
@@ -69,7 +70,7 @@ def entailing(folder: Path, config: Any) -> ZeroShotFacts:
 
 
 def is_cross_encoder(folder: Path, config: Any) -> bool:
-    """Whether sentence-transformers saved it as a cross-encoder."""
+    """Whether sentence-transformers saved the model as a cross-encoder."""
     return read_settings(folder).get("model_type") == "CrossEncoder" or any(
         hasattr(config, name) for name in ("sentence_transformers", "sbert_ce_default_activation_function")
     )
@@ -77,7 +78,7 @@ def is_cross_encoder(folder: Path, config: Any) -> bool:
 
 def _activation(folder: Path, config: Any) -> str:
     candidates = (
-        read_settings(folder).get("activation_fn"),
+        applied_settings(folder).get("activation_fn"),
         (getattr(config, "sentence_transformers", None) or {}).get("activation_fn"),
         getattr(config, "sbert_ce_default_activation_function", None),
     )
@@ -91,7 +92,7 @@ def _activation(folder: Path, config: Any) -> str:
 
 Template: TypeAlias = tuple[tuple[int, ...] | str, ...]
 
-# What published models were trained on whose own chat template is another.
+# Templates with which published models were trained, whose own chat template is another template.
 _PUBLISHED = {
     "qwen3": (
         "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -100,14 +101,14 @@ _PUBLISHED = {
     )
 }
 _PUBLISHED_PROMPT = "Given a web search query, retrieve relevant passages that answer the query"
-# Stand for the texts in a template, and are in none.
+# Placeholders of the texts in a template. No text contains them.
 _QUERY, _DOCUMENT = "\ue000\ue001", "\ue002\ue003"
-# Pairs on which a template must be what was found of it: of spaces and line ends some templates take away.
+# Pairs for which the parts must equal the template, because some templates remove spaces and line ends.
 _SAMPLES = (("one", "other"), (" Two words. ", "\n1. {a}\n\n"), ("naïve 🙂", "的 text"))
 
 
 class _YesOrNo(torch.nn.Module):
-    """A decoder and, of its head, the rows of one or two answers: the logit of the first, less that of the second."""
+    """A decoder with the rows of its head for one or two answers: the logit of the first answer minus the second."""
 
     def __init__(self, model: Any, answers: Sequence[int]) -> None:
         super().__init__()
@@ -130,7 +131,7 @@ class _YesOrNo(torch.nn.Module):
 
 
 def load_decoder_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
-    """The reranker. Raises SetupError for a model without the tokens or the template of one."""
+    """Loads the reranker. Raises SetupError for a model without the tokens or the template of a reranker."""
     model = load_weights(transformers.AutoModelForCausalLM, folder)
     if model.get_output_embeddings().weight.requires_grad:
         raise SetupError(f"{folder}: its weights lack the head, which makes tokens of vectors; save the model again")
@@ -152,7 +153,7 @@ def load_decoder_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceMod
 
 
 def encode_written(module: SourceModule, template: Template, queries: Sequence[str], texts: Sequence[str]) -> Any:
-    """The pairs as inputs of the model, int64 [batch, tokens] by name, each cut to what the model takes."""
+    """Encodes the pairs as inputs of the model, int64 [batch, tokens] by name, each cut to the model's limit."""
     own = module.tokenizer.transformers_tokenizer
     rows = [
         [number for part in template for number in _tokens_of(own, part, query, text)][-module.max_tokens :]
@@ -169,8 +170,8 @@ def _answers(folder: Path, tokenizer: SourceTokenizer) -> tuple[int, ...]:
     for kind, path in read_modules(folder):
         if kind == "LogitScore":
             config = read_object(path / "config.json")
-            named = (config["true_token_id"], config.get("false_token_id"))
-            return tuple(int(number) for number in named if number is not None)
+            answers = (config["true_token_id"], config.get("false_token_id"))
+            return tuple(int(number) for number in answers if number is not None)
     vocabulary = tokenizer.transformers_tokenizer.get_vocab()
     if not {"yes", "no"} <= vocabulary.keys():
         raise SetupError(f"{folder}: its tokenizer has no tokens 'yes' and 'no', by which a decoder ranks texts")
@@ -184,16 +185,20 @@ def _template(folder: Path, tokenizer: SourceTokenizer, kind: str) -> Template:
         return ()
     processing = read_limits(transformer_folder(folder)).get("processing_kwargs") or {}
     options = dict(processing.get("chat_template") or {})
-    options.pop("restore_suffix", None)
+    if options.pop("restore_suffix", True) is False:
+        raise SetupError(
+            f"{folder}: cuts the end of its template with a long text (restore_suffix), which is not supported; "
+            "remove restore_suffix from processing_kwargs"
+        )
     prompt = default_prompt(folder)
     for wrap in (lambda text: text, lambda text: [{"type": "text", "text": text}]):  # flat, and structured
         render = _renderer(own, prompt, options, wrap)
         rendered = render(_QUERY, _DOCUMENT)
         if rendered.count(_QUERY) == 1 and rendered.count(_DOCUMENT) == 1:
-            return _checked(folder, own, render)
+            return _checked_template(folder, own, render)
     if kind in _PUBLISHED and not (folder / "modules.json").is_file():
         written = _PUBLISHED[kind].replace("{prompt}", prompt or _PUBLISHED_PROMPT)
-        return _checked(folder, own, lambda query, text: _put(written, query, text))
+        return _checked_template(folder, own, lambda query, text: _insert_texts(written, query, text))
     raise SetupError(
         f"{folder}: its chat template has no place for a query and a document, so how it reads them is not known; "
         "give the tokenizer the chat template that it was trained with, with the roles query and document"
@@ -209,32 +214,32 @@ def _renderer(
             messages = [{"role": "system", "content": wrap(prompt)}, *messages]
         try:
             return str(own.apply_chat_template(messages, tokenize=False, **options))
-        except Exception:  # a template refuses what it does not know as it likes
+        except Exception:  # a template may refuse unknown parts with any exception
             return ""
 
     return render
 
 
-def _put(written: str, query: str, text: str) -> str:
+def _insert_texts(written: str, query: str, text: str) -> str:
     before, _, after = written.partition("{query}")
     between, _, behind = after.partition("{document}")
     return before + query + between + text + behind
 
 
-def _checked(folder: Path, own: Any, render: Callable[[str, str], str]) -> Template:
-    """The parts of what is rendered. Raises SetupError for a template that changes the texts."""
+def _checked_template(folder: Path, own: Any, render: Callable[[str, str], str]) -> Template:
+    """The parts of the rendered template. Raises SetupError for a template that changes the texts."""
     template = _parts(own, render(_QUERY, _DOCUMENT))
     for query, text in _SAMPLES:
-        found = [number for part in template for number in _tokens_of(own, part, query, text)]
-        if found != own(render(query, text), add_special_tokens=False)["input_ids"]:
+        token_ids = [number for part in template for number in _tokens_of(own, part, query, text)]
+        if token_ids != own(render(query, text), add_special_tokens=False)["input_ids"]:
             raise SetupError(f"{folder}: its chat template changes the texts that are written into it; not supported")
     return template
 
 
 def _parts(own: Any, rendered: str) -> Template:
-    """Tokens where nothing varies, and texts with {query} and {document}, cut at special tokens.
+    """Splits a rendered template into fixed tokens, and texts with {query} and {document}, cut at special tokens.
 
-    These end what a tokenizer joins, so that the parts can be tokenized one by one.
+    No token spans a special token, so that the parts can be tokenized one by one.
     """
     special = {token.content: number for number, token in own.added_tokens_decoder.items() if token.special}
     pattern = "|".join(re.escape(content) for content in sorted(special, key=len, reverse=True))

@@ -38,9 +38,9 @@ _ACTIVATIONS = {
 
 
 class Pooling(torch.nn.Module):
-    """Token vectors [batch, tokens, width] and attention_mask [batch, tokens] to [batch, width x number of modes].
+    """Pools token vectors [batch, tokens, width] by attention_mask [batch, tokens] to [batch, width x number of modes].
 
-    `pools_prompt`: whether the tokens of a prompt are pooled, too; if not, the mask must be 0 at them.
+    `pools_prompt`: whether the tokens of a prompt are also pooled; if not, the mask must be 0 at them.
     """
 
     def __init__(self, modes: Sequence[str], pools_prompt: bool = True) -> None:
@@ -65,9 +65,9 @@ class Pooling(torch.nn.Module):
 def last_token(vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The vector of the last token at which a mask is 1, or else of the first token.
 
-    `vectors` [batch, tokens, width] and `mask` [batch, tokens] to [batch, width]. It is chosen by a select and a sum,
-    which every compiler of static shapes supports, not by an index. A product would not work: ModernBERT can compute
-    NaN for padding.
+    `vectors` [batch, tokens, width] and `mask` [batch, tokens] to [batch, width]. A select and a sum choose the token,
+    because every compiler of static shapes supports them, unlike an index. A product would not work: ModernBERT can
+    compute NaN for padding.
     """
     numbers = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     is_last = numbers == (numbers * mask).max(dim=1, keepdim=True).values.clamp(min=1)
@@ -90,7 +90,7 @@ def _weighted_mean(token_vectors: torch.Tensor, mask: torch.Tensor) -> torch.Ten
 class Layer(torch.nn.Module):
     """A module behind the model, which reads and writes vectors by their names.
 
-    `residual`: whether what it reads is added to what it makes, or the module that projects it first.
+    `residual`: a module that projects the input, which is then added to the output; None: the input is not added.
     """
 
     def __init__(
@@ -107,14 +107,14 @@ class Layer(torch.nn.Module):
 
 
 class Normalize(torch.nn.Module):
-    """Vectors of length 1."""
+    """Scales vectors to length 1."""
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.normalize(vectors, p=2.0, dim=-1)
 
 
 class Head(torch.nn.Module):
-    """Pooling, and the layers before and after it. `dimensions`: those of the vector that are kept; None for all."""
+    """Pooling, and the layers before and after it. `dimensions`: how many numbers of the vector are kept."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Head(torch.nn.Module):
         self._output, self._dimensions = output, dimensions
 
     def describe(self) -> str:
-        """A description for a user."""
+        """Describes the head for a user."""
         count = len(self.before) + len(self.after)
         layers = f", with {count} further layer{'s' * (count > 1)}" if count else ""
         kept = f", of which the first {self._dimensions} numbers are kept (truncate_dim)" if self._dimensions else ""
@@ -152,9 +152,9 @@ class Head(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class SentenceTransformer:
-    """The content of modules.json. `max_tokens` is None if it sets no limit; `prompt` is put before every text.
+    """The content of modules.json. `max_tokens`: None without a limit. `prompt`: put before every text.
 
-    `prompts`: those that a request may name in its place.
+    `prompts`: prompts that a request may name instead.
     """
 
     model_folder: Path
@@ -165,9 +165,9 @@ class SentenceTransformer:
 
 
 def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTransformer:
-    """Reads the modules. A plain Transformers model gets mean pooling. `output`: SCORES of a cross-encoder.
+    """Reads the modules. A plain Transformers model gets mean pooling. `output`: SCORES for a cross-encoder.
 
-    Raises SetupError for a module that is not supported.
+    Raises SetupError for an unsupported module.
     """
     if not (folder / "modules.json").is_file():
         return SentenceTransformer(folder, Head(Pooling(["mean"])))
@@ -178,7 +178,7 @@ def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTra
             model_folder, limits = path, read_limits(path)
         elif kind == "Pooling" and not poolings:
             poolings.append(read_pooling(path))
-        elif kind == "Dropout":  # of training only
+        elif kind == "Dropout":  # used in training only
             continue
         elif kind in _LAYERS:
             layers[len(poolings)].append(_LAYERS[kind](path))
@@ -203,10 +203,10 @@ def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTra
         known |= {layer.writes}
     if output not in {*known, VECTOR}:
         raise SetupError(f"{folder}: none of its modules makes {output}; a Dense module of a cross-encoder does")
-    # Done in post-processing, unless the caller says otherwise.
+    # Post-processing normalizes, unless the caller says otherwise.
     while output == VECTOR and after and isinstance(after[-1].module, Normalize) and after[-1].reads == VECTOR:
         after.pop()
-    dimensions = read_settings(folder).get("truncate_dim") if output == VECTOR else None
+    dimensions = applied_settings(folder).get("truncate_dim") if output == VECTOR else None
     return SentenceTransformer(
         model_folder,
         Head(poolings[0], before, after, output, dimensions),
@@ -217,23 +217,23 @@ def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTra
 
 
 def read_modules(folder: Path, *, is_known: bool = False) -> list[tuple[str, Path]]:
-    """The name of the class and the folder of each module, in order; none of a plain model.
+    """The name of the class and the folder of each module, in order; empty for a plain model.
 
-    `is_known`: raises SetupError also for a module of the model's own, which may compute anything.
+    `is_known`: raises SetupError also for a module with code of the model's own, which may compute anything.
     """
     path = folder / "modules.json"
     modules = read_json(path) if path.is_file() else []
     if not isinstance(modules, list) or not all(
-        isinstance(one, dict) and isinstance(one.get("type"), str) and isinstance(one.get("path"), str)
-        for one in modules
+        isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str)
+        for module in modules
     ):
         raise SetupError(f"{path}: is no list of modules, each with a type and a path; get the file again")
-    for one in modules:
-        if not (folder / one["path"]).resolve().is_relative_to(folder.resolve()):
-            raise SetupError(f"{path}: names {one['path']!r}, which is outside of the model")
-        if is_known and one["type"].partition(".")[0] not in _PACKAGES:
-            raise SetupError(f"{folder}: modules.json has a module {one['type']}, code of its own, which is not run")
-    return [(one["type"].rpartition(".")[2], folder / one["path"]) for one in modules]
+    for module in modules:
+        if not (folder / module["path"]).resolve().is_relative_to(folder.resolve()):
+            raise SetupError(f"{path}: names {module['path']!r}, which is outside of the model")
+        if is_known and module["type"].partition(".")[0] not in _PACKAGES:
+            raise SetupError(f"{folder}: modules.json has a module {module['type']}, code of its own, which is not run")
+    return [(module["type"].rpartition(".")[2], folder / module["path"]) for module in modules]
 
 
 def transformer_folder(folder: Path) -> Path:
@@ -245,11 +245,11 @@ def transformer_folder(folder: Path) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file. Raises SetupError."""
+    """Reads a JSON file. Raises SetupError."""
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text)
-        if "\\ud" in text.lower():  # half of a character, which no file of ours could hold
+        if "\\ud" in text.lower():  # half of a character, which no file of ours could contain
             json.dumps(content, ensure_ascii=False).encode()
     except (OSError, ValueError, RecursionError) as error:
         raise SetupError(f"{path}: cannot be read as JSON: {first_line(error)}; get the file again") from error
@@ -257,7 +257,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The content of a JSON file that holds an object. Raises SetupError."""
+    """Reads a JSON file that contains an object. Raises SetupError."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise SetupError(f"{path}: holds {type(content).__name__}, not an object of settings; get the file again")
@@ -265,24 +265,27 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_limits(folder: Path) -> dict[str, Any]:
-    """The limits of inputs in a Transformer module, such as max_seq_length; empty if it has none.
+    """The limits of inputs in a Transformer module, such as max_seq_length, or an empty object.
 
-    Raises SetupError.
+    A folder is a module if it or its parent contains a modules.json. sentence-transformers ignores the limits of other
+    folders. Raises SetupError.
     """
     path = limits_file(folder)
-    return read_object(path) if path else {}
+    is_module = any((place / "modules.json").is_file() for place in (folder, folder.parent))
+    return read_object(path) if path and is_module else {}
 
 
 def limits_file(folder: Path) -> Path | None:
-    """The settings of a Transformer module; in old models with the architecture's name, as
-    sentence_roberta_config.json.
+    """The settings file of a Transformer module.
+
+    In old models its name contains the architecture: sentence_roberta_config.json.
     """
-    found = {path.name: path for path in folder.glob("sentence_*_config.json")}
-    return found.get("sentence_bert_config.json") or next(iter(found.values()), None)
+    files = {path.name: path for path in folder.glob("sentence_*_config.json")}
+    return files.get("sentence_bert_config.json") or next(iter(files.values()), None)
 
 
 def read_pooling(folder: Path) -> Pooling:
-    """A Pooling module. Raises SetupError."""
+    """Reads a Pooling module. Raises SetupError."""
     config = read_object(folder / "config.json")
     if config.get("pooling_mode"):
         modes = config["pooling_mode"] if isinstance(config["pooling_mode"], list) else [config["pooling_mode"]]
@@ -294,7 +297,7 @@ def read_pooling(folder: Path) -> Pooling:
 
 
 def read_dense(folder: Path, of: str = VECTOR) -> Layer:
-    """A Dense module; of vectors of another name than `of` where it says so. Raises SetupError."""
+    """Reads a Dense module. `of`: the vectors that it reads, unless its file names others. Raises SetupError."""
     config = read_object(folder / "config.json")
     activation = config.get("activation_function") or "torch.nn.modules.activation.Tanh"
     if activation not in _ACTIVATIONS:
@@ -318,7 +321,7 @@ def _read_layer_norm(folder: Path) -> Layer:
 
 
 def read_normalize(folder: Path) -> Layer:
-    """A Normalize module, whose file may be missing. Raises SetupError."""
+    """Reads a Normalize module, whose file may be missing. Raises SetupError."""
     path = folder / "config.json"
     config = read_object(path) if path.is_file() and folder.name else {}
     reads = config.get("module_input_name") or VECTOR
@@ -345,14 +348,14 @@ def _load_weights(folder: Path, parts: Mapping[str, torch.nn.Module], kind: str)
         else:
             weights = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
         torch.nn.ModuleDict(parts).load_state_dict(weights)
-    except Exception as error:  # a missing or damaged file raises what its format does
+    except Exception as error:  # each format raises other exceptions for a missing or damaged file
         raise SetupError(f"{folder}: the weights of its {kind} module cannot be read; get its files again") from error
 
 
 def default_prompt(folder: Path) -> str:
-    """The text that is put before every text, or before the first of a pair, by default. Raises SetupError."""
+    """The text that is put before every text, or before the first text of a pair, by default. Raises SetupError."""
     path = folder / CONFIGURATION
-    name = read_settings(folder).get("default_prompt_name")
+    name = applied_settings(folder).get("default_prompt_name")
     prompts = read_prompts(folder)
     if name and name not in prompts:
         raise SetupError(f"{path}: default_prompt_name is {name!r}, which is none of its prompts")
@@ -361,13 +364,18 @@ def default_prompt(folder: Path) -> str:
 
 def read_prompts(folder: Path) -> dict[str, str]:
     """The prompts by their names. Raises SetupError."""
-    prompts = read_settings(folder).get("prompts") or {}
+    prompts = applied_settings(folder).get("prompts") or {}
     if not isinstance(prompts, dict):
         raise SetupError(f"{folder / CONFIGURATION}: prompts are no object of names and texts")
     return {name: str(prompt or "") for name, prompt in prompts.items()}
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """What sentence-transformers saved of a whole model; empty if it did not. Raises SetupError."""
+    """The settings that sentence-transformers saved for a whole model; empty without such a file. Raises SetupError."""
     path = folder / CONFIGURATION
     return read_object(path) if path.is_file() else {}
+
+
+def applied_settings(folder: Path) -> dict[str, Any]:
+    """The settings that sentence-transformers applies: it ignores them without a modules.json. Raises SetupError."""
+    return read_settings(folder) if (folder / "modules.json").is_file() else {}

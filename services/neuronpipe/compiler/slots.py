@@ -1,9 +1,9 @@
-"""The step of a decoder as one graph of fixed shapes that keeps its cache in slots.
+"""The step of a decoder as a graph of fixed shapes that keeps its cache in slots.
 
-Its other half is stages/neuron_executor/runtimes/slots.py.
-All new tokens, one of each slot and a part of one prompt, go through the layers as one row, so that the weights are
-read once. Attention is where they part: each token of a slot sees that slot, those of the prompt see theirs. With an
-encoder, they also see what a source was read to, which a graph of its own computes.
+stages/neuron_executor/runtimes/slots.py runs it. All new tokens, one of each slot and a part of one prompt, go through
+the layers as one row, so that the weights are read once. Only attention separates them: each token of a slot sees that
+slot, and the tokens of the prompt see the prompt's slot. With an encoder, they also see the cross keys and values of a
+source, which a graph of its own computes.
 """
 
 import copy
@@ -34,18 +34,18 @@ from neuronpipe.compiler.decoding import (
 )
 from neuronpipe.compiler.modules import SourceModule, choosing, pretrained_model
 from neuronpipe.core.errors import SetupError
-from neuronpipe.stages.neuron_executor.runtimes.decoder import TOP_TOKENS, Scores
+from neuronpipe.stages.neuron_executor.runtimes.decoder import TOP_TOKENS, TokenScores
 from neuronpipe.stages.neuron_executor.runtimes.slots import CHUNK_TOKENS, SlotModel
 
 _ATTENTION = "neuronpipe-slots"
 
 
 class SlotStep(torch.nn.Module):
-    """A decoder as a function of new tokens, and of what is in its slots, `states`: keys and values in turns.
+    """A decoder as a function of new tokens, and of the contents of its slots, `states`: keys and values in turns.
 
-    With an encoder, those of the source in each slot are behind those of texts. Inputs: see SlotGraph. Outputs: logits,
-    [slots + 1, vocabulary], the best tokens and their logits, [slots + 1, tops], and what is in the slots from then on,
-    as `states`.
+    With an encoder, the states of the source in each slot follow the states of texts. Inputs: see SlotGraph. Outputs:
+    logits, [slots + 1, vocabulary], the best tokens and their logits, [slots + 1, tops], and the new contents of the
+    slots, as `states`.
     """
 
     def __init__(self, model: Any, slots: int, slot_tokens: int, chunk_tokens: int) -> None:
@@ -55,7 +55,7 @@ class SlotStep(torch.nn.Module):
         self.slots, self.slot_tokens, self.chunk_tokens = slots, slot_tokens, chunk_tokens
         self.has_encoder = bool(model.config.is_encoder_decoder)
         own, cross = cache_shapes(model)
-        # Those of sources are a state for each slot, so that reading one writes no others.
+        # Each slot has its own states of a source, so that reading a source writes no other slot.
         shapes = [(slots, *shape) for shape in self._state_shapes(own)]
         self._text_states = len(shapes)
         shapes += slots * [(1, *shape) for shape in self._state_shapes(cross)]
@@ -67,11 +67,11 @@ class SlotStep(torch.nn.Module):
         model.set_attn_implementation(_ATTENTION)
 
     def _state_shapes(self, shapes: Shapes) -> list[tuple[int, ...]]:
-        """Of the keys and values of a slot, in turns."""
+        """The shapes of the keys and values of a slot, in turns."""
         return [(heads, self.slot_tokens, width) for heads, *widths in shapes for width in widths]
 
     def example(self) -> tuple[torch.Tensor, ...]:
-        """Inputs to trace it with."""
+        """The inputs with which the step is traced."""
         inputs = (
             torch.zeros(1, self.slots + self.chunk_tokens, dtype=torch.int64),
             torch.zeros(self.slots, dtype=torch.int64),
@@ -81,8 +81,8 @@ class SlotStep(torch.nn.Module):
         return (*inputs, torch.tensor([[0, 1]] * (self.slots + 1))) if self.has_encoder else inputs
 
     def aliases(self) -> dict[torch.Tensor, int]:
-        """Which output each state becomes."""
-        return {state: len(Scores._fields) + number for number, state in enumerate(self.states)}
+        """The number of the output that each state becomes."""
+        return {state: len(TokenScores._fields) + number for number, state in enumerate(self.states)}
 
     @property
     def texts(self) -> Sequence[torch.Tensor]:
@@ -103,7 +103,7 @@ class SlotStep(torch.nn.Module):
         copied: torch.Tensor,
         read: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        step = _Step(self, past, chunk, copied, read)
+        step = _RunningStep(self, past, chunk, copied, read)
 
         running = _running.set(step)
         try:
@@ -123,12 +123,12 @@ class SlotStep(torch.nn.Module):
         logits = result["logits"][0].float()
         top_logits, top_ids = logits.topk(min(TOP_TOKENS, logits.shape[1]))
         scores = (logits, top_ids.int(), top_logits, (logits - top_logits[:, :1]).exp().sum(1).log())
-        return *scores, *step.added, *(state for one in self.sources() for state in one)
+        return *scores, *step.added, *(state for states_of_slot in self.sources() for state in states_of_slot)
 
     def _computed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> Any:
         if not self.has_encoder:
             return self.model(input_ids=token_ids, position_ids=positions, use_cache=False, return_dict=True)
-        # A source of one token, which nothing looks at.
+        # A source of one token, which no token sees.
         nothing = torch.zeros(1, 1, self.model.config.hidden_size, dtype=self.model.dtype)
         with placing(decoder_of(self.model), positions):
             return self.model(
@@ -140,9 +140,9 @@ class SlotStep(torch.nn.Module):
 
 
 class SourceEncoder(torch.nn.Module):
-    """The first `count`, [1], of a source's tokens, [1, tokens], to cross keys and values in turns.
+    """Converts a source's tokens, [1, tokens], to cross keys and values in turns.
 
-    [2 * layers, heads, tokens, width], zero behind the source.
+    `count`, [1]: number of tokens in use. The result, [2 * layers, heads, tokens, width], is zero behind them.
     """
 
     def __init__(self, model: Any) -> None:
@@ -158,7 +158,7 @@ class SourceEncoder(torch.nn.Module):
 
 
 def source_encoder(module: SourceModule, attention: str) -> SourceEncoder:
-    """The graph that reads sources, with one of transformers' own attentions."""
+    """The graph that reads sources, with an attention of transformers."""
     model = pretrained_model(module.module)
     model.set_attn_implementation(attention)
     encoder = SourceEncoder(model)
@@ -167,7 +167,7 @@ def source_encoder(module: SourceModule, attention: str) -> SourceEncoder:
 
 
 def slot_step(module: SourceModule, bucket: Bucket) -> SlotStep:
-    """The step of a model for a bucket: as many slots as it has rows, each of as many tokens as it has columns."""
+    """The step of a model for a bucket: a slot for each row, with a token for each column."""
     step = SlotStep(pretrained_model(module.module), bucket.batch, bucket.tokens, CHUNK_TOKENS)
     step.eval()
     return step
@@ -175,29 +175,29 @@ def slot_step(module: SourceModule, bucket: Bucket) -> SlotStep:
 
 def emulated(module: SourceModule, bucket: Bucket, dtype: str) -> SlotModel:
     """The model as it will run, computed by PyTorch."""
-    copied = dataclasses.replace(module, module=copy.deepcopy(module.module))  # it gets another attention
+    copied = dataclasses.replace(module, module=copy.deepcopy(module.module))  # the copy gets another attention
     step = slot_step(copied, bucket)
     encoder = source_encoder(module, "eager") if step.has_encoder else None
     return SlotModel(_PyTorchGraph(step, encoder, dtype), bucket.batch, bucket.tokens, CHUNK_TOKENS)
 
 
 class _PyTorchGraph:
-    """See SlotGraph."""
+    """Runs a step in PyTorch; see SlotGraph."""
 
     def __init__(self, step: SlotStep, encoder: SourceEncoder | None, dtype: str) -> None:
         self._step, self._encoder = step, encoder
         self._cast = dtype == "bfloat16"
 
-    def execute(self, *inputs: NDArray[np.int64]) -> Scores:
-        """See SlotGraph."""
+    def execute(self, *inputs: NDArray[np.int64]) -> TokenScores:
+        """Runs a step; see SlotGraph."""
         outputs = self._run(self._step, *map(torch.from_numpy, inputs))
-        scores, states = outputs[: len(Scores._fields)], outputs[len(Scores._fields) :]
+        scores, states = outputs[: len(TokenScores._fields)], outputs[len(TokenScores._fields) :]
         for state, new in zip(self._step.states, states, strict=True):
             state.copy_(new)
-        return Scores._make(score.numpy() for score in scores)
+        return TokenScores._make(score.numpy() for score in scores)
 
     def read(self, token_ids: NDArray[np.int64], count: int, slot: int) -> None:
-        """See SlotGraph."""
+        """Reads a source into a slot; see SlotGraph."""
         computed = self._run(self._encoder, torch.from_numpy(token_ids), torch.tensor([count]))
         for state, new in zip(self._step.sources()[slot], computed, strict=True):
             state[0] = new
@@ -207,39 +207,39 @@ class _PyTorchGraph:
             return module(*inputs)
 
 
-class _Step:
-    """Where the tokens of one step are, and what is in the slots after it: `added`. See SlotGraph for the others."""
+class _RunningStep:
+    """The places of a step's tokens, and the slots' contents after it: `added`. See SlotGraph for the others."""
 
     def __init__(
-        self, of: SlotStep, past: torch.Tensor, chunk: torch.Tensor, copied: torch.Tensor, read: torch.Tensor | None
+        self, step: SlotStep, past: torch.Tensor, chunk: torch.Tensor, copied: torch.Tensor, read: torch.Tensor | None
     ) -> None:
         slot, before, count = (chunk[index : index + 1] for index in range(3))
-        places = torch.arange(of.slot_tokens)
+        places = torch.arange(step.slot_tokens)
         self.slots, self._texts, self._sources, self._slot, self._copied = (
-            of.slots,
-            of.texts,
-            of.sources(),
+            step.slots,
+            step.texts,
+            step.sources(),
             slot,
             copied,
         )
-        in_chunk = before + torch.arange(of.chunk_tokens)
-        # Unused tokens have positions, too, which have to be some that the model knows.
-        self.positions = torch.cat([past, in_chunk])[None].clamp(0, of.slot_tokens - 1)
-        self.scored = torch.cat([torch.arange(of.slots), of.slots + (count - 1).clamp(min=0)])
-        self._gets_chunk = (torch.arange(of.slots) == slot) & (count > 0)
-        kept = torch.where(self._gets_chunk, before, torch.where(past < 0, of.slot_tokens, past))
+        in_chunk = before + torch.arange(step.chunk_tokens)
+        # Unused tokens also need positions that the model knows.
+        self.positions = torch.cat([past, in_chunk])[None].clamp(0, step.slot_tokens - 1)
+        self.scored = torch.cat([torch.arange(step.slots), step.slots + (count - 1).clamp(min=0)])
+        self._gets_chunk = (torch.arange(step.slots) == slot) & (count > 0)
+        kept = torch.where(self._gets_chunk, before, torch.where(past < 0, step.slot_tokens, past))
         new = torch.where(self._gets_chunk, count, (past >= 0).long())
         behind = places[None] - kept[:, None]  # [slots, tokens]
-        self._is_kept, self._is_new = ((one[:, None, :, None]) for one in (behind < 0, behind < new[:, None]))
-        self._of_chunk = (places - before).clamp(0, of.chunk_tokens - 1)
-        self._windows = of.windows
+        self._is_kept, self._is_new = ((is_place[:, None, :, None]) for is_place in (behind < 0, behind < new[:, None]))
+        self._of_chunk = (places - before).clamp(0, step.chunk_tokens - 1)
+        self._windows = step.windows
         self._since = past.clamp(min=0)[:, None] - places  # [slots, tokens]
         self._since_by_chunk = in_chunk[:, None] - places  # [chunk, tokens]
         self._biases = self._chunk_biases = None
-        if of.by_distance is not None:
-            most = len(of.by_distance) - 1
+        if step.by_distance is not None:
+            most = len(step.by_distance) - 1
             by_place = [
-                embedding((at[:, None] - places).clamp(0, most), of.by_distance).permute(0, 2, 1)
+                embedding((at[:, None] - places).clamp(0, most), step.by_distance).permute(0, 2, 1)
                 for at in (past, in_chunk)
             ]  # [slots or chunk, heads, tokens]
             self._biases, self._chunk_biases = by_place[0][:, :, None], by_place[1].transpose(0, 1)[:, None]
@@ -250,12 +250,12 @@ class _Step:
             self._seen_of_source = (places[None] < read[:, 1:])[:, None, None]  # [slots + 1, 1, 1, tokens]
 
     def write(self, new: torch.Tensor) -> torch.Tensor:
-        """The next state with the keys or values of the new tokens, [1, heads, slots + chunk, width]."""
+        """Returns the next state with the keys or values of the new tokens, [1, heads, slots + chunk, width]."""
         old = self._texts[len(self.added)].index_select(0, self._copied)
         singles = new[0, :, : self.slots].transpose(0, 1)[:, :, None]
         chunk = new[:, :, self.slots :].index_select(2, self._of_chunk)
         added = torch.where(self._gets_chunk[:, None, None, None], chunk, singles)
-        # Zeros behind: what is masked has a weight of zero, which does not help against the NaN of a text before.
+        # Zeros follow: masked places have a weight of zero, which does not help against the NaN of an earlier text.
         after = torch.where(self._is_kept, old, torch.where(self._is_new, added, 0.0).to(old.dtype))
         self.added.append(after)
         return after
@@ -263,11 +263,11 @@ class _Step:
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float, softcap: float | None
     ) -> torch.Tensor:
-        """What each new token sees of the texts: [1, slots + chunk, heads, width].
+        """The result of attention of each new token to its text: [1, slots + chunk, heads, width].
 
-        `query`: [1, heads, slots + chunk, width]. Heads of queries share those of keys.
+        `query`: [1, heads, slots + chunk, width]. Heads of queries share the heads of keys.
         """
-        own_keys, own_values = (one.index_select(0, self._slot) for one in (keys, values))
+        own_keys, own_values = (states.index_select(0, self._slot) for states in (keys, values))
         window = self._windows[len(self.added) // 2 - 1]
         seen, seen_by_chunk = (
             (since >= 0) & (since < window) if window else since >= 0 for since in (self._since, self._since_by_chunk)
@@ -277,9 +277,9 @@ class _Step:
         return self._attended(query, of_slots, of_chunk, scaling, softcap)
 
     def attend_to_source(self, query: torch.Tensor, scaling: float) -> torch.Tensor:
-        """What each new token sees of its source, as `attend`."""
+        """The result of attention of each new token to its source, as in `attend`."""
         keys, values = (
-            torch.cat([of_slot[index] for of_slot in self._sources]).index_select(0, self._read_slots)
+            torch.cat([states_of_slot[index] for states_of_slot in self._sources]).index_select(0, self._read_slots)
             for index in (self.seen_sources, self.seen_sources + 1)
         )
         self.seen_sources += 2
@@ -309,7 +309,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Keys and values, [rows, groups, tokens, width], which of them are seen, and what is added to their scores."""
+    """Keys and values, [rows, groups, tokens, width], the mask of the tokens that are seen, and biases of scores."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -317,7 +317,7 @@ class _Seen:
     biases: torch.Tensor | None = None
 
 
-_running: ContextVar[_Step] = ContextVar("running")
+_running: ContextVar[_RunningStep] = ContextVar("running")
 
 
 def _attention(
@@ -330,10 +330,10 @@ def _attention(
     softcap: float | None = None,
     **further: Any,
 ) -> tuple[torch.Tensor, None]:
-    """See transformers.AttentionInterface."""
+    """Computes attention by the running step; see transformers.AttentionInterface."""
     step = _running.get()
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if key.shape[2] != query.shape[2]:  # of a source
+    if key.shape[2] != query.shape[2]:  # attention to a source
         return step.attend_to_source(query, scaling), None
     return step.attend(query, step.write(key), step.write(value), scaling, softcap), None
 

@@ -1,5 +1,6 @@
-"""Gets a model from a local folder or from the Hugging Face Hub, and says what is wrong with its files."""
+"""Gets a model from a local folder or from the Hugging Face Hub, and names the faults of its files."""
 
+import contextlib
 import hashlib
 import math
 import os
@@ -28,10 +29,12 @@ _SHOWN = 4
 
 
 def check_files(folder: Path) -> None:
-    """Raises SetupError for files that cannot be read, and for Git LFS pointers in place of files."""
+    """Raises SetupError for files that cannot be read, and for Git LFS pointers instead of files."""
     for path in _files(folder):
         if not path.is_file():
-            raise SetupError(f"{path}: is no file, or a link to none; get the file itself, or delete the link")
+            raise SetupError(
+                f"{path}: is no file, or a link to none; get the file itself, or compile a copy without it"
+            )
         try:
             with path.open("rb") as file:
                 head = file.read(len(_LFS))
@@ -77,8 +80,8 @@ def _raise(error: OSError) -> None:
 
 def _own_classes(content: Mapping[str, Any]) -> list[str]:
     """The model's own classes that transformers does not have."""
-    named = content.get("auto_map") or {}
-    classes = [str(name).rpartition(".")[2] for kind, name in named.items() if kind.startswith("AutoModel")]
+    classes_by_kind = content.get("auto_map") or {}
+    classes = [str(name).rpartition(".")[2] for kind, name in classes_by_kind.items() if kind.startswith("AutoModel")]
     return [name for name in classes if not hasattr(transformers, name)]
 
 
@@ -100,11 +103,11 @@ def _encoder_of_a_pair(content: Mapping[str, Any]) -> str:
     return next((name for name in content.get("architectures") or () if str(name).endswith("EncoderModel")), "")
 
 
-_OF_IMAGES = (
+_IMAGE_KINDS = (
     modeling_auto.MODEL_FOR_IMAGE_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
 )
-# What a model takes, and the tasks to choose from.
+# The inputs of a model, and the tasks to choose from.
 _TASKS_OF: Mapping[Reads, tuple[str, str]] = {
     "texts": ("texts", "a task of texts"),
     "images": ("images", "--task image-classification or image-embedding"),
@@ -114,7 +117,7 @@ _TASKS_OF: Mapping[Reads, tuple[str, str]] = {
     ),
 }
 
-# A test of config.json → the error message.
+# A test of config.json → the error message for its result.
 _CONFIGURATIONS: tuple[tuple[Callable[[Mapping[str, Any]], object], str], ...] = (
     (
         _quantization,
@@ -134,7 +137,7 @@ _CONFIGURATIONS: tuple[tuple[Callable[[Mapping[str, Any]], object], str], ...] =
 )
 
 
-# Fields of config.json, and what they hold where they are not null.
+# Fields of config.json, and their types if they are not null.
 _TYPES: Mapping[str, type] = {
     "model_type": str,
     "architectures": list,
@@ -145,14 +148,14 @@ _TYPES: Mapping[str, type] = {
     "sentence_transformers": dict,
     "task_specific_params": dict,
 }
-# Sizes that every kind has, by its names for them; none is 0, and none is this large.
+# Sizes that every kind of model has, by its names for them. No size is 0, or as large as _TOO_LARGE.
 _SIZES = (
     *("hidden_size", "num_hidden_layers", "vocab_size", "d_model", "n_embd", "n_layer", "n_head", "num_layers"),
     *("num_attention_heads", "num_key_value_heads", "intermediate_size", "num_labels"),
 )
 _TOO_LARGE = 1 << 31
-# The end of a count's name → more than any model has. PyTorch makes objects of each layer and a vector for each token,
-# and transformers a name for each label: a million layers would fill the memory before their weights are missed.
+# The end of a count's name → a number above the count of any model. PyTorch makes objects of each layer and a vector
+# for each token, and transformers a name for each label: a million layers would fill the memory.
 _MOST = {
     **dict.fromkeys(("layer", "layers", "depths", "blocks"), 1000),
     "experts": 10_000,
@@ -160,7 +163,7 @@ _MOST = {
     "vocab_size": 2_000_000,
 }
 _WORDS: Mapping[type, str] = {str: "text", list: "list", dict: "object of names and values"}
-# Files beside weights that only their own programs read → what they are.
+# Files beside weights that only their own programs read → their description.
 _FOREIGN = {
     "quantize_config.json": "weights that GPTQ quantized",
     "quant_config.json": "weights that AWQ quantized",
@@ -178,12 +181,12 @@ _FOREIGN = {
 
 
 def foreign_files(folder: Path, *, with_weights: bool = False) -> str:
-    """What a folder holds in place of a model of transformers, for an error message. `with_weights`: what its
-    safetensors are, too.
+    """Describes files that a folder contains instead of a model of transformers, for an error message.
+    `with_weights`: only quantizations of safetensors files.
     """
     kinds = dict(list(_FOREIGN.items())[:2]) if with_weights else _FOREIGN
-    found = next((kind for pattern, kind in kinds.items() if next(folder.glob(pattern), None)), "")
-    return f"it holds {found}; compile the original model, as transformers saves it" if found else ""
+    kind_found = next((kind for pattern, kind in kinds.items() if next(folder.glob(pattern), None)), "")
+    return f"it holds {kind_found}; compile the original model, as transformers saves it" if kind_found else ""
 
 
 def _check_types(folder: Path) -> None:
@@ -195,42 +198,42 @@ def _check_types(folder: Path) -> None:
         if isinstance(value := content.get(name), int) and not 0 < value < _TOO_LARGE:
             raise SetupError(f"{folder}: config.json has {name} {value!r:.20}, which no model has; correct it")
     _check_counts(folder, content)
-    if not all(isinstance(one, str) for one in content.get("architectures") or ()):
+    if not all(isinstance(name, str) for name in content.get("architectures") or ()):
         raise SetupError(f"{folder}: config.json has architectures that are no names; correct them")
 
 
 def _check_counts(folder: Path, content: Mapping[str, Any]) -> None:
-    """Raises SetupError for a count, also of a part of the model, that is too large."""
+    """Raises SetupError for a count that is too large, also in a part of the model."""
     for name, value in content.items():
         if isinstance(value, dict) and name.endswith("config"):  # label2id may have a label "layer"
             _check_counts(folder, value)
         most = next((most for end, most in _MOST.items() if f"_{name}".endswith(f"_{end}")), math.inf)
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, int) and one > most:
+        for count in value if isinstance(value, list) else [value]:
+            if isinstance(count, int) and count > most:
                 raise SetupError(
-                    f"{folder}: config.json has {name} {one!r:.20}, and a model has at most {most:,}; correct it"
+                    f"{folder}: config.json has {name} {count!r:.20}, and a model has at most {most:,}; correct it"
                 )
 
 
 def check_configuration(folder: Path, content: Mapping[str, Any]) -> None:
-    """Raises SetupError for a config.json of a model that is not supported, or that would give wrong results."""
+    """Raises SetupError for the config.json of a model that is not supported, or that would give wrong results."""
     for find, sentence in _CONFIGURATIONS:
-        if found := find(content):
-            raise SetupError(f"{folder}: {sentence.format(found)}")
+        if fault := find(content):
+            raise SetupError(f"{folder}: {sentence.format(fault)}")
 
 
 def reads_of(config: Any, architecture: str) -> Reads | None:
-    """What inputs a model has, if its kind decides that."""
+    """The inputs of a model, or None if its kind does not determine them."""
     kind = config.model_type
     if kind in IMAGE_TEXT_KINDS and not architecture.endswith("ForImageClassification"):
         return "both"
-    takes_images = any(kind in names for names in _OF_IMAGES)
+    takes_images = any(kind in names for names in _IMAGE_KINDS)
     takes_texts = kind in modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     return ("images" if takes_images else "texts") if takes_images != takes_texts else None
 
 
 def check_kind(folder: Path, config: Any, architecture: str, task: str) -> None:
-    """Raises SetupError for a task of texts with a model of images, and the like."""
+    """Raises SetupError for a task whose inputs the model does not take, such as texts for a model of images."""
     reads = reads_of(config, architecture)
     if reads is None or reads == TASKS[task].reads:
         return
@@ -267,25 +270,27 @@ _NOT_DOWNLOADED = ("onnx/*", "openvino/*", "tf_*", "flax_*", "*.onnx*")
 class ModelSource:
     """A model's files on this machine.
 
-    `revision` is the Hub's commit. `base` is the model into which an adapter was merged.
+    `revision`: the commit on the Hub. `base`: the model into which an adapter was merged. `others`: names of all files
+    on the Hub, also of files that were not downloaded.
     """
 
     location: str
     folder: Path
     revision: str | None
     base: str = ""
+    others: tuple[str, ...] = ()
 
     def describe(self) -> Source:
-        """The source for the manifest."""
+        """Describes the source for the manifest."""
         digest = hashlib.sha256()
-        patterns = _WEIGHTS if any(next(self.folder.rglob(one), None) for one in _WEIGHTS) else _GRAPHS
+        patterns = _WEIGHTS if any(next(self.folder.rglob(pattern), None) for pattern in _WEIGHTS) else _GRAPHS
         for path in sorted(path for pattern in patterns for path in self.folder.rglob(pattern)):
             digest.update(f"{path.relative_to(self.folder)} {file_sha256(path)}\n".encode())
         return Source(location=self.location, revision=self.revision, base=self.base, weights_sha256=digest.hexdigest())
 
 
 def find_source(source: str, revision: str | None, *, is_adapter: bool = False) -> ModelSource:
-    """The files of a model or an adapter. They are downloaded if `source` is not a local folder. Raises SetupError."""
+    """Finds a model's or an adapter's files. Downloads them if `source` is no local folder. Raises SetupError."""
     check_is_there(source)
     folder = Path(source)
     if folder.is_dir():
@@ -295,7 +300,7 @@ def find_source(source: str, revision: str | None, *, is_adapter: bool = False) 
         snapshot = huggingface_hub.snapshot_download(
             source, revision=revision, allow_patterns=list(_DOWNLOADS), ignore_patterns=list(_NOT_DOWNLOADED)
         )
-        if not any(next(Path(snapshot).rglob(one), None) for one in _WEIGHTS):
+        if not any(next(Path(snapshot).rglob(pattern), None) for pattern in _WEIGHTS):
             graphs = [f"{folder}{name}" for name in _GRAPHS for folder in ("", "onnx/")]
             huggingface_hub.snapshot_download(source, revision=revision, allow_patterns=graphs)
     except GatedRepoError as error:
@@ -306,7 +311,7 @@ def find_source(source: str, revision: str | None, *, is_adapter: bool = False) 
         raise SetupError(f"{source}: neither a local folder nor a model on the Hub") from error
     except RevisionNotFoundError as error:
         raise SetupError(f"{source}: on the Hub, but without a revision {revision!r}") from error
-    # The Hub's library raises its own errors, and those of its HTTP library, which differs between versions.
+    # The Hub's library raises its own errors, and the errors of its HTTP library, which differs between versions.
     except Exception as error:
         raise SetupError(
             f"{source}: no local folder, and the Hub cannot be reached to download it: "
@@ -314,12 +319,15 @@ def find_source(source: str, revision: str | None, *, is_adapter: bool = False) 
             "the folder DIR"
         ) from error
     _check(Path(snapshot), is_adapter)
-    return ModelSource(source, Path(snapshot), Path(snapshot).name)
+    others: list[str] = []
+    with contextlib.suppress(Exception):  # the model was downloaded before, and the Hub cannot be reached now
+        others = huggingface_hub.list_repo_files(source, revision=Path(snapshot).name)
+    return ModelSource(source, Path(snapshot), Path(snapshot).name, others=tuple(others))
 
 
 def _first_module(folder: Path) -> str:
-    """What a model of sentence-transformers without a transformer begins with, for the error message."""
-    kind = next((one for one, _ in read_modules(folder)), "Transformer")
+    """Names the first module of a sentence-transformers model without a transformer, for the error message."""
+    kind = next((module_kind for module_kind, _ in read_modules(folder)), "Transformer")
     if kind == "Transformer":
         return ""
     return f"; modules.json begins with {kind}, and supported are models that begin with a Transformer"

@@ -1,6 +1,6 @@
 """Reads a model's tokenizer as tokenizer.json, also for models with the files of a slow tokenizer.
 
-Marian's are two SentencePiece models that share a vocabulary, which become one tokenizer.json.
+Marian's tokenizers are two SentencePiece models that share a vocabulary. They become one tokenizer.json.
 """
 
 import base64
@@ -20,19 +20,20 @@ from neuronpipe.core.errors import SetupError, first_line
 
 _UNIGRAM = 1  # ModelProto.TrainerSpec.ModelType
 _LEARNED, _CONTROL = {1, 4}, 3  # ModelProto.SentencePiece.Type: NORMAL and USER_DEFINED, CONTROL
-# Of pieces that only translations have: no text is divided into them, whatever its other pieces are.
+# The score of pieces that only translations have: no text is divided into them, for all other pieces it may have.
 _NEVER = -1e6
 _UNREADABLE = "\ufffd"
-# Takes the place of what source.spm has no piece for. Not a character by Unicode, so no vocabulary has it.
+# Replaces characters for which source.spm has no piece. Unicode has no such character, so no vocabulary contains it.
 _UNKNOWN = "\uffff"
 
 
 def converted_marian(tokenizer: Any) -> Any:
-    """A MarianTokenizer as a PreTrainedTokenizerFast with the same tokens of texts, and texts of tokens.
+    """Converts a MarianTokenizer to a PreTrainedTokenizerFast with the same tokens of texts, and texts of tokens.
 
-    Two differences are left, both of text that hardly occurs. Pieces of source.spm that vocab.json lacks are not used,
-    where MarianTokenizer makes them unknown. Several characters in a row that source.spm lacks are one unknown token,
-    even where vocab.json has them as a piece of translations. Raises SetupError for a tokenizer without such a form.
+    Two differences are left, both for text that hardly occurs. Pieces of source.spm that vocab.json lacks are not used,
+    but MarianTokenizer makes unknown tokens of them. Several characters in a row that source.spm lacks are one unknown
+    token, even if vocab.json contains them as a piece of translations. Raises SetupError for a tokenizer without such a
+    form.
     """
     folder = Path(tokenizer.spm_files[0]).parent
     if tokenizer.separate_vocabs:
@@ -50,7 +51,7 @@ def converted_marian(tokenizer: Any) -> Any:
 
 
 def language_codes(tokenizer: Any) -> list[str]:
-    """The languages into which it says a text is to be translated, by a token before the text, as in >>fra<<."""
+    """The target languages that a token before the text can choose, such as >>fra<<."""
     return sorted(token[2:-2] for token in tokenizer.get_vocab() if _is_code(token))
 
 
@@ -64,12 +65,12 @@ def _content(tokenizer: Any, source_spm: Path) -> Mapping[str, Any]:
     end = tokenizer.eos_token
     first, second = ({"Sequence": {"id": letter, "type_id": 0}} for letter in "AB")
     last = {"SpecialToken": {"id": end, "type_id": 0}}
-    # The pieces that are no text, and the languages before a text.
+    # The pieces that are not text, and the languages before a text.
     special = {tokenizer.unk_token, end, tokenizer.pad_token}
     special |= {piece.piece for piece in spm.pieces if piece.type == _CONTROL}
     sides = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     scores = {piece.piece: piece.score for piece in spm.pieces if piece.type in _LEARNED}
-    # In place of numbers that no piece has: NUL is in no text.
+    # Fills the numbers that no piece has: no text contains NUL.
     vocabulary = [[f"\0{number}", _NEVER] for number in range(max(numbers.values()) + 1)]
     for piece, number in numbers.items():
         vocabulary[number] = [piece, scores.get(piece, _NEVER)]
@@ -86,11 +87,11 @@ def _content(tokenizer: Any, source_spm: Path) -> Mapping[str, Any]:
         "padding": None,
         "added_tokens": [
             {"id": number, "content": piece, "special": piece in special, **sides}
-            for piece, number in sorted(numbers.items(), key=lambda one: one[1])
+            for piece, number in sorted(numbers.items(), key=lambda piece_and_number: piece_and_number[1])
             if piece in special or _is_code(piece)
         ],
         "normalizer": {"type": "Sequence", "normalizers": _normalizers(spm.normalizer_spec, characters)},
-        # One that source.spm does not know is a piece if vocab.json has it, but never a part of a longer one.
+        # A character that source.spm lacks is a piece if vocab.json contains it, but never a part of a longer piece.
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [
@@ -120,22 +121,22 @@ def _content(tokenizer: Any, source_spm: Path) -> Mapping[str, Any]:
 
 
 def _normalizers(spec: Any, characters: Collection[str]) -> list[Mapping[str, Any]]:
-    """SentencePiece's own, and several unknown characters as one, which it makes one unknown piece."""
-    found: list[Mapping[str, Any]] = []
+    """SentencePiece's normalizers, and a normalizer that makes one unknown character of several in a row."""
+    normalizers: list[Mapping[str, Any]] = []
     if spec.precompiled_charsmap:
         charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
-        found.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
+        normalizers.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
     if spec.remove_extra_whitespaces:
-        found += [
+        normalizers += [
             {"type": "Strip", "strip_left": True, "strip_right": True},
             {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
         ]
     several = f"{_none_of({*characters, ' '})}{{2,}}"
-    return [*found, {"type": "Replace", "pattern": {"Regex": several}, "content": _UNKNOWN}]
+    return [*normalizers, {"type": "Replace", "pattern": {"Regex": several}, "content": _UNKNOWN}]
 
 
 def _none_of(characters: Collection[str]) -> str:
-    """A pattern of Oniguruma's."""
+    """An Oniguruma pattern that matches any other character."""
     known = "".join(rf"\x{{{ord(character):x}}}" for character in sorted(characters))
     return f"[^{known}]"
 
@@ -153,7 +154,7 @@ _RARE = "\u2603\U00013000\ua66e \u4e00"
 
 @dataclass(frozen=True, slots=True)
 class SourceTokenizer:
-    """The tokenizer as transformers has it, and as tokenizer.json. `max_tokens` is None if it sets no limit."""
+    """The tokenizer of transformers, and its tokenizer.json. `max_tokens`: None if the tokenizer sets no limit."""
 
     transformers_tokenizer: Any
     json: str
@@ -170,7 +171,7 @@ NO_TOKENIZER = SourceTokenizer(None, "", (), None, 0, None)
 def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer:
     """Reads the tokenizer and converts it if necessary. Raises SetupError if it cannot become a tokenizer.json.
 
-    `of_prompts`: for texts that are continued, to which nothing is added but what tokenizer.json adds.
+    `of_prompts`: for texts that are continued, to which only the tokens of tokenizer.json are added.
     """
     folder = transformer_folder(folder)
     try:
@@ -178,7 +179,7 @@ def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer
             # MarianTokenizer recommends sacremoses, and does not use it.
             warnings.filterwarnings("ignore", ".*sacremoses", UserWarning)
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
-    except Exception as error:  # converters of other formats may raise anything
+    except Exception as error:  # converters of other formats may raise any exception
         raise SetupError(
             f"{folder}: transformers {transformers.__version__} cannot load its tokenizer: "
             f"{_why_not_loaded(folder, error)}"
@@ -210,7 +211,7 @@ def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer
     # The file may contain a maximum length. Only the tokenizer stage sets limits.
     content["truncation"] = content["padding"] = None
     limit = tokenizer.model_max_length
-    if tokenizer.pad_token_id is None:  # as of many decoders; any token would do, as it is masked
+    if tokenizer.pad_token_id is None:  # many decoders lack a padding token; any token would do, as it is masked
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     return SourceTokenizer(
         transformers_tokenizer=tokenizer,
@@ -223,7 +224,7 @@ def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer
 
 
 def _check_prefix(folder: Path, model: Mapping[str, Any]) -> None:
-    """Raises SetupError for a WordPiece whose pieces continue words by another prefix: all words would be unknown."""
+    """Raises SetupError for a WordPiece model with a wrong prefix of pieces, to which all words would be unknown."""
     prefix = model.get("continuing_subword_prefix")
     if model["type"] == "WordPiece" and prefix != _WORD_PIECE_PREFIX:
         usual = sum(piece.startswith(_WORD_PIECE_PREFIX) for piece in model["vocab"])
@@ -236,25 +237,25 @@ def _check_prefix(folder: Path, model: Mapping[str, Any]) -> None:
 
 
 def _lower_case(tokenizer: Any) -> None:
-    """As sentence-transformers does it: before all that the tokenizer changes of a text, unless it does that itself."""
+    """Makes the tokenizer lower texts first, as in sentence-transformers, unless the tokenizer already does."""
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     own = content["normalizer"] or {}
     parts = own.get("normalizers", [own] if own else [])
-    if all(one["type"] != "Lowercase" for one in parts):
+    if all(part["type"] != "Lowercase" for part in parts):
         content["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *parts]}
         tokenizer._tokenizer = type(tokenizer.backend_tokenizer).from_str(json.dumps(content))
 
 
 def _add_ends(folder: Path, tokenizer: Any) -> None:
-    """Begins and ends texts as add_bos_token and add_eos_token say where tokenizer.json does not.
+    """Adds the tokens of add_bos_token and add_eos_token around texts if tokenizer.json lacks them.
 
-    transformers 5 reads them of no tokenizer with a tokenizer.json, and 4 of those of few classes; the model's author
-    had one that did, or code of his own. Raises SetupError for a tokenizer that adds other tokens there.
+    transformers 5 ignores these fields if there is a tokenizer.json, and transformers 4 reads them for few classes. The
+    model's author used a class or code that reads them. Raises SetupError for a tokenizer that adds other tokens there.
     """
     settings, backend = _settings(folder), tokenizer.backend_tokenizer
-    plain, whole = (backend.encode("a", add_special_tokens=one).ids for one in (False, True))
-    at = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), 0)
-    ends = {"bos": whole[:at], "eos": whole[at + len(plain) :]}
+    plain, whole = (backend.encode("a", add_special_tokens=adds_special).ids for adds_special in (False, True))
+    start = next((start for start in range(len(whole)) if whole[start : start + len(plain)] == plain), 0)
+    ends = {"bos": whole[:start], "eos": whole[start + len(plain) :]}
     missing = {
         name: token
         for name in ends
@@ -274,19 +275,21 @@ def _add_ends(folder: Path, tokenizer: Any) -> None:
         + [_piece(backend, token, kind) for token in ends["eos"]]
         for kind, letter in enumerate("AB")
     ]
-    tokens = {backend.id_to_token(one): one for one in (*ends["bos"], *ends["eos"])}
+    tokens = {backend.id_to_token(token_id): token_id for token_id in (*ends["bos"], *ends["eos"])}
     content = json.loads(backend.to_str())
     before = content["post_processor"] or {}
     content["post_processor"] = {
         "type": "Sequence",
         "processors": [
-            # Which says where tokens begin.
-            *(one for one in before.get("processors", [before]) if one.get("type") == "ByteLevel"),
+            # This processor says where tokens begin.
+            *(processor for processor in before.get("processors", [before]) if processor.get("type") == "ByteLevel"),
             {
                 "type": "TemplateProcessing",
                 "single": template[0],
                 "pair": [*template[0], *template[1]],
-                "special_tokens": {name: {"id": name, "ids": [one], "tokens": [name]} for name, one in tokens.items()},
+                "special_tokens": {
+                    name: {"id": name, "ids": [token_id], "tokens": [name]} for name, token_id in tokens.items()
+                },
             },
         ],
     }
@@ -303,8 +306,8 @@ def _settings(folder: Path) -> Mapping[str, Any]:
 
 
 def _own_code(settings: Mapping[str, Any]) -> Sequence[str | None]:
-    named = settings.get("auto_map") or {}
-    return (named.get("AutoTokenizer") or []) if isinstance(named, dict) else named
+    classes = settings.get("auto_map") or {}
+    return (classes.get("AutoTokenizer") or []) if isinstance(classes, dict) else classes
 
 
 def _why_not_loaded(folder: Path, error: Exception) -> str:
@@ -314,7 +317,7 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
             "transformers has"
         )
     if isinstance(error, UnicodeDecodeError):
-        for path in sorted(one for kind in ("json", "jinja", "txt") for one in folder.glob(f"*.{kind}")):
+        for path in sorted(path for kind in ("json", "jinja", "txt") for path in folder.glob(f"*.{kind}")):
             with suppress(UnicodeDecodeError):
                 path.read_text(encoding="utf-8")
                 continue
@@ -326,9 +329,9 @@ def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
     """The tokenizer.json to serve: special tokens in texts are text, except the mask of a fill-mask model.
 
     The tokenizer stage leaves special tokens in texts alone. The mask is found because it is not special in this file.
-    SentencePiece's Unigram model has the special tokens among its pieces, too, with the best score of all, and would
-    find "</s>" in a text. So these get a prefix with NUL, which no text contains. (Google's SentencePiece never finds
-    its control symbols in texts; transformers does, even with split_special_tokens.)
+    SentencePiece's Unigram model also has the special tokens among its pieces, with the best score of all, and would
+    find "</s>" in a text. So these pieces get a prefix with NUL, which no text contains. (Google's SentencePiece never
+    finds its control symbols in texts; transformers does, even with split_special_tokens.)
     """
     content = json.loads(tokenizer.json)
     allowed = {mask_token} if mask_token else set()
@@ -347,7 +350,7 @@ def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
 def token_texts(tokenizer: SourceTokenizer, count: int, *, are_unique: bool = False) -> list[str]:
     """The first `count` tokens of the vocabulary as text, each alone, as transformers decodes them.
 
-    `are_unique`: a token that is a part of a character is what the vocabulary spells, not U+FFFD as all others.
+    `are_unique`: a token that is a part of a character gets its spelling in the vocabulary, not U+FFFD.
     """
     own = tokenizer.transformers_tokenizer
     texts: list[str] = own.batch_decode([[token_id] for token_id in range(count)])
@@ -361,7 +364,7 @@ def token_texts(tokenizer: SourceTokenizer, count: int, *, are_unique: bool = Fa
 def encode_batch(
     tokenizer: SourceTokenizer, texts: Sequence[str], max_tokens: int, questions: Sequence[str] | None = None
 ) -> Mapping[str, Any]:
-    """The texts, or questions with the texts as contexts, as one padded batch of transformers.
+    """Encodes the texts, or questions with the texts as contexts, as a padded batch of transformers.
 
     The arrays are int64 [batch, tokens].
     """

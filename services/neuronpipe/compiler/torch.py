@@ -1,6 +1,6 @@
 """Converts PyTorch to an exported program: graph and weights in one file.
 
-It runs without transformers and without the Hub.
+The program runs without transformers and without the Hub.
 """
 
 import copy
@@ -12,7 +12,7 @@ import transformers
 
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.compiler.conversion import Conversion, Ran
-from neuronpipe.compiler.modules import Batch, Outputs
+from neuronpipe.compiler.modules import Outputs, SampleBatch
 from neuronpipe.core.errors import SetupError, first_line
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -23,21 +23,23 @@ _MODEL_FILE = "artifacts/torch/model.pt2"
 
 
 def convert(conversion: Conversion) -> Artifact:
-    """See ArtifactCompiler.
+    """Exports the module; see ArtifactCompiler.
 
     Batch and length stay dynamic. Attention is scaled_dot_product_attention, which each device implements differently.
     """
     module = conversion.module
     converted = copy.deepcopy(module.module).to(TORCH_DTYPES[conversion.dtype]).eval()
-    # Outputs are float32, also those of models in other data types.
-    converted.register_forward_hook(lambda _, _inputs, outputs: {name: one.float() for name, one in outputs.items()})
+    # Outputs are float32, also for models in other data types.
+    converted.register_forward_hook(
+        lambda _, _inputs, outputs: {name: tensor.float() for name, tensor in outputs.items()}
+    )
     example = {name: torch.from_numpy(conversion.example[name]) for name in module.inputs}
     free = {name: dict.fromkeys(module.free_axes(name), torch.export.Dim.DYNAMIC) for name in module.inputs}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
             program = torch.export.export(converted, (), kwargs=example, dynamic_shapes=free, strict=False)
-        except Exception as error:  # operations whose shape depends on values may raise anything
+        except Exception as error:  # operations whose shape depends on values may raise any exception
             raise SetupError(
                 f"torch {torch.__version__} cannot export {module.architecture}: {first_line(error.__cause__ or error)}"
             ) from error
@@ -52,8 +54,8 @@ def convert(conversion: Conversion) -> Artifact:
     )
 
 
-def run(conversion: Conversion, artifact: Artifact, batches: Sequence[Batch]) -> Ran:
-    """See ArtifactCompiler."""
+def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatch]) -> Ran:
+    """Runs the artefact; see ArtifactCompiler."""
     outputs: list[Outputs] = []
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")

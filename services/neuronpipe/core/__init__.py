@@ -1,1 +1,1 @@
-"""The base of all other packages: errors, items, tensors, settings, logs. It knows no network, task or runtime."""
+"""The base of all other packages: errors, items, tensors, settings, logs. It imports no network, task or runtime."""

@@ -4,13 +4,13 @@ import ipaddress
 import os
 import socket
 
-# sun_path has 108, of which the last is zero (unix(7)).
+# sun_path has 108 bytes, of which the last is zero (unix(7)).
 _MAX_PATH_BYTES = 107
 _PROBE_LIMIT_S = 2.0
 
 
 def unix_path(address: str) -> str | None:
-    """The path of a Unix socket's address; None for another. Raises ValueError for a path that no socket can have."""
+    """Returns the path of a Unix socket's address; None for another address. Raises ValueError for an invalid path."""
     if not address.startswith("unix:"):
         return None
     path = address.removeprefix("unix:")
@@ -23,20 +23,20 @@ def unix_path(address: str) -> str | None:
 
 
 def is_listened_on(path: str) -> bool:
-    """Whether a process listens on a Unix socket. Else its file was left behind by one that was killed, or is none."""
+    """Whether a process listens on a Unix socket. Otherwise a killed process left the file behind, or there is none."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
             probe.connect(path)
         except (ConnectionRefusedError, FileNotFoundError):
             return False
-        except OSError:  # it has no room for another connection, or none for us
+        except OSError:  # the socket has no room for another connection, or this process may open none
             return True
         return True
 
 
 def is_reachable(address: str) -> bool:
-    """Whether a connection to an address can be made; True where its scheme leaves that to gRPC."""
+    """Whether a connection to an address can be made; True for a scheme that only gRPC can resolve."""
     if path := unix_path(address):
         return is_listened_on(path)
     host, _, port = address.rpartition(":")
@@ -50,7 +50,9 @@ def is_reachable(address: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches an address. A name other than localhost is not: its addresses may change."""
+    """Whether only this machine reaches an address. A name other than localhost does not count: its addresses may
+    change.
+    """
     if unix_path(address):
         return True
     host = address.rpartition(":")[0].strip("[]")

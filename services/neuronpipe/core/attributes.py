@@ -11,7 +11,7 @@ _BULK = Priority.PRIORITY_BULK
 
 
 def attributes_of(value: object) -> dict[str, AttributeValue]:
-    """The attributes of a stage's span, from the value that the stage returned."""
+    """Returns the attributes of a stage's span, from the value that the stage returned."""
     if isinstance(value, EncodedInput):
         return {
             Attributes.TOKENS: value.tokens,
@@ -29,10 +29,10 @@ def attributes_of(value: object) -> dict[str, AttributeValue]:
 
 
 def cache_word(outcome: int) -> str:
-    """A cache's outcome as a word, or its number for one that only newer services have."""
+    """Returns the word for a cache's outcome, or the number of an outcome that only newer services know."""
     return _CACHE_WORDS.get(outcome, str(outcome))
 
 
 def priority_word(priority: int) -> str:
-    """A priority as a word."""
+    """Returns the word for a priority."""
     return "bulk" if priority == _BULK else "interactive"

@@ -1,4 +1,4 @@
-"""Who asks: what a door knows of a caller, and what the running task finds it by."""
+"""The caller of a request: what a door knows of it, and how the running task finds it."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and whose quota counts. Without authentication everybody is anonymous.
+    """The identity behind a request, and the tenant whose quota counts it. Without authentication, all are anonymous.
 
-    `cache_scope`: whose cached values it may get; empty for those that all share.
+    `cache_scope`: the callers with whom cached values are shared; empty: all callers.
     """
 
     name: str = ""
@@ -21,12 +21,12 @@ _MAX_NAME = 256
 
 
 def is_tenant_name(name: str) -> bool:
-    """Whether a tenant may be called so: it stands in logs, metrics and paths."""
+    """Whether a tenant's name is valid: it appears in logs, metrics and paths."""
     return 0 < len(name) <= _MAX_NAME and name.isprintable() and name not in (".", "..")
 
 
 def check_tenant_name(name: str) -> str:
-    """The name of a tenant. Raises ValueError."""
+    """Returns the name of a tenant. Raises ValueError for an invalid name."""
     if not is_tenant_name(name):
         raise ValueError(f"must have from 1 to {_MAX_NAME} characters that can be printed, and be neither . nor ..")
     return name
@@ -36,10 +36,10 @@ _CALLER: ContextVar[Caller] = ContextVar("neuronpipe_caller", default=ANONYMOUS)
 
 
 def enter_caller(caller: Caller) -> None:
-    """The running task answers this caller from now on. For doors, before they read a message."""
+    """Sets the caller of the running task. For doors, before they read a message."""
     _CALLER.set(caller)
 
 
 def current_caller() -> Caller:
-    """The caller whom the running task answers."""
+    """Returns the caller of the running task."""
     return _CALLER.get()

@@ -15,13 +15,11 @@ _BULK = Priority.PRIORITY_BULK
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The context of a request. The door makes it once; the stages get copies of their own (`for_stage`).
+    """The context of a request, which is the same for all stages. The door makes it. `Work` has what differs by stage.
 
-    `deadline_s`: on this process's time.monotonic() clock; None without a deadline. `trace`: the span to which the next
-    work belongs, sampled or not; None without one. `cost_tokens`: the cost of the request in tokens, estimated until it
-    is tokenized; 0 if it is not known. `is_beyond_share`: its tenant had more than its share when it began to run, so
-    that others' requests go first in the executor. `route_key`: requests with the same one get the same version of a
-    model; empty: each by its id.
+    `deadline_s`: on this process's time.monotonic() clock; None without a deadline. `trace`: the caller's span, sampled
+    or not; None if the caller has none. `route_key`: requests with the same key get the same version of a model; empty:
+    the version follows from the request's id.
     """
 
     request_id: str = ""
@@ -29,8 +27,6 @@ class Call:
     priority: "Priority.ValueType" = Priority.PRIORITY_INTERACTIVE
     trace: SpanContext | None = None
     caller: Caller = ANONYMOUS
-    cost_tokens: int = 0
-    is_beyond_share: bool = False
     route_key: str = ""
 
     @property
@@ -44,25 +40,15 @@ class Call:
         return None if self.deadline_s is None else self.deadline_s - time.monotonic()
 
     def for_request(self, request_id: str, priority: "Priority.ValueType") -> "Call":
-        """The call of one request in it."""
-        of_all = self.caller, self.cost_tokens, self.is_beyond_share, self.route_key
-        return Call(request_id, self.deadline_s, priority, self.trace, *of_all)
+        """Makes the call of one of this call's requests, in half the time that dataclasses.replace would take."""
+        return Call(request_id, self.deadline_s, priority, self.trace, self.caller, self.route_key)
 
     def until(self, deadline_s: float) -> "Call":
-        """The call with this deadline."""
-        of_all = self.caller, self.cost_tokens, self.is_beyond_share, self.route_key
-        return Call(self.request_id, deadline_s, self.priority, self.trace, *of_all)
-
-    def for_stage(self, trace: SpanContext | None, cost_tokens: int) -> "Call":
-        """The call as a stage gets it."""
-        if trace is self.trace and cost_tokens == self.cost_tokens:
-            return self
-        # dataclasses.replace would take twice as long.
-        own = self.request_id, self.deadline_s, self.priority, trace, self.caller
-        return Call(*own, cost_tokens, self.is_beyond_share, self.route_key)
+        """Copies the call, with this deadline."""
+        return Call(self.request_id, deadline_s, self.priority, self.trace, self.caller, self.route_key)
 
     def check_deadline(self) -> None:
-        """Raises DeadlineExceeded if no time is left, so that no work is done whose result nobody waits for."""
+        """Raises DeadlineExceeded if no time is left, so that no work is done for a caller who has left."""
         if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
             raise DeadlineExceeded("the deadline passed before the work began")
 
@@ -70,7 +56,7 @@ class Call:
 def internal_error(fault: Exception, call: Call) -> InternalError:
     """The error that a caller gets for a fault of the server. It says where in the log the fault is.
 
-    The fault itself is logged, with the caller's trace if there is one.
+    The fault itself is logged, with the caller's trace if the call has a trace.
     """
     ids = call.trace.ids if call.trace else {}
     if call.caller.tenant:

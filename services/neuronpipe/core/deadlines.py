@@ -1,18 +1,19 @@
-"""One timer for all deadlines of an event loop, since hardly any of them passes."""
+"""The times of requests: deadlines, with one timer for all because hardly any of them passes, and held time."""
 
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-# The least time between two looks at all deadlines, and so the most by which one may be late. A timer for each costs
-# 1.5 µs more (2026-11-25, uvloop 0.23).
+# The least time between two checks of all deadlines, and so the most by which an expiry may be late. A timer for each
+# deadline costs 1.5 µs more (2026-11-25, uvloop 0.23).
 _TICK_S = 0.01
 
 
 class Deadlines:
-    """Calls back what has passed its deadline."""
+    """Calls a function for each entry whose deadline has passed."""
 
     def __init__(self) -> None:
         self._pending: dict[object, tuple[float, Callable[[], None]]] = {}
@@ -26,7 +27,7 @@ class Deadlines:
             self._set_timer(deadline_s)
 
     def remove(self, key: object) -> None:
-        """Forgets a deadline, also one that has passed."""
+        """Removes a deadline, also after it has passed."""
         self._pending.pop(key, None)
 
     def _set_timer(self, at_s: float) -> None:
@@ -50,13 +51,16 @@ class Late(TimeoutError):
 
 
 class Timeout:
-    """Cancels the block of a task at a deadline, as asyncio.timeout does: the block then raises Late."""
+    """Cancels the block of a task at a deadline, as asyncio.timeout does: the block then raises `late()`."""
 
-    __slots__ = ("_cancelling", "_deadline_s", "_deadlines", "_is_expired", "_task")
+    __slots__ = ("_cancelling", "_deadline_s", "_deadlines", "_is_expired", "_late", "_task")
 
-    def __init__(self, deadlines: Deadlines, deadline_s: float | None) -> None:
+    def __init__(
+        self, deadlines: Deadlines, deadline_s: float | None, late: Callable[[], BaseException] = Late
+    ) -> None:
         self._deadlines = deadlines
         self._deadline_s = deadline_s
+        self._late = late
         self._is_expired = False
 
     def __enter__(self) -> Self:
@@ -65,10 +69,10 @@ class Timeout:
             raise RuntimeError("a timeout needs a task")
         self._task, self._cancelling = task, task.cancelling()
         if self._deadline_s is not None:
-            # A task that runs cannot be cancelled and go on after uncancel (before Python 3.13).
+            # A running task cannot be cancelled and continue after uncancel (before Python 3.13).
             if self._deadline_s <= time.monotonic():
                 self._is_expired = True
-                raise Late
+                raise self._error()
             self._deadlines.add(self, self._deadline_s, self.expire)
         return self
 
@@ -77,13 +81,37 @@ class Timeout:
     ) -> None:
         self._deadlines.remove(self)
         task = self._task
-        del self._task  # a cancelled task keeps its frames, one of which has this
+        del self._task  # a cancelled task keeps its frames, one of which holds this object
         if self._is_expired and task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise Late from error
+            raise self._error() from error
+        self._late = Late
+
+    def _error(self) -> BaseException:
+        late, self._late = self._late, Late  # the function may belong to an object that holds this timeout
+        return late()
 
     def expire(self) -> None:
-        """Ends the block now. Not for its own task to call."""
+        """Ends the block now. The block's own task must not call it."""
         if not self._is_expired:
             self._is_expired = True
             self._deadlines.remove(self)
             self._task.cancel()
+
+
+@dataclass(slots=True)
+class HeldTime:
+    """The time for which the gateway held a request's items, each moment counted once.
+
+    `items`: the number of items that are held now. `service`: the stage that they are held for, or were when the
+    request ended; empty once they are sent.
+    """
+
+    total_ns: int = 0
+    service: str = ""
+    counted_until_ns: int = 0
+    items: int = 0
+
+    def add(self, began_ns: int, ended_ns: int) -> None:
+        """Adds a time in which one of the request's items was held."""
+        self.total_ns += max(0, ended_ns - max(began_ns, self.counted_until_ns))
+        self.counted_until_ns = max(ended_ns, self.counted_until_ns)

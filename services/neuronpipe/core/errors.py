@@ -7,7 +7,7 @@
      ├─ WrongTask          ask for the task that the model has
      ├─ JobNotFound        ask for another job; results are kept for a limited time
      ├─ AlreadyExists      send another request_id, or the same content again
-     ├─ NotAllowed         ask whoever gives rights to tenants
+     ├─ NotAllowed         ask the operator, who gives rights to tenants
      ├─ ChangeRefused      ask for another change; the message says what is in its way
      ├─ NotConfigured      set the server up for it; the message names the setting
      ├─ Overloaded         retry after `retry_after_s`
@@ -21,8 +21,12 @@
 A message names the thing and the limit. It holds no text of the caller and no text of other libraries' exceptions.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import ClassVar
+
+# The advice of every error that a shorter input mends. A protocol that cannot cut an input gives another advice.
+CUT = "set truncation to cut"
 
 
 class NeuronpipeError(Exception):
@@ -36,24 +40,29 @@ class NeuronpipeError(Exception):
 
 
 class Unauthenticated(NeuronpipeError):
-    """The caller did not prove who it is. The message is the same for every cause; the log has the cause."""
+    """The caller did not prove its identity. The message is the same for every cause; the log has the cause."""
 
     reason = "UNAUTHENTICATED"
 
 
 class InvalidInput(NeuronpipeError):
-    """The input is invalid. `field` names the part of it, as in the proto."""
+    """The input is invalid. `field` names the invalid part, as in the proto."""
 
     reason = "INVALID_INPUT"
 
-    def __init__(self, field: str, problem: str) -> None:
+    def __init__(self, field: str, problem: str, mentions: Sequence[str] = ()) -> None:
+        """`field`: several parts are joined by " and ". `mentions`: the fields that `problem` names by the last word of
+        their path, in the order of `problem`, so that a protocol can write its own names. `truncation` stands for the
+        advice CUT.
+        """
         super().__init__(f"{field}: {problem}")
         self.field = field
         self.problem = problem
+        self.mentions = mentions
 
 
 class ModelNotFound(NeuronpipeError):
-    """No such model or version is served."""
+    """The model or version is not served."""
 
     reason = "MODEL_NOT_FOUND"
 
@@ -65,13 +74,13 @@ class WrongTask(NeuronpipeError):
 
 
 class JobNotFound(NeuronpipeError):
-    """The caller has no such job, or no longer."""
+    """The caller has no such job, or the job's time has passed."""
 
     reason = "JOB_NOT_FOUND"
 
 
 class AlreadyExists(NeuronpipeError):
-    """Something else has the same id already."""
+    """The id is taken by something else."""
 
     reason = "ALREADY_EXISTS"
 
@@ -83,7 +92,7 @@ class NotAllowed(NeuronpipeError):
 
 
 class ChangeRefused(NeuronpipeError):
-    """The registry cannot be changed, or read, as the call wants."""
+    """The registry cannot be changed, or read, as the call asks."""
 
     reason = "CHANGE_REFUSED"
 
@@ -105,13 +114,13 @@ class Overloaded(NeuronpipeError):
 
 
 class DeadlineExceeded(NeuronpipeError):
-    """The deadline passed before the work was done; what had not started was never computed."""
+    """The deadline passed before the work was done. Work that had not started was never computed."""
 
     reason = "DEADLINE_EXCEEDED"
 
 
 class Cancelled(NeuronpipeError):
-    """The caller cancelled the call or disconnected, or the server cut the call off as it stopped."""
+    """The caller cancelled the call or disconnected, or the server ended the call because it stopped."""
 
     reason = "CANCELLED"
 
@@ -129,25 +138,27 @@ class InternalError(NeuronpipeError):
 
 
 class SetupError(Exception):
-    """A command, a setting or a bundle is wrong; the message says which, and what would be right."""
+    """A command, a setting or a bundle is wrong. The message names it, and the remedy."""
 
 
 class RefusedBundle(SetupError):
-    """The files of a bundle are not those that were compiled, or that a trusted key signed. The message names them."""
+    """The files of a bundle differ from the compiled files, or from the files that a trusted key signed; named by the
+    message.
+    """
 
 
 _MAX_REASON = 300
 
 
 def first_line(error: BaseException) -> str:
-    """What another library says in its exception, on one line, for the users of commands."""
+    """Returns another library's exception as one line, for users of commands."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    # In a summary, as OpenVINO's; one that ends in a colon begins what was met at one operation.
+    # OpenVINO lists reasons in a summary; a reason that ends in a colon only introduces the problem of one operation.
     listed = next((line for line in lines if line.startswith("-- ") and not line.endswith(":")), "")
-    raised = next((after for line, after in pairwise(lines) if line == "Exception:"), "")  # what its tracer met
-    if lines[0].startswith("Exception from "):  # lines of OpenVINO's source, before the reason
+    raised = next((after for line, after in pairwise(lines) if line == "Exception:"), "")  # found by its tracer
+    if lines[0].startswith("Exception from "):  # lines of OpenVINO's source code follow
         raised = lines[-1]
     text = listed.removeprefix("-- ") or raised or " ".join(lines[: 2 if lines[0].endswith(":") else 1])
-    if isinstance(error, KeyError) and " " not in text:  # it says the key alone
+    if isinstance(error, KeyError) and " " not in text:  # a KeyError's text is the key alone
         text = f"{text} is missing"
     return text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + "…"

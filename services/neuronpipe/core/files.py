@@ -1,28 +1,36 @@
-"""Files that are replaced as a whole, files with one thing on each line, and those that cannot be read or written."""
+"""Files: replaced as a whole, read by lines, locked, and turned into errors that name them."""
 
 import codecs
 import errno
+import fcntl
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from neuronpipe.core.errors import SetupError
 
 
-def replace_file(path: Path, content: bytes, *, mode: int = 0o600, unfinished_in: Path | None = None) -> None:
-    """Replaces a file: others see its old content or the whole new one, also after a crash of the machine.
+def replace_file(
+    path: Path, content: bytes | BinaryIO, *, mode: int = 0o600, unfinished_in: Path | None = None
+) -> None:
+    """Replaces a file: other processes see its old content or the whole new content, also after a crash of the machine.
 
-    `unfinished_in`: the folder, on the same file system, in which the new file is made; that of the path by default.
-    Raises OSError, and leaves nothing then.
+    `unfinished_in`: the folder of the unfinished file, on the same file system; by default the folder of `path`. Raises
+    OSError, and leaves no file then.
     """
     handle, name = tempfile.mkstemp(dir=unfinished_in or path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             os.fchmod(handle, mode)
-            file.write(content)
+            if isinstance(content, bytes):
+                file.write(content)
+            else:
+                shutil.copyfileobj(content, file)
             file.flush()
             os.fsync(handle)
         Path(name).replace(path)
@@ -33,19 +41,34 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600, unfinished_in
 
 @contextmanager
 def files_told(problem: str, advice: str = "", kind: type[SetupError] = SetupError) -> Iterator[None]:
-    """Raises an error for an OSError of the block: the problem, such as "FILE: cannot be read", why, and the advice."""
+    """Turns an OSError of the block into an error: the problem, such as "FILE: cannot be read", the cause, and the
+    advice.
+    """
     try:
         yield
     except OSError as error:
         raise kind(f"{problem}: {os.strerror(error.errno or errno.EIO)}{advice}") from error
 
 
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Keeps other writers out. The folder itself is locked, so the lock leaves no file, and ends with its process."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 _MAX_BYTES = 64 << 20
 
 
 def read_file(path: Path | str, name: str, kind: type[SetupError] = SetupError) -> bytes:
-    """The content of a file, which messages call by a name. Raises an error, also for more bytes than the limit."""
-    # Without waiting: a pipe may never have a writer, and a device may have no end.
+    """Returns the content of a file. Errors call it by `name`. Raises an error, also if it has more bytes than the
+    limit.
+    """
+    # Opened without waiting: a pipe may never have a writer, and a device may have no end.
     with (
         files_told(f"{name}: cannot be read", kind=kind),
         open(path, "rb", opener=lambda file, flags: os.open(file, flags | os.O_NONBLOCK)) as file,
@@ -59,9 +82,9 @@ def read_file(path: Path | str, name: str, kind: type[SetupError] = SetupError) 
 
 
 def read_lines(path: Path, option: str, *, max_bytes: int) -> Iterator[tuple[int, str]]:
-    """The lines of a UTF-8 file that are not blank, with their numbers from 1 on.
+    """Yields the lines of a UTF-8 file that are not blank, with their numbers from 1 on.
 
-    `option` is the one that named the file. Raises SetupError, which names both, the line and the limit.
+    `option`: the option that named the file. Raises SetupError, which names option, file, line and limit.
     """
     with files_told(f"{option} {path}"), path.open("rb") as file:
         content = file.read(max_bytes + 1)
@@ -76,3 +99,17 @@ def read_lines(path: Path, option: str, *, max_bytes: int) -> Iterator[tuple[int
             ) from error
         if text and not text.isspace():
             yield number, text
+
+
+_SKIPPED_BYTES = 1 << 20
+
+
+def lines_of(file: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """Yields an open file's lines with their ends, and their sizes; only `max_bytes` + 1 bytes of a longer line."""
+    while line := file.readline(max_bytes + 1):
+        size = len(line)
+        rest = line
+        while len(rest) > 0 and size > max_bytes and not rest.endswith(b"\n"):
+            rest = file.readline(_SKIPPED_BYTES)
+            size += len(rest)
+        yield line, size

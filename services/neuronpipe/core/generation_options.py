@@ -1,7 +1,7 @@
 """The options of tasks that generate: each is declared here once.
 
 The checks of requests (tasks/text_generation.py), models' own values, the forms of doors, the client's arguments, the
-flags of `neuronpipe generate` and the table of docs/generation.md are made of it. A new option is a field of
+flags of `neuronpipe generate` and the table of docs/generation.md are made of these entries. A new option is a field of
 GenerationOptions (tasks.proto), an entry here, and the algorithm that applies it (stages/neuron_executor/generation/).
 """
 
@@ -16,9 +16,9 @@ from neuronpipe.core.errors import InvalidInput
 if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import EarlyStopping
 
-# A number, whether, one of three words, a token's id, a text, a value as JSON, texts, tokens' ids, several lists of
-# these, or numbers by tokens' ids.
-Kind = Literal["int", "float", "bool", "words", "token", "text", "json", "texts", "tokens", "sequences", "biases"]
+# The forms of values. words: one of three words. token: a token's id; tokens: a list of them; sequences: several lists.
+# json: a value as JSON. biases: numbers by tokens' ids.
+OptionKind = Literal["int", "float", "bool", "words", "token", "text", "json", "texts", "tokens", "sequences", "biases"]
 _NONE: Any = object()
 _MAX_UINT32, _MAX_UINT64 = (1 << 32) - 1, (1 << 64) - 1
 _POSITIVE = math.ulp(0.0)
@@ -27,19 +27,19 @@ EARLY_STOPPING_WORDS = ("false", "true", "never")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option. Its name is that of its field in GenerationOptions, and of transformers.
+    """An option. Its name is the name of its field in GenerationOptions, and in transformers.
 
     - `text`: its meaning, for the command line and the documentation.
-    - `least`, `most`: of a number; what the model limits has the bounds of its type.
-    - `max_items`: of a list, and `max_size`: of each element, or of a text, in characters or tokens.
-    - `draws`: it has an effect with do_sample only.
+    - `least`, `most`: the bounds of a number; the bounds of its type where the model limits it.
+    - `max_items`: the most elements of a list. `max_size`: the most characters or tokens of an element, or of a text.
+    - `draws`: the option has an effect with do_sample only.
     - `own`: the value of a model whose generation_config has none. Without it, models have no value of their own.
-    - `openai`: the name in OpenAI's or vLLM's requests; empty: they have none.
-    - `huggingface`: whether requests of Hugging Face and of TGI take it.
+    - `openai`: the name in OpenAI's or vLLM's requests; empty: they do not have the option.
+    - `huggingface`: whether requests of Hugging Face and of TGI may have it.
     """
 
     text: str
-    kind: Kind = "int"
+    kind: OptionKind = "int"
     least: float = 0
     most: float = _MAX_UINT32
     max_items: int = 0
@@ -56,7 +56,7 @@ class Option:
 
     @property
     def bounds(self) -> str:
-        """The valid numbers; empty where the type says them."""
+        """The valid numbers; empty if the type says them."""
         if self.kind not in ("int", "float") or self.most >= _MAX_UINT32:
             return ""
         if self.least == _POSITIVE:
@@ -64,7 +64,7 @@ class Option:
         return f"{self.least:g} to {self.most:g}"
 
 
-class Options(TypedDict, total=False):
+class GenerationFields(TypedDict, total=False):
     """The fields of GenerationOptions, which has a comment for each."""
 
     max_new_tokens: Annotated[int, Option("the most tokens to generate (default: the model's own, or 256)", least=1)]
@@ -192,6 +192,10 @@ class Options(TypedDict, total=False):
     prompt_logprobs: Annotated[
         bool, Option("with `top_logprobs`: also those of the prompt's tokens", "bool", huggingface=False)
     ]
+    skip_special_tokens: Annotated[
+        bool,
+        Option("leave special tokens out of the text (default: true)", "bool", openai="skip_special_tokens"),
+    ]
     json_schema: Annotated[
         str | Mapping[str, Any],
         Option("write JSON that is valid by this JSON Schema", "json", max_size=65_536, openai="guided_json"),
@@ -217,16 +221,17 @@ class Options(TypedDict, total=False):
     ]
 
 
-OPTIONS: Mapping[str, Option] = {name: get_args(kind)[1] for name, kind in Options.__annotations__.items()}
-# Those that have an effect with do_sample only.
-DRAWING = tuple(name for name, one in OPTIONS.items() if one.draws)
-# The forms that a text may have, of which a request asks for one.
+OPTIONS: Mapping[str, Option] = {name: get_args(kind)[1] for name, kind in GenerationFields.__annotations__.items()}
+# The options that have an effect with do_sample only.
+DRAWING = tuple(name for name, option in OPTIONS.items() if option.draws)
+# The forms that a text may be required to have. A request may name one of them.
 FORMS = ("json_schema", "json_object", "regex", "choices", "grammar")
 
 
 def with_drawing(given: dict[str, Any], *, is_drawn: bool = False) -> dict[str, Any]:
-    """Options as OpenAI means them: tokens are drawn where something says how; a temperature of 0 says that they are
-    not. `is_drawn`: where something else says it.
+    """Returns options as OpenAI means them: any option of drawing sets do_sample; a temperature of 0 resets it.
+
+    `is_drawn`: whether something else sets do_sample.
     """
     if given.get("temperature") == 0:
         return {"do_sample": False} | {name: value for name, value in given.items() if name not in DRAWING}
@@ -234,7 +239,7 @@ def with_drawing(given: dict[str, Any], *, is_drawn: bool = False) -> dict[str, 
 
 
 def message_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as callers give them in Python, JSON and on the command line, as GenerationOptions takes them.
+    """Converts values of Python, JSON and the command line to fields of GenerationOptions.
 
     Raises InvalidInput.
     """
@@ -245,7 +250,7 @@ def message_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _biases(given: Mapping[Any, float]) -> list[dict[str, Any]]:
-    """Numbers by tokens' ids, which JSON has as strings. Raises InvalidInput."""
+    """Converts numbers by tokens' ids, which are strings in JSON. Raises InvalidInput."""
     try:
         return [{"token_id": int(token_id), "bias": number} for token_id, number in given.items()]
     except (ValueError, TypeError, AttributeError) as error:

@@ -1,21 +1,25 @@
 """The interface between the pipeline and its stages: values, and the three stages as functions of them.
 
-A stage is an async function from an item to a value, and raises the errors of core/errors.py. Users of `Stages` cannot
+A stage is an async function from an item to a value, or to a stream of tokens that ends with a value. It raises the
+errors of core/errors.py. Users of `Stages` cannot
 tell local from remote stages. In one process, they are methods of the stage objects. Over the network, they send the
 item together with others; only rpc/codecs.py knows the messages.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Self, TypeAlias
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.api.v1.stages_pb2 import GenerationFigures
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TaskInput, TaskResult
 from neuronpipe.core.calls import Call
-from neuronpipe.core.generated import Report
+from neuronpipe.core.deadlines import HeldTime
+from neuronpipe.core.errors import InternalError
+from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets
+from neuronpipe.core.tracing import SpanContext
 
 
 class ModelKey(NamedTuple):
@@ -25,21 +29,37 @@ class ModelKey(NamedTuple):
     version: int
 
 
+class Work(NamedTuple):
+    """The part of an item's context that is made once per stage. `Call` has the part that is constant.
+
+    `trace`: the span of the stage's work, sampled or not; None without a span. `cost_tokens`: the cost in tokens,
+    estimated until the input is tokenized; 0 if unknown. `is_beyond_share`: the tenant had more than its share when the
+    request began to run, so the executor runs others first. `weight`: the tenant's part of what tenants share. `held`:
+    the gateway's record of held time; never sent.
+    """
+
+    trace: SpanContext | None = None
+    cost_tokens: int = 0
+    is_beyond_share: bool = False
+    weight: float = 1.0
+    held: HeldTime | None = None
+
+
+NO_WORK = Work()
+
+
 @dataclass(frozen=True, slots=True)
 class StageItem(ABC):
-    """The fields of all items: the call to which it belongs, and the model."""
+    """The fields of all items: the call to which the item belongs, the model, and the context of the stage."""
 
     call: Call
     model: ModelKey
+    work: Work = field(default=NO_WORK, kw_only=True)
 
     @property
     @abstractmethod
     def size_bytes(self) -> int:
         """The approximate size of the item in a message."""
-
-    def reporting(self, report: "Report") -> Self:
-        """The item with a listener to what the stage has before its value, if it has any."""
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,30 +97,27 @@ class EncodedInput:
 class ExecuteItem(StageItem):
     """The sequences of one input, for the executor.
 
-    `options`: of a task that generates, with every field set. `report`: gets its tokens as they come. `sequence`: which
-    of the texts that are drawn for one prompt it is, from 0 on.
+    `options`: the options of a task that generates, with every field set. `sequence`: the number of the text among the
+    texts that are drawn for one prompt, from 0 on. `is_urgent`: its tokens are read at once.
     """
 
     sequences: TensorSets
     options: GenerationOptions | None = None
-    report: Report | None = None
     sequence: int = 0
+    is_urgent: bool = True
 
     @property
     def size_bytes(self) -> int:
         return self.sequences.size_bytes
-
-    def reporting(self, report: Report) -> Self:
-        return replace(self, report=report) if self.options else self
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """The model's outputs for one input, one set for each sequence in order, and their timings (stages.proto).
 
-    `generation`: of an item that generates, whose outputs are token_ids, int32 [tokens], and finish_reason, int32 [].
-    Of a beam search there is a set for each text that it has found, best first, with its score, float32 [], and where
-    they are asked for, the arrays of logprob_arrays.
+    `generation`: set for an item that generates. Its outputs are token_ids, int32 [tokens], and finish_reason, int32
+    []. A beam search has a set for each text that it found, best first, with the text's score, float32 []. Where log
+    probabilities are asked for, a set has the arrays of logprob_arrays.
     """
 
     outputs: TensorSets
@@ -124,7 +141,7 @@ NO_PREDICTION = Prediction(NO_TENSORS)
 class PostprocessItem(StageItem):
     """The outputs of one input, to be decoded.
 
-    `input` is the one that was encoded. Remote stages get only the fields that decoding reads.
+    `input` is the encoded input. Remote stages get only the fields that decoding reads.
     """
 
     input: Packed[TaskInput]
@@ -138,13 +155,20 @@ class PostprocessItem(StageItem):
 
 Tokenize: TypeAlias = Callable[[TokenizeItem], Awaitable[EncodedInput]]
 Execute: TypeAlias = Callable[[ExecuteItem], Awaitable[Prediction]]
+# Yields the tokens of one text as they come, and in the end the prediction.
+Generate: TypeAlias = Callable[[ExecuteItem], AsyncGenerator[NewTokens | Prediction, None]]
 Postprocess: TypeAlias = Callable[[PostprocessItem], Awaitable[Packed[TaskResult]]]
+
+
+def _no_text(item: ExecuteItem) -> AsyncGenerator[NewTokens | Prediction, None]:
+    raise InternalError(f"these stages generate no text, and model {item.model.name!r} does")
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The pipeline's three stages."""
+    """The pipeline's three stages. `generate`: the prediction of models that generate."""
 
     tokenize: Tokenize
     execute: Execute
     postprocess: Postprocess
+    generate: Generate = _no_text

@@ -1,12 +1,13 @@
 """Metrics as plain numbers, which exporters read.
 
 Recording takes a quarter of a microsecond; an instrument of the OpenTelemetry SDK takes fifty times as long
-(docs/decisions/0011), and a request records nine values. One thread, the event loop's, records. Others read, and may
-see a sum that is one record behind its count.
+(docs/decisions/0011), and a request records nine values. Only the event loop's thread records. Other threads read, and
+may see a sum that is one record behind its count.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import time_ns
@@ -20,7 +21,7 @@ Labels: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Exemplar:
-    """A request that a bucket counted; `at_ns` since 1970."""
+    """A request that a bucket counted. `at_ns`: since 1970."""
 
     value: float
     context: SpanContext
@@ -41,7 +42,7 @@ class Counter:
 
 
 class Histogram:
-    """Counts values into buckets. `counts` has one more than `bounds`, for values above the last bound."""
+    """Counts values in buckets. `counts` has one element more than `bounds`, for values above the last bound."""
 
     __slots__ = ("bounds", "counts", "exemplars", "total")
 
@@ -52,7 +53,7 @@ class Histogram:
         self.exemplars: dict[int, Exemplar] = {}
 
     def record(self, value: float, context: SpanContext | None = None) -> None:
-        """Counts a value; `context`: the sampled span that it belongs to."""
+        """Counts a value. `context`: the sampled span of the request."""
         bucket = bisect_left(self.bounds, value)
         self.counts[bucket] += 1
         self.total += value
@@ -60,13 +61,13 @@ class Histogram:
             self.exemplars[bucket] = Exemplar(value, context, time_ns())
 
 
-# Called from the threads of exporters.
+# Exporters call it in their threads.
 Gauge: TypeAlias = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An instrument and what was recorded with it, by the values of its labels."""
+    """An instrument, and its recorded series by the values of its labels."""
 
     instrument: Instrument
     series: dict[Labels, Counter | Histogram | Gauge]
@@ -89,35 +90,34 @@ class Meters:
 
     def __init__(self) -> None:
         self._families: dict[str, Family] = {}
-        # Adds what other processes of the same service recorded, for exporters.
-        self.add_others: Callable[[Iterable[Family]], Iterable[Family]] = lambda own: own
+        self._others: list[Callable[[Iterable[Family]], Iterable[Family]]] = []
 
     def counter(self, instrument: Instrument, *labels: str) -> Counter:
-        """The counter with these values of the instrument's labels."""
+        """Returns the counter with these values of the instrument's labels."""
         series = self._series(instrument, labels)
-        found = series.get(labels) or series.setdefault(labels, Counter())
-        assert isinstance(found, Counter)  # noqa: S101
-        return found
+        counter = series.get(labels) or series.setdefault(labels, Counter())
+        assert isinstance(counter, Counter)  # noqa: S101
+        return counter
 
     def histogram(self, instrument: Instrument, *labels: str) -> Histogram:
-        """The histogram with these values of the instrument's labels."""
+        """Returns the histogram with these values of the instrument's labels."""
         series = self._series(instrument, labels)
-        found = series.get(labels) or series.setdefault(labels, Histogram(instrument.bounds))
-        assert isinstance(found, Histogram)  # noqa: S101
-        return found
+        histogram = series.get(labels) or series.setdefault(labels, Histogram(instrument.bounds))
+        assert isinstance(histogram, Histogram)  # noqa: S101
+        return histogram
 
     def gauge(self, instrument: Instrument, read: Gauge, *labels: str) -> None:
         """Adds a gauge whose number is read at export."""
         self._series(instrument, labels)[labels] = read
 
     def remove(self, instrument: Instrument, *labels: str) -> None:
-        """Removes what was recorded with these labels."""
+        """Removes the series with these values of the instrument's labels."""
         self._series(instrument, labels).pop(labels, None)
 
     def show(self, instrument: Instrument, values: Mapping[Labels, float]) -> None:
-        """Replaces all gauges of an instrument, by the values of its labels, at once.
+        """Replaces all gauges of an instrument at once. `values`: by the values of its labels.
 
-        So an exporter never sees only some of them.
+        No exporter sees only some of the new gauges.
         """
         series: dict[Labels, Counter | Histogram | Gauge] = {
             labels: partial(float, value) for labels, value in values.items()
@@ -128,9 +128,17 @@ class Meters:
             self._families.pop(instrument.name, None)
 
     def families(self) -> Iterator[Family]:
-        """Everything recorded so far, for exporters."""
-        own = [Family(family.instrument, dict(family.series)) for family in list(self._families.values())]
-        return iter(self.add_others(own))
+        """Returns everything recorded so far, for exporters."""
+        found: Iterable[Family] = [
+            Family(family.instrument, dict(family.series)) for family in list(self._families.values())
+        ]
+        for add in self._others:
+            found = add(found)
+        return iter(found)
+
+    def include(self, add: Callable[[Iterable[Family]], Iterable[Family]]) -> None:
+        """Lets `add` add the families of other processes of the same service to `families`, for exporters."""
+        self._others.append(add)
 
     def _series(self, instrument: Instrument, labels: Labels) -> dict[Labels, Counter | Histogram | Gauge]:
         if len(labels) != len(instrument.labels):
@@ -143,17 +151,25 @@ class Traces(Protocol):
     """The traces that are kept in memory."""
 
     def find(self, trace_id: int) -> dict[str, Any]:
-        """A trace's spans in this process as OTLP JSON."""
+        """Returns a trace's spans in this process as OTLP JSON."""
 
 
 WriteMetrics: TypeAlias = Callable[[str], tuple[bytes, str]]
+# Whether a scraper with this header `authorization` may read the metrics.
+MayRead: TypeAlias = Callable[[str], bool]
+
+
+def all_may_read(authorization: str) -> bool:
+    """The rule of services that ask scrapers for no credentials."""
+    return True
 
 
 class Telemetry:
     """The tracer, the metrics and the kept traces of a service.
 
-    `write_metrics`: makes a page of the metrics, of an HTTP request's `accept`: its bytes and its media type. The
-    defaults record no spans, and metrics that are not exported.
+    `write_metrics`: returns a page of the metrics, as bytes and media type, for the `accept` of an HTTP request.
+    `metrics_port`: shows the metrics at a port of their own while a block runs. The defaults record no spans, and
+    metrics that are not exported.
     """
 
     def __init__(
@@ -162,10 +178,10 @@ class Telemetry:
         meters: Meters | None = None,
         traces: Traces | None = None,
         write_metrics: WriteMetrics = lambda accept: (b"", "text/plain"),
+        metrics_port: Callable[[MayRead], AbstractContextManager[None]] = lambda may_read: nullcontext(),
     ) -> None:
         self.tracer = tracer or Tracer()
         self.meters = meters or Meters()
         self.traces = traces
         self.write_metrics = write_metrics
-        # Asked by the port of the metrics with what a scraper shows, as HTTP's header `authorization` has it.
-        self.may_read_metrics: Callable[[str], bool] = lambda authorization: True
+        self.metrics_port = metrics_port

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
@@ -15,7 +16,7 @@ EntryT = TypeVar("EntryT")
 PydanticT = TypeVar("PydanticT", bound=BaseModel)
 Resampling = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
 
-# Every model of texts answers these by its tokenizer alone, besides the tasks of its graph.
+# Tasks that every model of texts answers by its tokenizer alone, in addition to the tasks of its graph.
 _TOKENIZER_TASKS = ("tokenization", "detokenization")
 
 # Longer words of a request are not repeated in its error, which must fit into gRPC's trailers (8 KiB).
@@ -23,31 +24,31 @@ _MAX_WORD_LENGTH = 256
 
 
 class Frozen(BaseModel):
-    """What is read from a file, has no other fields, and never changes."""
+    """A value that is read from a file. It never changes, and unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def problems_of(error: ValidationError) -> str:
-    """The first ones, each with its place."""
+    """Returns the first problems, each with its place."""
     return "; ".join(
-        ": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, "))))
-        for one in error.errors()[:3]
+        ": ".join(filter(None, (".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, "))))
+        for problem in error.errors()[:3]
     )
 
 
 class OutputSpec(Frozen):
-    """One output of a model. `axes` excludes the batch axis: "tokens" for the sequence length, else a fixed size."""
+    """An output of a model. `axes`, without the batch axis: "tokens" for the sequence length, or a fixed size."""
 
     name: str
     axes: tuple[int | Literal["tokens"], ...]
 
 
 class ImageSpec(Frozen):
-    """How an RGB image becomes the pixels that a model takes, uint8 [3, *size].
+    """Steps from an RGB image to the pixels that a model takes, uint8 [3, *size].
 
-    It is resized, then cropped, if these are set. Scaling and normalizing follow in the compiled model. Sizes are
-    (height, width).
+    The image is resized, then cropped, if these are set. Scaling and normalizing follow in the compiled model. Sizes
+    are (height, width).
     """
 
     resize: tuple[int, int] | int | None = Field(
@@ -75,16 +76,15 @@ class ImageSpec(Frozen):
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that an image counts as.
-
-        It is the number of patches of 16 x 16 pixels, which are the tokens of a vision transformer.
+        """The number of tokens that an image counts as: its patches of 16 x 16 pixels, the tokens of a vision
+        transformer.
         """
         height, width = self.size
-        return max(3, -(-height // 16) * -(-width // 16))  # 3 is the least that a model can have
+        return max(3, -(-height // 16) * -(-width // 16))  # 3 is the minimum of max_tokens
 
 
 def with_fields(fields: Mapping[str, tuple[Any, Any]]) -> Callable[[type[PydanticT]], type[PydanticT]]:
-    """Decorates a class of pydantic's: it gets these fields, each a type and a default, but for those that it has."""
+    """Decorates a pydantic class: adds the fields that the class lacks, each a type and a default."""
 
     def decorate(kind: type[PydanticT]) -> type[PydanticT]:
         missing: Any = {name: field for name, field in fields.items() if name not in kind.model_fields}
@@ -94,9 +94,10 @@ def with_fields(fields: Mapping[str, tuple[Any, Any]]) -> Callable[[type[Pydanti
 
 
 class TaskFacts(Frozen):
-    """The facts about a model that only one task needs. Such a task declares a subclass.
+    """Facts about a model that only one task needs. Such a task declares a subclass.
 
-    `encoded`: the facts that encodings of the task's inputs depend on; `told`: those in ModelService's message Model.
+    `encoded`: the facts that encodings of the task's inputs depend on; `told`: the facts in ModelService's message
+    Model.
     """
 
     encoded: ClassVar[tuple[str, ...]] = ()
@@ -104,7 +105,7 @@ class TaskFacts(Frozen):
 
     @classmethod
     def of(cls, model: "ModelSpec") -> Self:
-        """The model's facts of this class. Raises LookupError for a model that has none."""
+        """Returns the model's facts of this class. Raises LookupError for a model that has none."""
         for facts in model.facts.values():
             if isinstance(facts, cls):
                 return facts
@@ -114,18 +115,18 @@ class TaskFacts(Frozen):
 class ModelSpec(Frozen):
     """The description of a model for tasks, scheduler and gateway. It is part of the bundle's manifest.
 
-    `labels` and `tokens` are shared by tasks: they say what the numbers of the model's outputs mean.
+    Tasks share `labels` and `tokens`, which say what the numbers of the model's outputs mean.
     """
 
     name: str = Field(min_length=1)
     version: int = Field(ge=1)
-    task: str = Field(description="what the model was compiled for: its own task")
+    task: str = Field(description="the model's own task, for which it was compiled")
     also_answers: tuple[str, ...] = Field((), description="other tasks that the same graph serves")
     architecture: str
     inputs: tuple[str, ...]
     outputs: tuple[OutputSpec, ...]
     max_tokens: int = Field(
-        ge=3, description="most tokens in one sequence, special tokens included; what every image counts as"
+        ge=3, description="maximum of tokens in a sequence, special tokens included; every image counts as this number"
     )
     largest_bucket: str = Field(
         "", description="the bucket that sets max_tokens, as in 8x128; empty where the model itself does"
@@ -134,7 +135,7 @@ class ModelSpec(Frozen):
     pad_token_id: int = Field(0, ge=0)
     labels: tuple[str, ...] = ()
     facts: Mapping[str, SerializeAsAny[TaskFacts]] = Field(
-        {}, description="what each task knows of the model, by its name"
+        {}, description="facts that each task needs of the model, by its name"
     )
     tokens: tuple[str, ...] = Field(
         (), exclude=True, repr=False, description="each token as text; a file of the bundle has them"
@@ -154,17 +155,24 @@ class ModelSpec(Frozen):
         if not self.answers(task):
             raise WrongTask(f"model {self.name!r} has the task {' or '.join(self.tasks)}, the input is for {task}")
 
-    image: ImageSpec | None = Field(None, description="of a model that takes images, instead of texts or beside them")
+    image: ImageSpec | None = Field(None, description="steps to a model's pixels, if it takes images")
 
     @property
     def takes_texts(self) -> bool:
-        """Whether it has a tokenizer, beside images or without."""
+        """Whether the model has a tokenizer, with images or without."""
         return self.image is None or self.vocabulary_size > 0
 
     @property
     def image_tokens(self) -> int:
-        """The number of tokens that an image counts as, which is not more than a text may have. 0: it takes none."""
+        """The tokens that an image counts as, at most the tokens of a text; 0 if the model takes no images."""
         return min(self.image.tokens, self.max_tokens) if self.image else 0
+
+    @property
+    def image_length(self) -> int:
+        """The length of an image in batches. If the model also takes texts, every text is shorter."""
+        if self.image is None:
+            return 0
+        return max(self.image.tokens, self.max_tokens + 1) if self.takes_texts else self.image.tokens
 
     @property
     def token_limit(self) -> str:
@@ -177,16 +185,16 @@ class ModelSpec(Frozen):
 
     @property
     def told_facts(self) -> dict[str, Any]:
-        """The facts that callers get from ModelService, by the field of its message Model."""
+        """The facts that callers get from ModelService, by field of its message Model."""
         return {name: getattr(facts, name) for facts in self.facts.values() for name in facts.told}
 
     def tokens_of(self, sequence: Arrays) -> int:
-        """The number of tokens of a sequence, or the number that an image counts as."""
+        """Returns the number of tokens of a sequence, or the number that an image counts as."""
         return len(sequence["input_ids"]) if "input_ids" in sequence else self.image_tokens
 
 
 def encoding_traits(spec: ModelSpec) -> tuple[object, ...]:
-    """Everything about a model that encodings of its inputs depend on, except its tokenizer and the input's task."""
+    """Returns the traits that encodings of a model's inputs depend on, except its tokenizer and the input's task."""
     traits = sorted(
         (task, *(getattr(facts, name) for name in facts.encoded)) for task, facts in spec.facts.items() if facts.encoded
     )
@@ -195,10 +203,11 @@ def encoding_traits(spec: ModelSpec) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ModelRoute:
-    """Which version of a model answers which request.
+    """The choice of a model's version for each request.
 
-    `aliases`: names of versions. `shares`: versions with the shares of requests that name none, relative to each other.
-    `shadow`: the version that gets copies of requests, and the share that is copied, from 0 to 1.
+    - `aliases`: names of versions.
+    - `shares`: versions with their relative shares of the requests that name no version.
+    - `shadow`: the version that gets copies of requests, and the share of requests that is copied, from 0 to 1.
     """
 
     aliases: Mapping[str, int]
@@ -213,13 +222,13 @@ class ModelRoute:
 
     @property
     def compares(self) -> bool:
-        """Whether several versions work on the requests without a version."""
+        """Whether several versions process requests that name no version."""
         return len(self.shares) > 1 or self.shadow is not None
 
     def pick(self, model: str, key: str) -> int:
-        """The version for a request without one: always the same for the same key, as long as the shares stay.
+        """Returns the version for a request that names none: always the same for a key, while the shares stay.
 
-        Where the share of one version grows at the cost of the one before it, keys that had it keep it.
+        If the share of a version grows at the cost of the preceding version, keys of the growing version keep it.
         """
         left = _place(f"{model}\n{key}") * sum(share for _, share in self.shares)
         for version, share in self.shares:
@@ -229,13 +238,13 @@ class ModelRoute:
         return self.shares[-1][0]
 
     def is_copied(self, model: str, request_id: str) -> bool:
-        """Whether a request is one of the share that the shadow gets. It does not depend on what `pick` picks."""
+        """Whether the shadow gets a copy of a request, which does not depend on the result of `pick`."""
         return self.shadow is not None and _place(f"{model}\nshadow\n{request_id}") < self.shadow[1]
 
 
 class ModelTable(Generic[EntryT]):
-    """A service's models by name and version. A request without a version gets what the model's route says, or the
-    newest.
+    """A service's models by name and version. A request that names no version gets the choice of the model's route, or
+    the newest version.
     """
 
     def __init__(
@@ -244,8 +253,8 @@ class ModelTable(Generic[EntryT]):
         routes: Mapping[str, ModelRoute] = MappingProxyType({}),
         other_names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`routes`: of models, by name. Targets that are no entries get no requests. `other_names`: what models are
-        called besides; the name of a model that is served goes first.
+        """`routes`: by name of the model; versions that are not in `entries` get no requests. `other_names`: more names
+        of models; the name of a served model has precedence.
         """
         self.other_names = other_names
         self._entries = dict(sorted(entries.items()))
@@ -253,13 +262,13 @@ class ModelTable(Generic[EntryT]):
         self.routes = {name: _present(name, route, self._entries) for name, route in routes.items()}
         self._newest = dict(self._entries.keys())  # sorted, so the last version of a name stays
         self._newest |= {
-            name: max(route.shares, key=lambda one: one[1])[0] for name, route in self.routes.items() if route.shares
+            name: max(route.shares, key=itemgetter(1))[0] for name, route in self.routes.items() if route.shares
         }
-        # By name and version as requests write them, which finds nearly all.
+        # By name and version as requests write them: nearly all requests are found here.
         self._by_words = {(name, str(version)): entry for (name, version), entry in self._entries.items()}
         self._by_words |= {(name, ""): self._entries[name, version] for name, version in self._newest.items()}
         for name, route in self.routes.items():
-            self._by_words |= {(name, alias): self._entries[name, one] for alias, one in route.aliases.items()}
+            self._by_words |= {(name, alias): self._entries[name, version] for alias, version in route.aliases.items()}
         self._split = {name: route for name, route in self.routes.items() if len(route.shares) > 1}
         self._parts: dict[frozenset[str], ModelTable[EntryT]] = {}
 
@@ -267,18 +276,18 @@ class ModelTable(Generic[EntryT]):
         return iter(self._entries.values())
 
     def find(self, name: str, version: str, key: str = "") -> EntryT:
-        """The entry for a name and a version: a number, an alias, or empty for the route's choice.
+        """Returns the entry for a name and a version: a number, an alias, or empty for the route's choice.
 
-        `key`: requests with the same one get the same version; without a key, the one with the largest share.
+        `key`: requests with the same key get the same version; without a key, the version with the largest share.
 
-        Raises ModelNotFound, InvalidInput for a version that is neither a whole number nor an alias, and Unavailable
-        for an alias of a version that is not there.
+        Raises ModelNotFound; InvalidInput for a version that is neither a whole number nor an alias; and Unavailable
+        for an alias whose version is not loaded.
         """
         if key and not version and (route := self._split.get(name)):
             return self._entries[name, route.pick(name, key)]
-        found = self._by_words.get((name, version))
-        if found is not None:
-            return found
+        entry = self._by_words.get((name, version))
+        if entry is not None:
+            return entry
         if name in self.other_names and name not in self._newest:
             name = self.other_names[name]
             if name in self._newest:
@@ -289,27 +298,36 @@ class ModelTable(Generic[EntryT]):
         if name not in self._newest:
             raise ModelNotFound(f"model {name!r} is not served; the served models are: {', '.join(self._newest)}")
         if name in self.declared_routes and version in self.declared_routes[name].aliases:
-            wanted = self.declared_routes[name].aliases[version]
-            raise Unavailable(f"model {name!r} version {wanted}, its {version}, is not loaded")
+            aliased_version = self.declared_routes[name].aliases[version]
+            raise Unavailable(f"model {name!r} version {aliased_version}, its {version}, is not loaded")
         if not (version.isascii() and version.isdigit()):
             aliases = ", ".join(self.routes[name].aliases) if name in self.routes else ""
             also = f" or an alias of the model, which has: {aliases}" if aliases else ""
             raise InvalidInput("version", f"{version!r} is not a whole number{also}")
         entry = self._entries.get((name, int(version)))
         if entry is None:
-            known = ", ".join(str(known_version) for known_name, known_version in self._entries if known_name == name)
-            raise ModelNotFound(f"model {name!r} has no version {version}; it has: {known}")
+            versions = ", ".join(
+                str(known_version) for known_name, known_version in self._entries if known_name == name
+            )
+            raise ModelNotFound(f"model {name!r} has no version {version}; it has: {versions}")
         return entry
 
+    def at(self, key: tuple[str, int]) -> EntryT:
+        """The entry for a model's key, which a stage gets with an item. Raises ModelNotFound."""
+        entry = self._entries.get(key)
+        return self.find(key[0], str(key[1])) if entry is None else entry  # `find` says what is missing
+
     def find_shadow(self, name: str, version: int, request_id: str) -> EntryT | None:
-        """The entry that gets a copy of a request without a version, which this version has answered; mostly None."""
+        """Returns the entry that gets a copy of a request that named no version and that `version` answered; mostly
+        None.
+        """
         route = self.routes.get(name)
         if route is None or route.shadow is None or route.shadow[0] == version or not route.is_copied(name, request_id):
             return None
         return self._entries[name, route.shadow[0]]
 
     def only(self, names: frozenset[str]) -> "ModelTable[EntryT]":
-        """The part of the table that has these models, as far as they are there."""
+        """Returns the part of the table with these models. Unknown names are ignored."""
         part = self._parts.get(names)
         if part is None:
             routes = {name: route for name, route in self.declared_routes.items() if name in names}
@@ -319,17 +337,17 @@ class ModelTable(Generic[EntryT]):
         return part
 
     def is_newest(self, name: str, version: int) -> bool:
-        """Whether requests without a version get this one, or most of them do."""
+        """Whether requests that name no version get this version, or most of them do."""
         return self._newest.get(name) == version
 
 
 def _place(text: str) -> float:
-    """A number from 0 to 1 that depends on the text alone."""
+    """Returns a number from 0 to 1 that depends on the text alone."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) / 2**64
 
 
 def _present(name: str, route: ModelRoute, entries: Mapping[tuple[str, int], object]) -> ModelRoute:
-    """The part of a route that leads to entries."""
+    """Returns the part of a route whose versions are in `entries`."""
     return ModelRoute(
         {alias: version for alias, version in route.aliases.items() if (name, version) in entries},
         tuple((version, share) for version, share in route.shares if (name, version) in entries),

@@ -1,4 +1,4 @@
-"""The names that telemetry uses. Defined here and nowhere else; docs/telemetry.md is made from them.
+"""The names that telemetry uses. Defined only here; docs/telemetry.md is made from them.
 
 A span, an attribute or an event is a `Name`: a string with a description. A metric is an `Instrument`.
 """
@@ -6,12 +6,12 @@ A span, an attribute or an event is a `Name`: a string with a description. A met
 from dataclasses import dataclass
 from typing import Literal
 
-# W3C Trace Context, https://www.w3.org/TR/trace-context/: gRPC carries both as metadata under these keys.
+# Keys of gRPC's metadata for W3C Trace Context, https://www.w3.org/TR/trace-context/.
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
-# The tenant for which a caller calls, where it may do that, as workers of jobs.
+# The tenant on whose behalf a caller calls, if it has the right to, as workers of jobs have.
 ON_BEHALF = "neuronpipe-tenant"
-# Requests with the same one get the same version of a model whose requests are shared out among versions.
+# Requests with the same key get the same version of a model whose requests are distributed over versions.
 ROUTE_KEY = "neuronpipe-route-key"
 
 
@@ -23,7 +23,7 @@ class Name(str):
     text: str
 
     def __new__(cls, word: str, text: str) -> "Name":
-        """A name with its text."""
+        """Makes a name with its description."""
         name = super().__new__(cls, word)
         name.text = text
         return name
@@ -191,9 +191,10 @@ _RATIOS = (0.0, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75)
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """A metric. One in "s" is recorded in nanoseconds, as integers, so that sums stay exact; it is exported in seconds.
+    """A metric.
 
-    `bounds`: a histogram's upper bounds, in what is recorded.
+    A metric in "s" is recorded in nanoseconds, as integers, so that sums stay exact, and exported in seconds. `bounds`:
+    a histogram's upper bounds, in the unit that is recorded.
     """
 
     name: str
@@ -440,6 +441,27 @@ class Metrics:
         "no room); late; failed",
         *_OF_MODEL,
         Attributes.OUTCOME,
+    )
+    MODEL_SHAPES = _gauge(
+        "neuronpipe.model.shapes",
+        "{shape}",
+        "shapes of batches that a model is to compute, on all cores",
+        *_OF_MODEL,
+    )
+    MODEL_SHAPES_READY = _gauge(
+        "neuronpipe.model.shapes_ready",
+        "{shape}",
+        "planned shapes that were computed at least once, so that the next batch needs no preparation",
+        *_OF_MODEL,
+    )
+    LONE_GRAPHS = _gauge(
+        "neuronpipe.model.lone_graphs",
+        "{graph}",
+        "graphs of one length each, for texts that come singly",
+        *_OF_MODEL,
+    )
+    LONE_GRAPH_MEMORY = _gauge(
+        "neuronpipe.model.lone_graph_memory", "By", "memory of the graphs of single lengths", *_OF_MODEL
     )
     READY_DURATION = _gauge(
         "neuronpipe.model.ready_duration", "s", "time to load a model and warm it up", *_OF_MODEL, Attributes.BACKEND

@@ -5,13 +5,14 @@ single process never serializes it.
 """
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.api.v1.tensors_pb2 import TensorSet
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.parsing import varint
 from neuronpipe.core.tensors import Arrays, to_arrays, to_tensor_set
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -36,7 +37,7 @@ class Packed(Generic[MessageT]):
     def data(self) -> bytes:
         """The serialized message."""
         if self._data is None:
-            assert self._message is not None  # noqa: S101 (one of the two is there)
+            assert self._message is not None  # noqa: S101 (one of the two is set)
             self._data = self._message.SerializeToString()
         return self._data
 
@@ -54,14 +55,26 @@ class Packed(Generic[MessageT]):
     @property
     def size_bytes(self) -> int:
         """The size of the serialized message."""
-        return len(self.data)  # the message's ByteSize would serialize it, too, and keep nothing
+        return len(self.data)  # the message's ByteSize would also serialize it, and discard the bytes
 
     @property
     def task(self) -> str | None:
-        """The task of the message; None if this release does not know it. Raises InvalidInput."""
+        """The task of the message; None if this release does not know the task. Raises InvalidInput."""
         if self._task is None:
             self._task = (self._message is None and _only_task(self.data)) or self.message.WhichOneof("task")
         return self._task
+
+    @property
+    def body(self) -> Any:
+        """The message of the task, such as a TextGenerationInput. Raises InvalidInput, also where there is no task."""
+        if self.task is None:
+            raise InvalidInput("input", "holds no task")
+        return getattr(self.message, self.task)
+
+
+def pack_body(kind: type[MessageT], task: str, body: Message) -> Packed[MessageT]:
+    """Wraps the message of a task."""
+    return Packed(kind, message=kind(**{task: body}))
 
 
 def pack_input(message: TaskInput) -> Packed[TaskInput]:
@@ -75,12 +88,12 @@ def pack_result(message: TaskResult) -> Packed[TaskResult]:
 
 
 class TensorSets:
-    """The arrays of an input's sequences, one set for each. Arrays that are read from bytes are views on them."""
+    """The arrays of an input's sequences, one set for each. Arrays that are read from bytes are views on the bytes."""
 
     __slots__ = ("_arrays", "_data")
 
     def __init__(self, *, arrays: Sequence[Arrays] | None = None, data: Sequence[bytes] | None = None) -> None:
-        """Takes one of the two forms. `data` are serialized TensorSet messages."""
+        """Takes one of the two forms. `data`: serialized TensorSet messages."""
         self._arrays = arrays
         self._data = data
 
@@ -107,7 +120,7 @@ class TensorSets:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the serialized messages. For arrays it leaves out names and shapes."""
+        """The size of the serialized messages. The size of arrays excludes names and shapes."""
         if self._data is not None:
             return sum(map(len, self._data))
         return sum([array.nbytes for arrays in self._arrays or () for array in arrays.values()])
@@ -117,24 +130,12 @@ NO_TENSORS = TensorSets(arrays=())
 
 
 def _only_task(data: bytes) -> str | None:
-    """The task of a serialized message that holds a single field, as nearly all do; None if it has to be parsed."""
-    number_and_type, position = _varint(data, 0)
-    if number_and_type & 7 != _LENGTH_DELIMITED:
+    """Returns the task of a serialized message with a single field, as most have; None if it has to be parsed."""
+    try:
+        number_and_type, position = varint(data, 0)
+        length, position = varint(data, position)
+    except IndexError:
         return None
-    length, position = _varint(data, position)
-    return _TASKS.get(number_and_type >> 3) if position + length == len(data) else None
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """The number at a position and where it ends; 0 if the bytes end before it does.
-
-    See https://protobuf.dev/programming-guides/encoding/.
-    """
-    number = shift = 0
-    for byte in data[position : position + 10]:
-        number |= (byte & 0x7F) << shift
-        shift += 7
-        position += 1
-        if byte < 0x80:
-            return number, position
-    return 0, position
+    if number_and_type & 7 != _LENGTH_DELIMITED or position + length != len(data):
+        return None
+    return _TASKS.get(number_and_type >> 3)

@@ -1,15 +1,17 @@
-"""Parses messages of callers once it is known what they become: two bytes of a message can make an object of a hundred.
+"""Parses messages of callers after a check of their size in memory: two bytes of a message can make an object of a
+hundred.
 
-The limit holds for what a body in JSON becomes, too (doors/http/bodies.py). What comes compressed has one of its own.
+The same limit applies to bodies in JSON (doors/http/bodies.py). Compressed data has a limit of its own.
 """
 
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import TypeAlias, TypeVar, cast
 
+import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
@@ -17,40 +19,48 @@ from neuronpipe.core.errors import InvalidInput
 
 MessageT = TypeVar("MessageT", bound=Message)
 
-# Memory for the objects that are made of one message, beside its bytes.
+# Memory for the objects that are made of one message, in addition to its bytes.
 MAX_OBJECT_BYTES = 16 << 20
 # In upb a message takes 40 to 100 bytes with its place in a list, and a number of a packed list up to 8. Reading a
 # field takes 0.1 µs, in which no other thread runs.
 _FIELD_BYTES, _NUMBER_BYTES = 128, 16
-# A field has two bytes at least, so smaller messages need no look.
+# A field has two bytes at least, so smaller messages need no check.
 _COUNTED_FROM_BYTES = 2 * MAX_OBJECT_BYTES // _FIELD_BYTES
-# After so many fields, other threads get their turn: they would get it after 5 ms only, each time.
+# Other threads get a turn after this number of fields. Without a pause, each turn would come after 5 ms.
 _FIELDS_A_TURN = 1024
 _PAUSE_S = 5e-5
-# Of what a request has beside its input, such as its model.
+# Bytes of a request's texts that are not its input, such as the model's name.
 _NAMES_BYTES = 64 << 10
+# The depth of lists and objects in JSON. Templates and json take several calls for each level; Python's limit is 1,000.
+_MAX_DEPTH = 128
+_STEPS = np.zeros(256, np.int8)
+_STEPS[[*b"[{"]], _STEPS[[*b"]}"]] = 1, -1
+# Bytes that are counted at once, in less than a millisecond.
+PIECE_BYTES = 128 << 10
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _GROUPS = (3, 4)
-# The bytes of a number in a packed list; those of other types have at least one.
+# The bytes of a number in a packed list; numbers of other types have at least one byte.
 _WIDTHS = {
     **dict.fromkeys((FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_FIXED32, FieldDescriptor.TYPE_SFIXED32), 4),
     **dict.fromkeys((FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_SFIXED64), 8),
 }
 _NOT_PACKED = (FieldDescriptor.CPPTYPE_STRING, FieldDescriptor.CPPTYPE_MESSAGE)
-# A field's name, its message where it is one, and the bytes of a number where it is a list of them, else 0.
+# A field's name; the type of its message, if any; and the bytes of a number if the field is a list of numbers, else 0.
 _Field: TypeAlias = tuple[str, Descriptor | None, int]
 
 
 def parse(kind: type[MessageT], data: bytes) -> MessageT:
-    """A message. Raises DecodeError, and InvalidInput for one that would take too much memory."""
+    """Parses a message. Raises DecodeError, and InvalidInput for a message that would take too much memory."""
     return parser(kind)(data)
 
 
 def parser(
     kind: type[MessageT], message: Descriptor | None = None, max_text_bytes: int = sys.maxsize
 ) -> Callable[[bytes], MessageT]:
-    """What parses bytes as `parse` does; for large ones, call it in a thread. `message`: what the bytes are, of which
-    `kind` may leave parts as they are. `max_text_bytes`: of all its texts and images together.
+    """Returns a function that parses bytes as `parse` does. Call it in a thread for large messages.
+
+    `message`: the type of the bytes, if `kind` leaves parts of it unparsed. `max_text_bytes`: the limit for all texts
+    and images of a message together.
     """
     from_string, descriptor = kind.FromString, message or cast(Descriptor, kind.DESCRIPTOR)
 
@@ -63,10 +73,10 @@ def parser(
 
 
 def _check_size(message: Descriptor, data: bytes, max_text_bytes: int) -> None:
-    """Raises InvalidInput for a message of which too much would be made, or whose texts are too long.
+    """Raises InvalidInput for a message whose objects would take too much memory, or whose texts are too long.
 
-    It goes from field to field (https://protobuf.dev/programming-guides/encoding/), also within messages, and skips
-    texts. It ends where a message is broken, as the parser does.
+    Walks from field to field (https://protobuf.dev/programming-guides/encoding/), also within messages, and skips
+    texts. Stops where a message is broken, as the parser does.
     """
     fields, end, position, count, size_bytes, text_bytes = _fields_of(message), len(data), 0, 0, 0, 0
     outer: list[tuple[str, Mapping[int, _Field], int]] = []
@@ -79,7 +89,7 @@ def _check_size(message: Descriptor, data: bytes, max_text_bytes: int) -> None:
             tag = data[position]
             position += 1
             if tag >= 0x80:
-                tag, position = _varint(data, position - 1)
+                tag, position = varint(data, position - 1)
             kind, inner = tag & 7, None
             size_bytes += _FIELD_BYTES
             count += 1
@@ -89,7 +99,7 @@ def _check_size(message: Descriptor, data: bytes, max_text_bytes: int) -> None:
                 length = data[position]
                 position += 1
                 if length >= 0x80:
-                    length, position = _varint(data, position - 1)
+                    length, position = varint(data, position - 1)
                 if position + length > end:
                     return
                 name, inner, width = fields.get(tag >> 3, _UNKNOWN)
@@ -139,8 +149,11 @@ def _fields_of(message: Descriptor) -> Mapping[int, _Field]:
     }
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """The number at a position, and where it ends. Raises IndexError for one that is broken."""
+def varint(data: bytes, position: int) -> tuple[int, int]:
+    """Returns the number at a position, and the position after it. Raises IndexError for a broken number.
+
+    See https://protobuf.dev/programming-guides/encoding/.
+    """
     number = 0
     for shift in range(0, 70, 7):
         byte = data[position]
@@ -151,9 +164,57 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
     raise IndexError
 
 
+# The memory of a value of JSON, by the byte that begins or separates it.
+_VALUE_BYTES = {b",": 64, b"[": 128, b"{": 256}
+
+
+def too_much(row: bytes) -> str:
+    """Returns the problem of a row of a file in JSON that exceeds the memory of one message; empty for none."""
+
+    def is_within(pieces: Iterable[bytes]) -> bool:
+        made = (piece.count(mark) * value_bytes for piece in pieces for mark, value_bytes in _VALUE_BYTES.items())
+        return sum(made) <= MAX_OBJECT_BYTES
+
+    if is_within([row]) or is_within(outside_of_strings(row)):
+        return ""
+    return f"holds too many values: they would take more than {MAX_OBJECT_BYTES >> 20} MiB, the limit"
+
+
 def too_long(field: str, max_bytes: int) -> InvalidInput:
-    """The error for a text that is too long to be an input."""
+    """Returns the error for a text that is too long to be an input."""
     return InvalidInput(field, f"more than {max_bytes} bytes, the limit (the gateway's max_input_bytes)")
+
+
+def check_depth(field: str, data: bytes) -> None:
+    """Raises InvalidInput for a text in JSON whose lists and objects are nested too deeply for its later readers.
+
+    Call it before the text is parsed.
+    """
+    if data.count(b"[") + data.count(b"{") <= _MAX_DEPTH:
+        return
+    depth = 0
+    for piece in outside_of_strings(data):
+        marks = np.frombuffer(piece, np.uint8)
+        depths = depth + np.cumsum(_STEPS[marks], dtype=np.int32)
+        if depths.size:
+            if depths.max() > _MAX_DEPTH:
+                raise InvalidInput(field, f"lists and objects are nested more than {_MAX_DEPTH} deep, the limit")
+            depth = int(depths[-1])
+
+
+def outside_of_strings(data: bytes) -> Iterator[bytes]:
+    """Yields the pieces of a text in JSON without its strings."""
+    is_quoted, end = False, 0
+    while end < len(data):
+        begin, end = end, min(end + PIECE_BYTES, len(data))
+        while end < len(data) and data[end - 1 : end] == b"\\":  # no cut behind a backslash
+            end += 1
+        text = data[begin:end].replace(b"\\\\", b"").replace(b'\\"', b"")
+        characters = np.frombuffer(text, np.uint8)
+        are_quoted = np.logical_xor.accumulate(characters == ord('"')) ^ is_quoted
+        yield characters[~are_quoted].tobytes()
+        if text:
+            is_quoted = bool(are_quoted[-1])
 
 
 def _too_much(field: str) -> InvalidInput:
@@ -168,27 +229,28 @@ _OUTPUT_BYTES = 1 << 20
 
 
 class Truncated(Exception):
-    """The data ends too early, or goes on behind its end."""
+    """The compressed data ends too early, or continues after its end."""
 
 
 def inflate(data: bytes, window_bits: int, max_bytes: int) -> bytes | None:
-    """What compressed data become; None where they become more than `max_bytes`. Raises Truncated, and zlib.error.
+    """Returns decompressed data; None if it has more than `max_bytes`. Raises Truncated, and zlib.error.
 
-    It reads them twice, in pieces for their size first: joining pieces holds the GIL, tens of milliseconds for 64 MiB.
+    Decompresses twice, first in pieces for the size: joining pieces would hold the GIL, tens of milliseconds for 64
+    MiB.
     """
     reader, size_bytes, place = zlib.decompressobj(window_bits), 0, 0
-    rest = b""
+    pending = b""
     while not reader.eof:
-        if not rest:
-            rest = data[place : place + _INPUT_BYTES]
-            place += len(rest)
-        piece = reader.decompress(rest, _OUTPUT_BYTES)
+        if not pending:
+            pending = data[place : place + _INPUT_BYTES]
+            place += len(pending)
+        piece = reader.decompress(pending, _OUTPUT_BYTES)
         size_bytes += len(piece)
         if size_bytes > max_bytes:
             return None
-        if not (piece or rest or reader.eof):
+        if not (piece or pending or reader.eof):
             raise Truncated
-        rest = reader.unconsumed_tail
+        pending = reader.unconsumed_tail
     if reader.unused_data or place < len(data):
         raise Truncated
     return zlib.decompress(data, window_bits, max(size_bytes, 1))

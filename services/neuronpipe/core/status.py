@@ -14,6 +14,8 @@ from neuronpipe.core import errors
 from neuronpipe.core.errors import InternalError, InvalidInput, NeuronpipeError, Overloaded
 
 DOMAIN = "neuronpipe"
+# The key of the metadata of ErrorInfo with the fields that a problem names.
+_MENTIONS = "mentions"
 
 DetailT = TypeVar("DetailT", bound=Message)
 
@@ -34,20 +36,23 @@ CODES: dict[type[NeuronpipeError], int] = {
     errors.InternalError: code_pb2.INTERNAL,
 }
 
-# Used for a status without RetryInfo, which some other server sent.
+# Used for a status without RetryInfo, which comes from other servers.
 _DEFAULT_RETRY_AFTER_S = 1.0
 
 _BY_REASON: dict[tuple[int, str], Callable[[str], NeuronpipeError]] = {
     (code, kind.reason): kind for kind, code in CODES.items()
 }
-# Of two with the same code the first, where the status does not say the reason.
+# For a status without a reason: the first error in CODES with this code.
 _BY_CODE: dict[int, Callable[[str], NeuronpipeError]] = {code: kind for kind, code in reversed(CODES.items())}
 
 
 def to_status(error: NeuronpipeError) -> Status:
-    """The error as a status with ErrorInfo, and BadRequest or RetryInfo where they apply."""
-    details: list[Message] = [ErrorInfo(reason=error.reason, domain=DOMAIN)]
+    """Returns the error as a status with ErrorInfo, and BadRequest or RetryInfo where they apply."""
+    info = ErrorInfo(reason=error.reason, domain=DOMAIN)
+    details: list[Message] = [info]
     if isinstance(error, InvalidInput):
+        if error.mentions:
+            info.metadata[_MENTIONS] = ",".join(error.mentions)
         violation = BadRequest.FieldViolation(field=error.field, description=error.problem)
         details.append(BadRequest(field_violations=[violation]))
     if isinstance(error, Overloaded):
@@ -58,12 +63,13 @@ def to_status(error: NeuronpipeError) -> Status:
 
 
 def from_status(status: Status) -> NeuronpipeError:
-    """The error of a status; a code that neuronpipe never sends becomes InternalError."""
+    """Returns the error of a status; a code that neuronpipe never sends becomes InternalError."""
     if status.code == code_pb2.INVALID_ARGUMENT:
         violation = BadRequest.FieldViolation(field="request", description=status.message)
         for bad_request in _unpack(status, BadRequest):
             violation = next(iter(bad_request.field_violations), violation)
-        return InvalidInput(violation.field, violation.description)
+        mentions = "".join(info.metadata.get(_MENTIONS, "") for info in _unpack(status, ErrorInfo))
+        return InvalidInput(violation.field, violation.description, mentions.split(",") if mentions else ())
     if status.code == code_pb2.RESOURCE_EXHAUSTED:
         retry_after_s = _DEFAULT_RETRY_AFTER_S
         for retry_info in _unpack(status, RetryInfo):
@@ -83,9 +89,9 @@ def _pack(detail: Message) -> AnyMessage:
 
 
 def _unpack(status: Status, kind: type[DetailT]) -> list[DetailT]:
-    found = []
+    details = []
     for packed in status.details:
         detail = kind()
         if packed.Unpack(detail):
-            found.append(detail)
-    return found
+            details.append(detail)
+    return details

@@ -12,12 +12,34 @@ Outcome: TypeAlias = tuple[int, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class StageResponse:
-    """One message of a stage's process.
+class Preparation:
+    """The progress of executors in preparing a model: shapes of batches, shapes that are ready, and static graphs of
+    single texts with their memory.
+    """
 
-    `kept_item_ids`: the items that a draining process still works on. `models`: the models of the process, if they have
-    changed, and with them `problems`: why it could not load others, and `unloaded`: which are not in memory, and
-    whether they are being loaded.
+    shapes: int = 0
+    shapes_ready: int = 0
+    lone_graphs: int = 0
+    lone_graph_bytes: int = 0
+
+    def __add__(self, other: "Preparation") -> "Preparation":
+        return Preparation(
+            self.shapes + other.shapes,
+            self.shapes_ready + other.shapes_ready,
+            self.lone_graphs + other.lone_graphs,
+            self.lone_graph_bytes + other.lone_graph_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageResponse:
+    """A message of a stage's process.
+
+    - `kept_item_ids`: the items that a draining process still works on.
+    - `models`: the models of the process, if they have changed. The fields below are set with it.
+    - `problems`: why the process could not load other models.
+    - `unloaded`: models that are not in memory, and whether they are being loaded.
+    - `prepared`: the progress of preparing each model.
     """
 
     outcomes: Sequence[Outcome] = ()
@@ -25,10 +47,11 @@ class StageResponse:
     models: frozenset[ModelKey] | None = None
     problems: Mapping[ModelKey, str] = field(default_factory=dict)
     unloaded: Mapping[ModelKey, bool] = field(default_factory=dict)
+    prepared: Mapping[ModelKey, Preparation] = field(default_factory=dict)
 
 
 class Stream(Protocol):
-    """An open stream to one process of a stage. Its methods raise Unavailable once it is lost."""
+    """An open stream to a process of a stage. Its methods raise Unavailable after the stream is lost."""
 
     @property
     def models(self) -> frozenset[ModelKey] | None:
@@ -36,11 +59,15 @@ class Stream(Protocol):
 
     @property
     def problems(self) -> Mapping[ModelKey, str]:
-        """Why the process could not load others that it should have."""
+        """Reasons why the process could not load other models that it should have."""
 
     @property
     def unloaded(self) -> Mapping[ModelKey, bool]:
-        """Which of the models are not in memory, and whether they are being loaded."""
+        """Models that are not in memory, and whether they are being loaded."""
+
+    @property
+    def prepared(self) -> Mapping[ModelKey, Preparation]:
+        """The progress of the process in preparing its models."""
 
     @property
     def retired(self) -> asyncio.Event:
@@ -49,13 +76,17 @@ class Stream(Protocol):
     async def send(
         self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int], size_bytes: int
     ) -> Sequence[Outcome]:
-        """Sends items by their numbers. Returns the errors of those that cannot be sent. `size_bytes`: of all items."""
+        """Sends items by their numbers, and returns the errors of items that cannot be sent. `size_bytes`: their
+        size together.
+        """
 
     async def tell_needed(self, models: frozenset[ModelKey]) -> None:
-        """Says which models items may be sent for from now on. Not while something is being sent."""
+        """Tells the process which models items may be sent for from now on. Not allowed while another message is being
+        sent.
+        """
 
     async def receive(self) -> StageResponse:
-        """The next message."""
+        """Returns the next message."""
 
 
 class AnnouncedModels(Protocol):
@@ -67,17 +98,21 @@ class AnnouncedModels(Protocol):
 
     @property
     def problems(self) -> Mapping[ModelKey, str]:
-        """Why others that should be are not."""
+        """Reasons why other models that should be ready are not."""
 
     @property
     def unloaded(self) -> Mapping[ModelKey, bool]:
-        """Which of the models are loaded when an item for them comes, and whether they are being loaded."""
+        """Models that are loaded when an item for them arrives, and whether they are being loaded."""
+
+    @property
+    def prepared(self) -> Mapping[ModelKey, Preparation]:
+        """The progress of preparing each model."""
 
     def need(self, user: object, keys: frozenset[ModelKey] | None) -> None:
-        """Says which models a gateway may send items for from now on; None: any."""
+        """Declares the models for which a gateway may send items from now on; None: any."""
 
     def forget(self, user: object) -> None:
-        """A gateway has gone."""
+        """Removes a gateway that has gone."""
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Calls `changed` after each change, until the returned function is called."""

@@ -1,29 +1,30 @@
 """The inputs of tasks as people write them: each field, and a sample of each task, is declared here once.
 
-The flags and the examples of `neuronpipe infer`, the forms of the console, the tensors of the Open Inference Protocol,
-the inputs of the load generator and those of docs/tasks.md are made of it. A new task is an entry in SAMPLES, a new
-field of an input (tasks.proto) an entry in FIELDS.
+These entries make the flags and examples of `neuronpipe infer`, the forms of the console, and the tensors of the Open
+Inference Protocol. They also make the inputs of the load generator and the samples of docs/tasks.md. A new task is an
+entry in SAMPLES, a new field of an input (tasks.proto) an entry in FIELDS.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# A text, several, a file's bytes, a whole number, several, whether, or a word of an enumeration.
-Kind = Literal["text", "texts", "image", "number", "numbers", "switch", "words"]
+# A text, a list of texts, a file's bytes, a whole number, a list of numbers, a truth value, or a word of an
+# enumeration.
+FieldKind = Literal["text", "texts", "image", "number", "numbers", "switch", "words"]
 
 
 @dataclass(frozen=True, slots=True)
 class InputField:
-    """A field. Its name is that of its field in the messages of inputs.
+    """A field of an input. Its name is the name of its field in the messages of inputs.
 
     - `text`: its meaning, for the command line.
     - `words`: the values of an enumeration, in its order.
-    - `is_option`: no input needs it, though it is a text or a list of texts.
-    - `flag`: its flag, where the field's own name is long, or too near to another.
+    - `is_option`: no input needs the field, though it is a text or a list of texts.
+    - `flag`: its flag, if the field's own name is long, or too similar to another.
     """
 
-    kind: Kind
+    kind: FieldKind
     text: str
     words: str = ""
     is_option: bool = False
@@ -31,7 +32,7 @@ class InputField:
 
     @property
     def is_input(self) -> bool:
-        """Whether it is a part of an input, and not an option."""
+        """Whether the field is a part of an input, and not an option."""
         return self.kind in ("text", "texts", "image") and not self.is_option
 
 
@@ -106,7 +107,7 @@ _TEXTS = (
 )
 # A PNG of one pixel, in Base64.
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
-# Task → the fields of an input, with all that it needs, as in JSON.
+# Task → the fields of an input, with every needed field, as in JSON.
 SAMPLES: Mapping[str, Mapping[str, object]] = {
     "text_classification": {"text": "What a wonderful day this has been.", "top_k": 2},
     "sentence_embedding": {"text": "The cat slept on the mat."},
@@ -144,10 +145,10 @@ SAMPLES: Mapping[str, Mapping[str, object]] = {
     "tokenization": {"text": "A fine day.", "skip_special_tokens": False},
     "detokenization": {"token_ids": (1037, 2986, 2154, 1012)},
 }
-# Task → the fields without which it has no input.
+# Task → the fields that an input must have.
 NEEDED: Mapping[str, Sequence[str]] = {
     task: [name for name in sample if name in FIELDS and (FIELDS[name].is_input or FIELDS[name].kind == "numbers")]
     for task, sample in SAMPLES.items()
 }
-# Those that generate a text.
+# The tasks that generate a text.
 GENERATING = tuple(task for task, sample in SAMPLES.items() if "options" in sample)

@@ -13,10 +13,10 @@ from neuronpipe.core.errors import InvalidInput
 # An array of any dtype; docstrings say which.
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
-# Of the sequences of one input, in order.
+# The arrays of one input's sequences, in order.
 ArraySets = Sequence[Arrays]
 
-# The wire is little-endian whatever the machine is.
+# The wire is little-endian on every machine.
 _DTYPES: dict["DataType.ValueType", np.dtype[np.generic]] = {
     DataType.DATA_TYPE_FLOAT32: np.dtype("<f4"),
     DataType.DATA_TYPE_INT32: np.dtype("<i4"),
@@ -27,7 +27,7 @@ _DATA_TYPES = {dtype: data_type for data_type, dtype in _DTYPES.items()}
 
 
 def to_tensor_set(arrays: Arrays) -> TensorSet:
-    """The arrays as a message. Raises KeyError for a data type that the message does not have, which is a bug."""
+    """Returns the arrays as a message. Raises KeyError for a data type that no message has, which is a bug."""
     message = TensorSet()
     for name, array in arrays.items():  # in place: a message that is handed to a constructor is copied
         message.tensors.add(name=name, data_type=_DATA_TYPES[array.dtype], shape=array.shape, data=array.tobytes())
@@ -35,7 +35,7 @@ def to_tensor_set(arrays: Arrays) -> TensorSet:
 
 
 def to_arrays(message: TensorSet) -> dict[str, Array]:
-    """The message's arrays, as read-only views on its bytes.
+    """Returns the message's arrays, as read-only views on its bytes.
 
     Raises InvalidInput if the bytes of a tensor do not fill its shape.
     """
@@ -46,14 +46,14 @@ def _to_array(tensor: Tensor) -> Array:
     dtype = _DTYPES.get(tensor.data_type)
     if dtype is None:
         raise InvalidInput(f"tensor {tensor.name}", f"data type {tensor.data_type} is not known")
-    # Each access to a field of bytes copies it.
+    # Each access to a field of bytes copies the bytes.
     shape, data = tuple(tensor.shape), tensor.data
     expected_bytes = math.prod(shape) * dtype.itemsize
     if len(data) != expected_bytes:
         raise InvalidInput(f"tensor {tensor.name}", f"{len(data)} bytes, its shape takes {expected_bytes}")
     try:
         return np.frombuffer(data, dtype=dtype).reshape(shape)
-    except ValueError as error:  # too many dimensions, or an empty array with giant ones
+    except ValueError as error:  # too many dimensions, or giant dimensions of an empty array
         raise InvalidInput(
             f"tensor {tensor.name}", f"no array can have its shape of {len(shape)} dimensions"
         ) from error

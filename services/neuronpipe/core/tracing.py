@@ -1,7 +1,7 @@
 """Spans as plain numbers, recorded without the OpenTelemetry SDK; exporters convert them.
 
 A request that is not sampled costs one random draw. A sampled request records times on time.monotonic_ns(), the clock
-of its timings, and its spans are made of these when it ends.
+of its timings. Its spans are made of these times when it ends.
 """
 
 import asyncio
@@ -32,18 +32,18 @@ Sink: TypeAlias = Callable[["Span"], None]
 
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
-# Failures that are the caller's: OpenTelemetry's rpc conventions do not count them as errors of the server.
+# Failures of the caller: by OpenTelemetry's rpc conventions they are no errors of the server.
 _CALLERS_FAULTS = (InvalidInput, ModelNotFound, WrongTask, Cancelled, asyncio.CancelledError)
 # Sampling compares this part of a trace's id, as OpenTelemetry's TraceIdRatioBased does, so that all samplers decide
 # alike.
 _RATIO_BITS = 64
-# How long the offset between wall clock and monotonic clock is reused: NTP adjusts clocks by 0.5 ms a second at most.
+# The life of the offset between wall clock and monotonic clock: NTP adjusts clocks by 0.5 ms a second at most.
 _ANCHOR_LIFE_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class SpanContext:
-    """The context of a span, as it is propagated: trace id, span id, whether it is sampled."""
+    """The context of a span, as it is propagated: trace id, span id, whether the span is sampled."""
 
     trace_id: int
     span_id: int
@@ -52,7 +52,7 @@ class SpanContext:
 
     @classmethod
     def parse(cls, traceparent: str, tracestate: str = "") -> "SpanContext | None":
-        """The context of a W3C traceparent; None for an invalid one, which counts as absent."""
+        """Returns the context of a W3C traceparent; None for an invalid traceparent, which counts as absent."""
         match = _TRACEPARENT.fullmatch(traceparent)
         if not match or (match[1] == "00" and match[5]):
             return None
@@ -69,12 +69,12 @@ class SpanContext:
         return {"trace_id": f"{self.trace_id:032x}", "span_id": f"{self.span_id:016x}"}
 
     def child(self) -> "SpanContext":
-        """The context of a new span in the same trace."""
+        """Returns the context of a new span in the same trace."""
         return SpanContext(self.trace_id, _new_id(64), self.is_sampled, self.tracestate)
 
     @classmethod
     def new(cls, *, is_sampled: bool) -> "SpanContext":
-        """A span of a new trace."""
+        """Returns the context of a span of a new trace."""
         return cls(_new_id(128), _new_id(64), is_sampled)
 
 
@@ -87,8 +87,8 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """An event of a span; `at_ns` on time.monotonic_ns()."""
+class SpanEvent:
+    """An event of a span. `at_ns`: on time.monotonic_ns()."""
 
     name: str
     at_ns: int
@@ -97,7 +97,7 @@ class Event:
 
 @dataclass(slots=True)
 class Span:
-    """A span of a sampled request; times on time.monotonic_ns()."""
+    """A span of a sampled request. Its times are on time.monotonic_ns()."""
 
     name: str
     context: SpanContext
@@ -106,7 +106,7 @@ class Span:
     ended_ns: int = 0
     kind: Literal["internal", "server"] = "internal"
     attributes: dict[str, AttributeValue] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
+    events: list[SpanEvent] = field(default_factory=list)
     links: list[Link] = field(default_factory=list)
     is_error: bool = False
 
@@ -115,11 +115,11 @@ class Span:
         self.attributes[Attributes.ERROR_TYPE] = status_name(error)
         self.is_error = not isinstance(error, _CALLERS_FAULTS)
         if event := event_of(error):
-            self.events.append(Event(event, at_ns))
+            self.events.append(SpanEvent(event, at_ns))
 
 
 def status_name(error: BaseException | None) -> str:
-    """The gRPC status that an error ends a call with."""
+    """Returns the gRPC status with which an error ends a call."""
     if error is None:
         return "OK"
     if isinstance(error, asyncio.CancelledError):
@@ -128,7 +128,7 @@ def status_name(error: BaseException | None) -> str:
 
 
 def event_of(error: BaseException) -> str | None:
-    """The event of a span for an error such as a passed deadline; None for other errors."""
+    """Returns the name of the span event for an error such as a passed deadline; None for other errors."""
     if isinstance(error, Overloaded):
         return Events.SHED
     if isinstance(error, DeadlineExceeded):
@@ -142,7 +142,7 @@ class Tracer:
     """Decides which requests are sampled, and passes ended spans to the sinks. Without sinks nothing is sampled."""
 
     def __init__(self, sinks: Sequence[Sink] = (), *, ratio: float = 0.0, honours_parent: bool = True) -> None:
-        """`ratio`: of the requests without a trace of their own, the share that is sampled."""
+        """`ratio`: the share that is sampled of the requests without a trace of their own."""
         self._sinks = sinks
         self._honours_parent = honours_parent
         self._limit = round(ratio * (1 << _RATIO_BITS))
@@ -153,7 +153,7 @@ class Tracer:
         return bool(self._sinks)
 
     def begin(self, parent: SpanContext | None) -> SpanContext | None:
-        """The context of a request's first span, None unless it is sampled. `parent`: the caller's span."""
+        """Returns the context of a request's first span; None unless it is sampled. `parent`: the caller's span."""
         if not self._sinks:
             return None
         if parent and self._honours_parent:
@@ -164,14 +164,15 @@ class Tracer:
         return SpanContext(trace_id, _new_id(64), True, parent.tracestate if parent else "")
 
     def unsampled(self, parent: SpanContext | None) -> SpanContext | None:
-        """The trace context that is passed on for a request that is not sampled, so that stages record nothing either.
+        """Returns the context that is passed on for a request that is not sampled, so that stages do not record it
+        either.
 
         A process without tracing passes the caller's context on unchanged.
         """
         return replace(parent, is_sampled=False) if parent and parent.is_sampled and self._sinks else parent
 
     def joined(self, trace: SpanContext | None) -> SpanContext | None:
-        """The context that came with an item, None unless it is sampled: the gateway decides, stages follow."""
+        """Returns the context that came with an item; None unless it is sampled. The gateway decides, stages follow."""
         return trace if trace and trace.is_sampled and self._sinks else None
 
     def record(self, span: Span) -> None:
@@ -188,7 +189,7 @@ class Clock:
         self._anchored_ns: int | None = None
 
     def wall_ns(self, monotonic_ns: int) -> int:
-        """The wall clock's time. Differences between times are kept exactly."""
+        """Returns the wall clock's time. Differences between times are kept exactly."""
         now_ns = time.monotonic_ns()
         if self._anchored_ns is None or now_ns - self._anchored_ns > _ANCHOR_LIFE_NS:
             self._offset_ns, self._anchored_ns = _wall_offset_ns(), now_ns
@@ -196,7 +197,7 @@ class Clock:
 
 
 def _wall_offset_ns() -> int:
-    """The offset of the two clocks, by the fastest of several readings: another process may run in between."""
+    """Returns the offset of the two clocks, by the fastest of several readings: another process may run in between."""
     readings = []
     for _ in range(5):
         before_ns, wall_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
@@ -205,7 +206,7 @@ def _wall_offset_ns() -> int:
 
 
 def new_request_id() -> str:
-    """An id for a request whose caller gave none: unique, not secret, so a fast source of random numbers is enough."""
+    """Returns a unique id for a request whose caller gave none. It is no secret, so a fast random source is enough."""
     return f"{random.getrandbits(128):032x}"
 
 

@@ -18,19 +18,20 @@ _WORDS = {"s": "seconds", "ms": "milliseconds", "bytes": "bytes"}
 
 
 def unit_of(name: str) -> str:
-    """The unit at the end of a setting's name: s, ms or bytes; empty for another name."""
+    """Returns the unit at the end of a setting's name: s, ms or bytes; empty for another name."""
     unit = name.rpartition("_")[2]
     return unit if unit in _FACTORS else ""
 
 
 def in_unit(text: str, unit: str) -> float:
-    """The number of units (s, ms or bytes) in a text such as 10m; without a unit the text is this number.
+    """Converts a text such as 10m to a number of the unit (s, ms or bytes), which is also the unit of a bare number.
+
     Raises ValueError.
     """
-    found = _QUANTITY.fullmatch(text)
-    if not found or found[2] not in _FACTORS[unit]:
+    match = _QUANTITY.fullmatch(text)
+    if not match or match[2] not in _FACTORS[unit]:
         example = "256MiB or 1.5GB" if unit == "bytes" else "250ms, 30s, 10m or 2h"
         raise ValueError(f"{text!r}: must be a number of {_WORDS[unit]}, or a number with a unit, such as {example}")
-    number = Decimal(found[1]) * _FACTORS[unit][found[2]]
-    # 1.1MiB are no whole bytes.
-    return float(int(number) if unit == "bytes" and found[2] else number)
+    number = Decimal(match[1]) * _FACTORS[unit][match[2]]
+    # 1.1MiB is not a whole number of bytes.
+    return float(int(number) if unit == "bytes" and match[2] else number)

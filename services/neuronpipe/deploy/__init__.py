@@ -13,7 +13,7 @@ _MODULES = {"HuggingFaceModel": "model", "ServerlessConfig": "endpoint"}
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when it is asked for: checks.py, which runs before every service, needs nothing of it."""
+    """Imports a class when it is first used: checks.py, which runs before every service, needs none of them."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

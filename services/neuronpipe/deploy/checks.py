@@ -1,4 +1,4 @@
-"""What is wrong with a service's deployment, found before it starts, in its container: settings, models, devices and
+"""Finds faults of a service's deployment in its container before the service starts: settings, models, devices and
 limits.
 """
 
@@ -16,29 +16,31 @@ from neuronpipe.bundles.sources import live_repository
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.gateway.settings import NEAR, GatewaySettings
-from neuronpipe.platform.process.settings import ProcessSettings, ServerSettings, StageSettings
+from neuronpipe.gateway.settings import NEAR
+from neuronpipe.platform.process.settings import ServerSettings, ServiceSettings, StageSettings
 from neuronpipe.serve.settings import PipelineProcessSettings
+from neuronpipe.stages.neuron_executor.memory import memory_shortage
 from neuronpipe.stages.neuron_executor.runtimes.host import cpu_threads, memory_limit
 from neuronpipe.stages.neuron_executor.runtimes.neuron import CORES_PER_DEVICE, core_count, runtime_environment
 from neuronpipe.stages.neuron_executor.runtimes.parts import check_parts
 from neuronpipe.stages.settings import EngineSettings, NeuronExecutorSettings
 
-# The folder of devices, and what the files of each back end's are called there.
+# The folder of devices, and the names of each back end's device files in it.
 DEVICE_FOLDER = Path("/dev")
 _DEVICES = {"neuronx": "neuron", "torch": "nvidia"}
 _PACKAGES = {"neuronx": "torch_neuronx", "openvino": "openvino", "torch": "torch"}
 _COMPONENTS = "deploy one of the components cpu, gpu and neuron"
-# Less than any executor took without its weights: 313 MB with OpenVINO (docs/benchmarks/README.md, Start and memory).
+# Less than any executor took without its weights; OpenVINO's took 313 MB (docs/benchmarks/README.md, Start and memory).
 _EXECUTOR_BYTES = 128 << 20
 _MIB = 1 << 20
 
 
 @dataclass
 class Findings:
-    """What was found. `models`: those that would be served."""
+    """The findings. `warnings`: problems that may come later. `models`: the models that would be served."""
 
     problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     models: list[ModelKey] = field(default_factory=list)
 
     @contextmanager
@@ -51,98 +53,102 @@ class Findings:
 
 
 def check_deployment(
-    settings: ProcessSettings,
+    settings: ServiceSettings,
     wanted: Sequence[str] = (),
     limit_bytes: Callable[[], int | None] = memory_limit,
 ) -> Findings:
-    """Looks at everything that a service needs at its start, but for other services and the content of weights.
+    """Checks everything that a service needs at its start, except other services and the content of weights.
 
-    `wanted`: models that must be there, as NAME or NAME/VERSION.
+    `wanted`: required models, as NAME or NAME/VERSION.
     """
-    found = Findings()
-    with found.kept():
+    findings = Findings()
+    with findings.kept():
         _check_files(settings)
     if not isinstance(settings, ServerSettings):
-        return found
-    bundles = _read_bundles(settings, found)
-    found.models = [ModelKey(*bundle.key) for bundle in bundles]
-    defaults = settings.default_models if isinstance(settings, GatewaySettings) else ""
+        return findings
+    bundles = _read_bundles(settings, findings)
+    findings.models = [ModelKey(*bundle.key) for bundle in bundles]
+    defaults = settings.gateway.http.default_models if isinstance(settings, PipelineProcessSettings) else ""
     for name in (*wanted, *filter(None, map(str.strip, defaults.split(",")))):
-        with found.kept():
-            _check_model(name, found.models, settings)
+        with findings.kept():
+            _check_model(name, findings.models, settings.models.repository)
     if bundles and (engine := _engine_of(settings)):
-        _check_executor(engine, bundles, found, limit_bytes())
-        if settings.trusted_keys:
-            _check_room(bundles, found)
-    return found
+        _check_executor(engine, bundles, findings, limit_bytes())
+        if settings.models.trusted_keys:
+            _check_room(bundles, findings)
+    return findings
 
 
-def _check_files(settings: ProcessSettings) -> None:
-    """Reads certificates and what says who may call. Raises SetupError."""
+def _check_files(settings: ServiceSettings) -> None:
+    """Reads certificates and the settings of callers' rights. Raises SetupError."""
     from neuronpipe.platform.tls import watched_tls
 
-    if files := settings.tls_files:
+    if files := settings.tls.files:
         watched_tls(files, "server")
     if isinstance(settings, StageSettings):
         _ = settings.allowed_names
-    if isinstance(settings, GatewaySettings):
+    if isinstance(settings, PipelineProcessSettings):
         from neuronpipe.gateway.access import access_by
 
-        access_by(settings, Telemetry())
-        if files := settings.stage_tls_files:
+        access_by(settings.gateway, settings.process, settings.tls, settings.redis, Telemetry())
+        if files := settings.gateway.stage_tls.files(settings.tls):
             watched_tls(files, "client")
 
 
-def _read_bundles(settings: ServerSettings, found: Findings) -> list[Bundle]:
+def _read_bundles(settings: ServerSettings, findings: Findings) -> list[Bundle]:
     bundles = []
-    with found.kept():
-        repository = live_repository(settings, with_artifacts=_engine_of(settings) is not None)
+    with findings.kept():
+        repository = live_repository(settings.models, with_artifacts=_engine_of(settings) is not None)
         for key in sorted(repository.desired):
-            with found.kept():
+            with findings.kept():
                 bundles.append(repository.take(key))
         if not repository.desired:
-            raise SetupError(f"{settings.repository}: its registry has no approved version; see neuronpipe registry")
+            raise SetupError(
+                f"{settings.models.repository}: its registry has no approved version; see neuronpipe registry"
+            )
     return bundles
 
 
-def _check_model(name: str, models: Sequence[ModelKey], settings: ServerSettings) -> None:
+def _check_model(name: str, models: Sequence[ModelKey], repository: str) -> None:
     if name not in {part for key in models for part in (key.name, f"{key.name}/{key.version}")}:
-        there = ", ".join(f"{key.name}/{key.version}" for key in models) or "none"
-        raise SetupError(f"model {name}: is not served from {settings.repository}; served are: {there}")
+        served = ", ".join(f"{key.name}/{key.version}" for key in models) or "none"
+        raise SetupError(f"model {name}: is not served from {repository}; served are: {served}")
 
 
-def _engine_of(settings: ProcessSettings) -> EngineSettings | None:
-    """The settings of the executor in this process, if it has one."""
+def _engine_of(settings: ServiceSettings) -> EngineSettings | None:
+    """Returns the settings of the executor in this process, if it is here."""
     if isinstance(settings, PipelineProcessSettings):
-        return settings if settings.executor_target == NEAR else None
-    return settings if isinstance(settings, NeuronExecutorSettings) else None
+        return settings.executor if settings.gateway.executor_target == NEAR else None
+    return settings.executor if isinstance(settings, NeuronExecutorSettings) else None
 
 
 def _check_executor(
-    settings: EngineSettings, bundles: Sequence[Bundle], found: Findings, limit_bytes: int | None
+    settings: EngineSettings, bundles: Sequence[Bundle], findings: Findings, limit_bytes: int | None
 ) -> None:
     names = set()
     sizes: dict[str, int] = {}
     for bundle in bundles:
-        with found.kept():
+        with findings.kept():
             artifact = bundle.artifact(settings.backend)
             names.add(artifact.backend)
             if settings.core_count:
                 leaves_none = artifact.backend == "neuronx"
                 check_parts(bundle.spec.name, artifact.pipeline_cores, settings.core_count, leaves_none=leaves_none)
             sizes[f"{bundle.spec.name}/{bundle.spec.version}"] = _size(bundle, artifact.files)
-    with found.kept():
+    with findings.kept():
         _check_devices(names)
     for name in sorted(names):
-        with found.kept():
+        with findings.kept():
             _check_back_end(name, settings)
-    with found.kept():
+    with findings.kept():
         makes_room = settings.models_on_demand and settings.max_model_memory_bytes
         _check_memory(sizes, "openvino" in names and not makes_room, limit_bytes)
+    if not findings.problems and (shortage := memory_shortage(bundles, settings, limit_bytes)):
+        findings.warnings.append(shortage)
 
 
 def _check_devices(names: set[str]) -> None:
-    """Devices of a back end on which no model runs are those of a second back end in the same manifests."""
+    """Raises SetupError for devices of a back end on which no model runs: the manifests then combine two back ends."""
     used = ", ".join(sorted(names))
     for name in _DEVICES.keys() - names:
         if names and (devices := _devices(name)):
@@ -159,7 +165,7 @@ def _devices(name: str) -> list[str]:
 
 
 def _check_back_end(name: str, settings: EngineSettings) -> None:
-    """Raises SetupError for a back end that is not installed, and for more cores than it has here."""
+    """Raises SetupError for a back end that is not installed, and for more cores than the container has."""
     package = _PACKAGES.get(name)
     if package and importlib.util.find_spec(package) is None:
         raise SetupError(
@@ -170,20 +176,22 @@ def _check_back_end(name: str, settings: EngineSettings) -> None:
         cpu_threads(settings.threads, cores)
     elif name == "neuronx":
         core_count(cores, os.environ | runtime_environment(settings.cores, os.environ))
-        if there := len(_devices(name)) * CORES_PER_DEVICE:
-            _check_cores(cores, there, "NeuronCores")
-    elif name == "torch" and (there := len(_devices(name))):
-        _check_cores(cores, there, "GPUs")
+        if present := len(_devices(name)) * CORES_PER_DEVICE:
+            _check_cores(cores, present, "NeuronCores")
+    elif name == "torch" and (present := len(_devices(name))):
+        _check_cores(cores, present, "GPUs")
 
 
-def _check_cores(cores: int, there: int, what: str) -> None:
-    if cores > there:
-        raise SetupError(f"cores: {cores}, but the container has {there} {what}; ask for as many in its resources")
+def _check_cores(cores: int, present: int, what: str) -> None:
+    if cores > present:
+        raise SetupError(f"cores: {cores}, but the container has {present} {what}; ask for as many in its resources")
 
 
 def _check_memory(sizes: dict[str, int], holds_all: bool, limit_bytes: int | None) -> None:
-    """Weights on CPUs are all in memory, unless models make room for others; those for devices pass through it, one
-    model after the other.
+    """Raises SetupError if the memory limit is too low for the weights.
+
+    On CPUs, all weights are in memory, unless models are unloaded to make room; weights for devices pass through the
+    memory, one model after the other.
     """
     weights = sum(sizes.values()) if holds_all else max(sizes.values(), default=0)
     needed = _EXECUTOR_BYTES + weights
@@ -197,19 +205,19 @@ def _check_memory(sizes: dict[str, int], holds_all: bool, limit_bytes: int | Non
 
 
 def _size(bundle: Bundle, files: Sequence[str]) -> int:
-    """Bytes of a bundle's files. Raises SetupError for one that is missing."""
+    """Returns the bytes of a bundle's files. Raises SetupError for a missing file."""
     try:
         return sum((bundle.folder / file).stat().st_size for file in files)
     except FileNotFoundError as error:
         raise SetupError(f"{error.filename}: is missing; compile the model again") from error
 
 
-def _check_room(bundles: Sequence[Bundle], found: Findings) -> None:
-    """Files of signed bundles are copied, one bundle after the other."""
+def _check_room(bundles: Sequence[Bundle], findings: Findings) -> None:
+    """Finds a lack of space for the copies of signed bundles' files, which are copied one bundle after the other."""
     folder = tempfile.gettempdir()
     free_bytes = shutil.disk_usage(folder).free
     for bundle in bundles:
-        with found.kept():
+        with findings.kept():
             needed = max(_size(bundle, artifact.files) for artifact in bundle.manifest.artifacts)
             if free_bytes < needed:
                 raise SetupError(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from neuronpipe.core.errors import SetupError, Unavailable
-from neuronpipe.deploy.endpoint import Endpoint, Step, command, given_bundle, model_name, run_program, shipped
+from neuronpipe.deploy.endpoint import DeployStep, Endpoint, command, given_bundle, model_name, run_program, shipped
 
 _SERVICES = ("gateway", "tokenizer", "neuron-executor", "postprocessor", "redis")
 _POLL_S = 0.5
@@ -16,13 +16,13 @@ _LAYERS = {"neuronx": "docker/compose.neuron.yaml", "torch": "docker/compose.gpu
 
 
 class ComposeTarget:
-    """Steps by `docker compose`. The endpoint is a project of Compose of its own, at ports of 127.0.0.1."""
+    """Steps by `docker compose`. The endpoint is a Compose project of its own, at ports of 127.0.0.1."""
 
-    # Its gateway asks for none.
+    # The endpoint's gateway asks for no key.
     api_key = ""
 
     def __init__(self, endpoint: Endpoint, *, port: int = 50050, http_port: int = 8080, wait_s: float = 1800) -> None:
-        """Raises SetupError for what Compose cannot do."""
+        """Raises SetupError for an endpoint that Compose does not support."""
         if endpoint.min_executors != endpoint.max_executors or not endpoint.min_executors:
             raise SetupError(
                 f"min and max: {endpoint.min_executors} and {endpoint.max_executors}; Compose keeps one number of "
@@ -42,10 +42,10 @@ class ComposeTarget:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What Compose is given in its environment."""
+        """The variables in the environment of Compose."""
         endpoint, serverless = self._endpoint, self._endpoint.serverless
         source = f"/sources/{endpoint.name}" if endpoint.folder else endpoint.source
-        found = {
+        variables = {
             "COMPOSE_PROJECT_NAME": _project(endpoint.name),
             "IMAGE_PREFIX": endpoint.image_prefix,
             "VERSION": endpoint.version,
@@ -57,31 +57,31 @@ class ComposeTarget:
             "MODEL_OPTIONS": f"--dtype={endpoint.dtype}" if endpoint.dtype else "",
         }
         if serverless:
-            found |= {
+            variables |= {
                 "EXECUTOR_MEMORY": f"{serverless.memory_mb}m",
                 "GATEWAY_MAX_REQUESTS": str(serverless.max_concurrency),
             }
-        return found
+        return variables
 
-    def deploying(self) -> Iterator[Step]:
+    def deploying(self) -> Iterator[DeployStep]:
         """Starts everything. Raises SetupError."""
         if self._endpoint.folder:
             yield self._compose("up", "--no-start", "compile")
-            yield Step(f"copy {self._endpoint.source} into the volume of the compile step", self._copy)
+            yield DeployStep(f"copy {self._endpoint.source} into the volume of the compile step", self._copy)
         scale = f"neuron-executor={self._endpoint.min_executors}"
         yield self._compose("up", "-d", "--scale", scale, *_SERVICES)
-        yield Step(f"wait until {self.target} answers", self._wait)
+        yield DeployStep(f"wait until {self.target} answers", self._wait)
 
     def call(self) -> str:
-        """A command that asks the endpoint."""
+        """Returns a command that calls the endpoint."""
         return f"neuronpipe infer --target {self.target} --model {self.variables['MODEL_NAME']} --text TEXT"
 
     @contextmanager
     def connected(self) -> Iterator[str]:
-        """The address at which a client reaches it."""
+        """Yields the address at which a client reaches the endpoint."""
         yield self.target
 
-    def _compose(self, *words: str) -> Step:
+    def _compose(self, *words: str) -> DeployStep:
         return command(*self._words(*words), variables=self.variables)
 
     def _words(self, *words: str) -> list[str]:
@@ -89,15 +89,15 @@ class ComposeTarget:
         return _compose_words("docker/compose.yaml", *([layer] if layer else ()), words=words)
 
     def _copy(self) -> None:
-        """What the user of containers can read, whatever it is here."""
+        """Copies the source into a container, readable for its user, regardless of the source's rights."""
         source = self._endpoint.folder
         assert source  # noqa: S101 (else there is no such step)
         [container] = run_program(self._words("ps", "-aq", "compile"), self.variables).split()
         with tempfile.TemporaryDirectory() as folder:
             place = f"{self._bundle.spec.name}/{self._bundle.spec.version}" if self._bundle else self._endpoint.name
             shutil.copytree(source, Path(folder) / place, copy_function=shutil.copyfile)
-            to = "/repository" if self._bundle else "/sources"
-            run_program(["docker", "cp", f"{folder}/.", f"{container}:{to}"], {})
+            target_folder = "/repository" if self._bundle else "/sources"
+            run_program(["docker", "cp", f"{folder}/.", f"{container}:{target_folder}"], {})
 
     def _wait(self) -> None:
         from neuronpipe.rpc.client import check_health
@@ -113,7 +113,7 @@ class ComposeTarget:
                 time.sleep(_POLL_S)
 
 
-def undeploying(name: str) -> Iterator[Step]:
+def undeploying(name: str) -> Iterator[DeployStep]:
     """Deletes containers, networks and volumes of an endpoint."""
     words = _compose_words("docker/compose.yaml", words=("down", "--volumes", "--remove-orphans"))
     yield command(*words, variables={"COMPOSE_PROJECT_NAME": _project(name)})
@@ -124,7 +124,7 @@ def _project(name: str) -> str:
 
 
 def _compose_words(*files: str, words: Sequence[str]) -> list[str]:
-    # A dry run needs no engine.
+    # A dry run must not need Docker.
     has_plugin = not shutil.which("docker-compose") or _has_plugin()
     program = ["docker", "compose"] if has_plugin else ["docker-compose"]
     return [*program, *(part for file in files for part in ("-f", str(shipped(file)))), *words]

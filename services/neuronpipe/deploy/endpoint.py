@@ -1,6 +1,6 @@
-"""What is deployed: a model, its bundle, made on this machine, and the endpoint that serves it, step by step.
+"""A model, its bundle, made on this machine, and the endpoint that serves it, deployed step by step.
 
-Each step says what it does, so that a dry run is their list.
+Each step describes itself, so that a dry run is the list of descriptions.
 """
 
 import os
@@ -18,7 +18,7 @@ from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.repository import Bundle, read_repository
 from neuronpipe.core.errors import SetupError
 
-# In a wheel they are beside this file, in a checkout at its root.
+# A wheel has these files beside this file, a checkout at its root.
 _FOLDERS = (Path(__file__).parent / "files", Path(__file__).parents[3])
 _INSTALL = {
     "docker": "install Docker Engine, or Podman with its docker command",
@@ -27,45 +27,45 @@ _INSTALL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """`text`: what it does, for people; `run` does it, and raises SetupError."""
+class DeployStep:
+    """A step of a deployment. `text`: its description, for people. `run`: takes the step, and raises SetupError."""
 
     text: str
     run: Callable[[], object]
 
 
-def command(*words: str, variables: Mapping[str, str] | None = None) -> Step:
-    """Runs a program, whose output is shown where it fails. `variables` are added to its environment."""
+def command(*words: str, variables: Mapping[str, str] | None = None) -> DeployStep:
+    """Runs a program, whose output is shown if it fails. `variables` are added to its environment."""
     added = variables or {}
     text = shlex.join([*(f"{name}={value}" for name, value in added.items()), *words])
-    return Step(text, lambda: run_program(words, added))
+    return DeployStep(text, lambda: run_program(words, added))
 
 
 def run_program(words: Sequence[str], variables: Mapping[str, str], *, input: str | None = None) -> str:
-    """What a program prints. Raises SetupError where it is missing, or fails, with its last words."""
+    """Runs a program, and returns its output. Raises SetupError with its last lines if it is missing or fails."""
     if not shutil.which(words[0]):
         raise SetupError(f"{words[0]} is not on this machine: {_INSTALL.get(words[0], 'install it')}")
     result = subprocess.run(  # noqa: S603 (no shell)
         words, env={**os.environ, **variables}, input=input, capture_output=True, text=True, check=False
     )
     if result.returncode:
-        said = (result.stderr or result.stdout).strip().splitlines()[-5:]
-        raise SetupError(f"{words[0]} ended with {result.returncode}: {shlex.join(words)}\n" + "\n".join(said))
+        last_lines = (result.stderr or result.stdout).strip().splitlines()[-5:]
+        raise SetupError(f"{words[0]} ended with {result.returncode}: {shlex.join(words)}\n" + "\n".join(last_lines))
     return result.stdout
 
 
-def written(file: Path, content: str) -> Step:
+def written(file: Path, content: str) -> DeployStep:
     """Writes a file."""
 
     def write() -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
 
-    return Step(f"write {file}:\n" + "\n".join(f"    {line}" for line in content.splitlines()), write)
+    return DeployStep(f"write {file}:\n" + "\n".join(f"    {line}" for line in content.splitlines()), write)
 
 
-def take(steps: Iterable[Step], report: Callable[[str], Any], *, is_dry: bool) -> None:
-    """Takes steps one after the other, each reported before it; a dry run only reports. Raises SetupError."""
+def take(steps: Iterable[DeployStep], report: Callable[[str], Any], *, is_dry: bool) -> None:
+    """Takes steps one after the other, and reports each before; a dry run only reports. Raises SetupError."""
     for step in steps:
         report(step.text if is_dry else step.text.partition("\n")[0].rstrip(":"))
         if not is_dry:
@@ -73,9 +73,9 @@ def take(steps: Iterable[Step], report: Callable[[str], Any], *, is_dry: bool) -
 
 
 def shipped(name: str) -> Path:
-    """The path of a file or folder of this project that deployments are made of: deploy, docker/compose.yaml.
+    """Returns the path of a file or folder of this project that deployments use: deploy, docker/compose.yaml.
 
-    Raises SetupError where this installation does not have it.
+    Raises SetupError if this installation does not have it.
     """
     for folder in _FOLDERS:
         if (folder / name).exists():
@@ -87,13 +87,13 @@ def shipped(name: str) -> Path:
 # requests at once.
 _MEMORY_STEP_MB, _MAX_MEMORY_MB, _MAX_CONCURRENCY = 1024, 6144, 200
 _MAX_EXECUTORS = 1000
-# What Kubernetes, Compose and SageMaker all take as a name.
+# Names that Kubernetes, Compose and SageMaker all accept.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerlessConfig:
-    """As serverless endpoints have them: memory in MB, 1024 to 6144 in steps of 1024; requests at once, 1 to 200.
+    """The limits of serverless endpoints: memory in MB, 1024 to 6144 in steps of 1024; requests at once, 1 to 200.
 
     Raises SetupError.
     """
@@ -113,11 +113,12 @@ class ServerlessConfig:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A model behind an endpoint, wherever it is deployed. Raises SetupError.
+    """A model behind an endpoint, on any target. Raises SetupError.
 
-    `source`: an id on the Hub, a folder as transformers writes it, or a bundle. `dtype`, `task`: empty: as the model's
-    own files say. `min_executors`, `max_executors`: of those that run the model. `image_prefix`, `version`: of the
-    images PREFIX/gateway:VERSION and so on.
+    - `source`: an id on the Hub, a folder as transformers writes it, or a bundle.
+    - `dtype`, `task`: empty: by the model's own files.
+    - `min_executors`, `max_executors`: the number of processes that run the model.
+    - `image_prefix`, `version`: the parts of images' names, as PREFIX/gateway:VERSION.
     """
 
     name: str
@@ -145,13 +146,13 @@ class Endpoint:
 
     @property
     def folder(self) -> Path | None:
-        """The source, where it is a folder."""
+        """The source if it is a folder; otherwise None."""
         path = Path(self.source)
         return path if path.is_dir() else None
 
     @property
     def compile_options(self) -> list[str]:
-        """What `neuronpipe compile` is given besides SOURCE, name and repository."""
+        """The options of `neuronpipe compile`, in addition to SOURCE, name and repository."""
         backend = [] if self.backend == "openvino" else ["--backend", self.backend]
         return [
             *(["--task", self.task.replace("_", "-")] if self.task else []),
@@ -161,12 +162,12 @@ class Endpoint:
 
 
 def endpoint_name(source: str) -> str:
-    """The default name of an endpoint: the last part of its source, in lower case, other characters as -."""
+    """Returns the default name of an endpoint: the last part of its source, in lower case, other characters as -."""
     return re.sub(r"[^a-z0-9]+", "-", Path(source).resolve().name.lower()).strip("-")[:42].strip("-")
 
 
 def given_bundle(endpoint: Endpoint) -> Bundle | None:
-    """The bundle that the source is; None for a source that must be compiled. Raises SetupError."""
+    """Returns the bundle that the source is; None for a source that must be compiled. Raises SetupError."""
     if endpoint.folder is None or not (endpoint.folder / MANIFEST_FILE).is_file():
         return None
     [bundle] = read_repository(endpoint.folder)
@@ -174,13 +175,13 @@ def given_bundle(endpoint: Endpoint) -> Bundle | None:
 
 
 def model_name(endpoint: Endpoint) -> str:
-    """The name by which callers ask for the model."""
+    """Returns the name by which callers ask for the model."""
     bundle = given_bundle(endpoint)
     return bundle.spec.name if bundle else endpoint.name
 
 
 def make_bundle(endpoint: Endpoint, repository: Path, report: Callable[[str], None]) -> Bundle:
-    """The bundle that the source is, or else the source compiled into a repository. Raises SetupError."""
+    """Returns the bundle that the source is, or compiles the source into a repository. Raises SetupError."""
     if bundle := given_bundle(endpoint):
         return bundle
     try:

@@ -12,8 +12,8 @@ from typing import Any
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.deploy.endpoint import (
+    DeployStep,
     Endpoint,
-    Step,
     command,
     given_bundle,
     make_bundle,
@@ -23,7 +23,7 @@ from neuronpipe.deploy.endpoint import (
     written,
 )
 
-# The base's own: policies, certificates and scalers have it in their names.
+# The namespace of the base: policies, certificates and scalers have it in their names.
 NAMESPACE = "neuronpipe"
 # back end → the component, and the image of its executors
 _EXECUTORS = {"openvino": ("cpu", "neuron-executor"), "neuronx": ("neuron", "neuron"), "torch": ("gpu", "gpu")}
@@ -35,18 +35,18 @@ _WAIT_S = 1800
 _WAIT = f"--timeout={_WAIT_S}s"
 _POLL_S = 2.0
 _LOG_LINES = 10
-# The namespace's annotation with the name of the endpoint in it.
+# The namespace's annotation that holds the name of the endpoint.
 _ENDPOINT = "neuronpipe/endpoint"
 
 
 class KubernetesTarget:
-    """Steps by kubectl. A model of the Hub is compiled in the cluster; a folder or bundle goes there in an image."""
+    """Steps by kubectl. The cluster compiles a model of the Hub; a folder or bundle goes to the cluster in an image."""
 
     def __init__(
         self, endpoint: Endpoint, *, out: Path | None = None, model_image: str = "", api_key: str = ""
     ) -> None:
-        """`out`: where the manifests are written (default: neuronpipe-NAME). `model_image`: the image with the bundle,
-        which is pushed. `api_key`: one of those in the secret, where that is there already. Raises SetupError.
+        """`out`: the folder of the manifests (default: neuronpipe-NAME). `model_image`: the image with the bundle,
+        which is pushed. `api_key`: a key in the secret, if the secret exists already. Raises SetupError.
         """
         if endpoint.backend not in _EXECUTORS:
             raise SetupError(f"backend {endpoint.backend!r}: must be one of {', '.join(_EXECUTORS)}")
@@ -61,32 +61,34 @@ class KubernetesTarget:
         self.name = endpoint.name
         self._out = out or Path(f"neuronpipe-{endpoint.name}")
         self._model_image = model_image
-        # The one that is made or, where the secret is there, given.
+        # The new key, or the given key if the secret exists already.
         self.api_key = api_key
 
-    def deploying(self) -> Iterator[Step]:
+    def deploying(self) -> Iterator[DeployStep]:
         """Applies everything, and waits until gateways reach all stages. Raises SetupError."""
         manifests = shipped("deploy")
         yield _look_for_another(self.name)
         copied = self._out / "deploy"
-        yield Step(f"copy {manifests} to {copied}", lambda: shutil.copytree(manifests, copied, dirs_exist_ok=True))
+        yield DeployStep(
+            f"copy {manifests} to {copied}", lambda: shutil.copytree(manifests, copied, dirs_exist_ok=True)
+        )
         for name, content in self.files().items():
             yield written(self._out / name, _yaml(content))
         if self._model_image:
-            yield Step(f"compile {self._endpoint.source}, and push it as {self._model_image}", self._push)
+            yield DeployStep(f"compile {self._endpoint.source}, and push it as {self._model_image}", self._push)
         yield command("kubectl", "apply", "-f", str(self._out / "deploy/base/namespace.yaml"))
         yield command("kubectl", "annotate", "namespace", NAMESPACE, f"{_ENDPOINT}={self.name}", "--overwrite")
-        yield Step(f"make the secret {_SECRET} with a key, where it is missing", self._make_key)
+        yield DeployStep(f"make the secret {_SECRET} with a key, where it is missing", self._make_key)
         if not self._model_image:
             compiling = ("kubectl", "-n", NAMESPACE)
             yield command(*compiling, "delete", "job", "compile", "--ignore-not-found")
             yield command("kubectl", "apply", "-k", str(self._out / "compile"))
-            yield Step("wait until the job compile is complete", _wait_for_job)
+            yield DeployStep("wait until the job compile is complete", _wait_for_job)
         yield command("kubectl", "apply", "-k", str(self._out))
         yield command("kubectl", "-n", NAMESPACE, "rollout", "status", "deployment/gateway", _WAIT)
 
     def call(self) -> str:
-        """Commands that ask the endpoint."""
+        """Returns commands that call the endpoint."""
         key = f"NEURONPIPE_API_KEY={self.api_key} " if self.api_key else ""
         return (
             f"kubectl -n {NAMESPACE} port-forward deployment/gateway 50050 &\n"
@@ -95,20 +97,22 @@ class KubernetesTarget:
 
     @contextmanager
     def connected(self) -> Iterator[str]:
-        """The address at which a client on this machine reaches it, forwarded by kubectl for the time of the block."""
+        """Yields the address at which a client on this machine reaches the endpoint, which kubectl forwards during the
+        block.
+        """
         words = ["kubectl", "-n", NAMESPACE, "port-forward", "deployment/gateway", ":50050"]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as forwarding:  # noqa: S603 (no shell)
             try:
                 assert forwarding.stdout  # noqa: S101 (a pipe)
-                found = re.search(r"127\.0\.0\.1:\d+", forwarding.stdout.readline())
-                if not found:
+                match = re.search(r"127\.0\.0\.1:\d+", forwarding.stdout.readline())
+                if not match:
                     raise SetupError("kubectl does not forward a port to deployment/gateway; see kubectl get pods")
-                yield found[0]
+                yield match[0]
             finally:
                 forwarding.terminate()
 
     def files(self) -> dict[str, Mapping[str, Any]]:
-        """The kustomizations, by their paths in the folder."""
+        """Returns the kustomizations, by their paths in the folder."""
         backend = self._endpoint.backend
         scales = self._endpoint.min_executors != self._endpoint.max_executors
         components = [
@@ -117,7 +121,7 @@ class KubernetesTarget:
             *(["deploy/components/observability", "deploy/components/keda"] if scales else ()),
             *(["deploy/components/scale-to-zero"] if not self._endpoint.min_executors else ()),
             "settings",
-            # Last, as it copies what the others make.
+            # The last component, because it copies the output of the others.
             "deploy/components/check",
         ]
         for component in components[:-2]:
@@ -167,8 +171,8 @@ class KubernetesTarget:
                 yield _patch(service, volumes=[{"name": "repository", "image": image}])
         if scales:
             operations = [
-                {"op": "replace", "path": f"/spec/{which}ReplicaCount", "value": count}
-                for which, count in (("min", self._endpoint.min_executors), ("max", self._endpoint.max_executors))
+                {"op": "replace", "path": f"/spec/{bound}ReplicaCount", "value": count}
+                for bound, count in (("min", self._endpoint.min_executors), ("max", self._endpoint.max_executors))
             ]
             yield {"target": {"kind": "ScaledObject", "name": "neuron-executor"}, "patch": _yaml(operations)}
 
@@ -199,8 +203,8 @@ class KubernetesTarget:
             run_program(["docker", "push", self._model_image], {})
 
     def _make_key(self) -> None:
-        found = run_program(["kubectl", "-n", NAMESPACE, "get", "secret", _SECRET, "--ignore-not-found"], {})
-        if found.strip():
+        secret = run_program(["kubectl", "-n", NAMESPACE, "get", "secret", _SECRET, "--ignore-not-found"], {})
+        if secret.strip():
             return
         from neuronpipe.gateway.callers.keys import create_key
 
@@ -211,45 +215,51 @@ class KubernetesTarget:
             run_program(words, {})
 
 
-def undeploying(name: str) -> Iterator[Step]:
-    """Deletes the namespace with all in it, and what belongs to none. Raises SetupError, also for that of another."""
+def undeploying(name: str) -> Iterator[DeployStep]:
+    """Deletes the namespace and objects outside namespaces. Raises SetupError if another endpoint has it."""
     yield _look_for_another(name)
     yield command("kubectl", "delete", "namespace", NAMESPACE, "--ignore-not-found")
     yield command("kubectl", "delete", "priorityclass", "neuronpipe-serving", "--ignore-not-found")
 
 
 def _wait_for_job() -> None:
-    """Raises SetupError with the last lines that the job said where it failed."""
+    """Waits for the end of the job. Raises SetupError with its last log lines if it failed."""
     job = ["kubectl", "-n", NAMESPACE, "get", "job", "compile", "-o"]
     ended = 'jsonpath={.status.conditions[?(@.status=="True")].type}'
     gives_up_s = time.monotonic() + _WAIT_S
     while "Complete" not in (conditions := run_program([*job, ended], {}).split()):
         if "Failed" in conditions:
-            said = run_program(["kubectl", "-n", NAMESPACE, "logs", "job/compile", f"--tail={_LOG_LINES}"], {}).strip()
-            raise SetupError(f"the job compile failed: {said or 'it has no log; see kubectl describe job compile'}")
+            log_lines = run_program(
+                ["kubectl", "-n", NAMESPACE, "logs", "job/compile", f"--tail={_LOG_LINES}"], {}
+            ).strip()
+            raise SetupError(
+                f"the job compile failed: {log_lines or 'it has no log; see kubectl describe job compile'}"
+            )
         if time.monotonic() > gives_up_s:
             raise SetupError(f"the job compile is not complete after {_WAIT_S} s; see kubectl describe job compile")
         time.sleep(_POLL_S)
 
 
-def _look_for_another(name: str) -> Step:
-    """Raises SetupError where the namespace has something else, which would be replaced, or deleted."""
+def _look_for_another(name: str) -> DeployStep:
+    """Returns a step that raises SetupError if the namespace holds another endpoint, which would be replaced or
+    deleted.
+    """
 
     def look() -> None:
         path = f"jsonpath={{.metadata.name}} {{.metadata.annotations.{_ENDPOINT}}}"
-        found = run_program(["kubectl", "get", "namespace", NAMESPACE, "--ignore-not-found", "-o", path], {}).split()
-        if found == [NAMESPACE]:
+        words = run_program(["kubectl", "get", "namespace", NAMESPACE, "--ignore-not-found", "-o", path], {}).split()
+        if words == [NAMESPACE]:
             raise SetupError(
                 f"{name}: the namespace {NAMESPACE} is there, and not of an endpoint; to replace or delete its content "
                 f"as {name}: kubectl annotate namespace {NAMESPACE} {_ENDPOINT}={name}"
             )
-        if found and found[-1] != name:
+        if words and words[-1] != name:
             raise SetupError(
-                f"{name}: the namespace {NAMESPACE} has the endpoint {found[-1]}, and room for one; "
-                f"neuronpipe undeploy {found[-1]} --to kubernetes deletes it"
+                f"{name}: the namespace {NAMESPACE} has the endpoint {words[-1]}, and room for one; "
+                f"neuronpipe undeploy {words[-1]} --to kubernetes deletes it"
             )
 
-    return Step(f"look whether the namespace {NAMESPACE} has another endpoint", look)
+    return DeployStep(f"look whether the namespace {NAMESPACE} has another endpoint", look)
 
 
 def _patch(deployment: str, **pod: Any) -> Mapping[str, Any]:
@@ -275,7 +285,7 @@ def _yaml(content: Any) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc]
-        """Writes texts of several lines as such."""
+        """Writes texts of several lines as blocks."""
 
     Dumper.add_representer(
         str,

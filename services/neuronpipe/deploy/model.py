@@ -1,4 +1,4 @@
-"""A model from its source to an endpoint, in one call, which gives the client's methods and the end of the endpoint."""
+"""A model from its source to an endpoint in one call, which returns a client that can also delete the endpoint."""
 
 import json
 import time
@@ -26,7 +26,7 @@ from neuronpipe.core.errors import (
 )
 from neuronpipe.deploy import compose, kubernetes, sagemaker
 from neuronpipe.deploy.compose import ComposeTarget
-from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig, Step, endpoint_name, take
+from neuronpipe.deploy.endpoint import DeployStep, Endpoint, ServerlessConfig, endpoint_name, take
 from neuronpipe.deploy.kubernetes import KubernetesTarget
 from neuronpipe.deploy.sagemaker import SageMakerTarget, failures, service
 from neuronpipe.platform.storage import ObjectUri
@@ -47,7 +47,7 @@ class Predictor(Client):
     """The client of an endpoint in containers; see Client. `undeploy` ends the endpoint, `close` this client alone."""
 
     def __init__(self, connected: AbstractContextManager[str], undeploy: Callable[[], None], api_key: str = "") -> None:
-        """`connected`: gives the address, for as long as it is open."""
+        """`connected`: yields the address while it is open."""
         self._stack = ExitStack()
         self._undeploy = undeploy
         super().__init__(self._stack.enter_context(connected), api_key=api_key or None)
@@ -64,10 +64,10 @@ class Predictor(Client):
 
 
 class SageMakerPredictor(TaskMethods):
-    """The methods of tasks, and `infer`, over SageMaker's runtime. A call takes as long as SageMaker lets it."""
+    """The methods of tasks, and `infer`, over SageMaker's runtime. SageMaker alone limits the time of a call."""
 
     def __init__(self, name: str, undeploy: Callable[[], None], inputs: ObjectUri | None = None) -> None:
-        """`inputs`: of an asynchronous endpoint the folder for requests. Raises SetupError."""
+        """`inputs`: the folder for requests to an asynchronous endpoint. Raises SetupError."""
         super().__init__(is_bulk=False)
         self._name, self._undeploy, self._inputs = name, undeploy, inputs
         self.runtime = service("sagemaker-runtime")
@@ -76,9 +76,9 @@ class SageMakerPredictor(TaskMethods):
         return call.read(self.infer(call.request).result)
 
     def infer(self, request: InferRequest, *, timeout_s: float = 900.0) -> InferResponse:
-        """Runs one input of any task. `timeout_s`: how long an asynchronous endpoint is waited for.
+        """Runs one input of any task. `timeout_s`: the longest wait for an asynchronous endpoint.
 
-        Raises NeuronpipeError, and SetupError for what AWS refuses.
+        Raises NeuronpipeError, and SetupError for calls that AWS refuses.
         """
         body = request.SerializeToString()
         answer = self._invoke_later(body, timeout_s) if self._inputs else self._invoke(body)
@@ -105,17 +105,20 @@ class SageMakerPredictor(TaskMethods):
         with failures("sagemaker-runtime"):
             storage.put_object(Body=body, **place)
             try:
-                found = self.runtime.invoke_endpoint_async(
+                invocation = self.runtime.invoke_endpoint_async(
                     EndpointName=self._name,
                     ContentType=PROTOBUF,
                     Accept=PROTOBUF,
                     InputLocation=f"s3://{place['Bucket']}/{place['Key']}",
                 )
                 while time.monotonic() < gives_up_s:
-                    if (answer := _object(storage, found["OutputLocation"])) is not None:
+                    if (answer := _object(storage, invocation["OutputLocation"])) is not None:
                         return answer
-                    if "FailureLocation" in found and (said := _object(storage, found["FailureLocation"])) is not None:
-                        raise InternalError(said.decode(errors="replace"))
+                    if (
+                        "FailureLocation" in invocation
+                        and (failure := _object(storage, invocation["FailureLocation"])) is not None
+                    ):
+                        raise InternalError(failure.decode(errors="replace"))
                     time.sleep(_POLL_S)
             finally:
                 storage.delete_object(**place)
@@ -123,7 +126,7 @@ class SageMakerPredictor(TaskMethods):
 
 
 def _object(storage: Any, location: str) -> bytes | None:
-    """The content of an object, which is deleted; None where there is none yet."""
+    """Returns the content of an object, and deletes the object; None if it does not exist yet."""
     uri = ObjectUri.parse(location)
     try:
         content: bytes = storage.get_object(Bucket=uri.bucket, Key=uri.path)["Body"].read()
@@ -135,17 +138,17 @@ def _object(storage: Any, location: str) -> bytes | None:
 
 def _error_of(status: int, body: str) -> NeuronpipeError:
     try:
-        said = str(json.loads(body)["error"])
+        message = str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
-        said = body
-    return _BY_STATUS.get(status, InternalError)(said)
+        message = body
+    return _BY_STATUS.get(status, InternalError)(message)
 
 
-# Where an endpoint is deployed.
+# A target of deployments.
 Target: TypeAlias = ComposeTarget | KubernetesTarget | SageMakerTarget
 
-# By name: the class, and the steps that leave nothing of an endpoint.
-_TARGETS: Mapping[str, tuple[Callable[..., Target], Callable[[str], Iterator[Step]]]] = {
+# By name: the class, and the steps that delete an endpoint completely.
+_TARGETS: Mapping[str, tuple[Callable[..., Target], Callable[[str], Iterator[DeployStep]]]] = {
     "compose": (ComposeTarget, compose.undeploying),
     "kubernetes": (KubernetesTarget, kubernetes.undeploying),
     "sagemaker": (SageMakerTarget, sagemaker.undeploying),
@@ -153,7 +156,7 @@ _TARGETS: Mapping[str, tuple[Callable[..., Target], Callable[[str], Iterator[Ste
 
 
 def make_target(to: str, endpoint: Endpoint, **options: Any) -> Target:
-    """The place by its name, with options of its class. Raises SetupError."""
+    """Makes a target by its name, with options of its class. Raises SetupError."""
     _check_model(endpoint)
     if to not in _TARGETS:
         raise SetupError(f"to: {to!r}, must be one of {', '.join(_TARGETS)}")
@@ -161,15 +164,15 @@ def make_target(to: str, endpoint: Endpoint, **options: Any) -> Target:
 
 
 def _check_model(endpoint: Endpoint) -> None:
-    """Raises SetupError for what no compile step takes, which a dry run and a cluster would find late."""
+    """Raises SetupError for a model that no compile step takes, which a dry run and a cluster would find late."""
     check_is_there(endpoint.source)
     if endpoint.task and endpoint.task.replace("-", "_") not in TASKS:
         names = ", ".join(name.replace("_", "-") for name in TASKS)
         raise SetupError(f"task {endpoint.task!r}: is not known; there are: {names}")
 
 
-def undeploying(to: str, name: str) -> Iterator[Step]:
-    """The steps that leave nothing of an endpoint."""
+def undeploying(to: str, name: str) -> Iterator[DeployStep]:
+    """Returns the steps that delete an endpoint completely."""
     return _TARGETS[to][1](name)
 
 
@@ -193,7 +196,7 @@ class HuggingFaceModel:
         report: Callable[[str], Any] = print,
         **options: Any,
     ) -> Predictor | SageMakerPredictor:
-        """Deploys it, waits until it answers, and returns what calls it. `options`: see make_target.
+        """Deploys the model, waits until it answers, and returns its client. `options`: see make_target.
 
         Raises SetupError.
         """

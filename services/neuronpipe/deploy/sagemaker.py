@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.deploy.endpoint import Endpoint, Step, make_bundle, model_name
+from neuronpipe.deploy.endpoint import DeployStep, Endpoint, make_bundle, model_name
 from neuronpipe.platform.storage import ObjectUri
 
 VARIANT = "all"
-# How an endpoint is scaled: what Application Auto Scaling and CloudWatch are given.
+# The scaling of an endpoint, by Application Auto Scaling and CloudWatch, for each instance: five waiting requests, as
+# in AWS's own example, or a thousand calls per minute.
 # https://docs.aws.amazon.com/sagemaker/latest/dg/async-inference-autoscale.html
-# Per instance: five requests that wait, as AWS's own example has it, or a thousand calls in a minute.
 _WAITING, _CALLS = 5.0, 1000.0
 
 
 def scaled_variant(name: str) -> dict[str, Any]:
-    """What is scaled: the instances of the endpoint of that name."""
+    """Returns the target of scaling: the instances of the endpoint of that name."""
     return {
         "ServiceNamespace": "sagemaker",
         "ResourceId": f"endpoint/{name}/variant/{VARIANT}",
@@ -31,7 +31,7 @@ def scaled_variant(name: str) -> dict[str, Any]:
 
 
 def policy_by_load(name: str, *, is_asynchronous: bool) -> dict[str, Any]:
-    """PutScalingPolicy's arguments: by requests that wait, or by those that come."""
+    """Returns PutScalingPolicy's arguments: by waiting requests, or by arriving requests."""
     if is_asynchronous:
         backlog = _metric(name, "ApproximateBacklogSizePerInstance") | {"Statistic": "Average"}
         target = {"TargetValue": _WAITING, "CustomizedMetricSpecification": backlog}
@@ -46,7 +46,7 @@ def policy_by_load(name: str, *, is_asynchronous: bool) -> dict[str, Any]:
 
 
 def policy_from_none(name: str) -> dict[str, Any]:
-    """PutScalingPolicy's arguments for the first instance of an asynchronous endpoint: where there is none,
+    """Returns PutScalingPolicy's arguments for the first instance of an asynchronous endpoint: without an instance,
     `policy_by_load` waits for more requests than its target.
     """
     return scaled_variant(name) | {
@@ -62,7 +62,7 @@ def policy_from_none(name: str) -> dict[str, Any]:
 
 
 def alarm_of_none(name: str) -> dict[str, Any]:
-    """PutMetricAlarm's arguments, but for its action: for two minutes requests have waited without an instance."""
+    """Returns PutMetricAlarm's arguments, without its action: requests waited for two minutes without an instance."""
     return {
         "AlarmName": waking_name(name),
         **_metric(name, "HasBacklogWithoutCapacity"),
@@ -77,7 +77,7 @@ def alarm_of_none(name: str) -> dict[str, Any]:
 
 
 def waking_name(name: str) -> str:
-    """The name of that policy and of its alarm."""
+    """Returns the name of the policy from no instance, and of its alarm."""
     return f"{name}-from-none"
 
 
@@ -91,7 +91,7 @@ def _metric(name: str, metric: str) -> dict[str, Any]:
 
 _POLL_S, _POLLS = 15, 120
 _MISSING = ("NoSuchKey", "NoSuchBucket")
-# SageMaker has no code of its own for what is not there.
+# SageMaker has no error code of its own for missing objects.
 _MISSING_WORDS = ("could not find", "cannot find", "no scalable target")
 
 
@@ -109,8 +109,8 @@ class SageMakerTarget:
         asynchronous: str = "",
     ) -> None:
         """`image` in ECR, `role` (its ARN), `bucket` as s3://BUCKET/PREFIX for the bundle. `asynchronous`:
-        s3://BUCKET/PREFIX of results makes an asynchronous endpoint. Raises SetupError for what SageMaker does not
-        have.
+        s3://BUCKET/PREFIX of results makes an asynchronous endpoint. Raises SetupError for an endpoint that SageMaker
+        does not support.
         """
         for name, value in (("image", image), ("role", role), ("bucket", bucket)):
             if not value:
@@ -129,17 +129,17 @@ class SageMakerTarget:
         self._instance_type, self._results = instance_type, asynchronous
         self._object = _below(bucket, f"{endpoint.name}/model.tar.gz")
         self.name = endpoint.name
-        # Where requests of an asynchronous endpoint wait.
+        # The folder of an asynchronous endpoint's waiting requests.
         self.inputs = _below(bucket, f"{endpoint.name}/inputs") if asynchronous else None
 
-    def deploying(self) -> Iterator[Step]:
+    def deploying(self) -> Iterator[DeployStep]:
         """Creates everything, and waits until the endpoint is in service. Raises SetupError."""
         endpoint, name = self._endpoint, self._endpoint.name
-        yield Step(f"compile {endpoint.source}, and upload it as {self._object}", self._upload)
+        yield DeployStep(f"compile {endpoint.source}, and upload it as {self._object}", self._upload)
         yield _call("sagemaker", "create_model", self.model)
         yield _call("sagemaker", "create_endpoint_config", self.configuration)
         yield _call("sagemaker", "create_endpoint", {"EndpointName": name, "EndpointConfigName": name})
-        yield Step(f"wait until the endpoint {name} is in service", self._wait)
+        yield DeployStep(f"wait until the endpoint {name} is in service", self._wait)
         if not endpoint.serverless and endpoint.min_executors != endpoint.max_executors:
             counts = {"MinCapacity": endpoint.min_executors, "MaxCapacity": endpoint.max_executors}
             yield _call("application-autoscaling", "register_scalable_target", scaled_variant(name) | counts)
@@ -149,11 +149,11 @@ class SageMakerTarget:
                 yield _waking(policy_from_none(name), alarm_of_none(name))
 
     def call(self) -> str:
-        """A command that asks the endpoint."""
+        """Returns a command that calls the endpoint."""
         common = f"--endpoint-name {self._endpoint.name} --content-type application/json"
         if self._results:
             return f"aws sagemaker-runtime invoke-endpoint-async --input-location S3-URI {common}"
-        # From a file: on its command line, version 2 of the program takes base64.
+        # From a file: version 2 of the program takes base64 on its command line.
         asking = f"aws sagemaker-runtime invoke-endpoint {common} --body fileb://request.json answer.json"
         return f'echo \'{{"inputs": "TEXT"}}\' > request.json\n{asking}'
 
@@ -183,14 +183,14 @@ class SageMakerTarget:
                 "MaxConcurrency": serverless.max_concurrency,
             }
         else:
-            # Of an asynchronous endpoint, which may have none, autoscaling takes the last one away.
+            # An asynchronous endpoint may have no instance, but begins with an instance, which autoscaling removes.
             variant |= {"InstanceType": self._instance_type, "InitialInstanceCount": max(count, 1)}
-        found: dict[str, Any] = {"EndpointConfigName": name, "ProductionVariants": [variant]}
+        arguments: dict[str, Any] = {"EndpointConfigName": name, "ProductionVariants": [variant]}
         if results := self._results:
-            # Without the second one a caller cannot tell a request that failed from one that still waits.
+            # Without the second folder a caller cannot tell a failed request from a waiting request.
             folders = {"S3OutputPath": results, "S3FailurePath": f"{results.rstrip('/')}/failures"}
-            found["AsyncInferenceConfig"] = {"OutputConfig": folders}
-        return found
+            arguments["AsyncInferenceConfig"] = {"OutputConfig": folders}
+        return arguments
 
     def _upload(self) -> None:
         storage = service("s3")
@@ -208,13 +208,13 @@ class SageMakerTarget:
             waiter.wait(EndpointName=self._endpoint.name, WaiterConfig={"Delay": _POLL_S, "MaxAttempts": _POLLS})
 
 
-def undeploying(name: str) -> Iterator[Step]:
+def undeploying(name: str) -> Iterator[DeployStep]:
     """Deletes the endpoint, its configuration, its scaling with its alarm, the model, and the bundle of the model."""
     scaled = scaled_variant(name)
     yield _call("application-autoscaling", "deregister_scalable_target", scaled, allows_missing=True)
     yield _call("sagemaker", "delete_endpoint", {"EndpointName": name}, allows_missing=True)
     yield _call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name}, allows_missing=True)
-    yield Step(f"delete the bundle of the model {name}", lambda: _delete_bundle(name))
+    yield DeployStep(f"delete the bundle of the model {name}", lambda: _delete_bundle(name))
     yield _call("sagemaker", "delete_model", {"ModelName": name}, allows_missing=True)
     yield _call("cloudwatch", "delete_alarms", {"AlarmNames": [waking_name(name)]}, allows_missing=True)
 
@@ -226,8 +226,8 @@ def _delete_bundle(name: str) -> None:
         service("s3").delete_object(Bucket=uri.bucket, Key=uri.path)
 
 
-def _waking(policy: Mapping[str, Any], alarm: Mapping[str, Any]) -> Step:
-    """Has the alarm carry out the policy."""
+def _waking(policy: Mapping[str, Any], alarm: Mapping[str, Any]) -> DeployStep:
+    """Returns a step that makes the alarm carry out the policy."""
 
     def run() -> None:
         scaling, metrics = service("application-autoscaling"), service("cloudwatch")
@@ -237,11 +237,11 @@ def _waking(policy: Mapping[str, Any], alarm: Mapping[str, Any]) -> Step:
             metrics.put_metric_alarm(**alarm, AlarmActions=[action])
 
     calls = ("application-autoscaling put_scaling_policy", policy), ("cloudwatch put_metric_alarm, for it", alarm)
-    return Step("\n".join(f"{call}:\n{_lines(arguments)}" for call, arguments in calls), run)
+    return DeployStep("\n".join(f"{call}:\n{_lines(arguments)}" for call, arguments in calls), run)
 
 
 def service(name: str) -> Any:
-    """A client of boto3. Raises SetupError."""
+    """Returns a client of boto3. Raises SetupError."""
     try:
         import boto3
     except ModuleNotFoundError as error:
@@ -254,28 +254,30 @@ def service(name: str) -> Any:
 
 @contextmanager
 def failures(name: str, *, allows_missing: bool = False) -> Iterator[None]:
-    """Raises SetupError for what AWS refuses in the block. `allows_missing`: what is not there may be missing."""
-    from boto3.exceptions import Boto3Error  # what a refused upload is
+    """Turns AWS's refusals in the block into SetupError. `allows_missing`: missing objects are no error."""
+    from boto3.exceptions import Boto3Error  # the error of a refused upload
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         yield
     except ClientError as error:
-        code, said = error.response["Error"]["Code"], error.response["Error"]["Message"]
-        is_missing = "NotFound" in code or code in _MISSING or said.lower().startswith(_MISSING_WORDS)
+        code, message = error.response["Error"]["Code"], error.response["Error"]["Message"]
+        is_missing = "NotFound" in code or code in _MISSING or message.lower().startswith(_MISSING_WORDS)
         if not (allows_missing and is_missing):
-            raise SetupError(f"{name}: {code}: {said}") from error
+            raise SetupError(f"{name}: {code}: {message}") from error
     except (Boto3Error, BotoCoreError) as error:
         raise SetupError(f"{name}: {error}") from error
 
 
-def _call(of: str, operation: str, arguments: Mapping[str, Any], *, allows_missing: bool = False) -> Step:
+def _call(
+    service_name: str, operation: str, arguments: Mapping[str, Any], *, allows_missing: bool = False
+) -> DeployStep:
     def run() -> None:
-        client = service(of)
-        with failures(of, allows_missing=allows_missing):
+        client = service(service_name)
+        with failures(service_name, allows_missing=allows_missing):
             getattr(client, operation)(**arguments)
 
-    return Step(f"{of} {operation}:\n{_lines(arguments)}", run)
+    return DeployStep(f"{service_name} {operation}:\n{_lines(arguments)}", run)
 
 
 def _lines(arguments: Mapping[str, Any]) -> str:
@@ -283,7 +285,7 @@ def _lines(arguments: Mapping[str, Any]) -> str:
 
 
 def _below(folder: str, name: str) -> ObjectUri:
-    """Raises SetupError."""
+    """Returns the URI of a name below a folder of S3. Raises SetupError."""
     try:
         uri = ObjectUri.parse(folder)
     except ValueError as error:

@@ -1,129 +1,172 @@
-"""A gateway's doors, and what each of them answers with."""
+"""The doors of a gateway, and what each of them answers with."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from neuronpipe.bundles.sources import open_repository
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.doors.http.exchange import Route
 from neuronpipe.doors.inference import Inference, ModelChoice
-from neuronpipe.doors.native import INFERENCE_SERVICE, NativeDoor, native_rpcs
-from neuronpipe.doors.oip.grpc_door import OIP_SERVICE, OipDoor, oip_rpcs
-from neuronpipe.doors.oip.service import TensorService, model_control
-from neuronpipe.doors.tei import SERVICES, TeiDoor, tei_rpcs
+from neuronpipe.doors.native import INFERENCE_SERVICE, MODEL_SERVICE, NativeDoor
+from neuronpipe.doors.oip.grpc_door import OIP_SERVICE, OipDoor
+from neuronpipe.doors.oip.service import ModelControl, TensorService
+from neuronpipe.doors.tei import SERVICES, TeiDoor
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.gateway.tenants.tenants import Tenants
-from neuronpipe.platform.process.door import Door, Guard, Handler
+from neuronpipe.platform.process.door import Door, Guard
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.platform.process.settings import ProcessSettings, RepositorySettings
 from neuronpipe.platform.tls import ServerTls, WatchedTls
 from neuronpipe.rpc.door import GrpcDoor
-from neuronpipe.rpc.rpcs import Rpc
-from neuronpipe.rpc.scaler import Load, scaler_handlers, scaler_rpcs
-from neuronpipe.rpc.trace_service import GET_TRACE, trace_handlers, trace_rpcs
+from neuronpipe.rpc.rpcs import RpcHandlers
+from neuronpipe.rpc.scaler import SCALER, ScaledLoad, scaler_handlers
+from neuronpipe.rpc.trace_service import TraceDoor, trace_services
+
+if TYPE_CHECKING:
+    from neuronpipe.doors.http.door import HttpDoor
+    from neuronpipe.doors.http.exchange import HttpHandlers
 
 # The gRPC services that make sense only while all stages can be reached.
 INFERENCE_SERVICES = [service.full_name for service in (INFERENCE_SERVICE, OIP_SERVICE, *SERVICES.values())]
 
 
+# Seconds for which a caller's stream may be open without a request in it, such as InferStream.
+_MAX_STREAM_IDLE_S = 300.0
+
+
 @dataclass(frozen=True, slots=True)
-class Addition:
-    """What a package above the gateway has its doors take besides: its handlers have the same keys.
+class Protocols:
+    """Rpcs and routes with their handlers, for doors. /openapi.json does not describe the routes in `pages`."""
 
-    `routes`: asked for where there is an HTTP door.
-    """
-
-    rpcs: Sequence[Rpc] = ()
-    routes: Callable[[], Sequence[Route]] = tuple
+    rpcs: RpcHandlers
+    routes: "HttpHandlers" = ()
+    pages: "HttpHandlers" = ()
 
 
-def gateway_doors(
-    settings: GatewaySettings,
-    telemetry: Telemetry,
-    tls: ServerTls | None = None,
-    guard: Guard | None = None,
-    *,
-    addition: Addition = Addition(),
-    shares_port: bool = False,
-) -> list[Door]:
-    """gRPC, and HTTP where it has an address; what is not asked for is not even imported. `shares_port`: other
-    processes listen on the same ports.
-    """
-    rpcs = [
-        *native_rpcs(max(settings.max_input_bytes, settings.max_image_bytes)),
-        *oip_rpcs(),
-        *tei_rpcs(settings.max_input_bytes),
-        *trace_rpcs(telemetry.traces),
-        *addition.rpcs,
-    ]
-    doors: list[Door] = [GrpcDoor(settings, rpcs, tls, guard, shares_port=shares_port, listens_when_open=True)]
-    if settings.http_listen:
-        from neuronpipe.doors.http.console.pages import CONSOLE_ROUTES
-        from neuronpipe.doors.http.door import HttpDoor
-        from neuronpipe.doors.http.handlers import ROUTES
+class GatewayDoors:
+    """gRPC, and HTTP where it has an address; what HTTP needs is imported for it only."""
 
-        routes = (*ROUTES, *addition.routes(), *(CONSOLE_ROUTES if settings.has_console else ()))
-        health = INFERENCE_SERVICE.full_name
-        doors.append(HttpDoor(settings, routes, health, tls, guard, shares_port=shares_port))
-    return doors
+    def __init__(
+        self,
+        process: ProcessSettings,
+        settings: GatewaySettings,
+        telemetry: Telemetry,
+        tls: ServerTls | None = None,
+        guard: Guard | None = None,
+        *,
+        further_services: Sequence[str] = (),
+        shares_port: bool = False,
+    ) -> None:
+        """`further_services`: gRPC services of packages above the gateway. `shares_port`: other processes listen on the
+        same ports.
+        """
+        services = [*INFERENCE_SERVICES, MODEL_SERVICE.full_name, *trace_services(telemetry.traces), *further_services]
+        self.grpc = GrpcDoor(
+            process,
+            services,
+            tls,
+            guard,
+            shares_port=shares_port,
+            listens_when_open=True,
+            max_stream_idle_s=_MAX_STREAM_IDLE_S,
+        )
+        self.all: list[Door] = [self.grpc]
+        self._http: HttpDoor | None = None
+        if settings.http.http_listen:
+            from neuronpipe.doors.http import door as http_door
+
+            self._http = http_door.HttpDoor(
+                process,
+                settings.http,
+                INFERENCE_SERVICE.full_name,
+                tls,
+                guard,
+                max_input_bytes=settings.pipeline.max_input_bytes,
+                shares_port=shares_port,
+            )
+            self.all.append(self._http)
+
+    def open(self, *several: Protocols) -> None:
+        """Answers calls from now on. Raises SetupError where a door cannot listen any more."""
+        self.grpc.open([pair for protocols in several for pair in protocols.rpcs])
+        if self._http:
+            from neuronpipe.doors.http.exchange import HEALTH_ROUTES
+            from neuronpipe.doors.http.openapi import openapi_handlers
+
+            routes = [pair for protocols in several for pair in protocols.routes]
+            pages = [pair for protocols in several for pair in protocols.pages]
+            self._http.open([*routes, *openapi_handlers((*HEALTH_ROUTES, *(route for route, _ in routes))), *pages])
 
 
-def gateway_handlers(
+def gateway_protocols(
     gateway: Gateway,
     settings: GatewaySettings,
+    models: RepositorySettings,
     tenants: Tenants | None,
     telemetry: Telemetry,
-    doors: Sequence[Door],
+    grpc_port: int,
     health: HealthBoard,
     targets: Sequence[str] = (),
     stage_tls: WatchedTls | None = None,
-) -> dict[str, Handler]:
-    """The handlers of all of its doors, which listen. `targets`: stages in other processes, which keep traces, too.
+) -> Protocols:
+    """The rpcs and routes of a gateway. `targets`: stages in other processes, which keep traces, too.
 
     Raises SetupError for a default model that is not served.
     """
-    inference, models = Inference(gateway.pipeline, settings), ModelChoice(gateway.catalog, settings.default_models)
+    limits, router, control = settings.pipeline, gateway.catalog.router, None
+    inference, choice = Inference(gateway.pipeline, limits), ModelChoice(gateway.catalog, settings.http.default_models)
+    if settings.model_control and router:
+        control = ModelControl(open_repository(models.repository), tenants, router)
     tensors = TensorService(
         gateway,
-        settings,
+        limits,
         telemetry.meters,
         lambda: bool(health.is_serving(INFERENCE_SERVICE.full_name)),
-        model_control(settings, tenants, gateway.catalog.router),
+        control,
     )
-    handlers: dict[str, Handler] = {
-        **NativeDoor(gateway.pipeline, gateway.catalog, settings).handlers(),
-        **OipDoor(tensors, settings.max_stream_in_flight).handlers(),
-        **TeiDoor(inference, models, gateway.catalog, settings).handlers(),
-        **trace_handlers(telemetry.traces, targets, stage_tls),
-    }
-    if settings.http_listen:
-        from neuronpipe.doors.http.handlers import http_handlers
+    traces = TraceDoor(telemetry.traces, targets, stage_tls) if telemetry.traces else None
+    rpcs = [
+        *NativeDoor(gateway.pipeline, gateway.catalog, limits).handlers(),
+        *OipDoor(tensors, limits.max_stream_in_flight).handlers(),
+        *TeiDoor(inference, choice, gateway.catalog, limits).handlers(),
+        *(traces.handlers() if traces else ()),
+    ]
+    if not settings.http.http_listen:
+        return Protocols(rpcs)
+    from neuronpipe.doors.http.console.pages import console_handlers
+    from neuronpipe.doors.http.handlers import http_handlers
 
-        handlers |= http_handlers(inference, models, tensors, gateway, settings, telemetry)
-        if settings.has_console:
-            from neuronpipe.doors.http.console.pages import console_handlers
+    routes = http_handlers(inference, choice, tensors, gateway, limits, telemetry)
+    if not settings.http.has_console:
+        return Protocols(rpcs, routes)
+    get_trace = traces.get_trace if traces else None
+    return Protocols(rpcs, routes, console_handlers(gateway.catalog, telemetry.meters, grpc_port, get_trace))
 
-            handlers |= console_handlers(gateway.catalog, telemetry.meters, doors[0].port, handlers.get(GET_TRACE))
-    return handlers
 
-
-# KEDA's external scaler for the stages of a gateway, which are needed while it has requests, held ones included.
+# KEDA's external scaler for the stages of a gateway: stages are needed while the gateway has requests, held ones
+# included.
 _METRIC = "neuronpipe-requests"
-# Of a trigger: requests in flight for one pod.
+# The word of a trigger for the requests in flight of one pod.
 _TARGET = "requestsPerPod"
 # The largest batch of an executor, by default.
 _DEFAULT_TARGET = 32.0
 _LOOK_EVERY_S = 0.2
+# Seconds without a request after which no stage is needed. KEDA also waits for its cooldownPeriod.
+_SCALER_IDLE_S = 30.0
 
 
 @asynccontextmanager
-async def running_scaler(settings: GatewaySettings, gateway: Gateway, health: HealthBoard) -> AsyncIterator[None]:
-    """Listens for KEDA while the block runs, at a port of its own: callers show nothing there, and learn of nothing but
-    the number of requests. Raises SetupError.
+async def running_scaler(
+    listen: str, process: ProcessSettings, gateway: Gateway, health: HealthBoard
+) -> AsyncIterator[None]:
+    """Listens for KEDA while the block runs, at a port of its own, where callers need no credentials and learn only the
+    number of requests. `listen`: empty for no port. Raises SetupError.
     """
-    if not settings.scaler_listen:
+    if not listen:
         yield
         return
 
@@ -133,16 +176,15 @@ async def running_scaler(settings: GatewaySettings, gateway: Gateway, health: He
         return gate.in_flight[0]
 
     async def is_active() -> bool:
-        return bool(gate.in_flight[0]) or time.monotonic() < gate.last_s + settings.scaler_idle_s
+        return bool(gate.in_flight[0]) or time.monotonic() < gate.last_s + _SCALER_IDLE_S
 
-    unlimited = {"max_connection_age_s": 0.0, "max_stream_idle_s": 0.0}
-    own = settings.model_copy(update={"listen": settings.scaler_listen, **unlimited})
-    door = GrpcDoor(own, scaler_rpcs(), option="--scaler-listen", event="listening for KEDA")
-    # Counted by itself: KEDA keeps a stream open, and draining must not wait for it.
+    own = process.model_copy(update={"listen": listen, "max_connection_age_s": 0.0})
+    door = GrpcDoor(own, [SCALER.full_name], option="--scaler-listen", event="listening for KEDA")
+    # The scaler has its own count of calls: KEDA keeps a stream open, and draining must not wait for it.
     in_flight = InFlight("gateway", own.max_message_bytes, own.max_receiving_bytes)
     try:
         await door.listen(health, in_flight)
-        door.open(scaler_handlers(Load(_METRIC, _TARGET, _DEFAULT_TARGET, count, is_active, _LOOK_EVERY_S)))
+        door.open(scaler_handlers(ScaledLoad(_METRIC, _TARGET, _DEFAULT_TARGET, count, is_active, _LOOK_EVERY_S)))
         yield
     finally:
         await door.stop(0)

@@ -1,7 +1,7 @@
-"""Calls the pipeline for the protocols: with one input, or with many of which all must succeed.
+"""Calls the pipeline for the protocols: with one input, or with many inputs that must all succeed.
 
-Also: which model answers a request that may name none, as in protocols of servers of one model; and what a request says
-beside its protocol, over HTTP in headers, over gRPC in metadata.
+It also chooses the model of a request that may name none, as in protocols of servers of one model, and reads the fields
+that a request has beside its protocol: headers over HTTP, metadata over gRPC.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import InvalidInput, ModelNotFound, SetupError
+from neuronpipe.core.errors import CUT, InvalidInput, ModelNotFound, SetupError
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.packed import pack_input
-from neuronpipe.doors.text_stream import Event, begun, side_by_side, text_stream
+from neuronpipe.doors.text_stream import begun, side_by_side
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
+from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, TextEvent
 from neuronpipe.gateway.many import infer_together
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
@@ -35,14 +35,14 @@ _PRIORITIES = {
 
 
 class ModelName(NamedTuple):
-    """A model in a caller's words. Without a name a default one answers, without a version the newest."""
+    """A model in a caller's words. Without a name a default model answers, without a version the newest."""
 
     name: str
     version: str = ""
 
 
-# What clients of servers of one model send where they have no name: huggingface_hub's, those of TGI's and TEI's
-# documentation, and the server's address, as Hugging Face's client for JavaScript.
+# Names that clients of servers of one model send where they have none: the name of huggingface_hub, the names of TGI's
+# and TEI's documentation, and the server's address, which Hugging Face's client for JavaScript sends.
 _ANY_MODEL = re.compile(r"dummy|tgi|text-embeddings-inference|https?://.*", re.DOTALL)
 
 
@@ -92,11 +92,11 @@ def read_priority(word: str) -> "Priority.ValueType":
 
 GivenT = TypeVar("GivenT")
 MadeT = TypeVar("MadeT")
-# Of results, as messages: making lists of their parts takes up to 30 ms.
+# Largest results that are written on the event loop: making lists of larger ones takes up to 30 ms.
 _LARGE_BYTES = 64 << 10
-# A protocol's words for the fields of a TaskInput, which errors name. Without one for truncation, it never cuts.
+# A protocol's names for the fields of a TaskInput, which errors name. A protocol without a name for truncation never
+# cuts.
 Fields = Mapping[str, str]
-_CUT = "set truncation to cut"
 
 
 class Inference:
@@ -117,7 +117,7 @@ class Inference:
 
     async def stream(
         self, call: Call, model: ModelName, input: TaskInput, fields: Fields
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[TextEvent, None]:
         """A text as it comes, and its result. The caller closes it.
 
         Returns when there is a part. Raises NeuronpipeError, in the protocol's words, as the generator does.
@@ -132,7 +132,7 @@ class Inference:
         make: Callable[[GivenT], TaskInput],
         name: str,
         fields: Callable[[int], Fields],
-    ) -> AsyncGenerator[tuple[int, Event], None]:
+    ) -> AsyncGenerator[tuple[int, TextEvent], None]:
         """The texts of many inputs as they come, side by side, each event with the place of its input; else as `stream`
         and `each`.
         """
@@ -141,7 +141,7 @@ class Inference:
 
     async def _side_by_side(
         self, call: Call, model: ModelName, inputs: Sequence[TaskInput], fields: Callable[[int], Fields]
-    ) -> AsyncGenerator[tuple[int, Event], None]:
+    ) -> AsyncGenerator[tuple[int, TextEvent], None]:
         together = self._pipeline.observe_together(call, Spans.HTTP_BATCH) if inputs[1:] else nullcontext(call)
         with together as shared:
             streams = [self._told(shared, model, input, fields(place)) for place, input in enumerate(inputs)]
@@ -151,11 +151,11 @@ class Inference:
 
     async def _told(
         self, call: Call, model: ModelName, input: TaskInput, fields: Fields
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[TextEvent, None]:
         """A text as it comes, with errors in the protocol's words."""
         request = InferenceRequest(call, *model, pack_input(input))
         with _in_words(fields):
-            async with aclosing(text_stream(self._pipeline, request)) as events:
+            async with aclosing(self._pipeline.generate(request)) as events:
                 async for event in events:
                     yield event
 
@@ -204,33 +204,52 @@ def _in_words(fields: Fields) -> Iterator[None]:
     try:
         yield
     except InvalidInput as error:
-        name = fields.get(error.field) or re.sub(r"[a-z_]+", lambda word: fields.get(word[0], word[0]), error.field)
-        # Of options with a word of their own, so that no other word is taken for one.
-        problem = re.sub(
-            r"\b[a-z]+(_[a-z]+)+\b",
-            lambda word: fields.get(f"options.{word[0]}") or fields.get(word[0], word[0]),
-            error.problem,
-        )
-        cut = f"set {fields['truncation']} to cut" if "truncation" in fields else "send less"
-        raise InvalidInput(name, problem.replace(_CUT, cut)) from error
+        raise _renamed(error, fields) from error
+
+
+def _renamed(error: InvalidInput, fields: Fields) -> InvalidInput:
+    """The error with a protocol's own names instead of the names of the proto."""
+    parts = error.field.split(" and ")
+    field = fields.get(error.field) or " and ".join(_name(part, fields) for part in parts)
+    problem, rest = "", error.problem
+    for mention in error.mentions:
+        word = mention.rpartition(".")[2]
+        own = fields.get(mention) or fields.get(word, word)
+        if mention == "truncation":
+            word, own = CUT, f"set {own} to cut" if mention in fields else "send less"
+        before, found, rest = rest.partition(word)
+        problem += before + (found and own)
+    return InvalidInput(field, problem + rest)
+
+
+def _name(path: str, fields: Fields) -> str:
+    """A protocol's name of a field, or of an element of a field."""
+    name, bracket, index = path.partition("[")
+    return fields.get(path) or fields.get(name, name) + bracket + index
 
 
 async def of_results(
     results: Sequence[InferenceResult], make: Callable[[], MadeT], *, large_bytes: int = _LARGE_BYTES
 ) -> MadeT:
-    """What `make` makes of results for an answer: of large ones in a thread, so that nobody waits for it."""
+    """Runs `make`, which writes results, in a thread where they are large, because other requests would wait."""
     if sum(one.result.size_bytes for one in results) <= large_bytes:
         return make()
     return await asyncio.to_thread(make)
 
 
 def truncation_of(truncate: bool | str | None, direction: str | None) -> "Truncation.ValueType":
-    """Hugging Face's two words in ours. Without them a text that is too long is an error."""
+    """The truncation of Hugging Face's two options. Without them a text that is too long is an error."""
     if not truncate or truncate == "do_not_truncate":
         return Truncation.TRUNCATION_ERROR
     return Truncation.TRUNCATION_LEFT if direction and direction.lower() == "left" else Truncation.TRUNCATION_RIGHT
 
 
+def check_second(place: str, texts: Sequence[str]) -> None:
+    """Raises InvalidInput for a second text that is empty: a task would take the first one alone."""
+    if "" in texts:
+        raise InvalidInput(place, "the second text is empty; send the first one alone, or a text")
+
+
 def kept_tokens(kept: int | None, direction: str | None) -> dict[str, Any]:
-    """vLLM's truncate_prompt_tokens in our words, -1: as many as the model takes."""
+    """The fields of vLLM's truncate_prompt_tokens; -1: as many tokens as the model takes."""
     return {"truncation": truncation_of(kept is not None, direction), "truncation_tokens": max(kept or 0, 0)}

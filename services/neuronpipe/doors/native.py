@@ -4,8 +4,11 @@ Inputs and results stay bytes where no stage of this process parses or makes the
 """
 
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
+from typing import Any
+
+from google.protobuf.descriptor import MethodDescriptor
 
 from neuronpipe.api.forward.v1 import inference_pb2 as wire
 from neuronpipe.api.v1 import inference_pb2, models_pb2
@@ -16,34 +19,15 @@ from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.packed import Packed
 from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import new_request_id
-from neuronpipe.doors.text_stream import Event, text_stream
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.inference import (
-    GeneratedPart,
-    InferenceOutcome,
-    InferenceRequest,
-    InferenceResult,
-)
+from neuronpipe.gateway.inference import GeneratedPart, InferenceOutcome, InferenceRequest, InferenceResult, TextEvent
 from neuronpipe.gateway.many import infer_batch, infer_stream
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
-from neuronpipe.platform.process.door import Handler
-from neuronpipe.rpc.rpcs import Rpc, by_path, call_of, rpcs_of
+from neuronpipe.rpc.rpcs import Rpc, RpcHandler, RpcHandlers, call_of, handlers_of
 
 INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 MODEL_SERVICE = models_pb2.DESCRIPTOR.services_by_name["ModelService"]
-
-
-def native_rpcs(max_input_bytes: int) -> list[Rpc]:
-    """The rpcs of both services. `max_input_bytes`: of a text or an image, whichever is more."""
-    limits = dict.fromkeys(("Infer", "Generate"), max_input_bytes)
-    return [
-        *(
-            Rpc.of(one, wire.DESCRIPTOR, is_work=True, max_text_bytes=limits.get(one.name, sys.maxsize))
-            for one in INFERENCE_SERVICE.methods
-        ),
-        *rpcs_of(MODEL_SERVICE),
-    ]
 
 
 class NativeDoor:
@@ -54,22 +38,26 @@ class NativeDoor:
         self._catalog = catalog
         self._settings = settings
 
-    def handlers(self) -> dict[str, Handler]:
-        """The handlers of both services, by path."""
+    def handlers(self) -> RpcHandlers:
+        """Both services."""
 
-        def on(answer: Handler) -> Handler:
+        def on(answer: Callable[[Any, Call], Awaitable[Any] | AsyncIterator[Any]]) -> RpcHandler:
             return lambda message, context: answer(message, call_of(context))
 
-        return {
-            **by_path(
-                INFERENCE_SERVICE,
-                Infer=on(self.infer),
-                InferBatch=on(self.infer_batch),
-                InferStream=on(self.infer_stream),
-                Generate=on(self.generate),
-            ),
-            **by_path(MODEL_SERVICE, ListModels=on(self.list_models), GetModel=on(self.get_model)),
+        inference = {
+            "Infer": on(self.infer),
+            "InferBatch": on(self.infer_batch),
+            "InferStream": on(self.infer_stream),
+            "Generate": on(self.generate),
         }
+        models = {"ListModels": on(self.list_models), "GetModel": on(self.get_model)}
+        return [*handlers_of(INFERENCE_SERVICE, inference, self._rpc), *handlers_of(MODEL_SERVICE, models)]
+
+    def _rpc(self, method: MethodDescriptor) -> Rpc:
+        """An rpc of InferenceService. The texts and images of a batch or a stream have limits of their own."""
+        has_one_input = method.name in ("Infer", "Generate")
+        limit = max(self._settings.max_input_bytes, self._settings.max_image_bytes) if has_one_input else sys.maxsize
+        return Rpc.of(method, wire.DESCRIPTOR, is_work=True, max_text_bytes=limit)
 
     async def infer(self, message: wire.InferRequest, call: Call) -> wire.InferResponse:
         """Infer."""
@@ -100,7 +88,7 @@ class NativeDoor:
     async def generate(self, message: wire.InferRequest, call: Call) -> AsyncIterator[wire.GenerateResponse]:
         """Generate."""
         request = _read_request(message, call)
-        async with aclosing(text_stream(self._pipeline, request)) as events:
+        async with aclosing(self._pipeline.generate(request)) as events:
             async for event in events:
                 response = wire.GenerateResponse()
                 _write_event(event, response)
@@ -126,7 +114,7 @@ def _read_request(message: wire.InferRequest, call: Call, *, is_id_required: boo
     )
 
 
-def _write_event(event: Event, response: wire.GenerateResponse) -> None:
+def _write_event(event: TextEvent, response: wire.GenerateResponse) -> None:
     if isinstance(event, GenerateStart):
         response.start.CopyFrom(event)
     elif isinstance(event, GeneratedPart):

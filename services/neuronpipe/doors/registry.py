@@ -14,39 +14,31 @@ from neuronpipe.core.errors import ChangeRefused, InvalidInput, ModelNotFound, S
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log_warning
 from neuronpipe.gateway.access import check_may_change, may_see, registry_of
-from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.gateway.tenants.tenants import Tenants
-from neuronpipe.platform.process.door import Handler
-from neuronpipe.rpc.rpcs import Context, Rpc, by_path, rpcs_of
+from neuronpipe.platform.process.settings import RepositorySettings
+from neuronpipe.rpc.rpcs import Context, RpcHandlers, handlers_of
 
 REGISTRY_SERVICE = messages.DESCRIPTOR.services_by_name["RegistryService"]
 _MAX_TEXT = 1000
 
 
-def registry_rpcs(settings: GatewaySettings) -> list[Rpc]:
-    """The rpcs of the service; none where it is off."""
-    return rpcs_of(REGISTRY_SERVICE) if settings.registry_service else []
-
-
-def registry_handlers(settings: GatewaySettings, tenants: Tenants | None) -> dict[str, Handler]:
-    """The handlers of the service, by path; none where it is off."""
-    if not settings.registry_service:
-        return {}
-    repository = open_repository(settings.repository, settings.repository_endpoint)
+def registry_handlers(settings: RepositorySettings, tenants: Tenants | None) -> RpcHandlers:
+    """The service."""
+    repository = open_repository(settings.repository)
     return RegistryDoor(repository, settings.trusted_keys, tenants).handlers()
 
 
 class RegistryDoor:
-    """Answers for one repository. `tenants`: None where everybody may change it who may call at all."""
+    """Answers for one repository. `tenants`: None where every caller may change it."""
 
     def __init__(self, repository: Repository, trusted_keys: Path | None, tenants: Tenants | None) -> None:
         self._repository = repository
         self._trusted_keys = trusted_keys
         self._tenants = tenants
 
-    def handlers(self) -> dict[str, Handler]:
-        """The handlers, by path."""
-        return by_path(REGISTRY_SERVICE, GetRegistry=self.get_registry, ChangeRegistry=self.change_registry)
+    def handlers(self) -> RpcHandlers:
+        """The service."""
+        return handlers_of(REGISTRY_SERVICE, {"GetRegistry": self.get_registry, "ChangeRegistry": self.change_registry})
 
     async def get_registry(
         self, request: messages.GetRegistryRequest, context: Context
@@ -105,8 +97,8 @@ class RegistryDoor:
         return not self._tenants or self._tenants.manages_registry(caller)
 
     def _part(self, registry: Registry, caller: Caller, model: str) -> Registry:
-        """What the caller may see of a registry, or what it asked for of that. Who changed it and why is for those who
-        may.
+        """The part of a registry that the caller may see and has asked for. Authors and notes of changes are for
+        callers who may change it.
         """
         seen = [name for name in registry.models if may_see(self._tenants, caller, name)]
         wanted, shows_authors = {name for name in seen if name == (model or name)}, self._may_change(caller)

@@ -6,9 +6,7 @@ TEI serves one model; here metadata names one of several, or a default one answe
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeVar
 
-import numpy as np
-from google.protobuf.descriptor import ServiceDescriptor
-from google.protobuf.wrappers_pb2 import BytesValue
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from neuronpipe import __version__
 from neuronpipe.api.tei.v1 import tei_pb2 as tei
@@ -37,16 +35,16 @@ from neuronpipe.doors.inference import (
     Inference,
     ModelChoice,
     ModelName,
+    check_second,
     read_priority,
     truncation_of,
 )
-from neuronpipe.doors.vectors import token_places, token_vectors
+from neuronpipe.doors.vectors import float32_bytes, token_places, token_vectors, write_numbers
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import InferenceResult
 from neuronpipe.gateway.many import answer_in_order
 from neuronpipe.gateway.settings import PipelineSettings
-from neuronpipe.platform.process.door import Handler
-from neuronpipe.rpc.rpcs import Context, Rpc, by_path, call_of, metadata_of, rpcs_of
+from neuronpipe.rpc.rpcs import Context, Rpc, RpcHandler, RpcHandlers, call_of, handlers_of, metadata_of
 from neuronpipe.tasks.many_texts import MAX_TEXTS
 
 MessageT = TypeVar("MessageT")
@@ -62,14 +60,8 @@ _MODEL_TYPES = {
 _LEFT = tei.TRUNCATION_DIRECTION_LEFT
 
 
-def tei_rpcs(max_input_bytes: int) -> list[Rpc]:
-    """The rpcs of all services. One message is one input at most."""
-    limit = max_input_bytes
-    return [rpc for name, one in SERVICES.items() for rpc in rpcs_of(one, is_work=name != "Info", max_text_bytes=limit)]
-
-
 class _Asked(NamedTuple):
-    """What came with an rpc, for each of its requests."""
+    """The call, the priority and the model of an rpc, for each of its requests."""
 
     call: Call
     priority: "Priority.ValueType"
@@ -85,13 +77,13 @@ class TeiDoor:
         self._catalog = catalog
         self._settings = settings
 
-    def handlers(self) -> dict[str, Handler]:
-        """The handlers of all services, by path."""
+    def handlers(self) -> RpcHandlers:
+        """All services."""
 
-        def one(answer: Callable[[MessageT, _Asked], Awaitable[AnswerT]]) -> Handler:
+        def one(answer: Callable[[MessageT, _Asked], Awaitable[AnswerT]]) -> RpcHandler:
             return lambda message, context: answer(message, _asked(context))
 
-        def many(answer: Callable[[MessageT, _Asked], Awaitable[AnswerT]]) -> Handler:
+        def many(answer: Callable[[MessageT, _Asked], Awaitable[AnswerT]]) -> RpcHandler:
             def answer_all(messages: AsyncIterable[MessageT], context: Context) -> AsyncIterator[AnswerT]:
                 asked = _asked(context)
                 return answer_in_order(
@@ -100,33 +92,35 @@ class TeiDoor:
 
             return answer_all
 
-        return {
-            **by_path(SERVICES["Info"], Info=one(self.info)),
-            **by_path(
-                SERVICES["Embed"],
-                Embed=one(self.embed),
-                EmbedStream=many(self.embed),
-                EmbedSparse=one(self.embed_sparse),
-                EmbedSparseStream=many(self.embed_sparse),
-                EmbedAll=one(self.embed_all),
-                EmbedAllStream=many(self.embed_all),
-            ),
-            **by_path(
-                SERVICES["Predict"],
-                Predict=one(self.predict),
-                PredictPair=one(self.predict_pair),
-                PredictStream=many(self.predict),
-                PredictPairStream=many(self.predict_pair),
-            ),
-            **by_path(SERVICES["Rerank"], Rerank=one(self.rerank), RerankStream=one(self.rerank_stream)),
-            **by_path(
-                SERVICES["Tokenize"],
-                Tokenize=one(self.tokenize),
-                TokenizeStream=many(self.tokenize),
-                Decode=one(self.decode),
-                DecodeStream=many(self.decode),
-            ),
+        handlers: dict[str, dict[str, RpcHandler]] = {
+            "Info": {"Info": one(self.info)},
+            "Embed": {
+                "Embed": one(self.embed),
+                "EmbedStream": many(self.embed),
+                "EmbedSparse": one(self.embed_sparse),
+                "EmbedSparseStream": many(self.embed_sparse),
+                "EmbedAll": one(self.embed_all),
+                "EmbedAllStream": many(self.embed_all),
+            },
+            "Predict": {
+                "Predict": one(self.predict),
+                "PredictPair": one(self.predict_pair),
+                "PredictStream": many(self.predict),
+                "PredictPairStream": many(self.predict_pair),
+            },
+            "Rerank": {"Rerank": one(self.rerank), "RerankStream": one(self.rerank_stream)},
+            "Tokenize": {
+                "Tokenize": one(self.tokenize),
+                "TokenizeStream": many(self.tokenize),
+                "Decode": one(self.decode),
+                "DecodeStream": many(self.decode),
+            },
         }
+        return [pair for name, service in SERVICES.items() for pair in handlers_of(service, handlers[name], self._rpc)]
+
+    def _rpc(self, method: MethodDescriptor) -> Rpc:
+        """An rpc whose messages have one input at most."""
+        return Rpc.of(method, is_work=method.name != "Info", max_text_bytes=self._settings.max_input_bytes)
 
     async def info(self, message: tei.InfoRequest, asked: _Asked) -> tei.InfoResponse:
         """Info."""
@@ -155,8 +149,8 @@ class TeiDoor:
             truncation=_truncation(message),
         )
         result = await self._infer(asked, TaskInput(sentence_embedding=input), Spans.TEI_EMBED)
-        # The vector is the first field of both messages, so the bytes of one are the other's.
-        response = tei.EmbedResponse.FromString(result.result.message.sentence_embedding.SerializeToString())
+        response = tei.EmbedResponse()
+        write_numbers(float32_bytes(result.result.message.sentence_embedding), response)
         _write_metadata(result, len(message.inputs), response.metadata)
         return response
 
@@ -179,9 +173,7 @@ class TeiDoor:
         result = await self._infer(asked, TaskInput(feature_extraction=input), Spans.TEI_EMBED_ALL)
         response = tei.EmbedAllResponse()
         for vector in token_vectors(result.result.message.feature_extraction):
-            # On the wire a packed field of floats is a field of these bytes.
-            packed = BytesValue(value=np.ascontiguousarray(vector, "<f4").tobytes())
-            response.token_embeddings.add().MergeFromString(packed.SerializeToString())
+            write_numbers(vector.tobytes(), response.token_embeddings.add())
         _write_metadata(result, len(message.inputs), response.metadata)
         return response
 
@@ -193,6 +185,7 @@ class TeiDoor:
         """PredictPair."""
         if len(message.inputs) != 2:
             raise InvalidInput("inputs", f"{len(message.inputs)} texts, must be a pair")
+        check_second("inputs", message.inputs[1:])
         return await self._predict(message, asked, Spans.TEI_PREDICT_PAIR, *message.inputs)
 
     async def rerank(self, message: tei.RerankRequest, asked: _Asked) -> tei.RerankResponse:

@@ -1,10 +1,11 @@
-"""Results as several protocols write them: vectors, and the places of tokens."""
+"""Results as several protocols write them: vectors and the places of tokens."""
 
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
+from google.protobuf.message import Message
 from google.protobuf.wrappers_pb2 import BytesValue
 from numpy.typing import NDArray
 
@@ -46,12 +47,18 @@ def listed(inputs: str | list[str] | list[int] | list[list[int]]) -> tuple[Seque
 
 
 def float32_bytes(result: SentenceEmbeddingResult | ImageEmbeddingResult) -> bytes:
-    """The vector, float32, little-endian.
-
-    On the wire a packed field of floats is a field of these bytes, so a message with one field of bytes reads it. Of
-    384 numbers this takes 0.6 µs, and an array made of their list 18 µs (2026-11-22, 2 busy virtual CPUs).
-    """
+    """The vector, float32, little-endian."""
+    # A packed field of floats and a field of bytes have the same form on the wire, so BytesValue reads the field with
+    # its number, 1, and skips others. It copies the numbers twice, in 0.6 µs for 384; np.array of the list takes 18 µs
+    # (2026-11-22, 2 busy virtual CPUs).
     return BytesValue.FromString(result.SerializeToString()).value
+
+
+def write_numbers(numbers: bytes, message: Message) -> None:
+    """Writes a vector, float32 little-endian, into the repeated field `embeddings` of TEI's messages."""
+    # As in float32_bytes: the field has the number 1. It copies the numbers twice, in 2 µs for 384 and 4 µs for 4096;
+    # the message's own constructor makes an object of each number, in 35 and 650 µs (2026-11-29, 2 busy virtual CPUs).
+    message.MergeFromString(BytesValue(value=numbers).SerializeToString())
 
 
 def vector(result: SentenceEmbeddingResult | ImageEmbeddingResult) -> NDArray[np.float32]:

@@ -1,21 +1,26 @@
 """Who may call a gateway, what each tenant may do, and who may see and change the registry, whatever the door."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from neuronpipe.bundles.registry import Registry
 from neuronpipe.core.callers import Caller
 from neuronpipe.core.errors import ChangeRefused, ModelNotFound, NotAllowed, SetupError, Unauthenticated
-from neuronpipe.core.metrics import Telemetry
-from neuronpipe.core.watched import watching
+from neuronpipe.core.metrics import MayRead, Telemetry, all_may_read
 from neuronpipe.gateway.callers.authenticator import Authenticator
 from neuronpipe.gateway.callers.keys import WatchedFile
 from neuronpipe.gateway.callers.settings import CallerSettings, check_exposure
 from neuronpipe.gateway.settings import GatewaySettings, PipelineSettings
 from neuronpipe.gateway.tenants.tenants import EVERYTHING, Rights, TenantBook, Tenants, parse_tenants
 from neuronpipe.platform.cache.economics import RedisSettings
+from neuronpipe.platform.process.background import run_apart
 from neuronpipe.platform.process.door import Credentials
+from neuronpipe.platform.process.settings import ProcessSettings, ServerTlsSettings
+from neuronpipe.platform.watched import watching
+
+# Compute time of the requests of a model that run at once. Further requests wait for their tenant's turn. A shorter
+# window is fairer, a longer one allows larger batches.
+_FAIR_WINDOW_S = 0.02
 
 
 class Access:
@@ -39,6 +44,7 @@ class Access:
         if not (has_authentication or verifies_certificates):
             check_exposure(callers, *addresses)
         self.guard: Authenticator | None = None
+        self.may_read_metrics: MayRead = all_may_read
         self.tenants: Tenants | None = None
         self._redis = redis
         self._meters = telemetry.meters
@@ -51,7 +57,7 @@ class Access:
             self._book = WatchedFile("--tenants", callers.tenants, parse_tenants, self._meters)
         guard = self.guard = Authenticator(callers, self._tenant_of, self._meters, self._acts_for_others)
         limits = pipeline.max_requests_in_flight, pipeline.max_tokens_in_flight
-        self.tenants = Tenants(self._rights_of, limits, callers.fair_window_ms / 1000, self._meters)
+        self.tenants = Tenants(self._rights_of, limits, _FAIR_WINDOW_S, self._meters)
         if "metrics" not in guard.open_services:
 
             def may_read(authorization: str) -> bool:
@@ -61,7 +67,7 @@ class Access:
                     return False
                 return True
 
-            telemetry.may_read_metrics = may_read
+            self.may_read_metrics = may_read
 
     @asynccontextmanager
     async def kept_up_to_date(self, *, shares_budgets: bool = True) -> AsyncIterator[None]:
@@ -87,11 +93,16 @@ class Access:
         return bool(self._book) and self._rights_of(tenant).acts_for_others
 
 
-def access_by(settings: GatewaySettings, telemetry: Telemetry) -> Access:
-    """Who may call, by the settings of a gateway. Raises SetupError."""
-    addresses = (settings.listen, settings.http_listen)
-    verifies_certificates = bool(settings.tls_client_ca)
-    return Access(settings, settings, settings, addresses, telemetry, verifies_certificates=verifies_certificates)
+def access_by(
+    settings: GatewaySettings,
+    process: ProcessSettings,
+    tls: ServerTlsSettings,
+    redis: RedisSettings,
+    telemetry: Telemetry,
+) -> Access:
+    """Who may call a gateway with these settings. Raises SetupError."""
+    addresses, verifies = (process.listen, settings.http.http_listen), bool(tls.tls_client_ca)
+    return Access(settings.callers, settings.pipeline, redis, addresses, telemetry, verifies_certificates=verifies)
 
 
 def may_see(tenants: Tenants | None, caller: Caller, model: str) -> bool:
@@ -111,6 +122,6 @@ def check_may_change(tenants: Tenants | None, caller: Caller, model: str) -> Non
 async def registry_of(work: Callable[[], Registry]) -> Registry:
     """What reading or changing a registry returns, from a thread. Raises ChangeRefused where that is not possible."""
     try:
-        return await asyncio.to_thread(work)
+        return await run_apart(work)  # its bucket may hang
     except SetupError as error:
         raise ChangeRefused(str(error)) from error

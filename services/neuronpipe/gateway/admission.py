@@ -1,4 +1,4 @@
-"""Admission control: so many requests and tokens at once, whether alone, in a batch or on a stream."""
+"""Admission control: limits of the requests and tokens that run at once, alone, in a batch or on a stream."""
 
 import math
 import time
@@ -9,60 +9,80 @@ from operator import itemgetter
 from typing import Self
 
 from neuronpipe.core.calls import Call
+from neuronpipe.core.deadlines import HeldTime
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
 from neuronpipe.core.items import ModelKey
 from neuronpipe.gateway.load_shedding import Load, ModelLoad, TenantLoad
 from neuronpipe.gateway.tenants.tenants import Admitted, Tenants
+from neuronpipe.gateway.tenants.turns import Turn
 
 # Bulk requests leave this share of the gate to interactive ones, so that it is seldom necessary to end one that is
 # under way.
 _INTERACTIVE_SHARE = 0.25
 _LIMITS = "the gateway's max_requests_in_flight, max_tokens_in_flight"
-# For so long refusals before reading are the same one, as to refuse must cost little.
+# Refusals before reading share one error for this time, because a refusal must cost little.
 _REFUSAL_LIFE_S = 0.02
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Admission(Admitted):
-    """A request inside the gate, until the block ends whose context manager it is. `held_s`: how much of that time it
-    was held, which says nothing of how long answers take.
+    """A request inside the gate for as long as the block runs. `held`: the time for which the request was held, which
+    says nothing about how long answers take.
     """
 
     gate: "Gate"
     input_bytes: int
     is_estimate: bool
     began_s: float
-    held_s: float = 0.0
+    held: HeldTime | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.shed = _has_left  # it may belong to the request, which has this admission
+        is_late = kind is not None and issubclass(kind, DeadlineExceeded)
+        if is_late and self.gate.forecasts and not (self.held and self.held.service):
+            self.note_late()
         if not self.is_shed:
             self.gate.leave(self, is_answered=kind is None)
 
-    def turn(self, model: ModelKey) -> AbstractAsyncContextManager[Call]:
-        """Waits for its tenant's turn, and runs in the block with the call that it yields; at once where there are no
-        tenants.
+    @property
+    def held_s(self) -> float:
+        """The seconds for which the request was held."""
+        return self.held.total_ns / 1e9 if self.held else 0.0
+
+    def turn(self, model: ModelKey) -> AbstractAsyncContextManager[Turn | None]:
+        """Waits for the turn of the request's tenant, which lasts as long as the block. Without tenants the request
+        does not wait, and has no turn.
         """
-        return self.gate.tenants.turn(self, model) if self.gate.tenants else nullcontext(self.call)
+        return self.gate.tenants.turn(self, model) if self.gate.tenants else nullcontext()
 
     def count(self, tokens: int, new_tokens: int = 0) -> None:
-        """Corrects the estimates: by the tokens of its input, unless these were known, and by those that it generates
-        at most. Raises Overloaded where they let in too much.
+        """Replaces the estimates by the tokens of the input, unless these were known, and by the most tokens that the
+        request generates. Raises Overloaded where the estimates let in too much.
         """
         self.gate.correct(self, tokens, new_tokens)
 
     def generated(self, tokens: int) -> None:
-        """It has generated so many more tokens, which is when they count for its tenant's share."""
+        """Counts tokens for the tenant's share when the request has generated them."""
         self.generated_tokens += tokens
-        if self.turns:
-            self.turns[0].charge(self.turns[1], tokens)
+        if self.own_turn:
+            self.own_turn.charge(tokens)
+
+    def wait(self, is_waiting: bool) -> None:
+        """Gives the turn to others while the request waits in a stage before it computes."""
+        if self.own_turn:
+            self.own_turn.pause(is_paused=is_waiting)
 
     def note_late(self) -> None:
-        """It has passed its deadline, or will."""
-        deadline_s = self.call.deadline_s
-        self.model.note_late(self.of_tenant, None if deadline_s is None else deadline_s - self.began_s)
+        """Records that this request missed its deadline, or will miss it."""
+        deadline_s, sent_s = self.call.deadline_s, self.began_s + self.held_s
+        self.model.note_late(self.of_tenant, None if deadline_s is None else deadline_s - sent_s)
+
+
+def _has_left() -> None:
+    """Ends nothing: the request has left."""
 
 
 def _bulk_share(limit: int) -> int:
@@ -71,7 +91,7 @@ def _bulk_share(limit: int) -> int:
 
 class Gate:
     """Counts requests and tokens in and out. `tenants`: their quotas and shares; None where callers are anonymous.
-    `model_limits`: most requests in flight of single models, whatever their versions.
+    `model_limits`: the most requests in flight of single models, over all versions.
     """
 
     def __init__(
@@ -80,8 +100,12 @@ class Gate:
         max_tokens: int,
         tenants: Tenants | None = None,
         model_limits: Mapping[str, int] | None = None,
+        *,
+        forecasts: bool = True,
     ) -> None:
+        """`forecasts`: whether the gate refuses requests that would be late, after one was late."""
         self._limits = (max_requests, max_tokens)
+        self.forecasts = forecasts
         self.tenants = tenants
         self._load = Load()
         self._models: dict[str, ModelLoad[Admitted]] = {}
@@ -98,7 +122,7 @@ class Gate:
 
     @property
     def share(self) -> float:
-        """What is inside to the limits, of requests or of tokens, whichever is more."""
+        """The fuller of the two limits (requests, tokens), as a share from 0 to 1."""
         return max(self._load.requests / self._limits[0], self._load.tokens / self._limits[1])
 
     def check_room(self, remaining_s: float | None, tenant: str = "") -> None:
@@ -131,14 +155,15 @@ class Gate:
         model: str,
         new_tokens: int = 0,
         shed: Callable[[], None],
+        held: HeldTime | None = None,
     ) -> Admission:
-        """Admits a request of so many bytes for as long as the block runs. Raises Overloaded where there is no room,
-        and DeadlineExceeded where its model is overloaded and no answer would be ready in time.
+        """Admits a request for as long as the block runs. Raises Overloaded where there is no room, and
+        DeadlineExceeded where the model is overloaded and no answer would be ready in time.
 
-        `known_tokens`: what the input costs, where that is known before it is tokenized; else it is estimated from
-        the bytes. `new_tokens`: what it generates at most. `shed`: called where it must end, to make room: a bulk
-        request for an interactive one, or one of a tenant that has more of the gate than its share, or of the model.
-        The newest go first; `is_shed` is set then.
+        `known_tokens`: the cost of the input, where it is known before the input is tokenized; else the gate estimates
+        it from the bytes. `new_tokens`: the most tokens that the request generates. `shed`: ends the request, to make
+        room: a bulk request for an interactive one, or a request of a tenant that has more than its share of the gate
+        or of the model. The newest requests go first, and `is_shed` is set. `held`: the record of the request.
         """
         load = self._models.get(model)
         if load is None:
@@ -157,6 +182,7 @@ class Gate:
             is_estimate=known_tokens is None,
             shed=shed,
             began_s=time.monotonic(),
+            held=held,
         )
         if self.tenants:
             self.tenants.check(tenant, admission.tokens)
@@ -177,11 +203,11 @@ class Gate:
         return admission
 
     def leave(self, admission: Admission, *, is_answered: bool) -> None:
-        """The end of a request that was not shed."""
+        """Counts the end of a request that was not shed."""
         if is_answered:
             answer_s = time.monotonic() - admission.began_s - admission.held_s
             admission.model.note_answer(admission.of_tenant, answer_s)
-        # One that a stage refuses leaves at once, and says nothing of how fast others do.
+        # A request that a stage refuses leaves at once, and says nothing about how fast others leave.
         self._take_out(admission, is_drained=is_answered)
 
     def correct(self, admission: Admission, tokens: int, new_tokens: int) -> None:
@@ -203,8 +229,8 @@ class Gate:
             admission.model.load.tokens += more
             if self.tenants:
                 self.tenants.correct(admission, more)
-        if admission.turns:
-            admission.turns[0].resize(admission.turns[1], tokens - thought)
+        if admission.own_turn:
+            admission.own_turn.resize(tokens - thought)
         admission.tokens, admission.new_tokens = tokens + new_tokens, new_tokens
 
     def shed_error(self, admission: Admission) -> Overloaded:
@@ -266,7 +292,7 @@ class Gate:
         return other
 
     def _make_room(self, admission: Admission, requests: int, tokens: int) -> None:
-        """Sheds others for so many more requests and tokens of this one. Raises Overloaded where there is no room."""
+        """Sheds other requests for more requests and tokens of this one. Raises Overloaded where there is no room."""
         is_bulk = admission.call.is_bulk
         excess = self._excess(requests, tokens, is_bulk=is_bulk)
         if excess and not is_bulk and not self._excess(requests, tokens, is_bulk=False, besides=self._bulk):
@@ -282,7 +308,7 @@ class Gate:
     def _excess(
         self, more_requests: int, more_tokens: int, *, is_bulk: bool, besides: Collection[Admitted] = ()
     ) -> tuple[int, int] | None:
-        """How many requests and tokens would be too much with so many more; None where they fit.
+        """The requests and tokens above the limits with this many more; None where they fit.
 
         `besides`: requests inside that are not counted. A request larger than the gate is let into an empty one, or it
         never could be.
@@ -294,7 +320,7 @@ class Gate:
         if requests <= 1:
             return None
         most_requests, most_tokens = map(_bulk_share, self._limits) if is_bulk else self._limits
-        # One that is inside already has its place, and only its tokens are in question.
+        # A request that is inside already has its place: only its tokens are in question.
         excess = requests - most_requests if more_requests else 0, tokens - most_tokens
         return (max(0, excess[0]), max(0, excess[1])) if max(excess) > 0 else None
 

@@ -12,9 +12,10 @@ from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.holding import Holding
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.results import kept_results, running_result_cache
-from neuronpipe.gateway.routing import open_gateway_models
+from neuronpipe.gateway.routing import GatewayModels, open_gateway_models
 from neuronpipe.gateway.settings import PipelineSettings, ResultCacheSettings, parse_aliases
 from neuronpipe.gateway.tenants.tenants import Tenants
+from neuronpipe.platform.cache.economics import NO_REDIS, RedisSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Gateway:
 
 
 @asynccontextmanager
-async def running_gateway(
+async def running_pipeline(
     bundles: list[Bundle],
     stages: Stages,
     settings: PipelineSettings,
@@ -35,17 +36,18 @@ async def running_gateway(
     tenants: Tenants | None = None,
     known: Sequence[Bundle] = (),
     holding: Holding | None = None,
-) -> AsyncIterator[Gateway]:
-    """The gateway of these models. `tenants`: None where callers have no names. `known`: bundles that will be opened
-    later. `holding`: that of its stages. Raises SetupError.
+    redis: RedisSettings = NO_REDIS,
+) -> AsyncIterator[tuple[GatewayModels, Pipeline]]:
+    """The table of these models, and the pipeline that runs requests for them. `tenants`: None where callers have no
+    names. `known`: bundles that will be opened later. `holding`: that of its stages. Raises SetupError.
     """
     keeps_results = kept_results([*bundles, *known], results)
     async with AsyncExitStack() as stack:
         cache = None
         if any(map(keeps_results, (*bundles, *known))):
-            cache = await stack.enter_async_context(running_result_cache(results, telemetry))
+            cache = await stack.enter_async_context(running_result_cache(results, telemetry, redis))
         models = open_gateway_models(telemetry.meters, keeps_results, parse_aliases(settings.model_aliases))
         await stack.enter_async_context(running_models(models, bundles))
         pipeline = Pipeline(models, stages, settings, telemetry, cache, tenants, holding)
         await stack.enter_async_context(pipeline.copies.running())
-        yield Gateway(pipeline, Catalog(models, tenants))
+        yield models, pipeline

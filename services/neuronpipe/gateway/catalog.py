@@ -14,10 +14,10 @@ from neuronpipe.gateway.tenants.tenants import Tenants
 class Catalog:
     """Answers ModelService's questions, by what the caller whom the running task answers may use."""
 
-    def __init__(self, models: GatewayModels, tenants: Tenants | None = None) -> None:
+    def __init__(self, models: GatewayModels, tenants: Tenants | None = None, router: Router | None = None) -> None:
+        """`router`: describes the states of versions; None where versions do not change."""
         self.models = models
-        # What says how versions do; None where they do not change.
-        self.router: Router | None = None
+        self.router = router
         self._tenants = tenants
 
     @property

@@ -12,17 +12,17 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from typing import Any
 
 from neuronpipe.core import metrics
 from neuronpipe.core.errors import NeuronpipeError, Unavailable
-from neuronpipe.core.generated import NewTokens
-from neuronpipe.core.items import ModelKey, StageItem
+from neuronpipe.core.generated import NewTokens, TokenSink, TokenStream
+from neuronpipe.core.items import ExecuteItem, ModelKey, StageItem
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.names import Events
-from neuronpipe.core.streams import Stream
-from neuronpipe.core.tracing import Event, current_span
+from neuronpipe.core.streams import Preparation, Stream
+from neuronpipe.core.tracing import SpanEvent, current_span
 from neuronpipe.gateway.holding import Holding
 from neuronpipe.gateway.stage_queue import QueuedItem, StageQueue
 
@@ -39,7 +39,7 @@ _MAX_ABANDONED = 128
 
 
 class Coalescer:
-    """One stage with all of its endpoints. The instance is the stage function; `serve` adds an endpoint."""
+    """One stage with all of its endpoints. The instance and `generate` are stage functions. `serve` adds one."""
 
     def __init__(
         self,
@@ -64,16 +64,22 @@ class Coalescer:
         self._holders_of_any = 0
         self._item_ids = itertools.count(1)
         self._is_reported = False
-        # The models that items may be sent for; None until somebody says so.
+        # The models that items may be sent for; None until `need` says so.
         self.needed: frozenset[ModelKey] | None = None
         self._watchers: list[Callable[[], None]] = []
 
-    async def __call__(self, item: StageItem) -> Any:
-        """The item's value. If the caller cancels, the item is cancelled, too.
+    def generate(self, item: ExecuteItem) -> AsyncGenerator[Any, None]:
+        """Yields the tokens of one text as they come, and in the end the item's value. Raises as a call does."""
+        stream = TokenStream(is_urgent=item.is_urgent)
+        return stream.read(self(item, stream))
+
+    async def __call__(self, item: StageItem, stream: TokenSink | None = None) -> Any:
+        """Returns the item's value. The tokens of a text are put into the stream as they come. If the caller cancels,
+        the item is cancelled, too.
 
         Raises the errors of the stage, Unavailable, and Overloaded where too much is held.
         """
-        queued = QueuedItem(next(self._item_ids), item)
+        queued = QueuedItem(next(self._item_ids), item, stream)
         if not self._holders_of(item.model):
             self._hold(queued)
         self._queue.append(queued)
@@ -107,6 +113,10 @@ class Coalescer:
         if not all(key in endpoint.unloaded for endpoint in having):
             return None
         return any(endpoint.unloaded[key] for endpoint in having) if having else None
+
+    def preparation_of(self, key: ModelKey) -> Preparation:
+        """How far all endpoints together have prepared a model."""
+        return sum((endpoint.prepared.get(key, Preparation()) for endpoint in self._endpoints), Preparation())
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Calls `changed` after each change of what endpoints have, until the returned function is called."""
@@ -143,6 +153,7 @@ class Coalescer:
             if queued.losses >= _MAX_LOSSES or queued.has_tokens:
                 queued.end(Unavailable(self._unreachable))
             elif not queued.future.done():
+                queued.put(NewTokens())  # it may have waited there for its grammar
                 returned.append(queued)
         self._queue.put_back(returned)
         self.recount()
@@ -176,7 +187,7 @@ class Coalescer:
         for queued in taken:
             if queued.is_returned:
                 queued.is_returned = False
-                queued.events.append(Event(Events.RETRIED, time.monotonic_ns()))
+                queued.events.append(SpanEvent(Events.RETRIED, time.monotonic_ns()))
                 self._retried.add()
         self._wake_one()
         return taken
@@ -219,8 +230,9 @@ class Coalescer:
         if not self._holding.is_on or has_failed:
             raise self._unavailable(model)
         if not queued.hold:
-            queued.hold = self._holding.begin(self.service, queued.size_bytes)
-            queued.events.append(Event(Events.HELD, queued.hold.began_ns))
+            item = queued.item
+            queued.hold = self._holding.begin(self.service, queued.size_bytes, item.call.caller.tenant, item.work.held)
+            queued.events.append(SpanEvent(Events.HELD, queued.hold.began_ns))
 
     def _unavailable(self, model: ModelKey) -> Unavailable:
         problem = f"no process of the {self.service} service has model {model.name!r} version {model.version}"
@@ -253,6 +265,7 @@ class _Endpoint:
         self.models = stream.models
         self.problems = stream.problems
         self.unloaded = stream.unloaded
+        self.prepared = stream.prepared
         # The models that it gets items for; None: any.
         self.accepted = self.models
         # The models that it was told items may be sent for.
@@ -282,7 +295,7 @@ class _Endpoint:
 
     @property
     def in_memory(self) -> frozenset[ModelKey]:
-        """Those of its models that are loaded."""
+        """The loaded models of the endpoint."""
         return (self.models or frozenset()) - self.unloaded.keys()
 
     def wake(self) -> None:
@@ -291,7 +304,7 @@ class _Endpoint:
         self._is_woken.set()
 
     def abandon(self, item_id: int) -> None:
-        """Tells the endpoint that nobody waits for an item any more."""
+        """Tells the endpoint that the caller of an item has left."""
         if self._pop(item_id):
             self._abandoned.append(item_id)
             self.wake()
@@ -329,12 +342,14 @@ class _Endpoint:
                 raise result
 
     async def _send(self) -> None:
-        while not self._is_retired:
-            if (needed := self._coalescer.needed) is not None and needed != self._told:
+        """Sends items and the ids of abandoned items. A retired endpoint gets no items, and still gets the ids."""
+        while True:
+            needed = self._coalescer.needed
+            if not self._is_retired and needed is not None and needed != self._told:
                 self._told = needed
                 await self._stream.tell_needed(needed)
                 continue  # it may have been retired meanwhile
-            taken = self._coalescer.take(self)
+            taken = [] if self._is_retired else self._coalescer.take(self)
             abandoned, self._abandoned = self._abandoned[:_MAX_ABANDONED], self._abandoned[_MAX_ABANDONED:]
             if not taken and not abandoned:
                 self.is_free = True
@@ -369,11 +384,12 @@ class _Endpoint:
             response = await self._stream.receive()
             for item_id, outcome in response.outcomes:
                 if isinstance(outcome, NewTokens):
-                    self._report(item_id, outcome)
+                    self._put(item_id, outcome)
                 else:
                     self._end(item_id, outcome)
             if response.models is not None:
-                self.models, self.problems, self.unloaded = response.models, response.problems, response.unloaded
+                self.models, self.problems = response.models, response.problems
+                self.unloaded, self.prepared = response.unloaded, response.prepared
                 self._coalescer.recount()
             if response.kept_item_ids is not None:
                 self._is_retired = True
@@ -392,9 +408,9 @@ class _Endpoint:
                     self._is_answered.clear()
                     await self._is_answered.wait()
 
-    def _report(self, item_id: int, tokens: NewTokens) -> None:
+    def _put(self, item_id: int, tokens: NewTokens) -> None:
         if queued := self._in_flight.get(item_id):
-            queued.report(tokens)
+            queued.put(tokens)
 
     def _end(self, item_id: int, outcome: object) -> None:
         queued = self._pop(item_id)

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
-from neuronpipe.core.background import run_beside
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.gateway.holding import Holding
+from neuronpipe.platform.process.background import run_beside
 from neuronpipe.platform.tls import WatchedTls
 from neuronpipe.rpc.endpoints import follow_endpoints
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE

@@ -1,29 +1,44 @@
-"""Prediction and post-processing of a request that generates, side by side: tokens become text as they come.
+"""Requests that generate: the texts of one request side by side, whose tokens become text as they come.
 
-Post-processing is a pure function of the tokens that are no text yet and of those before them, so each part may be
-decoded by another process.
+Post-processing is a pure function of the tokens that are no text yet and of the tokens before them, so another process
+may decode each part.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
 
-from neuronpipe.api.v1.inference_pb2 import GenerateStart
+from neuronpipe.api.v1.inference_pb2 import GenerateStart, Usage
 from neuronpipe.api.v1.stages_pb2 import GenerationFigures
-from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskResult, TokenLogprob
-from neuronpipe.core.background import run_together
+from neuronpipe.api.v1.tasks_pb2 import (
+    FinishReason,
+    GenerationOptions,
+    TaskInput,
+    TaskResult,
+    TokenLogprob,
+)
+from neuronpipe.api.v1.tasks_pb2 import (
+    GeneratedText as TextMessage,
+)
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.core.generated import NewTokens, TokenLogprobs
-from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Stages
+from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Stages, Work
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.core.tensors import Arrays
-from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest
+from neuronpipe.gateway.admission import Admission
+from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, Result
+from neuronpipe.gateway.kinds import PlainInput
 from neuronpipe.gateway.routing import GatewayModel
+from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.platform.process.background import run_together
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.generated_text import WINDOW_TOKENS
 from neuronpipe.tasks.text_generation import (
     GenerationFacts,
+    is_drawn,
     logprob_arrays,
     most_generated,
     part_arrays,
@@ -32,266 +47,308 @@ from neuronpipe.tasks.text_generation import (
 )
 
 _MORE, _STOP_STRING = FinishReason.FINISH_REASON_UNSPECIFIED, FinishReason.FINISH_REASON_STOP_STRING
-# Tokens that are no text yet are decoded again with the next ones: of many, as a long run of byte tokens, only once
-# there is a new one for so many. So a text sends each token about so many times at most, however long the run is.
+# Tokens that are no text yet are decoded again with the next tokens. A long run of them, such as byte tokens, is
+# decoded only once it has grown by an eighth. So each token is sent about eight times at most, however long the run is.
 _HELD_PER_NEW = 8
 
 
-class TextRuns:
-    """The texts of one request side by side, from its encoded prompt to its result."""
+class TextParts:
+    """The parts of a request's texts between its task and its caller. To a caller who reads slowly, the parts of a text
+    that wait are one.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[GenerateStart | GeneratedPart] = []
+        self._has_news = asyncio.Event()
+        self._is_closed = False
+
+    def put(self, part: GenerateStart | GeneratedPart) -> None:
+        """Adds the start of the texts, or a part of a text."""
+        self._waiting.append(part)
+        self._has_news.set()
+
+    def close(self) -> None:
+        """Ends the parts: the request has its result or its error."""
+        self._is_closed = True
+        self._has_news.set()
+
+    async def take(self) -> list[GenerateStart | GeneratedPart]:
+        """Waits for parts, and takes those that wait; none once the parts are closed."""
+        while not (self._waiting or self._is_closed):
+            self._has_news.clear()
+            await self._has_news.wait()
+        waiting, self._waiting = self._waiting, []
+        return [*_joined(waiting)]
+
+
+class GeneratedText(PlainInput):
+    """A prompt that the model continues token by token, with one text or several."""
 
     def __init__(
         self,
-        stages: Stages,
         request: InferenceRequest,
+        call: Call,
         model: GatewayModel,
-        encoded: EncodedInput,
-        interval: int,
-        count: Callable[[int], None],
+        settings: PipelineSettings,
+        parts: TextParts | None = None,
     ) -> None:
-        """`interval`: after the first token, so many become text together. `count`: is told how many tokens were
-        generated, as they come.
-        """
-        self._request = request
-        self._start = GenerateStart(
-            model=model.key.name,
-            version=str(model.key.version),
-            request_id=request.call.request_id,
-            prompt_tokens=encoded.tokens,
-        )
+        """`parts`: gets the texts as they come; None for a caller who waits for the result."""
+        super().__init__(request, call, model, settings)
+        self._interval = settings.stream_interval
+        self._parts = parts
+        self._runs: list[_TextRun] = []
+        options = request.input.body.options
+        self.new_tokens = most_generated(options, model.spec)
+        self.is_repeatable = not (parts or is_drawn(options, model.spec))
+
+    def note_encoded(self, encoded: EncodedInput) -> None:
+        request, call, model = self._request, self._call, self._model
         task = TASKS[model.spec.task]
         assert task.complete  # noqa: S101 (the model generates)
-        self._task = task.name
-        options = task.complete(getattr(request.input.message, task.name), model.spec, encoded.tokens)
+        options = task.complete(request.input.body, model.spec, encoded.tokens)
+        self.new_tokens = most_generated(options, model.spec, encoded.tokens)
         self._beams, self._is_search = options.num_beams, options.num_beams > 1
-        runs = range(max(1, options.num_return_sequences))
-        self._count = count
-        of_each = None if self._is_search else count
-        self._runs = [_TextRun(stages, request, model, encoded, options, number, interval, of_each) for number in runs]
-        self.most_tokens = most_generated(options, model.spec, encoded.tokens)
-
-    @property
-    def first_token_ns(self) -> int:
-        """When the first token was there, on time.monotonic_ns(); 0 until then."""
-        return min((one.first_token_ns for one in self._runs if one.first_token_ns), default=0)
-
-    @property
-    def generated_tokens(self) -> int:
-        """The tokens of the texts."""
-        return sum(one.generated_tokens for one in self._runs)
-
-    @property
-    def discarded_tokens(self) -> int:
-        """The tokens that came after their ends."""
-        return sum(one.discarded_tokens for one in self._runs)
-
-    async def predict(self, call: Call) -> Prediction:
-        """Generates the tokens, and passes their text to the request's listener. What it took is that of the longest.
-
-        The first text that fails ends the others.
-        """
-        if self._request.listener:
-            self._request.listener(self._start)
-        first, *others = self._runs
-        try:
-            predictions = await run_together(
-                # One search finds all its texts.
-                [first.predict(call), *(one.predict_after(first, call) for one in others if not self._is_search)]
+        end_token_ids = frozenset((*GenerationFacts.of(model.spec).end_token_ids, *options.stop_token_ids))
+        self._runs = [
+            _TextRun(
+                call=call,
+                model=model,
+                input=request.input,
+                encoded=encoded,
+                options=options,
+                number=number,
+                # Tokens after a stop string are generated in vain, so each token is looked at.
+                interval=1 if options.stop_strings else self._interval,
+                end_token_ids=end_token_ids,
+                parts=self._parts,
+                is_search=self._is_search,
             )
-        except asyncio.CancelledError:
-            if self._is_search:  # it tells of no tokens before its end, so it may have computed all of them
-                self._count(self.most_tokens)
-            raise
+            for number in range(max(1, options.num_return_sequences))
+        ]
+
+    async def predict(self, stages: Stages, work: Work, encoded: EncodedInput, admission: Admission) -> Prediction:
+        """Generates the tokens of all texts, and puts their text into the parts. The first text that fails ends the
+        others. Returns the prediction of the text that took the longest.
+        """
+        if self._parts:
+            name, version = self._model.key
+            self._parts.put(
+                GenerateStart(
+                    model=name,
+                    version=str(version),
+                    request_id=self._call.request_id,
+                    prompt_tokens=encoded.tokens,
+                )
+            )
         if self._is_search:
-            texts = predictions[0].outputs.arrays
-            longest_text = max((len(arrays["token_ids"]) for arrays in texts), default=0)
-            self._count(longest_text * self._beams)
-            del self._runs[max(1, len(texts)) :]  # it may have found fewer
-            for run, arrays in zip(self._runs, texts, strict=False):
-                run.take(arrays)
-        longest = max(predictions, key=lambda one: one.queue_ns + one.compute_ns)
-        # The prompt counts once, so what of it was cached does, too.
-        figures = [one.generation for one in predictions if one.generation]
-        if longest.generation:
+            return await self._search(stages, work, admission)
+        first, *others = self._runs
+        if not others:
+            return await first.predict(stages, work, admission)
+        # The others begin when the first has begun, so that the prompt is computed once: the executor keeps it.
+        following = (run.predict(stages, work, admission, after=first) for run in others)
+        predictions = await run_together([first.predict(stages, work, admission), *following])
+        longest = max(predictions, key=lambda prediction: prediction.queue_ns + prediction.compute_ns)
+        if longest.generation:  # the prompt counts once, so its cached tokens count once
+            figures = [prediction.generation for prediction in predictions if prediction.generation]
             longest.generation.cached_tokens = min(one.cached_tokens for one in figures)
         return longest
 
-    async def postprocess(self, call: Call) -> Packed[TaskResult]:
-        """The result, with the text of the last tokens."""
-        texts = await run_together(one.postprocess(call) for one in self._runs)
+    async def postprocess(self, stages: Stages, work: Work, encoded: EncodedInput, prediction: Prediction) -> Result:
+        """Makes the result, with the text of the last tokens."""
+        self.first_token_ns = min((run.first_token_ns for run in self._runs if run.first_token_ns), default=0)
+        texts = await run_together(run.postprocess(stages, work) for run in self._runs)
         result = TaskResult()
-        getattr(result, self._task).sequences.extend(texts)
+        getattr(result, self._model.spec.task).sequences.extend(texts)
         return pack_result(result)
 
+    def usage(self, encoded: EncodedInput, prediction: Prediction) -> Usage:
+        usage = super().usage(encoded, prediction)
+        if figures := prediction.generation:
+            usage.generated_tokens = sum(run.generated_tokens for run in self._runs)
+            usage.discarded_tokens = sum(run.discarded_tokens for run in self._runs)
+            usage.cached_tokens, usage.steps = figures.cached_tokens, figures.steps
+        return usage
 
+    async def _search(self, stages: Stages, work: Work, admission: Admission) -> Prediction:
+        """Searches all texts at once. The executor tells no tokens before the end of the search."""
+        try:
+            prediction = await self._runs[0].predict(stages, work, admission)
+        except asyncio.CancelledError:
+            admission.generated(self.new_tokens)  # the executor may have computed all of them
+            raise
+        texts = prediction.outputs.arrays
+        longest_text = max((len(arrays["token_ids"]) for arrays in texts), default=0)
+        admission.generated(longest_text * self._beams)
+        del self._runs[max(1, len(texts)) :]  # the search may have found fewer texts
+        for run, arrays in zip(self._runs, texts, strict=False):
+            run.take(arrays)
+        return prediction
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class _TextRun:
-    """One text of a request."""
+    """One text of a request. `interval`: the number of tokens that become text together after the first one."""
 
-    def __init__(
-        self,
-        stages: Stages,
-        request: InferenceRequest,
-        model: GatewayModel,
-        encoded: EncodedInput,
-        options: GenerationOptions,
-        number: int,
-        interval: int,
-        count: Callable[[int], None] | None,
-    ) -> None:
-        self._count = count
-        self._stages = stages
-        self._request = request
-        self._model = model
-        self._encoded = encoded
-        self._number = number
-        self._ended_by = 0
-        self.options = options
-        # What comes after a stop string is generated in vain, so each token is looked at.
-        self._interval = 1 if options.stop_strings else interval
-        self._end_token_ids = {*GenerationFacts.of(model.spec).end_token_ids, *options.stop_token_ids}
-        # On time.monotonic_ns(); 0 until it is there.
-        self.first_token_ns = 0
-        self._token_ids: list[int] = []
-        # What the executor says of the whole text, as decoding takes it.
-        self._of_whole: Arrays = {}
-        self._logprobs: list[TokenLogprobs] = []
-        self._told_logprobs: list[TokenLogprob] = []
-        self._figures = GenerationFigures()
-        self._has_begun = asyncio.Event()
-        self._has_news = asyncio.Event()
-        # The text so far, and the number of its tokens.
-        self._text = ""
-        self._released = 0
-        self._is_stopped = False
-
-    @property
-    def generated_tokens(self) -> int:
-        """The tokens of the text."""
-        return self._released
+    call: Call
+    model: GatewayModel
+    input: Packed[TaskInput]
+    encoded: EncodedInput
+    options: GenerationOptions
+    number: int
+    interval: int
+    end_token_ids: frozenset[int]
+    parts: TextParts | None
+    is_search: bool
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    first_token_ns: int = 0
+    needs_no_turn: bool = False
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    figures: GenerationFigures = field(default_factory=GenerationFigures)
+    ended_by: int = 0
+    # The executor's arrays about the whole text, as decoding takes them.
+    of_whole: Arrays = field(default_factory=dict)
+    # The text so far, the number of its tokens, and the number of tokens when they were last decoded.
+    text: str = ""
+    text_logprobs: list[TokenLogprob] = field(default_factory=list)
+    generated_tokens: int = 0
+    seen: int = 0
+    is_stopped: bool = False
 
     @property
     def discarded_tokens(self) -> int:
-        """The tokens that came after its end."""
-        return len(self._token_ids) - self._released
+        """The number of tokens that came after the end of the text."""
+        return len(self.token_ids) - self.generated_tokens
 
-    async def predict_after(self, first: "_TextRun", call: Call) -> Prediction:
-        """Begins when another text has begun, so that the prompt is computed once: the executor keeps it."""
-        await first._has_begun.wait()
-        return await self.predict(call)
+    async def predict(
+        self, stages: Stages, work: Work, admission: Admission, after: "_TextRun | None" = None
+    ) -> Prediction:
+        """Generates the tokens up to a stop string, and makes text of them as they come, if there are parts.
 
-    async def predict(self, call: Call) -> Prediction:
-        """Generates the tokens, up to a stop string, and passes their text to the request's listener."""
-        request = self._request
-        sequences, options, number = self._encoded.sequences, self.options, self._number
-        item = ExecuteItem(call, self._model.key, sequences, options, self._note, sequence=number)
-        executing = asyncio.ensure_future(self._stages.execute(item))
-        executing.add_done_callback(lambda _: self._has_news.set())
-        executing.add_done_callback(lambda _: self._has_begun.set())
+        `admission`: counts the tokens as they come. `after`: the text that must begin before.
+        """
+        if after:
+            await after.has_begun.wait()
+        key, sequences = self.model.key, self.encoded.sequences
+        reads_along = bool(self.parts or self.options.stop_strings)
+        item = ExecuteItem(self.call, key, sequences, self.options, self.number, is_urgent=reads_along, work=work)
         try:
-            if request.listener or self.options.stop_strings:
-                await self._read_along(call, executing)
-            prediction = await executing if not self._is_stopped else self._stopped()
-        except Unavailable as error:
-            if not self._token_ids:
-                raise
-            raise Unavailable(f"{error.message}, after {len(self._token_ids)} tokens of the text") from error
+            async with aclosing(stages.generate(item)) as events:
+                async for event in events:
+                    if isinstance(event, Prediction):
+                        return self._complete(event, admission)
+                    self._note(event, admission)
+                    if reads_along and self._is_due():
+                        await self._decode(stages, work, _MORE)
+                    if self.is_stopped:
+                        break
+            return self._stopped()
+        except Exception as error:
+            if reads_along and self.seen < len(self.token_ids):
+                await self._decode(stages, work, _MORE)
+            if isinstance(error, Unavailable) and self.token_ids:
+                problem = f"{error.message}, after {len(self.token_ids)} tokens of the text"
+                raise Unavailable(problem) from error
+            raise
         finally:
-            executing.cancel()
-            await asyncio.gather(executing, return_exceptions=True)
-        self.first_token_ns = self.first_token_ns or time.monotonic_ns()  # of a search the text comes as a whole
-        if prediction.outputs:
-            self.take(prediction.outputs.arrays[0])
-        return prediction
+            self.has_begun.set()
 
     def take(self, arrays: Arrays) -> None:
         """Takes the whole text, as the executor has it in the end."""
-        token_ids = arrays["token_ids"].tolist()
-        if self._count:
-            self._count(len(token_ids) - len(self._token_ids))
-        self._token_ids = token_ids
-        self._ended_by = int(arrays["finish_reason"])
-        self._of_whole = {
-            name: array for name, array in arrays.items() if name == "score" or name.startswith("prompt_")
-        }
+        self.token_ids = arrays["token_ids"].tolist()
+        self.ended_by = int(arrays["finish_reason"])
+        self.of_whole = {name: array for name, array in arrays.items() if name == "score" or name.startswith("prompt_")}
         if "logprobs" in arrays:
-            self._logprobs = read_logprobs(arrays)
+            self.logprobs = read_logprobs(arrays)
 
-    async def postprocess(self, call: Call) -> GeneratedText:
-        """The whole text, with that of the last tokens."""
-        text = GeneratedText(finish_reason=_STOP_STRING)
-        if not self._is_stopped:
-            text = await self._decode(call, self._ended_by)
-        whole = GeneratedText(text=self._text, finish_reason=text.finish_reason, logprobs=self._told_logprobs)
-        whole.token_ids.extend(self._token_ids[: self._released])
-        whole.prompt_logprobs.extend(text.prompt_logprobs)
-        if text.HasField("score"):
-            whole.score = text.score
+    async def postprocess(self, stages: Stages, work: Work) -> TextMessage:
+        """Makes the whole text, with the text of the last tokens."""
+        last = TextMessage(finish_reason=_STOP_STRING)
+        if not self.is_stopped:
+            last = await self._decode(stages, work, self.ended_by)
+        whole = TextMessage(text=self.text, finish_reason=last.finish_reason, logprobs=self.text_logprobs)
+        whole.token_ids.extend(self.token_ids[: self.generated_tokens])
+        whole.prompt_logprobs.extend(last.prompt_logprobs)
+        if last.HasField("score"):
+            whole.score = last.score
         return whole
 
-    def _note(self, tokens: NewTokens) -> None:
-        self.first_token_ns = self.first_token_ns or time.monotonic_ns()
-        self._token_ids.extend(tokens.token_ids)
-        if self._count:
-            self._count(len(tokens.token_ids))
-        self._logprobs.extend(tokens.logprobs)
-        self._figures = tokens.figures
-        self._has_begun.set()
-        self._has_news.set()
+    def _note(self, tokens: NewTokens, admission: Admission) -> None:
+        # A text that has begun needs no turn: the executor shares its rows among tenants itself.
+        needs_no_turn = tokens.is_waiting or bool(tokens.token_ids)
+        if needs_no_turn != self.needs_no_turn:
+            self.needs_no_turn = needs_no_turn
+            if not self.number:  # the other texts begin when the first one has begun
+                admission.wait(needs_no_turn)
+        if tokens.token_ids:
+            self.first_token_ns = self.first_token_ns or time.monotonic_ns()
+            self.token_ids.extend(tokens.token_ids)
+            self.logprobs.extend(tokens.logprobs)
+            self.figures = tokens.figures
+            self.has_begun.set()
+            admission.generated(len(tokens.token_ids))
 
-    async def _read_along(self, call: Call, executing: "asyncio.Future[Prediction]") -> None:
-        """Makes text of tokens as they come, until there are no more, or a stop string is reached."""
-        seen = 0
-        while not self._is_stopped:
-            waits_for = max(self._interval if seen else 1, 1 + (seen - self._released) // _HELD_PER_NEW)
-            waits_for = 1 if executing.done() else waits_for
-            is_due = seen + waits_for <= len(self._token_ids) and (executing.done() or not self._has_ended())
-            if is_due and not _is_complete(executing):
-                seen = len(self._token_ids)
-                await self._decode(call, _MORE)
-            elif executing.done():
-                return
-            else:
-                self._has_news.clear()
-                await self._has_news.wait()
+    def _is_due(self) -> bool:
+        """Whether the tokens that have come are to become text now. The last token of a text becomes text with the
+        prediction, which says why the text ends, and comes next.
+        """
+        ids = self.token_ids
+        waits_for = max(self.interval if self.seen else 1, 1 + (self.seen - self.generated_tokens) // _HELD_PER_NEW)
+        has_ended = len(ids) == self.options.max_new_tokens or (bool(ids) and ids[-1] in self.end_token_ids)
+        return self.seen + waits_for <= len(ids) and not has_ended
 
-    def _has_ended(self) -> bool:
-        """Whether the last token ends the text. It becomes text with the prediction, which says why, and comes next."""
-        ids = self._token_ids
-        return len(ids) == self.options.max_new_tokens or (bool(ids) and ids[-1] in self._end_token_ids)
-
-    async def _decode(self, call: Call, finish_reason: int) -> GeneratedText:
-        """The text of the tokens that are none yet, as far as it cannot change any more."""
-        before = self._encoded.annotations.arrays[0]["window"].tolist() + self._token_ids[: self._released]
-        (outputs,) = part_arrays(self._token_ids[self._released :], finish_reason)
-        outputs = {**outputs, **self._of_whole}
-        if self.options.HasField("top_logprobs"):
-            outputs = {**outputs, **logprob_arrays(self._logprobs[self._released :])}
-        item = PostprocessItem(
-            call,
-            self._model.key,
-            self._request.input,
-            TensorSets(arrays=window_arrays(before[-WINDOW_TOKENS:])),
-            TensorSets(arrays=[outputs]),
-        )
-        result = await self._stages.postprocess(item)
-        part: GeneratedText = getattr(result.message, self._model.spec.task).sequences[0]
-        self._text += part.text
-        self._released += len(part.token_ids)
-        self._told_logprobs.extend(part.logprobs)
-        self._is_stopped = part.finish_reason == _STOP_STRING
-        if self._request.listener and part.token_ids:
-            is_last = part.finish_reason != _MORE
-            told = GeneratedPart(part.text, list(part.token_ids), self._number, list(part.logprobs), is_last)
-            self._request.listener(told)
-        return part
+    def _complete(self, prediction: Prediction, admission: Admission) -> Prediction:
+        self.first_token_ns = self.first_token_ns or time.monotonic_ns()  # a search tells its texts as a whole
+        if prediction.outputs:
+            known = len(self.token_ids)
+            self.take(prediction.outputs.arrays[0])
+            if not self.is_search:
+                admission.generated(len(self.token_ids) - known)
+        return prediction
 
     def _stopped(self) -> Prediction:
-        """What is known of a prediction that is not waited for, because the text has ended."""
-        figures = self._figures
+        """Makes a prediction of the figures so far, for a text that ends before its prediction comes."""
+        figures = self.figures
         compute_ns = figures.prefill_ns + figures.decode_ns
         return Prediction(NO_TENSORS, queue_ns=figures.queue_ns, compute_ns=compute_ns, generation=figures)
 
+    async def _decode(self, stages: Stages, work: Work, finish_reason: int) -> TextMessage:
+        """Makes text of the tokens that are none yet, as far as the text cannot change any more."""
+        self.seen, released = len(self.token_ids), self.generated_tokens
+        before = self.encoded.annotations.arrays[0]["window"].tolist() + self.token_ids[:released]
+        (outputs,) = part_arrays(self.token_ids[released:], finish_reason)
+        outputs = {**outputs, **self.of_whole}
+        if self.options.HasField("top_logprobs"):
+            outputs = {**outputs, **logprob_arrays(self.logprobs[released:])}
+        item = PostprocessItem(
+            self.call,
+            self.model.key,
+            self.input,
+            TensorSets(arrays=window_arrays(before[-WINDOW_TOKENS:])),
+            TensorSets(arrays=[outputs]),
+            work=work,
+        )
+        part: TextMessage = (await stages.postprocess(item)).body.sequences[0]
+        self.text += part.text
+        self.generated_tokens += len(part.token_ids)
+        self.text_logprobs.extend(part.logprobs)
+        self.is_stopped = part.finish_reason == _STOP_STRING
+        if self.parts and part.token_ids:
+            is_last = part.finish_reason != _MORE
+            self.parts.put(GeneratedPart(part.text, list(part.token_ids), self.number, list(part.logprobs), is_last))
+        return part
 
-def _is_complete(executing: "asyncio.Future[Prediction]") -> bool:
-    """Whether the prediction is there, so that post-processing makes text of its last tokens."""
-    return executing.done() and not executing.cancelled() and executing.exception() is None
+
+def _joined(waiting: Iterable[GenerateStart | GeneratedPart]) -> Iterable[GenerateStart | GeneratedPart]:
+    """Yields the start by itself, and all parts of a text together."""
+    of_texts: dict[int, list[GeneratedPart]] = {}
+    for part in waiting:
+        if isinstance(part, GenerateStart):
+            yield part
+        else:
+            of_texts.setdefault(part.sequence, []).append(part)
+    for sequence, parts in of_texts.items():
+        token_ids = [token_id for part in parts for token_id in part.token_ids]
+        logprobs = [logprob for part in parts for logprob in part.logprobs]
+        yield GeneratedPart("".join(part.text for part in parts), token_ids, sequence, logprobs, parts[-1].is_last)

@@ -1,6 +1,6 @@
 """The requests that doors pass to the pipeline, and its results."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,10 +14,9 @@ from neuronpipe.core.packed import Packed, TensorSets
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """One input for one model, in a caller's words: without a version the newest one answers.
+    """One input for one model, in a caller's words: without a version the newest version answers.
 
-    `encoded`: what the model itself takes, of a caller who tokenized; in place of `input`. `listener`: of a request
-    that generates, gets its text as it comes.
+    `encoded`: the tensors of a caller who tokenized, which the model itself takes instead of `input`.
     """
 
     call: Call
@@ -26,14 +25,12 @@ class InferenceRequest:
     input: Packed[TaskInput]
     cache_control: "CacheControl.ValueType" = CacheControl.CACHE_CONTROL_UNSPECIFIED
     encoded: EncodedInput | None = None
-    listener: "Callable[[GenerateStart | GeneratedPart], None] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedPart:
-    """The next part of a text, and its tokens, at least one. `sequence`: which of the request's texts, from 0 on.
-
-    `is_last`: the text ends with it.
+    """The next part of a text, and its tokens, at least one. `sequence`: the number of the text in its request, from 0
+    on. `is_last`: the text ends with this part.
     """
 
     text: str
@@ -43,31 +40,34 @@ class GeneratedPart:
     is_last: bool = False
 
 
-class RawResult(Packed[TaskResult]):
-    """The model's own outputs, of a request that was `encoded`: a set for each sequence, and no task's result."""
-
-    __slots__ = ("outputs",)
-
-    def __init__(self, outputs: TensorSets) -> None:
-        super().__init__(TaskResult, message=TaskResult())
-        self.outputs = outputs
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of the outputs."""
-        return self.outputs.size_bytes
+# The result of a task. For a request with tensors of its own: the outputs of the model, a set for each sequence.
+Result: TypeAlias = Packed[TaskResult] | TensorSets
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceResult:
-    """The answer to one request. `timings`: of a result that was cached only the total."""
+    """The answer to one request. `timings`: only the total where the result was cached."""
 
     request_id: str
     model: ModelKey
-    result: Packed[TaskResult]
+    value: Result
     usage: Usage
     timings: StageTimings
 
+    @property
+    def result(self) -> Packed[TaskResult]:
+        """The result of a request with an input."""
+        assert isinstance(self.value, Packed)  # noqa: S101 (only a request with tensors has another value)
+        return self.value
 
-# What became of one of many requests.
+    @property
+    def outputs(self) -> TensorSets:
+        """The outputs of a request with tensors."""
+        assert isinstance(self.value, TensorSets)  # noqa: S101 (only a request with an input has another value)
+        return self.value
+
+
+# The outcome of one of many requests.
 InferenceOutcome: TypeAlias = InferenceResult | NeuronpipeError
+# A request that generates yields its start, the parts of its texts, and its result.
+TextEvent: TypeAlias = GenerateStart | GeneratedPart | InferenceResult

@@ -155,7 +155,7 @@ class ModelLoad(Generic[AdmittedT]):
 
     def note_late(self, one: TenantLoad[AdmittedT], remaining_s: float | None) -> None:
         """Records that a request in flight has passed its deadline, or will. `remaining_s`: what was left of it when
-        the request came: one that was hopeless then says nothing.
+        the request came, without the time in which it was held: one that was hopeless says nothing.
         """
         if remaining_s is None or remaining_s >= _LEAST_SHARE_LEFT * (one.answer_s or self._answer_s):
             one.late_until_s = self.overloaded_until_s = time.monotonic() + _OVERLOAD_S

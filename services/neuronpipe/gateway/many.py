@@ -14,12 +14,12 @@ from collections.abc import (
 from functools import partial
 from typing import Any, TypeVar
 
-from neuronpipe.core.background import run_together
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.gateway.inference import InferenceOutcome, InferenceRequest, InferenceResult
 from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.platform.process.background import run_together
 
 RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")

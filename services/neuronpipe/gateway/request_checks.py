@@ -1,25 +1,22 @@
-"""What a request must be before anything is computed, how large its input may be, and how long it may take."""
+"""The checks of a request before anything is computed, and the limit of its time."""
 
 import time
 
 from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import DeadlineExceeded, InvalidInput
+from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.items import EncodedInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.tasks import ANSWERED_TASKS, TASKS
-from neuronpipe.tasks.text_generation import most_generated
 
-# So the default limit of a million tokens in flight keeps images to 64 MiB of memory.
-_IMAGE_BYTES_PER_TOKEN = 64
 _MAX_REQUEST_ID_LENGTH = 256
 _PRIORITIES, _CACHE_CONTROLS = frozenset(Priority.values()), frozenset(CacheControl.values())
 
 
 def check_fields(request: InferenceRequest) -> None:
-    """Checks the fields besides the input. Raises InvalidInput."""
+    """Checks the fields except the input. Raises InvalidInput."""
     request_id = request.call.request_id
     if len(request_id) > _MAX_REQUEST_ID_LENGTH:
         raise InvalidInput("request_id", f"{len(request_id)} characters, the limit is {_MAX_REQUEST_ID_LENGTH}")
@@ -38,6 +35,8 @@ def check_input(request: InferenceRequest, spec: ModelSpec, settings: PipelineSe
     if input_bytes > limit:
         raise InvalidInput("input", f"{input_bytes} bytes, the limit is {limit} (the gateway's {setting})")
     if request.encoded:
+        if TASKS[spec.task].generates:
+            raise WrongTask(f"model {spec.name!r} generates text; it takes no tensors")
         return input_bytes
     task = request.input.task
     if task is None:
@@ -47,24 +46,11 @@ def check_input(request: InferenceRequest, spec: ModelSpec, settings: PipelineSe
 
 
 def has_image(request: InferenceRequest, spec: ModelSpec) -> bool:
-    """Whether the input is an image, or has one beside texts."""
+    """Whether the input is an image, or has an image beside texts."""
+    if spec.image is None:
+        return False
     task = ANSWERED_TASKS.get(request.input.task or "")
-    return spec.image is not None and (not spec.takes_texts or (task is not None and task.reads != "texts"))
-
-
-def known_tokens(request: InferenceRequest, spec: ModelSpec, input_bytes: int) -> int | None:
-    """What a request costs, where that is known before it is tokenized."""
-    if has_image(request, spec):  # its tokens are known, and nearly nothing beside the bytes that it takes
-        return spec.image_tokens + input_bytes // _IMAGE_BYTES_PER_TOKEN
-    return request.encoded.tokens if request.encoded else None
-
-
-def new_tokens(request: InferenceRequest, spec: ModelSpec) -> int:
-    """The most tokens that a request generates. Raises InvalidInput."""
-    task = TASKS[spec.task]
-    if not task.generates or request.encoded or request.input.task != task.name:
-        return 0
-    return most_generated(getattr(request.input.message, task.name).options, spec)
+    return not spec.takes_texts or (task is not None and task.reads != "texts")
 
 
 def check_tokens(encoded: EncodedInput, settings: PipelineSettings) -> None:
@@ -78,16 +64,10 @@ def check_tokens(encoded: EncodedInput, settings: PipelineSettings) -> None:
 
 
 def within_limit(call: Call, settings: PipelineSettings) -> Call:
-    """The call with a deadline: a request that nobody ends would hold its place for ever."""
+    """Gives the call a deadline that is not after the gateway's limit: a request without a deadline could hold
+    its place for ever.
+    """
     latest_s = time.monotonic() + settings.max_request_s
     if call.deadline_s is not None and call.deadline_s <= latest_s:
         return call
     return call.until(latest_s)
-
-
-def too_late(request: InferenceRequest, call: Call, settings: PipelineSettings) -> DeadlineExceeded:
-    """The error of a request whose deadline has passed. `call`: its call within the limit."""
-    # Not by the clock: an event loop's timers may be some milliseconds early.
-    if call.deadline_s == request.call.deadline_s:
-        return DeadlineExceeded("the deadline passed before the result was ready")
-    return DeadlineExceeded(f"the result was not ready after {settings.max_request_s:g} s, the gateway's max_request_s")

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from neuronpipe.api.v1.inference_pb2 import StageTimings
+from neuronpipe.api.v1.inference_pb2 import CacheOutcome, StageTimings
 from neuronpipe.core.attributes import attributes_of, cache_word, priority_word
 from neuronpipe.core.calls import Call
+from neuronpipe.core.deadlines import HeldTime
 from neuronpipe.core.items import EncodedInput, ModelKey, Prediction
 from neuronpipe.core.metrics import Counter, Meters, Telemetry
 from neuronpipe.core.names import ADMISSION, UNATTRIBUTED, Attributes, Events, Instrument, Metrics, Name, Spans
 from neuronpipe.core.tracing import Span, SpanContext, Tracer, enter_span, event_of, status_name
-from neuronpipe.gateway.holding import HeldTime
 
 _STAGES = (Spans.PREPROCESS, Spans.PREDICT, Spans.POSTPROCESS)
 _HTTP = (Spans.HTTP_REQUEST, Spans.HTTP_BATCH)
@@ -24,115 +24,120 @@ _ENDS: dict[str, Instrument] = {
 }
 
 
-class ObservedRequest:
-    """One request from its arrival to its end."""
+class RequestTimings:
+    """The readings of the clock for one request, and the spans that show them.
 
-    def __init__(self, observer: "RequestObserver", name: Name, call: Call) -> None:
+    `marks_ns`: the arrival of the request, the border between each stage and the next, and the end of the last stage.
+    `held`: the time for which its items were held; None where nothing is held.
+    """
+
+    def __init__(self, observer: "RequestObserver", name: Name, call: Call, held: HeldTime | None = None) -> None:
         self._tracer = observer.tracer
         self._meters = observer.unknown
         self._call = call
-        # When each stage began, and in the end when the last one was over.
-        self._marks = [time.monotonic_ns()]
+        self.marks_ns = [time.monotonic_ns()]
+        self.held = held
         self._stage: Name | None = None
         self._stage_span: Span | None = None
         # Handed over when the request has ended, so that this is in none of its durations.
         self._ended: list[Span] = []
-        self._root = observer.first_span(name, call, self._marks[0])
+        self._root = observer.first_span(name, call, self.marks_ns[0])
         self._model: ModelKey | None = None
         self._task = ""
-        self._encoded: EncodedInput | None = None
-        self._prediction: Prediction | None = None
-        self._first_token_ns = 0
-        # For how long it was held; None where nothing is held.
-        self.held: HeldTime | None = None
 
     def identify(self, model: ModelKey, meters: "ModelMeters", task: str) -> None:
         """Records the model that was found for the request, its metrics and its own task."""
         self._model, self._meters, self._task = model, meters, task
 
     def enter(self, stage: Name) -> SpanContext | None:
-        """Ends one stage and begins the next. Returns the span of the next one's work, if the request is traced."""
+        """Ends one stage and begins the next. Returns the span of the next stage's work, if the request is traced."""
         if self._stage is not None:
-            self._marks.append(time.monotonic_ns())
-        self._end_stage(self._marks[-1])
+            self.marks_ns.append(time.monotonic_ns())
+        if self._stage_span:
+            self._end_stage(self.marks_ns[-1])
         self._stage = stage
         if not self._root:
             return self._tracer.unsampled(self._call.trace)
-        self._stage_span = Span(stage, self._root.context.child(), self._root.context, self._marks[-1])
+        self._stage_span = Span(stage, self._root.context.child(), self._root.context, self.marks_ns[-1])
         enter_span(self._stage_span)
         return self._stage_span.context
 
-    def encoded(self, encoded: EncodedInput) -> None:
-        """Records the result of the first stage."""
-        self._encoded = encoded
+    def note(self, value: EncodedInput | Prediction) -> None:
+        """Records the value of the stage."""
         if self._stage_span:
-            self._stage_span.attributes |= attributes_of(encoded)
-
-    def predicted(self, prediction: Prediction, first_token_ns: int = 0) -> None:
-        """Records the result of the second stage. `first_token_ns`: when a text had its first token."""
-        self._prediction, self._first_token_ns = prediction, first_token_ns
-        if self._stage_span:
-            self._stage_span.attributes |= attributes_of(prediction)
+            self._stage_span.attributes |= attributes_of(value)
 
     def leave(self) -> None:
         """Ends the last stage."""
-        self._marks.append(time.monotonic_ns())
-        self._end_stage(self._marks[-1])
+        self.marks_ns.append(time.monotonic_ns())
+        if self._stage_span:
+            self._end_stage(self.marks_ns[-1])
 
-    def finish(self, result_cache: int) -> StageTimings:
-        """Counts a request whose response is ready. Returns its timings."""
+    def finish(
+        self,
+        values: tuple[EncodedInput, Prediction] | None,
+        first_token_ns: int = 0,
+        result_cache: "CacheOutcome.ValueType" = CacheOutcome.CACHE_OUTCOME_UNSPECIFIED,
+    ) -> StageTimings:
+        """Records a request whose answer is ready. `values`: the values of its stages; None where the result was known.
+        Returns the readings, which spans and metrics show, too.
+        """
         ended_ns = time.monotonic_ns()
-        total_ns = ended_ns - self._marks[0]
-        root, encoded, prediction = self._root, self._encoded, self._prediction
-        context = root.context if root else None
+        root = self._root
+        context, attributes = (root.context, root.attributes) if root else (None, {})
+        total_ns = ended_ns - self.marks_ns[0]
         self._meters.answered(total_ns, result_cache, context)
-        if root and result_cache:
-            root.attributes[Attributes.RESULT_CACHE] = cache_word(result_cache)
-        if not (encoded and prediction):  # the result was known
+        if result_cache:
+            attributes[Attributes.RESULT_CACHE] = cache_word(result_cache)
+        if not values:
             timings = StageTimings(total_ns=total_ns)
         else:
-            started_ns, preprocessed_ns, predicted_ns, postprocessed_ns = self._marks
-            timings = StageTimings(
-                total_ns=total_ns,
-                preprocess_ns=preprocessed_ns - started_ns,
-                predict_ns=predicted_ns - preprocessed_ns,
-                postprocess_ns=postprocessed_ns - predicted_ns,
-                predict_queue_ns=prediction.queue_ns,
-                predict_compute_ns=prediction.compute_ns,
-            )
-            if figures := prediction.generation:
-                timings.first_token_ns = self._first_token_ns - started_ns
-                timings.prefill_ns, timings.decode_ns = figures.prefill_ns, figures.decode_ns
-                timings.longest_gap_ns = figures.longest_gap_ns
-            if self.held:
-                timings.held_ns = self.held.total_ns
-            unattributed_ns = ended_ns - postprocessed_ns
+            encoded, prediction = values
+            timings = self._stage_timings(total_ns, prediction, first_token_ns)
+            unattributed_ns = ended_ns - self.marks_ns[-1]
             self._meters.computed(timings, unattributed_ns, encoded, context)
-            if root and figures:
-                root.attributes |= {
+            if root:
+                attributes |= attributes_of(encoded) | attributes_of(prediction)
+                attributes[Attributes.UNATTRIBUTED_NS] = unattributed_ns
+            if root and prediction.generation:
+                attributes |= {
                     Attributes.FIRST_TOKEN_NS: timings.first_token_ns,
                     Attributes.PREFILL_NS: timings.prefill_ns,
                     Attributes.DECODE_NS: timings.decode_ns,
                     Attributes.LONGEST_GAP_NS: timings.longest_gap_ns,
                 }
-            if root:
-                root.attributes |= (
-                    attributes_of(encoded) | attributes_of(prediction) | {Attributes.UNATTRIBUTED_NS: unattributed_ns}
-                )
         if root:
             self._end(root, ended_ns, None)
         return timings
 
     def fail(self, error: BaseException) -> None:
-        """Counts a request that ends with an error, or whose caller left."""
+        """Records a request that ends with an error, or whose caller has left."""
         ended_ns = time.monotonic_ns()
         context = self._root.context if self._root else None
-        self._meters.failed(ended_ns - self._marks[0], error, self._stage or ADMISSION, context)
+        self._meters.failed(ended_ns - self.marks_ns[0], error, self._stage or ADMISSION, context)
         if self._stage_span:
             self._stage_span.fail(error, ended_ns)
             self._end_stage(ended_ns)
         if self._root:
             self._end(self._root, ended_ns, error)
+
+    def _stage_timings(self, total_ns: int, prediction: Prediction, first_token_ns: int) -> StageTimings:
+        began_ns, preprocessed_ns, predicted_ns, postprocessed_ns = self.marks_ns
+        timings = StageTimings(
+            total_ns=total_ns,
+            preprocess_ns=preprocessed_ns - began_ns,
+            predict_ns=predicted_ns - preprocessed_ns,
+            postprocess_ns=postprocessed_ns - predicted_ns,
+            predict_queue_ns=prediction.queue_ns,
+            predict_compute_ns=prediction.compute_ns,
+        )
+        if figures := prediction.generation:
+            timings.first_token_ns = first_token_ns - began_ns
+            timings.prefill_ns, timings.decode_ns = figures.prefill_ns, figures.decode_ns
+            timings.longest_gap_ns = figures.longest_gap_ns
+        if self.held:
+            timings.held_ns = self.held.total_ns
+        return timings
 
     def _end_stage(self, ended_ns: int) -> None:
         if self._stage_span:
@@ -160,19 +165,19 @@ class RequestObserver:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.tracer = telemetry.tracer
-        # Of requests that name no model of ours.
+        # For requests whose model is not served.
         self.unknown = ModelMeters(telemetry.meters, None)
 
-    def begin(self, name: Name, call: Call) -> ObservedRequest:
-        """A request that arrives now; `name` is its span's."""
-        return ObservedRequest(self, name, call)
+    def begin(self, name: Name, call: Call, held: HeldTime | None = None) -> RequestTimings:
+        """Begins the timings of a request that arrives now, whose span has this name."""
+        return RequestTimings(self, name, call, held)
 
     def refused(self, error: BaseException) -> None:
-        """A request that is refused before it is read, so that its model is not known."""
+        """Counts a request that is refused before it is read, so that its model is not known."""
         self.unknown.failed(0, error, ADMISSION, None)
 
     def first_span(self, name: Name, call: Call, started_ns: int) -> Span | None:
-        """The first span of a request or call, None unless it is sampled."""
+        """Begins the first span of a request or call; None unless it is sampled."""
         context = self.tracer.begin(call.trace)
         if context is None:
             return None
@@ -187,7 +192,7 @@ class RequestObserver:
 
     @contextmanager
     def together(self, call: Call, name: Name = Spans.INFER_BATCH) -> Iterator[Call]:
-        """Observes a call of many requests as one span. Yields the call for each of them: all are sampled, or none."""
+        """Observes a call of many requests as one span. Yields the call of each request: all are sampled, or none."""
         if not self.tracer.is_on:
             yield call
             return
@@ -206,7 +211,7 @@ class RequestObserver:
 
 
 class ModelMeters:
-    """One model's metrics at hand; those of requests for no model of ours where there is no key."""
+    """The metrics of one model. Without a key: the metrics of requests for models that are not served."""
 
     def __init__(self, meters: Meters, model: ModelKey | None) -> None:
         self._meters = meters
@@ -218,12 +223,12 @@ class ModelMeters:
         self._tokens = meters.counter(Metrics.REQUEST_TOKENS, *self._labels)
         self._truncated = meters.counter(Metrics.REQUEST_TRUNCATED, *self._labels)
         self._lookups: dict[int, Counter] = {}
-        for instrument in _ENDS.values():  # a rate from nothing to one is none
+        for instrument in _ENDS.values():  # the rate of a series that begins with 1 would miss it
             for stage in (ADMISSION, *_STAGES) if model else ():
                 meters.counter(instrument, *self._labels, stage)
 
     def answered(self, total_ns: int, result_cache: int, context: SpanContext | None) -> None:
-        """A request is answered."""
+        """Counts a request that is answered."""
         self._answered.record(total_ns, context)
         if result_cache:
             self._meters.counter(Metrics.RESULT_CACHE, *self._labels, cache_word(result_cache)).add()
@@ -231,7 +236,7 @@ class ModelMeters:
     def computed(
         self, timings: StageTimings, unattributed_ns: int, encoded: EncodedInput, context: SpanContext | None
     ) -> None:
-        """An answer was computed."""
+        """Records the stages of an answer that was computed."""
         parts_ns = (
             timings.preprocess_ns,
             timings.predict_ns,
@@ -253,14 +258,14 @@ class ModelMeters:
         lookups.add()
 
     def failed(self, total_ns: int, error: BaseException, stage: str, context: SpanContext | None) -> None:
-        """A request ended with an error."""
+        """Counts a request that ended with an error."""
         self._meters.histogram(Metrics.REQUEST_DURATION, *self._labels, status_name(error)).record(total_ns, context)
         if event := event_of(error):
             self._meters.counter(_ENDS[event], *self._labels, stage).add()
 
 
 def _end_span(tracer: Tracer, span: Span, ended_ns: int, error: BaseException | None) -> None:
-    """Ends and records a span of an rpc, or of a request, with the status of the error; the task is in no span then."""
+    """Ends and records the span of an rpc or a request, with the status of the error. Then the task is in no span."""
     span.ended_ns = ended_ns
     span.attributes[Attributes.RPC_STATUS] = status_name(error)
     if error:

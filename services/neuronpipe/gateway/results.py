@@ -1,9 +1,10 @@
 """Results that were computed before, for the models whose results are cached."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import date
 from hashlib import blake2b
 
 from neuronpipe import __version__
@@ -12,37 +13,43 @@ from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, Usage
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import Packed
-from neuronpipe.gateway.inference import InferenceRequest
+from neuronpipe.gateway.inference import Result
+from neuronpipe.gateway.running import RunningRequest, answer
 from neuronpipe.gateway.settings import ResultCacheSettings
 from neuronpipe.platform.cache.cache import Cache, TimedValue
+from neuronpipe.platform.cache.economics import NO_REDIS, RedisSettings
 from neuronpipe.platform.cache.sealing import ValueCodec
 
 _KEY_BYTES = 16
 _EVERY_MODEL = "*"
-# Three objects' headers beside the bytes (measured with sys.getsizeof on CPython 3.11).
-_OVERHEAD_BYTES = 200
+# Objects' headers beside the bytes (measured with sys.getsizeof on CPython 3.11).
+_OVERHEAD_BYTES = 400
 
 
 @dataclass(frozen=True, slots=True)
 class _KnownResult:
-    """A result as it is kept."""
+    """A result in the cache."""
 
     result: Packed[TaskResult]
-    tokens: int
-    truncated_tokens: int
+    counts: Usage
+
+
+def _counts(usage: Usage) -> Usage:
+    """The counts that hold for every request with the result."""
+    tokens, truncated_tokens = usage.tokens, usage.truncated_tokens
+    return Usage(tokens=tokens, truncated_tokens=truncated_tokens, generated_tokens=usage.generated_tokens)
 
 
 def _pack(known: _KnownResult) -> bytes:
-    message = wire.InferResponse(result=known.result.data)
-    message.usage.tokens, message.usage.truncated_tokens = known.tokens, known.truncated_tokens
-    return message.SerializeToString()
+    return wire.InferResponse(result=known.result.data, usage=known.counts).SerializeToString()
 
 
 def _unpack(payload: bytes) -> _KnownResult:
     message = wire.InferResponse.FromString(payload)
-    return _KnownResult(Packed(TaskResult, data=message.result), message.usage.tokens, message.usage.truncated_tokens)
+    return _KnownResult(Packed(TaskResult, data=message.result), _counts(message.usage))
 
 
 _CODEC = ValueCodec(_pack, _unpack, lambda known: known.result.size_bytes + _OVERHEAD_BYTES)
@@ -54,44 +61,49 @@ class ResultCache:
     def __init__(self, cache: Cache[_KnownResult]) -> None:
         self._cache = cache
 
-    async def get(
-        self, request: InferenceRequest, digest: str, compute: Callable[[], Awaitable[tuple[Packed[TaskResult], Usage]]]
-    ) -> tuple[Packed[TaskResult], Usage]:
-        """The result of a request: computed by `compute`, once for all who ask at a time, or known already.
+    async def get(self, running: RunningRequest, stages: Stages) -> tuple[Result, Usage]:
+        """Returns the result of a request: known already, or computed once for all equal requests at a time.
 
-        `digest`: of the model's bundle, which computes what it computes. Raises what `compute` raises.
+        Raises what computing raises.
         """
+        request, call = running.request, running.call
         if request.cache_control == CacheControl.CACHE_CONTROL_BYPASS:
-            result, usage = await compute()
+            result, usage = await answer(running, stages)
             usage.result_cache = CacheOutcome.CACHE_OUTCOME_BYPASS
             return result, usage
         own: list[tuple[Packed[TaskResult], Usage]] = []
 
         async def keep() -> TimedValue[_KnownResult]:
             began_s = time.perf_counter()
-            result, usage = await compute()
+            result, usage = await answer(running, stages)
+            assert isinstance(result, Packed)  # noqa: S101 (outputs of models are not repeatable)
             own.append((result, usage))
             # As bytes, which is what a door sends: the message would be kept beside them.
             kept = Packed(TaskResult, data=result.data)
-            return TimedValue(_KnownResult(kept, usage.tokens, usage.truncated_tokens), time.perf_counter() - began_s)
+            return TimedValue(_KnownResult(kept, _counts(usage)), time.perf_counter() - began_s)
 
         is_refresh = request.cache_control == CacheControl.CACHE_CONTROL_REFRESH
-        key, size_bytes = _key(request.call.caller.cache_scope, digest, request.input.data), request.input.size_bytes
-        known, outcome = await self._cache.get(key, size_bytes, keep, refresh=is_refresh, is_bulk=request.call.is_bulk)
+        is_chat = request.input.task == "text_generation" and bool(request.input.body.messages)
+        key = _key(call.caller.cache_scope, running.model.digest, request.input.data, is_chat=is_chat)
+        size_bytes = request.input.size_bytes
+        known, outcome = await self._cache.get(key, size_bytes, keep, refresh=is_refresh, is_bulk=call.is_bulk)
         if own:
             result, usage = own[0]
-            # Also where Redis was left out of the search: BYPASS is said to those who asked for it.
+            # Also where Redis was left out of the search: BYPASS is for callers who asked for it.
             usage.result_cache = CacheOutcome.CACHE_OUTCOME_MISS
             return result, usage
-        # A value of its own, as whoever parses it keeps the message in it.
+        # A value of its own, since a value keeps its message once it is parsed.
         result = Packed(TaskResult, data=known.result.data)
-        return result, Usage(tokens=known.tokens, truncated_tokens=known.truncated_tokens, result_cache=outcome)
+        usage = _counts(known.counts)
+        usage.result_cache = outcome
+        return result, usage
 
 
-def _key(scope: str, digest: str, input: bytes) -> bytes:
+def _key(scope: str, digest: str, input: bytes, *, is_chat: bool) -> bytes:
     # A release may compute otherwise. Equal inputs that were serialized differently have keys of their own, which costs
     # a miss.
-    head = f"{__version__} {digest}".encode()
+    # Templates of chats may write the date.
+    head = f"{__version__} {digest} {date.today().isoformat() if is_chat else ''}".encode()
     if scope:  # with its length, as a name may hold anything
         head = f"{len(scope)} {scope} ".encode() + head
     return blake2b(head + input, digest_size=_KEY_BYTES).digest()
@@ -112,9 +124,11 @@ def kept_results(bundles: list[Bundle], settings: ResultCacheSettings) -> Callab
 
 
 @asynccontextmanager
-async def running_result_cache(settings: ResultCacheSettings, telemetry: Telemetry) -> AsyncIterator[ResultCache]:
+async def running_result_cache(
+    settings: ResultCacheSettings, telemetry: Telemetry, redis: RedisSettings = NO_REDIS
+) -> AsyncIterator[ResultCache]:
     """The cache of a gateway's results."""
-    cache = Cache("results", settings.result_cache_bytes, settings, settings.result_cache_redis, _CODEC)
+    cache = Cache("results", settings.result_cache_bytes, redis, settings.result_cache_redis, _CODEC)
     cache.report(telemetry.meters)
     try:
         yield ResultCache(cache)

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from neuronpipe.bundles.served import ModelState, ServedModels
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import ModelRoute, ModelSpec
+from neuronpipe.core.streams import Preparation
 from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.gateway.request_observer import ModelMeters
 
@@ -68,6 +69,9 @@ class Holders(Protocol):
     def is_loading(self, key: ModelKey) -> bool | None:
         """Whether a version is being loaded into memory; None for one that is there."""
 
+    def preparation_of(self, key: ModelKey) -> Preparation:
+        """How far a version is prepared."""
+
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Calls `changed` after each change, until the returned function is called."""
 
@@ -88,7 +92,6 @@ class Router:
         self._far = far.values()
         self._holders: Sequence[Holders] = [models, *near, *self._far]
         self._watchers: list[Callable[[], None]] = []
-        live.is_routed = self._leads_to
         live.watch(self._follow)
         for holders in self._holders:
             holders.watch(self._update)
@@ -135,6 +138,7 @@ class Router:
             shadow_share=route.shadow[1] if route.shadow and route.shadow[0] == key.version else 0.0,
             is_desired=key in self._live.repository.desired,
             fetched=self._live.repository.fetched.get(key, 0.0),
+            **asdict(sum((one.preparation_of(key) for one in self._holders), Preparation())),
         )
 
     def _state_of(self, key: ModelKey, problem: str) -> "VersionState.ValueType":
@@ -147,9 +151,6 @@ class Router:
                 return VersionState.VERSION_STATE_LOADING if True in loading else VersionState.VERSION_STATE_UNLOADED
             return VersionState.VERSION_STATE_READY
         return VersionState.VERSION_STATE_FAILED if problem else VersionState.VERSION_STATE_LOADING
-
-    def _leads_to(self, key: ModelKey) -> bool:
-        return key.version in self._models.table.routes.get(key.name, _NO_ROUTE).versions
 
     def _follow(self) -> None:
         """The registry has changed, or what this process has."""

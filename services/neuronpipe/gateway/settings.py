@@ -1,25 +1,14 @@
 """The settings of the gateway."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
-from pydantic_settings import SettingsConfigDict
 
 from neuronpipe.core.addresses import is_loopback, unix_path
-from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
 from neuronpipe.gateway.callers.settings import CallerSettings
-from neuronpipe.platform.cache.economics import CachePolicy, RedisSettings
-from neuronpipe.platform.process.settings import (
-    CALLERS_CONNECTION_AGE_S,
-    CALLERS_STREAM_IDLE_S,
-    ServerSettings,
-    check_port,
-    connection_age_field,
-    listen_field,
-    optional_listen_field,
-    stream_idle_field,
-)
+from neuronpipe.platform.cache.economics import CachePolicy
+from neuronpipe.platform.process.settings import Listen, ServerTlsSettings, optional_listen_field
 from neuronpipe.platform.tls import TlsFiles
 
 # The target of a stage in the gateway's own process.
@@ -53,7 +42,7 @@ def parse_aliases(written: str) -> dict[str, str]:
     return aliases
 
 
-def target_field(service: str, default: str) -> str:
+def _target_field(service: str, default: str) -> str:
     """The field of where a stage is."""
     target: str = Field(
         default,
@@ -82,21 +71,11 @@ class PipelineSettings(Settings):
         description="other names of models, as gpt-4o=llama,BAAI/bge-m3=bge; the name of a served model goes first; a "
         "model that was compiled from the Hub also has its name there",
     )
-    max_request_tokens: int = Field(1 << 19, ge=1, description="maximum number of tokens in all sequences of one input")
     max_request_s: float = Field(
         600.0, gt=0, le=86_400, description="longest deadline of a request, in seconds; also for requests without one"
     )
     max_input_bytes: int = Field(1 << 20, ge=1, description="largest input, in bytes, except images")
     max_image_bytes: int = Field(10 << 20, ge=1, description="largest input of an image model, in bytes")
-    max_batch_items: int = Field(256, ge=1, description="maximum number of requests in one InferBatch")
-    max_http_inputs: int = Field(
-        2048,
-        ge=1,
-        description="maximum number of inputs in one HTTP request, of which max_batch_items at most run at once",
-    )
-    max_batch_response_bytes: int = Field(
-        64 << 20, ge=1 << 10, description="largest response of InferBatch, in bytes; results beyond it become errors"
-    )
     stream_interval: int = Field(
         1,
         ge=1,
@@ -104,9 +83,17 @@ class PipelineSettings(Settings):
         description="tokens of a generated text that are sent together, after the first one; with more, a token takes "
         "less CPU time, and comes later",
     )
-    max_stream_in_flight: int = Field(
-        64, ge=1, description="requests of one InferStream in flight at once; flow control holds back the rest"
-    )
+
+    # Tokens of all sequences of one input.
+    max_request_tokens: ClassVar[int] = 1 << 19
+    # Requests of one InferBatch. Of the inputs of one HTTP request, this number runs at once.
+    max_batch_items: ClassVar[int] = 256
+    # Inputs of one HTTP request, as in OpenAI's API.
+    max_http_inputs: ClassVar[int] = 2048
+    # Largest response of InferBatch. Results beyond it become errors.
+    max_batch_response_bytes: ClassVar[int] = 64 << 20
+    # Requests of one InferStream in flight at once. Flow control holds back the rest.
+    max_stream_in_flight: ClassVar[int] = 64
 
     @field_validator("model_concurrency")
     @classmethod
@@ -121,7 +108,7 @@ class PipelineSettings(Settings):
         return written
 
 
-class ResultCacheSettings(RedisSettings):
+class ResultCacheSettings(Settings):
     """The cache of results."""
 
     result_cache_models: str = Field(
@@ -138,13 +125,7 @@ class ResultCacheSettings(RedisSettings):
 class HttpSettings(Settings):
     """HTTP, and what it shares with other protocols of servers of one model."""
 
-    http_listen: str = optional_listen_field("HTTP")
-    http_max_body_bytes: int = Field(
-        8 << 20,
-        ge=1 << 10,
-        description="largest HTTP body in JSON, JSON Lines or CSV, in bytes, decompressed; of images and other files: "
-        "max_message_bytes",
-    )
+    http_listen: Listen = optional_listen_field("HTTP")
     http_hosts: str = Field(
         "",
         description="names by which HTTP may be called without authentication in addition to localhost, with commas; "
@@ -170,11 +151,6 @@ class HttpSettings(Settings):
         "auto", description="the console, a page at / of the HTTP port; auto: where that listens on a loopback address"
     )
 
-    @field_validator("http_listen")
-    @classmethod
-    def _check_http_port(cls, listen: str) -> str:
-        return check_port(listen)
-
     @property
     def has_console(self) -> bool:
         """Whether the HTTP door has the console."""
@@ -196,17 +172,21 @@ class StageTlsSettings(Settings):
     )
     stage_tls_key: str = Field("", description="file of the private key of stage_tls_certificate; empty: tls_key")
 
+    def files(self, server: ServerTlsSettings) -> TlsFiles | None:
+        """The files of the connections to stages, None without TLS. Raises SetupError."""
+        own = TlsFiles(self.stage_tls_certificate, self.stage_tls_key, self.tls_ca)
+        return server.client_files("--stage-tls-certificate", own, "the authorities of the stages' certificates")
 
-class GatewaySettings(
-    StageTlsSettings, ServerSettings, PipelineSettings, ResultCacheSettings, HttpSettings, CallerSettings
-):
-    """Settings of the gateway."""
 
-    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_GATEWAY_")
+class GatewaySettings(Settings):
+    """The gateway: its stages, and what callers may change."""
 
-    listen: str = listen_field("127.0.0.1:50050")
-    max_connection_age_s: float = connection_age_field(CALLERS_CONNECTION_AGE_S)
-    max_stream_idle_s: float = stream_idle_field(CALLERS_STREAM_IDLE_S)
+    pipeline: PipelineSettings
+    results: ResultCacheSettings
+    http: HttpSettings
+    callers: CallerSettings
+    stage_tls: StageTlsSettings
+
     registry_service: bool = Field(
         False,
         description="let callers read and change the repository's registry over gRPC (RegistryService); of tenants, "
@@ -217,9 +197,9 @@ class GatewaySettings(
         description="let callers load and unload models over the Open Inference Protocol, which changes the "
         "repository's registry; of tenants, those with the right manages_registry",
     )
-    tokenizer_target: str = target_field("tokenizer", "127.0.0.1:50051")
-    executor_target: str = target_field("neuron-executor", "127.0.0.1:50052")
-    postprocessor_target: str = target_field("postprocessor", "127.0.0.1:50053")
+    tokenizer_target: str = _target_field("tokenizer", "127.0.0.1:50051")
+    executor_target: str = _target_field("neuron-executor", "127.0.0.1:50052")
+    postprocessor_target: str = _target_field("postprocessor", "127.0.0.1:50053")
 
     max_held_requests: int = Field(
         0,
@@ -228,24 +208,7 @@ class GatewaySettings(
         description="requests held, until their deadlines, for a stage without a process or a model that no process "
         "has yet; more are refused with RESOURCE_EXHAUSTED; 0: all of them fail with UNAVAILABLE at once",
     )
-    max_held_bytes: int = Field(
-        64 << 20,
-        ge=1 << 10,
-        description="memory for what held requests would send, in bytes; more are refused likewise",
-    )
-    scaler_listen: str = optional_listen_field("KEDA's external scaler of the stages, without TLS and keys")
-    scaler_idle_s: float = Field(
-        30.0,
-        ge=0,
-        le=86_400,
-        description="seconds without a request after which the scaler says that no stage is needed; KEDA also waits "
-        "for its cooldownPeriod",
-    )
-
-    @field_validator("scaler_listen")
-    @classmethod
-    def _check_scaler_port(cls, listen: str) -> str:
-        return check_port(listen)
+    scaler_listen: Listen = optional_listen_field("KEDA's external scaler of the stages, without TLS and keys")
 
     @field_validator("tokenizer_target", "executor_target", "postprocessor_target")
     @classmethod
@@ -266,13 +229,3 @@ class GatewaySettings(
             "postprocessor": self.postprocessor_target,
         }
         return {service: target for service, target in targets.items() if target != NEAR}
-
-    @property
-    def stage_tls_files(self) -> TlsFiles | None:
-        """The files of the connections to stages, None without TLS. Raises SetupError."""
-        own = TlsFiles(self.stage_tls_certificate, self.stage_tls_key, self.tls_ca)
-        if not own.ca:
-            if own.certificate:
-                raise SetupError("--stage-tls-certificate: needs --tls-ca, the authorities of the stages' certificates")
-            return None
-        return own if own.certificate else TlsFiles(self.tls_certificate, self.tls_key, self.tls_ca)

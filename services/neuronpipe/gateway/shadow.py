@@ -1,49 +1,43 @@
-"""Copies of requests for a version that nobody's answer comes from: how far it agrees, and how long it takes.
+"""Copies of requests for a version whose answers no caller gets: how far it agrees, and how long it takes.
 
 A copy is made of a request that has its answer, so it can change or delay nothing. It is the last work of all: it takes
 no place in the gateway's admission control, waits behind bulk requests in the executor, and is dropped when the gateway
-is half full, or when as many copies are under way as there may be.
+is half full, or when the limit of copies is reached.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass
 
-from neuronpipe.api.v1.inference_pb2 import CacheOutcome, Priority, Usage
-from neuronpipe.api.v1.tasks_pb2 import TaskResult
+from neuronpipe.api.v1.inference_pb2 import CacheOutcome, Priority
 from neuronpipe.bundles.served import ModelState, ServedModel
-from neuronpipe.core.background import run_beside
 from neuronpipe.core.calls import Call, told_error
-from neuronpipe.core.deadlines import Deadlines, Late, Timeout
+from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded
+from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.names import Metrics, Spans
 from neuronpipe.core.packed import Packed
 from neuronpipe.core.tracing import SpanContext
-from neuronpipe.gateway.admission import Admission, Gate
+from neuronpipe.gateway.admission import Gate
 from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
-from neuronpipe.gateway.request_checks import known_tokens
-from neuronpipe.gateway.request_observer import ObservedRequest, RequestObserver
+from neuronpipe.gateway.request_observer import RequestObserver
 from neuronpipe.gateway.routing import GatewayModel
+from neuronpipe.gateway.running import RunningRequest, answer
 from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.platform.process.background import run_beside
 from neuronpipe.tasks.result_agreement import result_agreement
 
-# The three stages: the pipeline's own method.
-RunStages: TypeAlias = Callable[
-    [InferenceRequest, GatewayModel, Call, Admission, ObservedRequest], Awaitable[tuple[Packed[TaskResult], Usage]]
-]
-
 MAX_COPIES = 16
-# Of the gateway's admission control: beyond it, copies are dropped.
+# The share of the gateway's admission control beyond which copies are dropped.
 _FULL_SHARE = 0.5
-# A copy that takes so many times as long as the answer did is too late, but not before a second.
+# A copy that takes this many times as long as the answer took is too late, but not before a second.
 _LONGEST_RATIO, _SHORTEST_LIMIT_S = 10, 1.0
 
-# Copies may have so small a part of the gateway's limit of tokens.
+# Copies may have this part of the gateway's limit of tokens.
 _TOKENS_PART = 8
 _HITS = (CacheOutcome.CACHE_OUTCOME_HIT_MEMORY, CacheOutcome.CACHE_OUTCOME_HIT_REDIS)
 
@@ -60,31 +54,33 @@ class _Pair:
 
 
 class ShadowCopies:
-    """The copies of a gateway. `run`: runs a request through the three stages. `gate`: that of requests, whose copies
-    have one of their own.
-    """
+    """The copies of a gateway. `gate`: the gate of requests. Copies have a gate of their own."""
 
     def __init__(
-        self, run: RunStages, gate: Gate, settings: PipelineSettings, observer: RequestObserver, meters: Meters
+        self,
+        stages: Stages,
+        gate: Gate,
+        deadlines: Deadlines,
+        settings: PipelineSettings,
+        observer: RequestObserver,
+        meters: Meters,
     ) -> None:
-        self._run_stages = run
+        self._stages = stages
         self._gate = gate
-        self._own_gate = Gate(2 * MAX_COPIES, settings.max_tokens_in_flight // _TOKENS_PART)
-        self._deadlines = Deadlines()
+        self._own_gate = Gate(2 * MAX_COPIES, settings.max_tokens_in_flight // _TOKENS_PART, forecasts=False)
+        self._deadlines = deadlines
+        self._settings = settings
         self._observer = observer
         self._meters = meters
         self._waiting: asyncio.Queue[_Pair] = asyncio.Queue(MAX_COPIES)
 
     def offer(
-        self,
-        request: InferenceRequest,
-        model: GatewayModel,
-        answer: InferenceResult,
-        table: ModelTable[ServedModel[GatewayModel]],
+        self, running: RunningRequest, answer: InferenceResult, table: ModelTable[ServedModel[GatewayModel]]
     ) -> None:
-        """A request that has its answer. If the model has versions to compare, the answer is recorded, and the request
-        is copied to the model's shadow with the share that this has. Does not wait.
+        """Records the answer of a request, if the model has versions to compare, and copies the request to the model's
+        shadow with the share that the shadow has. Does not wait.
         """
+        request, model = running.request, running.model
         route = table.routes.get(model.key.name)
         if not route or not route.compares or request.encoded or answer.usage.result_cache in _HITS:
             return
@@ -120,7 +116,14 @@ class ShadowCopies:
             return "dropped"
         with pair.shadow as model:
             began_ns = time.monotonic_ns()
-            result = await self._compute(_copy_of(pair), model)
+            call = _call_of_copy(pair)
+            timings = self._observer.begin(Spans.INFER, call)  # in no trace, and not counted among requests
+            copy = RunningRequest(
+                pair.request, call, self._own_gate, self._deadlines, self._settings, timings, is_copy=True
+            )
+            copy.identify(model)
+            result, _ = await answer(copy, self._stages)
+            assert isinstance(result, Packed)  # noqa: S101 (requests with tensors are not copied)
             self._took(model, _COPY, time.monotonic_ns() - began_ns)
         agreement = await asyncio.to_thread(
             result_agreement, pair.request.input.message, model.spec, pair.answer.result.message, result.message
@@ -129,20 +132,6 @@ class ShadowCopies:
             return "incomparable"
         self._meters.histogram(Metrics.SHADOW_AGREEMENT, model.key.name, str(model.key.version)).record(agreement)
         return "compared"
-
-    async def _compute(self, request: InferenceRequest, model: GatewayModel) -> Packed[TaskResult]:
-        """The result of a copy, which is not counted among requests. Raises what the stages raise, and
-        DeadlineExceeded.
-        """
-        call, input_bytes = request.call, request.input.size_bytes
-        timer, tokens = Timeout(self._deadlines, call.deadline_s), known_tokens(request, model.spec, input_bytes)
-        with self._own_gate.admit(call, input_bytes, tokens, model=model.key.name, shed=timer.expire) as admission:
-            try:
-                with timer:
-                    observed = self._observer.begin(Spans.INFER, call)
-                    return (await self._run_stages(request, model, call, admission, observed))[0]
-            except Late as fault:
-                raise DeadlineExceeded("a copy of a request was late") from fault
 
     def _took(self, model: GatewayModel, role: str, total_ns: int) -> None:
         name, version = model.key
@@ -153,15 +142,13 @@ class ShadowCopies:
         self._meters.counter(Metrics.SHADOW_COPIES, name, str(version), outcome).add()
 
 
-def _copy_of(pair: _Pair) -> InferenceRequest:
-    """The request, as the last work of all, in no trace, and with a deadline of its own."""
+def _call_of_copy(pair: _Pair) -> Call:
+    """Makes the call of a copy: the last work of all, in no trace, and with a deadline of its own."""
     limit_s = max(_SHORTEST_LIMIT_S, _LONGEST_RATIO * pair.answer.timings.total_ns / 1e9)
-    call = Call(
+    return Call(
         request_id=pair.request.call.request_id,
         deadline_s=time.monotonic() + limit_s,
         priority=Priority.PRIORITY_BULK,
         trace=SpanContext.new(is_sampled=False),
         caller=pair.request.call.caller,
-        is_beyond_share=True,
     )
-    return replace(pair.request, call=call, listener=None)

@@ -7,10 +7,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeAlias
 
-from neuronpipe.core.generated import NewTokens
-from neuronpipe.core.items import ExecuteItem, ModelKey, StageItem
+from neuronpipe.core.generated import NewTokens, TokenSink
+from neuronpipe.core.items import ModelKey, StageItem
 from neuronpipe.core.names import Events
-from neuronpipe.core.tracing import Event
+from neuronpipe.core.tracing import SpanEvent
 from neuronpipe.gateway.holding import Hold
 
 _MAX_ITEMS = 128
@@ -25,7 +25,7 @@ class ItemHolder(Protocol):
     """The endpoint that works on an item."""
 
     def abandon(self, item_id: int) -> None:
-        """Records that nobody waits for the item any more."""
+        """Records that the caller of the item has left."""
 
 
 class QueuedItem:
@@ -44,12 +44,15 @@ class QueuedItem:
         "item_id",
         "losses",
         "size_bytes",
+        "stream",
     )
 
-    def __init__(self, item_id: int, item: StageItem) -> None:
+    def __init__(self, item_id: int, item: StageItem, stream: TokenSink | None = None) -> None:
+        """`stream`: gets the tokens of a text."""
         self.item_id = item_id
         self.item = item
-        self.cost_tokens = item.call.cost_tokens or 1
+        self.stream = stream
+        self.cost_tokens = item.work.cost_tokens or 1
         self.size_bytes = item.size_bytes
         self.is_bulk = item.call.is_bulk
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -58,25 +61,25 @@ class QueuedItem:
         self.losses = 0
         self.is_returned = False
         self.hold: Hold | None = None
-        self.events: list[Event] = []
+        self.events: list[SpanEvent] = []
 
     @property
     def is_suspect(self) -> bool:
         """Whether endpoints may have died because of it."""
         return self.losses >= _SUSPECT_LOSSES
 
-    def report(self, tokens: NewTokens) -> None:
+    def put(self, tokens: NewTokens) -> None:
         """Gives new tokens to the caller that waits."""
-        self.has_tokens = True
-        if isinstance(self.item, ExecuteItem) and self.item.report and not self.future.done():
-            self.item.report(tokens)
+        self.has_tokens |= bool(tokens.token_ids)
+        if self.stream and not self.future.done():
+            self.stream.put(tokens)
 
     def release(self, *, is_sent: bool) -> None:
         """Ends its hold, if it is held."""
         if self.hold:
             self.hold.end(is_sent=is_sent)
             self.hold = None
-            self.events.append(Event(Events.RELEASED, time.monotonic_ns()))
+            self.events.append(SpanEvent(Events.RELEASED, time.monotonic_ns()))
 
     def end(self, outcome: object) -> None:
         """Gives the outcome to the caller that waits."""

@@ -40,7 +40,7 @@ _COLUMNS = (
     "p99 ms",
     "Cost per 1M",
 )
-_DRIVER = Path("/sys/module/neuron/version")  # of the loaded one
+_DRIVER = Path("/sys/module/neuron/version")  # the loaded driver's
 _MAX_TEXT = 600
 _LAST_LINES = 8
 
@@ -53,37 +53,39 @@ def _describe_machine() -> dict[str, str]:
     }
 
 
-def describe(found: Mapping[str, Any]) -> str:
-    """The report as Markdown."""
-    return "\n".join(_lines(found)) + "\n"
+def describe(findings: Mapping[str, Any]) -> str:
+    """Returns the report as Markdown."""
+    return "\n".join(_lines(findings)) + "\n"
 
 
-def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+def _lines(findings: Mapping[str, Any]) -> Iterator[str]:
     yield "# Acceptance report"
     yield ""
-    if any(model.get("is_double") for model in found["models"]):
+    if any(model.get("is_double") for model in findings["models"]):
         yield f"**This report was {_DOUBLE}.**"
         yield ""
     yield (
-        f"Full batches for {found['seconds']:g} s a row on all cores, without a pipeline around the model; latency "
+        f"Full batches for {findings['seconds']:g} s a row on all cores, without a pipeline around the model; latency "
         "is that of a batch. Models that generate: new tokens a second of the texts in flight, each of half the "
         "shape's tokens after a prompt of the other half, on one core; latency is that of a step."
     )
     yield ""
     rows = []
-    for model in found["models"]:
-        for one in model.get("figures", ()):
-            cost = f"${one['cost_per_million']}" if "cost_per_million" in one else "unknown"
+    for model in findings["models"]:
+        for figures in model.get("figures", ()):
+            cost = f"${figures['cost_per_million']}" if "cost_per_million" in figures else "unknown"
             backend = f"{model['backend']}, the double" if model["is_double"] else model["backend"]
-            cells = [model["name"], backend, model["dtype"], one["shape"], model["cores"], one["in_flight"]]
-            rows.append([*cells, one["throughput_per_s"], one["p50_ms"], one["p95_ms"], one["p99_ms"], cost])
+            cells = [model["name"], backend, model["dtype"], figures["shape"], model["cores"], figures["in_flight"]]
+            rows.append(
+                [*cells, figures["throughput_per_s"], figures["p50_ms"], figures["p95_ms"], figures["p99_ms"], cost]
+            )
     yield from markdown_table(_COLUMNS, rows)
-    for model in found["models"]:
+    for model in findings["models"]:
         yield from _model(model)
     yield ""
     yield "## Machine"
     yield ""
-    yield from (f"- {name}: {value}" for name, value in found["machine"].items())
+    yield from (f"- {name}: {value}" for name, value in findings["machine"].items())
 
 
 def _model(model: Mapping[str, Any]) -> Iterator[str]:
@@ -113,7 +115,7 @@ def _model(model: Mapping[str, Any]) -> Iterator[str]:
     memory = {"host memory": model.get("host_memory_bytes"), "device memory": model.get("device_memory_bytes")}
     yield from (f"- {name}: {value / 2**20:.0f} MiB" for name, value in memory.items() if value)
     yield from (f"- compiled with {name} {version}" for name, version in model.get("versions", {}).items())
-    # The last line; tracebacks are in report.json.
+    # The last line only; report.json has the tracebacks.
     yield from (
         f"- refused, {name}: `{_one_line(sdk_words(text))}`" for name, text in model.get("refusals", {}).items()
     )
@@ -128,8 +130,8 @@ def _one_line(text: str) -> str:
 class AcceptRequest:
     """The models, shapes and limits of an acceptance test.
 
-    Each of `models` is compiled, and measured at each of `shapes` on `cores` cores (0: all). `environment` is added to
-    that of the measuring processes. `price_per_hour` is that of the machine, 0 if unknown.
+    The test compiles `models`, and measures each at `shapes` on `cores` cores (0: all). `environment`: added to
+    the environment of the measuring processes. `price_per_hour`: the price of the machine; 0 if unknown.
     """
 
     models: Sequence[CompileRequest]
@@ -146,66 +148,66 @@ def accept(request: AcceptRequest, report: Callable[[str], None]) -> Path:
 
     Raises SetupError for a folder that cannot be written.
     """
-    found: dict[str, Any] = {"machine": _describe_machine(), "seconds": request.seconds, "models": []}
-    _write(found, request.folder)
+    findings: dict[str, Any] = {"machine": _describe_machine(), "seconds": request.seconds, "models": []}
+    _write(findings, request.folder)
     compiled: list[tuple[Compiled, dict[str, Any]]] = []
     for model in request.models:
         report(f"{model.name}: compile")
-        one: dict[str, Any] = {
+        model_findings: dict[str, Any] = {
             "name": model.name,
             "source": model.source,
             "backend": model.backend,
             "dtype": model.dtype,
             "errors": {},
         }
-        found["models"].append(one)
-        if made := _compile(model, one, report):
-            compiled.append((made, one))
-        _write(found, request.folder)  # after each step, so that a later crash does not lose the findings
-    for made, one in compiled:
-        report(f"{one['name']}: measure")
+        findings["models"].append(model_findings)
+        if compiled_model := _compile(model, model_findings, report):
+            compiled.append((compiled_model, model_findings))
+        _write(findings, request.folder)  # after each step, so that a later crash does not lose the findings
+    for compiled_model, model_findings in compiled:
+        report(f"{model_findings['name']}: measure")
         try:
-            _measure(made, one, request, report)
+            _measure(compiled_model, model_findings, request, report)
         except Exception as error:  # a failure is a line of the report, and the next model follows
-            one["errors"]["measure"] = error_text(error)
-        _write(found, request.folder)
-    for one in found["models"]:
-        for step, text in one["errors"].items():
-            report(f"{one['name']}: FAILED, {step}: {text}")
+            model_findings["errors"]["measure"] = error_text(error)
+        _write(findings, request.folder)
+    for model_findings in findings["models"]:
+        for step, text in model_findings["errors"].items():
+            report(f"{model_findings['name']}: FAILED, {step}: {text}")
     return request.folder / "report.md"
 
 
-def _write(found: Mapping[str, Any], folder: Path) -> None:
+def _write(findings: Mapping[str, Any], folder: Path) -> None:
     with files_told(f"{folder}: cannot be written", "; see --out"):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.json").write_text(json.dumps(found, indent=2) + "\n")
-        (folder / "report.md").write_text(describe(found))
+        (folder / "report.json").write_text(json.dumps(findings, indent=2) + "\n")
+        (folder / "report.md").write_text(describe(findings))
 
 
-def _compile(model: CompileRequest, one: dict[str, Any], report: Callable[[str], None]) -> Compiled | None:
+def _compile(model: CompileRequest, findings: dict[str, Any], report: Callable[[str], None]) -> Compiled | None:
     began_s = time.monotonic()
     try:
-        made = compile_with_reference(model, report)
+        compiled_model = compile_with_reference(model, report)
     except SetupError as error:
-        one["errors"]["compile"] = str(error)
+        findings["errors"]["compile"] = str(error)
         return None
     except Exception as error:  # a model or a compiler may raise anything
-        one["errors"]["compile"] = error_text(error)
+        findings["errors"]["compile"] = error_text(error)
         return None
-    artifact = made.bundle.artifact(model.backend)
-    one["compile_s"] = round(time.monotonic() - began_s, 1)
-    one["versions"] = dict(artifact.versions)
-    one["is_double"] = any(version.endswith(DOUBLE_SUFFIX) for version in artifact.versions.values())
-    one["accuracy_of_compilation"] = artifact.accuracy.model_dump(mode="json") if artifact.accuracy else None
-    return made
+    artifact = compiled_model.bundle.artifact(model.backend)
+    findings["compile_s"] = round(time.monotonic() - began_s, 1)
+    findings["versions"] = dict(artifact.versions)
+    findings["is_double"] = any(version.endswith(DOUBLE_SUFFIX) for version in artifact.versions.values())
+    findings["accuracy_of_compilation"] = artifact.accuracy.model_dump(mode="json") if artifact.accuracy else None
+    return compiled_model
 
 
-def _measure(made: Compiled, one: dict[str, Any], request: AcceptRequest, report: Callable[[str], None]) -> None:
+def _measure(made: Compiled, findings: dict[str, Any], request: AcceptRequest, report: Callable[[str], None]) -> None:
     outputs: list[list[dict[str, Any]]] = []
     with tempfile.NamedTemporaryFile("r", prefix="neuronpipe-accept-", errors="replace") as log:
-        asked = MeasureRequest(
+        measure_request = MeasureRequest(
             bundle=made.bundle.folder,
-            backend=one["backend"],
+            backend=findings["backend"],
             cores=request.cores,
             shapes=request.shapes,
             seconds=request.seconds,
@@ -214,39 +216,41 @@ def _measure(made: Compiled, one: dict[str, Any], request: AcceptRequest, report
             environment=request.environment,
         )
         try:
-            with Worker.started(measure, asked, name="measuring", log=Path(log.name)) as worker:
+            with Worker.started(measure, measure_request, name="measuring", log=Path(log.name)) as worker:
                 while (message := worker.receive()) is not None:
                     if isinstance(message, str):
                         report(f"  {message}")
                     elif isinstance(message, list):
                         outputs.append(message)
                     else:
-                        one |= message
+                        findings |= message
         except ProcessEnded as ended:
             lines = [line.strip() for line in log if line.strip()]
-            one["errors"]["measure"] = f"{ended}: {' | '.join(lines[-_LAST_LINES:])}"
+            findings["errors"]["measure"] = f"{ended}: {' | '.join(lines[-_LAST_LINES:])}"
     if made.batches and outputs:
-        one["parity"] = _parity(made, outputs)
-    if not np.isfinite(one.get("parity", {}).get("largest_difference", 0.0)):
-        one["errors"]["parity"] = "some outputs are not numbers"
-    for figures in one.get("figures", ()):
-        if request.price_per_hour and not one["is_double"]:
+        findings["parity"] = _parity(made, outputs)
+    if not np.isfinite(findings.get("parity", {}).get("largest_difference", 0.0)):
+        findings["errors"]["parity"] = "some outputs are not numbers"
+    for figures in findings.get("figures", ()):
+        if request.price_per_hour and not findings["is_double"]:
             cost = 1e6 * request.price_per_hour / 3600 / figures["throughput_per_s"]
             figures["cost_per_million"] = round(cost, 4)
 
 
 def _parity(made: Compiled, outputs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """The difference of the back end to PyTorch in float32 on the worst core, and the difference between cores."""
+    """Returns the difference from PyTorch in float32 on the worst core, and the difference between cores."""
     task, batches, reference = made.bundle.spec.task, made.batches, made.reference
     per_token = {output.name for output in made.bundle.spec.outputs if "tokens" in output.axes}
-    agreements = [agreement(task, of_core, reference, batches) for of_core in outputs]
+    agreements = [agreement(task, core_outputs, reference, batches) for core_outputs in outputs]
     return {
         "texts": sum(len(next(iter(batch.values()))) for batch in batches),
         "cores": len(outputs),
-        "largest_output": max(float(np.abs(array).max()) for one in reference for array in one.values()),
-        "largest_difference": max(largest_difference(per_token, of_core, reference, batches) for of_core in outputs),
+        "largest_output": max(float(np.abs(array).max()) for batch in reference for array in batch.values()),
+        "largest_difference": max(
+            largest_difference(per_token, core_outputs, reference, batches) for core_outputs in outputs
+        ),
         "agreement": None if None in agreements else min(value for value in agreements if value is not None),
         "largest_difference_of_cores": max(
-            largest_difference(per_token, of_core, outputs[0], batches) for of_core in outputs
+            largest_difference(per_token, core_outputs, outputs[0], batches) for core_outputs in outputs
         ),
     }

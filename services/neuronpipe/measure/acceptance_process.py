@@ -1,5 +1,5 @@
-"""What the process does that measures one bundle on one back end: it tells acceptance.py of each step before
-and after it, so that a crash loses nothing.
+"""The process that measures one bundle on one back end. It reports to acceptance.py before and after each step, so that
+a crash loses nothing.
 """
 
 import asyncio
@@ -10,21 +10,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 import psutil
-from pydantic_settings import SettingsConfigDict
 
-from neuronpipe.bundles.buckets import Bucket
+from neuronpipe.bundles.buckets import Bucket, BucketPlan
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.settings import Settings
+from neuronpipe.core.tensors import Arrays
 from neuronpipe.measure.figures import distribution
 from neuronpipe.stages.neuron_executor.backends import ONE_IN_FLIGHT, load_backend, load_decoder
 from neuronpipe.stages.neuron_executor.backends.base import Backend, BackendError, BackendRequest, compute
 from neuronpipe.stages.neuron_executor.neuron_monitor import NeuronMonitor, running_monitor
-from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderModel, Run
+from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderModel, DecoderRun
 from neuronpipe.stages.neuron_executor.runtimes.given_texts import (
     GivenText,
     computed_logits,
@@ -36,20 +37,19 @@ from neuronpipe.stages.settings import CoreSettings
 from neuronpipe.tasks import TASKS
 
 
-class AcceptSettings(CoreSettings):
+class AcceptSettings(Settings):
     """Settings of `neuronpipe accept`."""
 
-    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_ACCEPT_")
+    prefix: ClassVar[str] = "NEURONPIPE_ACCEPT_"
 
-
-Arrays: TypeAlias = Mapping[str, Any]
+    executor: CoreSettings
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequest:
-    """What the process measures. Each of `shapes` is measured for `seconds`, on `cores` cores (0: all).
+    """The bundle to measure. Each of `shapes` is measured for `seconds`, on `cores` cores (0: all).
 
-    `batches`, or `texts` of a model that generates, are for the comparison. `environment`: of the runtime.
+    `batches`, or `texts` for a model that generates, are for the comparison. `environment`: the runtime's variables.
     """
 
     bundle: Path
@@ -63,32 +63,33 @@ class MeasureRequest:
 
 
 def error_text(error: BaseException) -> str:
-    """An error and its cause, for the report."""
+    """Returns an error and its cause as text, for the report."""
     cause = error.__cause__
     return f"{type(error).__name__}: {error}" + (f" <- {type(cause).__name__}: {cause}" if cause else "")
 
 
-# Prompts are computed in parts of so many tokens.
+# Prompts are computed in parts of this number of tokens.
 _PART_TOKENS = 64
 
 
 def generated_parity(model: DecoderModel, texts: Sequence[GivenText]) -> dict[str, Any]:
-    """How far the model's logits and tokens are from those that were given; see acceptance.py."""
-    found = computed_logits(model, texts)
+    """Returns the differences of the model's logits and tokens from the given texts; see acceptance.py."""
+    logits = computed_logits(model, texts)
     return {
         "texts": len(texts),
         "cores": 1,
         "largest_output": largest_logit(texts),
-        "largest_difference": largest_difference(found, texts),
-        "agreement": token_agreement(found, texts)[0],
+        "largest_difference": largest_difference(logits, texts),
+        "agreement": token_agreement(logits, texts)[0],
         "largest_difference_of_cores": 0.0,
     }
 
 
 def sequence_counts(model: DecoderModel, shape: Bucket, source: Sequence[int]) -> list[int]:
-    """How many texts are to be answered side by side: one, and as many as the shape says or the cache has room for.
+    """Returns the numbers of texts to answer side by side: 1, and the shape's number, or as many as the cache has
+    room for.
 
-    Raises SetupError where it has none.
+    Raises SetupError if the cache has no room for one text.
     """
     room = (model.blocks - _blocks(model, len(source))) // _blocks(model, shape.tokens)
     if room < 1:
@@ -99,20 +100,20 @@ def sequence_counts(model: DecoderModel, shape: Bucket, source: Sequence[int]) -
 def token_throughput(
     model: DecoderModel, shape: Bucket, count: int, source: Sequence[int], vocabulary: int, seconds: float
 ) -> dict[str, float]:
-    """Answers so many texts side by side for a time, each of half the shape's tokens after a prompt of the other half.
+    """Answers `count` texts side by side for a time, each of half the shape's tokens after a prompt of the other half.
 
-    Latency is that of a step. `source`: of a model with an encoder; all texts share it.
+    The latency is the time of a step. `source`: for a model with an encoder; all texts share it.
     """
-    held = _blocks(model, shape.tokens)
-    of_source = list(range(count * held, count * held + _blocks(model, len(source))))
-    blocks = [range(row * held, (row + 1) * held) for row in range(count)]
-    if of_source:
-        model.read(source, of_source)
+    text_blocks = _blocks(model, shape.tokens)
+    source_blocks = list(range(count * text_blocks, count * text_blocks + _blocks(model, len(source))))
+    blocks = [range(row * text_blocks, (row + 1) * text_blocks) for row in range(count)]
+    if source_blocks:
+        model.read(source, source_blocks)
 
-    def runs(first: int, length: int, scored: int) -> Iterator[Run]:
+    def runs(first: int, length: int, scored: int) -> Iterator[DecoderRun]:
         ids = [token % vocabulary for token in range(first, first + length)]
-        for own in blocks:
-            yield Run(ids, first, list(own), scored, len(source), of_source)
+        for own_blocks in blocks:
+            yield DecoderRun(ids, first, list(own_blocks), scored, len(source), source_blocks)
 
     prompt, prompt_s, steps = max(1, shape.tokens // 2), list[float](), list[float]()
     end_s = time.monotonic() + seconds
@@ -135,9 +136,9 @@ def token_throughput(
 
 
 def _figures(throughput_per_s: float, latencies_s: Sequence[float]) -> dict[str, float]:
-    found = distribution(np.array(latencies_s) * 1000)
-    assert found  # noqa: S101 (there is one at least)
-    percentiles = {f"p{part}_ms": round(getattr(found, f"p{part}"), 3) for part in (50, 95, 99)}
+    latencies = distribution(np.array(latencies_s) * 1000)
+    assert latencies  # noqa: S101 (there is at least one latency)
+    percentiles = {f"p{part}_ms": round(getattr(latencies, f"p{part}"), 3) for part in (50, 95, 99)}
     return {"throughput_per_s": round(throughput_per_s, 1), **percentiles}
 
 
@@ -153,12 +154,12 @@ def _timed(work: Callable[[], object]) -> float:
 
 _IN_FLIGHT = (1, 2)
 _WARM_UP_RUNS = 10
-# The most for the key-value cache of a model that generates.
+# The most memory for the key-value cache of a model that generates.
 _CACHE_BYTES = 1 << 33
 
 
 class _Findings:
-    """The findings so far. Told is the name of each step before it, and all findings after it."""
+    """The findings so far. The name of each step is sent before it, and all findings after it."""
 
     def __init__(self, pipe: "Connection[Any, Any]") -> None:
         self.values: dict[str, Any] = {"errors": {}}
@@ -177,33 +178,35 @@ class _Findings:
         self._pipe.send(self.values)
 
     def tell_outputs(self, outputs: list[dict[str, Any]]) -> None:
-        """The outputs of a core for all batches."""
+        """Sends the outputs of a core for all batches."""
         self._pipe.send(outputs)
 
 
 def measure(pipe: "Connection[Any, Any]", request: MeasureRequest) -> None:
-    """The main function of the process: loads, compares and measures. Errors are provoked last. Ends with a None."""
+    """The main function of the process: loads, compares and measures. Errors are provoked last. Sends a None at the
+    end.
+    """
     os.environ.update(request.environment)
-    found, bundle = _Findings(pipe), read_bundle(request.bundle)
+    findings, bundle = _Findings(pipe), read_bundle(request.bundle)
     if TASKS[bundle.spec.task].generates:
-        asyncio.run(_measure_generation(bundle, request, found))
+        asyncio.run(_measure_generation(bundle, request, findings))
     else:
         loaded = list[tuple[Backend, ModelSpec]]()
-        with found.step("load"):
-            loaded.append(_load(bundle, request, found))
+        with findings.step("load"):
+            loaded.append(_load(bundle, request, findings))
         for backend, spec in loaded:
             try:
-                asyncio.run(_measure(backend, spec, request, found))
+                asyncio.run(_measure(backend, spec, request, findings))
             finally:
                 backend.close()
     pipe.send(None)
 
 
-def _load(bundle: Bundle, request: MeasureRequest, found: _Findings) -> tuple[Backend, ModelSpec]:
+def _load(bundle: Bundle, request: MeasureRequest, findings: _Findings) -> tuple[Backend, ModelSpec]:
     began_s = time.monotonic()
     with _backend_request(bundle, request) as load:
         backend = load_backend(request.backend, load)
-    found.values |= {"load_s": round(time.monotonic() - began_s, 1), "cores": backend.cores}
+    findings.values |= {"load_s": round(time.monotonic() - began_s, 1), "cores": backend.cores}
     return backend, bundle.spec
 
 
@@ -224,54 +227,55 @@ def _backend_request(bundle: Bundle, request: MeasureRequest) -> Iterator[Backen
         )
 
 
-async def _measure_generation(bundle: Bundle, request: MeasureRequest, found: _Findings) -> None:
+async def _measure_generation(bundle: Bundle, request: MeasureRequest, findings: _Findings) -> None:
     texts, shapes, loaded = request.texts, request.shapes, list[DecoderModel]()
-    with found.step("load"):
+    with findings.step("load"):
         began_s = time.monotonic()
-        # A source has as much room as a text.
+        # The source gets as much room as a text.
         tokens = max(max(shape.batch + 1, len(texts)) * shape.tokens for shape in shapes)
         with _backend_request(bundle, request) as load:
             loaded.append(load_decoder(request.backend, load, max_tokens=tokens, max_bytes=_CACHE_BYTES))
-        found.values |= {"load_s": round(time.monotonic() - began_s, 1), "cores": 1, "figures": []}
+        findings.values |= {"load_s": round(time.monotonic() - began_s, 1), "cores": 1, "figures": []}
     async with running_monitor() as monitor:
         for model in loaded:
-            with found.step("compare"):
-                found.values["parity"] = generated_parity(model, texts)
+            with findings.step("compare"):
+                findings.values["parity"] = generated_parity(model, texts)
             for shape in shapes:
-                with found.step(f"{shape}"):
+                with findings.step(f"{shape}"):
                     _check_length(shape, bundle.spec)
                     source, vocabulary = texts[0].source, bundle.spec.vocabulary_size
                     for count in sequence_counts(model, shape, source):
                         figures = token_throughput(model, shape, count, source, vocabulary, request.seconds)
-                        found.values["figures"].append({"shape": str(shape), "in_flight": count, **figures})
-        _note_memory(monitor, found)
+                        findings.values["figures"].append({"shape": str(shape), "in_flight": count, **figures})
+        _note_memory(monitor, findings)
 
 
-async def _measure(backend: Backend, spec: ModelSpec, request: MeasureRequest, found: _Findings) -> None:
-    with found.step("compare"):
+async def _measure(backend: Backend, spec: ModelSpec, request: MeasureRequest, findings: _Findings) -> None:
+    with findings.step("compare"):
         for core in range(backend.cores):
-            found.tell_outputs([await _compute(backend, core, batch, spec) for batch in request.batches])
-    found.values["figures"] = []
+            findings.tell_outputs([await _compute(backend, core, batch, spec) for batch in request.batches])
+    findings.values["figures"] = []
     async with running_monitor() as monitor:
         for shape in request.shapes:
             for in_flight in [count for count in _IN_FLIGHT if count <= backend.in_flight]:
-                with found.step(f"{shape}, {in_flight} in flight"):
+                with findings.step(f"{shape}, {in_flight} in flight"):
                     _check_length(shape, spec)
                     figures = await _throughput(backend, _full_batch(shape, spec), in_flight, request.seconds)
-                    found.values["figures"].append({"shape": str(shape), "in_flight": in_flight, **figures})
-        _note_memory(monitor, found)
-    if not backend.buckets:
+                    findings.values["figures"].append({"shape": str(shape), "in_flight": in_flight, **figures})
+        _note_memory(monitor, findings)
+    shapes = backend.shapes
+    if not isinstance(shapes, BucketPlan):
         return
-    with found.step("provoke errors"):
-        found.values["refusals"] = {}
-        largest = backend.buckets.largest
+    with findings.step("provoke errors"):
+        findings.values["refusals"] = {}
+        largest = shapes.largest
         larger = Bucket(batch=largest.batch + 1, tokens=largest.tokens + (0 if spec.image else 1))
-        found.values["refusals"]["a shape that was not compiled, of us"] = await _error(
+        findings.values["refusals"]["a shape that was not compiled, of us"] = await _error(
             backend, _full_batch(larger, spec)
         )
         texts: Callable[[], dict[str, str]] | None = getattr(backend, "error_texts", None)
         if texts:
-            found.values["refusals"] |= await asyncio.to_thread(texts)
+            findings.values["refusals"] |= await asyncio.to_thread(texts)
 
 
 def _check_length(shape: Bucket, spec: ModelSpec) -> None:
@@ -279,19 +283,20 @@ def _check_length(shape: Bucket, spec: ModelSpec) -> None:
         raise SetupError(f"{shape.tokens} tokens, the model takes {spec.token_limit}")
 
 
-def _note_memory(monitor: NeuronMonitor | None, found: _Findings) -> None:
-    with found.step("memory"):
+def _note_memory(monitor: NeuronMonitor | None, findings: _Findings) -> None:
+    with findings.step("memory"):
         snapshot = monitor.snapshot if monitor else None
-        found.values["device_memory_bytes"] = snapshot.device_memory_bytes if snapshot else None
-        found.values["host_memory_bytes"] = psutil.Process().memory_info().rss
+        findings.values["device_memory_bytes"] = snapshot.device_memory_bytes if snapshot else None
+        findings.values["host_memory_bytes"] = psutil.Process().memory_info().rss
 
 
 async def _compute(backend: Backend, core: int, batch: Arrays, spec: ModelSpec) -> dict[str, Any]:
-    """The outputs of a batch of any shape up to the model's limit, in as many calls as its rows need."""
+    """Returns the outputs of a batch of any shape up to the model's limit, in as many calls as its rows need."""
     leading = batch[spec.inputs[0]]
     rows, tokens = len(leading), leading.shape[1] if leading.ndim == 2 else spec.image_tokens
-    room = backend.round_tokens(tokens)
-    size = backend.buckets.batches(room)[-1] if backend.buckets else rows
+    shapes = backend.shapes
+    room = shapes.round_tokens(tokens)
+    size = shapes.batches(room)[-1] if isinstance(shapes, BucketPlan) else rows
     parts = []
     for first in range(0, rows, size):
         inputs = {
@@ -311,7 +316,7 @@ async def _compute(backend: Backend, core: int, batch: Arrays, spec: ModelSpec) 
 
 
 def _full_batch(shape: Bucket, spec: ModelSpec) -> dict[str, Any]:
-    """A batch without padding; of images, which are black."""
+    """Returns a batch without padding; images are black."""
     if spec.image and "input_ids" not in spec.inputs:
         return {name: np.zeros((shape.batch, 3, *spec.image.size), np.uint8) for name in spec.inputs}
     rows = {
@@ -331,7 +336,9 @@ async def _error(backend: Backend, batch: Arrays) -> str:
 
 
 async def _throughput(backend: Backend, batch: Arrays, in_flight: int, seconds: float) -> dict[str, float]:
-    """Runs full batches on every core for a time, with a number of batches in flight. Latency is that of a batch."""
+    """Runs full batches on every core for a time, with a number of batches in flight. The latency is the time of a
+    batch.
+    """
     latencies = list[float]()
 
     async def call(core: int, end_s: float) -> None:

@@ -23,7 +23,7 @@ class Distribution:
 
 
 def distribution(values: NDArray[np.floating | np.integer]) -> Distribution | None:
-    """The distribution of some values; None without values."""
+    """Returns the distribution of some values; None without values."""
     if not len(values):
         return None
     exact = values.astype(np.float64)
@@ -56,7 +56,7 @@ class Interval:
 
 
 def bootstrap(samples: Samples, statistic: Statistic) -> Interval:
-    """A statistic of some samples. `statistic` reduces the last axis. Raises ValueError without samples."""
+    """Returns a statistic of some samples. `statistic` reduces the last axis. Raises ValueError without samples."""
     exact = np.asarray(samples, np.float64)
     if not len(exact):
         raise ValueError("no samples")
@@ -64,48 +64,48 @@ def bootstrap(samples: Samples, statistic: Statistic) -> Interval:
 
 
 def ratio(after: Samples, before: Samples, statistic: Statistic) -> Interval:
-    """The ratio of a statistic of two independent sets of samples. Raises ValueError without samples."""
+    """Returns the ratio of a statistic of two independent sets of samples. Raises ValueError without samples."""
     new, old = np.asarray(after, np.float64), np.asarray(before, np.float64)
     if not len(new) or not len(old):
         raise ValueError("no samples")
-    found = _resampled(new, statistic, _SEED) / _resampled(old, statistic, _SEED + 1)
-    return Interval(float(statistic(new) / statistic(old)), *_bounds(found))
+    ratios = _resampled(new, statistic, _SEED) / _resampled(old, statistic, _SEED + 1)
+    return Interval(float(statistic(new) / statistic(old)), *_bounds(ratios))
 
 
 def median(samples: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of the last axis."""
-    found: NDArray[np.float64] = np.median(samples, axis=-1)
-    return found
+    """Returns the median of the last axis."""
+    medians: NDArray[np.float64] = np.median(samples, axis=-1)
+    return medians
 
 
 def mean(samples: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of the last axis."""
-    found: NDArray[np.float64] = np.mean(samples, axis=-1)
-    return found
+    """Returns the mean of the last axis."""
+    means: NDArray[np.float64] = np.mean(samples, axis=-1)
+    return means
 
 
 def p95(samples: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The 95th percentile of the last axis, by linear interpolation."""
-    found: NDArray[np.float64] = np.percentile(samples, 95, axis=-1)
-    return found
+    """Returns the 95th percentile of the last axis, by linear interpolation."""
+    percentiles: NDArray[np.float64] = np.percentile(samples, 95, axis=-1)
+    return percentiles
 
 
 def _resampled(samples: NDArray[np.float64], statistic: Statistic, seed: int) -> NDArray[np.float64]:
-    """The statistic of each resample."""
+    """Returns the statistic of each resample."""
     random, size = np.random.default_rng(seed), len(samples)
     rows = max(1, _CHUNK // size)
     counts = [min(rows, _RESAMPLES - first) for first in range(0, _RESAMPLES, rows)]
     return np.concatenate([statistic(samples[random.integers(0, size, (count, size))]) for count in counts])
 
 
-def _bounds(found: NDArray[np.float64]) -> tuple[float, float]:
+def _bounds(statistics: NDArray[np.float64]) -> tuple[float, float]:
     tail = (1 - _CONFIDENCE) / 2 * 100
-    low, high = np.percentile(found, (tail, 100 - tail)).tolist()
+    low, high = np.percentile(statistics, (tail, 100 - tail)).tolist()
     return low, high
 
 
 def number(value: float) -> str:
-    """Three digits, without an exponent."""
+    """Formats a number with three digits, without an exponent."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
@@ -113,7 +113,7 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table with a title; `note` says what it is, and whose."""
+    """A table with a title. `note`: its content, and its source."""
 
     title: str
     note: str
@@ -121,12 +121,12 @@ class Table:
     rows: Sequence[Sequence[str]]
 
     def section(self) -> Iterator[str]:
-        """Its lines in a page of Markdown."""
+        """Yields the table's lines in a page of Markdown."""
         yield from (f"## {self.title}", "", self.note, "")
         yield from (*markdown_table(self.columns, self.rows), "") if self.rows else ("None.", "")
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
-    """The lines of a table."""
+    """Yields the lines of a table."""
     for row in (columns, ["---"] * len(columns), *rows):
         yield "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |"

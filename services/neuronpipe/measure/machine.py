@@ -22,13 +22,13 @@ _INSTRUCTIONS = {
 }
 _AMX = ("amx_tile", "amx_int8", "amx_bf16")
 _LIBRARIES = ("grpcio", "protobuf", "uvloop", "numpy", "tokenizers", "openvino", "torch", "transformers")
-# A checkout; beside an installed package there is no repository.
+# The root of a checkout; beside an installed package there is no repository.
 _ROOT = Path(__file__).parents[3]
 _INSTANCE = Path("/sys/devices/virtual/dmi/id/product_name")
 
 
 def describe_machine() -> dict[str, str]:
-    """What decides about its figures, by name."""
+    """Returns the facts that determine the machine's figures, by name."""
     cpu = _cpu_info()
     flags = set(cpu.get("flags", cpu.get("Features", "")).split())
     instructions = [f"{name} {'yes' if flag in flags else 'no'}" for name, flag in _INSTRUCTIONS.items()]
@@ -52,7 +52,7 @@ def describe_machine() -> dict[str, str]:
 
 
 def instance_type() -> str:
-    """The type of the cloud's instance, as its firmware tells it; empty where it does not."""
+    """Returns the type of the cloud's instance, by its firmware; empty if the firmware does not say it."""
     try:
         return _INSTANCE.read_text().strip()
     except OSError:
@@ -60,13 +60,13 @@ def instance_type() -> str:
 
 
 class CpuWatch:
-    """Who has taken the CPUs' time since it was made, besides this process and those that it started."""
+    """Measures the CPUs' time that other machines and other processes have taken since the watch was made."""
 
     def __init__(self) -> None:
         self._began = _cpu_seconds()
 
     def shares(self) -> tuple[float, float]:
-        """Shares of all CPUs' time, 0 to 1: what the hypervisor gave to other machines, and other processes."""
+        """Returns the CPUs' time, 0 to 1, that the hypervisor gave other machines, and that other processes took."""
         total, busy, steal, own = (now - before for now, before in zip(_cpu_seconds(), self._began, strict=True))
         if total <= 0:
             return 0.0, 0.0
@@ -74,19 +74,19 @@ class CpuWatch:
 
 
 def _cpu_seconds() -> tuple[float, float, float, float]:
-    """Of all CPUs since the machine started: all, busy, stolen; and of this process with its children."""
+    """Returns seconds of all CPUs since the start: all, busy, stolen; and of this process with its children."""
     times = psutil.cpu_times()._asdict()
     steal = times.get("steal", 0.0)
     counted = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
     total = sum(times.get(name, 0.0) for name in counted)
     busy = total - times["idle"] - times.get("iowait", 0.0) - steal
-    this = psutil.Process()
-    ended = this.cpu_times()
+    this_process = psutil.Process()
+    ended = this_process.cpu_times()
     own = ended.children_user + ended.children_system
-    for process in (this, *this.children(recursive=True)):
+    for process in (this_process, *this_process.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
-            found = process.cpu_times()
-            own += found.user + found.system
+            process_times = process.cpu_times()
+            own += process_times.user + process_times.system
     return total, busy, steal, own
 
 
@@ -99,7 +99,7 @@ def _cpu_info() -> dict[str, str]:
 
 
 def package_versions(*packages: str) -> str:
-    """The versions of packages, in words."""
+    """Returns the versions of packages, in words."""
     return ", ".join(f"{name} {_version(name)}" for name in packages)
 
 

@@ -21,7 +21,7 @@ def start_module(words: Sequence[str], log: IO[str], variables: Mapping[str, str
     return subprocess.Popen(  # noqa: S603 (our own command)
         [sys.executable, "-m", *words],
         stderr=log,
-        # Ctrl-C in the terminal is for the process that started us, which ends the services.
+        # Ctrl-C in the terminal is for this process's parent, which ends the services.
         start_new_session=True,
         env=variables,
     )
@@ -55,7 +55,7 @@ class ServiceProcess:
 
     @property
     def target(self) -> str:
-        """HOST:PORT, as soon as it listens."""
+        """HOST:PORT. Blocks until the service listens."""
         return str(self.wait_for("listening")["address"])
 
     def wait_until_ready(self, limit_s: float = _START_LIMIT_S) -> Self:
@@ -64,12 +64,12 @@ class ServiceProcess:
         return self
 
     def events(self) -> list[dict[str, object]]:
-        """The log lines so far."""
+        """Returns the log lines so far."""
         lines = Path(self._log.name).read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
     def wait_for(self, event: str, times: int = 1, limit_s: float = _START_LIMIT_S) -> dict[str, object]:
-        """The first log line of an event, or the nth.
+        """Returns the first log line of an event, or the nth.
 
         Raises RuntimeError with the log if the process ends without it, or has not logged it in time.
         """
@@ -89,11 +89,11 @@ class ServiceProcess:
         self._process.send_signal(number)
 
     def wait(self, timeout_s: float = 30) -> int:
-        """The exit code, once it ends."""
+        """Waits for the end of the process, and returns its exit code."""
         return self._process.wait(timeout_s)
 
     def stop(self) -> None:
-        """Ends the process, by force if it must be, and deletes its log."""
+        """Ends the process, by force if needed, and deletes its log."""
         if self._process.poll() is None:
             self._process.terminate()
             try:

@@ -1,6 +1,6 @@
-"""Moves a version of a model up in steps to all of the requests, as long as its guards hold; else back.
+"""Moves a version of a model up in steps to all of the requests, while its guards hold; otherwise moves it back.
 
-Guards compare what the version did with what the version before did, by the metrics of all gateways.
+Guards compare the figures of the version with the figures of the previous version, by the metrics of all gateways.
 """
 
 import time
@@ -12,22 +12,24 @@ from neuronpipe.bundles.registry import STABLE, Operation, Registry, Routing, Sh
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.core.names import Metrics
 
-# The numbers of a gateway, by what they are: the metric's name, the suffix of its series, the values of its labels, and
-# for the suffix _bucket the upper bound. Durations are in seconds.
-Numbers: TypeAlias = Mapping[tuple[str, ...], float]
+# The numbers of a gateway, by the metric's name, the suffix of its series, the values of its labels, and for the suffix
+# _bucket the upper bound. Durations are in seconds.
+GatewayNumbers: TypeAlias = Mapping[tuple[str, ...], float]
 
 INSTRUMENTS = (Metrics.REQUEST_DURATION, Metrics.VERSION_DURATION, Metrics.SHADOW_AGREEMENT, Metrics.SHADOW_COPIES)
 
-# What a version may be blamed for. Other errors are the caller's, or the gateway's load.
+# Errors for which a version may be responsible. Others are the caller's, or due to the gateway's load.
 _FAULTS = ("INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS")
 
 
 @dataclass(frozen=True, slots=True)
 class VersionFigures:
-    """What a version did.
+    """The figures of a version.
 
-    `errors`: of `requests`, those that failed by a fault of the server or by their deadline. `p99_s`: of computed
-    answers; None without any. `copies`: those that were compared, or failed; `agreement`: their sum, at most `copies`.
+    - `errors`: the `requests` that failed by a fault of the server or by their deadline.
+    - `p99_s`: the 99th percentile of computed answers; None without answers.
+    - `copies`: the copies that were compared, or failed.
+    - `agreement`: the sum over the copies, at most `copies`.
     """
 
     requests: float = 0.0
@@ -39,7 +41,7 @@ class VersionFigures:
 
     @property
     def error_share(self) -> float:
-        """Errors to requests."""
+        """Errors relative to requests."""
         return self.errors / self.requests if self.requests else 0.0
 
     @property
@@ -48,19 +50,19 @@ class VersionFigures:
         return self.agreement / self.copies if self.copies else 1.0
 
 
-def added(total: Numbers, before: Sequence[Numbers], now: Sequence[Numbers]) -> Numbers:
-    """A total with what was added at all gateways, each of which has the same place in both lists."""
+def added(total: GatewayNumbers, before: Sequence[GatewayNumbers], now: Sequence[GatewayNumbers]) -> GatewayNumbers:
+    """Returns a total with the increases at all gateways. Each gateway has the same place in both lists."""
     total = dict(total)
-    for then, present in zip(before, now, strict=True):
-        # A gateway that started anew counts from zero: what it has now was added.
-        is_new = any(present.get(key, 0.0) < value for key, value in then.items() if not key[1].endswith("_sum"))
+    for earlier, present in zip(before, now, strict=True):
+        # A restarted gateway counts from zero: all its present numbers are increases.
+        is_new = any(present.get(key, 0.0) < value for key, value in earlier.items() if not key[1].endswith("_sum"))
         for key, value in present.items():
-            total[key] = total.get(key, 0.0) + value - (0.0 if is_new else then.get(key, 0.0))
+            total[key] = total.get(key, 0.0) + value - (0.0 if is_new else earlier.get(key, 0.0))
     return total
 
 
-def figures_of(numbers: Numbers, model: str, version: int) -> VersionFigures:
-    """The figures of a version, of what `added` returned."""
+def figures_of(numbers: GatewayNumbers, model: str, version: int) -> VersionFigures:
+    """Returns the figures of a version, from the result of `added`."""
     own = {(key[0], key[1], *key[4:]): value for key, value in numbers.items() if key[2:4] == (model, str(version))}
 
     def count(instrument: str, *labels: str) -> float:
@@ -79,7 +81,9 @@ def figures_of(numbers: Numbers, model: str, version: int) -> VersionFigures:
 
 
 def _quantile(own: Mapping[tuple[str, ...], float], share: float) -> float | None:
-    """A quantile of the answers, as Prometheus' histogram_quantile estimates it: values lie evenly in their bucket."""
+    """Returns a quantile of the answers as Prometheus' histogram_quantile does: values are spread evenly in their
+    bucket.
+    """
     head = (Metrics.VERSION_DURATION.name, "_bucket", "answer")
     reached = sorted((float(key[3]), value) for key, value in own.items() if key[:3] == head)
     wanted = share * reached[-1][1] if reached else 0.0
@@ -88,7 +92,7 @@ def _quantile(own: Mapping[tuple[str, ...], float], share: float) -> float | Non
     below_s, below = 0.0, 0.0
     for bound_s, count in reached:
         if count >= wanted:
-            # Beyond the last bound nothing is known but that bound.
+            # Beyond the last bound, only that bound is known.
             inside = (wanted - below) / (count - below)
             return below_s if bound_s == float("inf") else below_s + (bound_s - below_s) * inside
         below_s, below = bound_s, count
@@ -98,26 +102,27 @@ def _quantile(own: Mapping[tuple[str, ...], float], share: float) -> float | Non
 GuardName = Literal["p99", "p99_s", "errors", "agreement"]
 _OF_P99: tuple[GuardName, ...] = ("p99", "p99_s")
 _UNITS = {"%": 0.01, "ms": 0.001, "s": 1.0, "": 1.0}
-# A percentile of few requests says little, so before its time is over a step fails by p99 only from so many times as
-# many on as it needs.
+# A percentile of few requests says little. So before a step's time is over, it fails by p99 only with this number of
+# times the needed requests.
 _EARLY = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
-    """One limit.
+class PromotionGuard:
+    """A limit.
 
-    `p99`: of the version's computed answers, at most so many times that of the other; `p99_s`: of either version's, at
-    most so many seconds. `errors`: the share of its requests that fail may be so much larger than the other's, 0 to 1.
-    `agreement`: the mean agreement of copies of requests is at least this, 0 to 1; a copy that fails has 0.
+    - `p99`: the version's computed answers take at most this number of times the other version's time.
+    - `p99_s`: either version's computed answers take at most this number of seconds.
+    - `errors`: the share of failed requests may exceed the other version's share by this, 0 to 1.
+    - `agreement`: the least mean agreement of copies of requests, 0 to 1; a copy that fails has 0.
     """
 
     name: GuardName
     limit: float
 
     @classmethod
-    def parse(cls, text: str) -> "Guard":
-        """A guard as in p99=1.2, p99=300ms, errors=0.1% and agreement=0.99. Raises SetupError."""
+    def parse(cls, text: str) -> "PromotionGuard":
+        """Parses a guard such as p99=1.2, p99=300ms, errors=0.1% or agreement=0.99. Raises SetupError."""
         word, _, number = text.partition("=")
         unit = next(unit for unit in _UNITS if number.endswith(unit))
         is_time = unit in ("ms", "s")
@@ -137,10 +142,10 @@ class Guard:
         return cls(cast(GuardName, name), limit)
 
     def problem(self, stable: VersionFigures, canary: VersionFigures, least: int, *, is_over: bool) -> str:
-        """Why the guard fails; empty while it does not. `is_over`: whether the time of the step is.
+        """Returns the reason why the guard fails; empty while it holds. `is_over`: whether the step's time is over.
 
-        Errors and disagreement count as if the requests that are missing to `least` all went well: a bad version is
-        found early, and one bad request of a few is none.
+        Errors and disagreement count as if all requests that are missing to `least` went well: a bad version is found
+        early, and one bad request among a few does not fail the guard.
         """
         if self.name in _OF_P99:
             needed = least if is_over else least * _EARLY
@@ -148,56 +153,60 @@ class Guard:
                 return ""
             if self.name == "p99_s":
                 longer_s = max(stable.p99_s, canary.p99_s)
-                return f"p99 is {longer_s:.3g} s, the guard is {self.limit:g} s" * (longer_s > self.limit)
+                return f"p99 is {longer_s:.3g} s, the guard is {self.limit:g} s" if longer_s > self.limit else ""
             ratio = canary.p99_s / stable.p99_s
             return f"p99 is {ratio:.2f} times as long, the guard is {self.limit:g}" if ratio > self.limit else ""
         if self.name == "errors":
             share = canary.errors / max(canary.requests, least)
             allowed = stable.error_share + self.limit
-            return f"{canary.error_share:.2%} of the requests fail, the guard is {allowed:.2%}" * (share > allowed)
+            problem = f"{canary.error_share:.2%} of the requests fail, the guard is {allowed:.2%}"
+            return problem if share > allowed else ""
         missing = (canary.copies - canary.agreement) / max(canary.copies, least)
-        return f"agreement is {canary.mean_agreement:.4f}, the guard is {self.limit:g}" * (missing > 1 - self.limit)
+        problem = f"agreement is {canary.mean_agreement:.4f}, the guard is {self.limit:g}"
+        return problem if missing > 1 - self.limit else ""
 
     def lacks(self, stable: VersionFigures, canary: VersionFigures, least: int) -> str:
-        """What there is too little of to judge; empty for enough."""
+        """Returns the missing evidence for a judgement; empty if there is enough."""
         if self.name == "agreement":
-            return f"{canary.copies:.0f} copies of {least}" * (canary.copies < least)
-        found = (stable.answers, canary.answers) if self.name in _OF_P99 else (stable.requests, canary.requests)
-        return f"{found[0]:.0f} and {found[1]:.0f} requests of {least}" * (min(found) < least)
+            return f"{canary.copies:.0f} copies of {least}" if canary.copies < least else ""
+        counts = (stable.answers, canary.answers) if self.name in _OF_P99 else (stable.requests, canary.requests)
+        return f"{counts[0]:.0f} and {counts[1]:.0f} requests of {least}" if min(counts) < least else ""
 
 
-def describe(guards: Sequence[Guard], stable: VersionFigures, canary: VersionFigures) -> str:
-    """What was measured, of the guards and how much there was of it."""
-    found = [f"{stable.requests:.0f} and {canary.requests:.0f} requests"]
+def describe(guards: Sequence[PromotionGuard], stable: VersionFigures, canary: VersionFigures) -> str:
+    """Returns the measured figures of the guards, and the number of requests."""
+    parts = [f"{stable.requests:.0f} and {canary.requests:.0f} requests"]
     for guard in guards:
         if guard.name in _OF_P99 and stable.p99_s and canary.p99_s:
-            found.append(f"p99 {1000 * stable.p99_s:.3g} and {1000 * canary.p99_s:.3g} ms")
+            parts.append(f"p99 {1000 * stable.p99_s:.3g} and {1000 * canary.p99_s:.3g} ms")
         elif guard.name == "errors":
-            found.append(f"errors {stable.error_share:.2%} and {canary.error_share:.2%}")
+            parts.append(f"errors {stable.error_share:.2%} and {canary.error_share:.2%}")
         elif guard.name == "agreement":
-            found.append(f"agreement {canary.mean_agreement:.4f} of {canary.copies:.0f} copies")
-    return ", ".join(dict.fromkeys(found))
+            parts.append(f"agreement {canary.mean_agreement:.4f} of {canary.copies:.0f} copies")
+    return ", ".join(dict.fromkeys(parts))
 
 
-# Of the requests, where a guard compares copies and the route has none.
+# The percentage of requests that are copied if a guard compares copies and the route copies none.
 _COPIED_PERCENT = 10.0
-# A gateway whose metrics cannot be read so many times in a row may have ended by the version.
+# After this number of failed reads in a row, the version may have ended the gateway.
 _MOST_FAILED_READS = 3
 _ALL = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to be promoted and how.
+class PromotionPlan:
+    """A promotion.
 
-    `target`: an alias or a version. `steps`: percentages of the requests without a version, rising; 100, the last one,
-    makes it `stable`. Each other step lasts `step_s` seconds, and until there are `least` requests to judge each guard
-    by. `look_s`: the time between two looks at the metrics.
+    - `target`: an alias or a version.
+    - `steps`: rising percentages of the requests without a version; the last step, 100, makes the target `stable`.
+    - `step_s`: the least seconds of each other step.
+    - `least`: the requests that each guard needs for its judgement; a step continues until there are enough.
+    - `look_s`: the seconds between two reads of the metrics.
     """
 
     model: str
     target: str
-    guards: Sequence[Guard]
+    guards: Sequence[PromotionGuard]
     steps: Sequence[float]
     step_s: float
     least: int
@@ -205,7 +214,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Raises SetupError."""
-        rises = all(one < other for one, other in zip(self.steps, self.steps[1:], strict=False))
+        rises = all(lower < higher for lower, higher in zip(self.steps, self.steps[1:], strict=False))
         if not self.steps or not rises or self.steps[0] <= 0 or self.steps[-1] > _ALL:
             raise SetupError("--steps: must be percentages that rise, above 0 and up to 100, as in 5,25,50,100")
 
@@ -215,19 +224,19 @@ class GuardFailed(Exception):
 
 
 class _Changed(Exception):
-    """Somebody else changed the model's routing meanwhile."""
+    """Another author changed the model's routing meanwhile."""
 
 
 class Promotion:
-    """One run. `change`: applies an operation to the registry. `read`: the metrics of all gateways. Raises SetupError
-    where they cannot be read. `tell`: says what happens.
+    """The run of a plan. `change`: applies an operation to the registry. `read`: returns the metrics of all gateways,
+    and raises SetupError if they cannot be read. `tell`: reports progress.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        plan: PromotionPlan,
         change: Callable[[Operation, Signed], Registry],
-        read: Callable[[], Sequence[Numbers]],
+        read: Callable[[], Sequence[GatewayNumbers]],
         tell: Callable[[str], None],
         signed: Signed,
         *,
@@ -241,15 +250,16 @@ class Promotion:
         self._signed = signed
         self._sleep = sleep
         self._clock = clock
-        # What there was, and what this run has set since.
+        # The routing before the run, and every routing that this run has set since.
         self._routings: list[Routing] = []
         self._stable = self._canary = 0
 
     def run(self, registry: Registry) -> None:
-        """Moves the version up step by step. On whatever ends it early, an interrupt too, requests get what they got
-        before; the aliases do not change before the end. Only somebody else's change of the routing is left as it is.
+        """Moves the version up step by step.
 
-        Raises SetupError, GuardFailed, and what changing and reading raise.
+        If anything ends the run early, also an interrupt, requests are routed as before; the aliases do not change
+        before the end. Only another author's change of the routing stays. Raises SetupError, GuardFailed, and errors of
+        changing and reading.
         """
         self._begin(registry)
         measured = ""
@@ -289,20 +299,20 @@ class Promotion:
         self._routings = [model.routing]
 
     def _step(self, percent: float) -> Routing:
-        before = self._routings[0]
-        shadow = before.shadow
+        original = self._routings[0]
+        shadow = original.shadow
         if any(guard.name == "agreement" for guard in self._plan.guards) and not (
             shadow and shadow.target == self._plan.target
         ):
             shadow = Shadow(target=self._plan.target, percent=_COPIED_PERCENT)
         route = {STABLE: _ALL - percent, self._plan.target: percent}
-        return Routing(aliases=before.aliases, route=route, shadow=shadow)
+        return Routing(aliases=original.aliases, route=route, shadow=shadow)
 
     def _hold(self) -> str:
-        """Waits until the step is over and there is enough to judge. Returns what was measured. Raises GuardFailed."""
-        plan, began_s, told, failed_reads = self._plan, self._clock(), "", 0
-        last: Sequence[Numbers] = self._read()
-        numbers: Numbers = {}
+        """Waits until the step is over and has enough evidence. Returns the measured figures. Raises GuardFailed."""
+        plan, began_s, reported, failed_reads = self._plan, self._clock(), "", 0
+        last: Sequence[GatewayNumbers] = self._read()
+        numbers: GatewayNumbers = {}
         while True:
             self._sleep(plan.look_s)
             try:
@@ -322,9 +332,9 @@ class Promotion:
             if is_over and not (missing := self._missing(stable, canary)):
                 self._tell(f"  held: {measured}")
                 return measured
-            if is_over and missing != told:
+            if is_over and missing != reported:
                 self._tell(f"  waits: {missing}")
-                told = missing
+                reported = missing
 
     def _missing(self, stable: VersionFigures, canary: VersionFigures) -> str:
         lacks = (guard.lacks(stable, canary, self._plan.least) for guard in self._plan.guards)
@@ -348,12 +358,12 @@ class Promotion:
         """Sets the routing, if it still is as this run left it. Raises _Changed."""
 
         def operate(registry: Registry) -> Registry:
-            if registry.models[self._plan.model].routing not in ours:
+            if registry.models[self._plan.model].routing not in own_routings:
                 raise _Changed
             return registry.set_routing(self._plan.model, routing, action, signed)
 
         signed = replace(self._signed, note="; ".join(filter(None, (self._signed.note, note))), time=Signed().time)
-        ours = list(self._routings)
-        self._routings.append(routing)  # before it is set, for whoever interrupts this
+        own_routings = list(self._routings)
+        self._routings.append(routing)  # before it is set, in case of an interrupt
         registry = self._change(operate, signed)
         self._tell(f"revision {registry.revision}: {registry.history[-1].action}")

@@ -35,14 +35,14 @@ def sample(
 ) -> None:
     """Prints the waterfall of one request, which is sent after `warm_up` others.
 
-    `otlp`: the file that also gets its spans. Raises SetupError, and the request's error once its trace is shown.
+    `otlp`: the file that also gets its spans. Raises SetupError, and the request's error after its trace is shown.
     """
     context = SpanContext(int(secrets.token_hex(16), 16), int(secrets.token_hex(8), 16), is_sampled=True)
     loaded = watched_tls(tls, "client").value if tls else None
-    found, client_ns, failure = asyncio.run(_record(request, target, loaded, timeout_s, warm_up, context))
+    spans, client_ns, failure = asyncio.run(_record(request, target, loaded, timeout_s, warm_up, context))
     if otlp:
-        otlp.write_text(json.dumps(found, indent=1))
-    trace = read_trace(found, f"{context.trace_id:032x}")
+        otlp.write_text(json.dumps(spans, indent=1))
+    trace = read_trace(spans, f"{context.trace_id:032x}")
     if trace:
         print("\n".join(draw(trace, client_ns)))
     elif not failure:
@@ -54,7 +54,7 @@ def sample(
 async def _record(
     request: InferRequest, target: str, tls: LoadedTls | None, timeout_s: float, warm_up: int, context: SpanContext
 ) -> tuple[dict[str, Any], int, NeuronpipeError | None]:
-    """The request's spans as OTLP JSON, its duration as the caller measured it, and its error if it failed."""
+    """Returns the request's spans as OTLP JSON, its duration as the caller measured it, and its error if it failed."""
     key = key_metadata(target=target, is_encrypted=tls is not None)
     async with open_channel(target, tls=tls) as channel:
         for _ in range(warm_up):  # the first request of a connection also opens it
@@ -68,7 +68,7 @@ async def _record(
 async def _infer(
     channel: grpc.aio.Channel, request: InferRequest, timeout_s: float, metadata: Sequence[tuple[str, str]]
 ) -> NeuronpipeError | None:
-    """What the request failed with."""
+    """Sends a request, and returns its error."""
     try:
         await InferenceServiceStub(channel).Infer(request, timeout=timeout_s, metadata=metadata)
     except grpc.aio.AioRpcError as failure:
@@ -89,8 +89,8 @@ async def _find_trace(
         if error.code() == grpc.StatusCode.UNIMPLEMENTED:
             raise SetupError("the gateway keeps no traces; start it, and its stages, with --kept-traces 100") from error
         raise error_of(error) from error
-    found: dict[str, Any] = json.loads(response.otlp_json)
-    return found
+    spans: dict[str, Any] = json.loads(response.otlp_json)
+    return spans
 
 
 Value: TypeAlias = str | int | float | bool
@@ -121,7 +121,7 @@ class ShownSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class WaterfallRow:
     """A span in a waterfall, with its depth."""
 
     span: ShownSpan
@@ -130,7 +130,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Mate:
-    """A row of a batch; `trace_id` is empty where its request is not sampled."""
+    """A row of a batch. `trace_id`: empty if its request is not sampled."""
 
     row: int
     tokens: int
@@ -142,19 +142,19 @@ class Trace:
     """One request's spans as a tree, the root first, and the batches that it ran in."""
 
     trace_id: str
-    rows: list[Row]
+    rows: list[WaterfallRow]
     batches: list[ShownSpan]
 
     @property
     def root(self) -> ShownSpan:
-        """The request."""
+        """The span of the request."""
         return self.rows[0].span
 
     def parts_ns(self) -> dict[str, int]:
-        """The time of each stage, of queue and of compute, in the order of the request; "unattributed" is in no stage.
+        """Returns the time of each stage, queue and compute in the request's order; "unattributed" is in no stage.
 
-        Spans of one name may overlap, as those of several sequences do. Overlapping time counts once, and as compute if
-        one of the spans computes.
+        Spans of one name may overlap, as the spans of several sequences do. Overlapping time counts once, and as
+        compute if one of the spans computes.
         """
         names = (Spans.PREPROCESS, Spans.QUEUE, Spans.COMPUTE, Spans.PREDICT, Spans.POSTPROCESS)
         covered: dict[str, int] = {name: self._covered_ns(name) for name in names}
@@ -163,7 +163,7 @@ class Trace:
         return {**covered, "unattributed": self.root.duration_ns - stages_ns}
 
     def _covered_ns(self, *names: str) -> int:
-        """The length of the union of all spans with these names."""
+        """Returns the length of the union of all spans with these names."""
         covered_ns = ended_ns = 0
         for started_ns, span_ended_ns in sorted(
             (row.span.started_ns, row.span.ended_ns) for row in self.rows if row.span.name in names
@@ -173,7 +173,7 @@ class Trace:
         return covered_ns
 
     def mates(self, batch: ShownSpan) -> list[Mate]:
-        """The rows of a batch in order."""
+        """Returns the rows of a batch in order."""
         known = {
             int(row[Attributes.ROW]): (int(row[Attributes.TOKENS]), trace_id) for (trace_id, _), row in batch.links
         }
@@ -182,7 +182,7 @@ class Trace:
 
 
 def read_trace(otlp: Mapping[str, Any], trace_id: str) -> Trace | None:
-    """The trace in OTLP JSON; None if it has no span."""
+    """Reads the trace in OTLP JSON; None if it has no span."""
     spans = list(_spans(otlp))
     own = sorted(
         (span for span in spans if span.trace_id == trace_id), key=lambda span: (span.started_ns, -span.ended_ns)
@@ -196,9 +196,9 @@ def read_trace(otlp: Mapping[str, Any], trace_id: str) -> Trace | None:
     return Trace(trace_id, rows, batches) if rows else None
 
 
-def _tree(children: Mapping[str, Sequence[ShownSpan]], parent_id: str, depth: int) -> Iterator[Row]:
+def _tree(children: Mapping[str, Sequence[ShownSpan]], parent_id: str, depth: int) -> Iterator[WaterfallRow]:
     for span in children.get(parent_id, ()):
-        yield Row(span, depth)
+        yield WaterfallRow(span, depth)
         yield from _tree(children, span.span_id, depth + 1)
 
 
@@ -226,11 +226,11 @@ def _span(service: str, span: Mapping[str, Any]) -> ShownSpan:
 
 
 def _attributes(attributes: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
-    found: dict[str, Value] = {}
-    for one in attributes:
-        ((kind, value),) = one["value"].items()
-        found[one["key"]] = int(value) if kind == "intValue" else value
-    return found
+    values: dict[str, Value] = {}
+    for attribute in attributes:
+        ((kind, value),) = attribute["value"].items()
+        values[attribute["key"]] = int(value) if kind == "intValue" else value
+    return values
 
 
 _BAR_WIDTH = 48
@@ -239,11 +239,11 @@ _LABELS = {Spans.PREPROCESS: "pre-process", Spans.PREDICT: "prediction", Spans.P
 
 
 def draw(trace: Trace, client_ns: int) -> Iterator[str]:
-    """The lines of a waterfall. `client_ns`: how long the caller waited."""
+    """Yields the lines of a waterfall. `client_ns`: the caller's waiting time."""
     root = trace.root
     yield f"trace {trace.trace_id}   {_heading(trace)}"
     yield ""
-    # Of an rpc without its package.
+    # The name of an rpc without its package.
     labels = [("  " * row.depth + row.span.name.rpartition("/")[2], row) for row in trace.rows]
     label_width = max(len(label) for label, _ in labels)
     service_width = max(len(row.span.service) for _, row in labels)
@@ -268,7 +268,7 @@ def draw(trace: Trace, client_ns: int) -> Iterator[str]:
 
 
 def _heading(trace: Trace) -> str:
-    """The request's model and task."""
+    """Returns the request's model and task."""
     attributes = trace.root.attributes
     if Attributes.MODEL not in attributes:
         return "a request for no model that is served"
@@ -284,7 +284,7 @@ def _heading(trace: Trace) -> str:
 
 
 def split(trace: Trace) -> str:
-    """The share of each stage in the request's time."""
+    """Returns the share of each stage in the request's time."""
     parts, total_ns = trace.parts_ns(), max(1, trace.root.duration_ns)
 
     def share(name: str) -> str:
@@ -299,29 +299,29 @@ def split(trace: Trace) -> str:
 
 
 def _first_token(trace: Trace) -> Iterator[str]:
-    """Of a generated text a line: the parts of the time to its first token, and the time between the others."""
-    found = trace.root.attributes
-    if Attributes.FIRST_TOKEN_NS not in found:
+    """Yields a line for a generated text: the parts of the time to its first token, and the time between the others."""
+    attributes = trace.root.attributes
+    if Attributes.FIRST_TOKEN_NS not in attributes:
         return
-    parts_ns, total_ns = trace.parts_ns(), int(found[Attributes.FIRST_TOKEN_NS])
+    parts_ns, total_ns = trace.parts_ns(), int(attributes[Attributes.FIRST_TOKEN_NS])
     split_ns = {
         "pre-process": parts_ns[Spans.PREPROCESS],
         "queue": parts_ns[Spans.QUEUE],
-        "prefill": int(found[Attributes.PREFILL_NS]),
+        "prefill": int(attributes[Attributes.PREFILL_NS]),
     }
     split_ns["hops"] = total_ns - sum(split_ns.values())
     split_text = " + ".join(f"{name} {part_ns / 1e6:.3f}" for name, part_ns in split_ns.items())
     texts = [row.span.attributes for row in trace.rows if Attributes.GENERATED_TOKENS in row.span.attributes]
-    tokens = max((int(one[Attributes.GENERATED_TOKENS]) for one in texts), default=1)
-    token_ns = int(found[Attributes.DECODE_NS]) / max(1, tokens - 1)
+    tokens = max((int(text[Attributes.GENERATED_TOKENS]) for text in texts), default=1)
+    token_ns = int(attributes[Attributes.DECODE_NS]) / max(1, tokens - 1)
     yield (
         f"first token after {total_ns / 1e6:.3f} ms = {split_text}; then {tokens - 1} tokens, {token_ns / 1e6:.3f} ms "
-        f"each, the longest gap {int(found[Attributes.LONGEST_GAP_NS]) / 1e6:.3f} ms"
+        f"each, the longest gap {int(attributes[Attributes.LONGEST_GAP_NS]) / 1e6:.3f} ms"
     )
 
 
 def _describe_batch(batch: ShownSpan) -> str:
-    """One line about a batch, or about a step of texts that are generated."""
+    """Returns a line about a batch, or about a step of texts that are generated."""
     attributes = batch.attributes
     if Attributes.BUCKET_TOKENS not in attributes:
         return (
@@ -338,24 +338,24 @@ def _describe_batch(batch: ShownSpan) -> str:
 
 
 def _describe_mates(trace: Trace, batch: ShownSpan) -> Iterator[str]:
-    """The rows of a batch, one line for each."""
+    """Yields a line for each row of a batch."""
     mates = trace.mates(batch)
     unknown = "a request that is not sampled" if Attributes.BUCKET_TOKENS in batch.attributes else "another text"
     for mate in mates[:_MAX_MATES]:
-        whose = "this request" if mate.trace_id == trace.trace_id else f"trace {mate.trace_id}"
-        yield f"  row {mate.row:3}  {f'{mate.tokens:4} tokens  {whose}' if mate.trace_id else unknown}"
+        request_name = "this request" if mate.trace_id == trace.trace_id else f"trace {mate.trace_id}"
+        yield f"  row {mate.row:3}  {f'{mate.tokens:4} tokens  {request_name}' if mate.trace_id else unknown}"
     if len(mates) > _MAX_MATES:
         yield f"  and {len(mates) - _MAX_MATES} more"
 
 
 def _marks(span: ShownSpan) -> str:
-    """The error of a span, and its events but for the first token, which is in the split."""
+    """Returns the error of a span, and its events except the first token, which is in the split."""
     error = span.attributes.get(Attributes.ERROR_TYPE)
-    words = [*(one for one in span.events if one != Events.FIRST_TOKEN), *([str(error)] if error else [])]
+    words = [*(event for event in span.events if event != Events.FIRST_TOKEN), *([str(error)] if error else [])]
     return f"  ! {', '.join(words)}" if words else ""
 
 
-def _bar(row: Row, root: ShownSpan) -> str:
+def _bar(row: WaterfallRow, root: ShownSpan) -> str:
     scale = _BAR_WIDTH / max(1, root.duration_ns)
     begin = min(_BAR_WIDTH - 1, max(0, int((row.span.started_ns - root.started_ns) * scale)))
     end = min(_BAR_WIDTH, max(begin + 1, round((row.span.ended_ns - root.started_ns) * scale)))

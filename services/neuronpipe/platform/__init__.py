@@ -1,1 +1,1 @@
-"""What a process stands on: its life and settings, TLS, telemetry, caches, and objects by URI. Knows no model."""
+"""The base of a process: its life and settings, TLS, telemetry, caches, and objects by URI. It knows no model."""

@@ -1,19 +1,19 @@
 """Objects by URI, s3://BUCKET/KEY and file:///PATH. S3 by obstore, files by Python. No other file imports obstore.
 
-A folder in a bucket of S3 has reads and writes that depend on what is there. Credentials and endpoints of S3 are AWS's
-variables (AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL, …), or those of the machine, the container or the pod that
-it runs in.
+A folder in a bucket of S3 also has conditional reads and writes. Credentials and endpoints of S3 come from AWS's
+variables (AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL, …), or from the machine, the container or the pod.
 """
 
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, Self, cast
 from urllib.parse import unquote, urlsplit
 
 from neuronpipe.core.files import replace_file
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 SCHEMES = ("s3", "file")
+_CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectUri:
-    """An object. `bucket`: empty for a file. `path`: of a file absolute; in a bucket the key, without a slash before.
-
-    A folder ends with a slash, or has an empty path.
+    """The URI of an object. `bucket`: empty for a file. `path`: absolute for a file; in a bucket the key, without a
+    leading slash. The path of a folder ends with a slash, or is empty.
     """
 
     scheme: str
@@ -37,7 +37,7 @@ class ObjectUri:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises ValueError, which says what is wrong."""
+        """Parses a URI. Raises ValueError, which names the problem."""
         parts = urlsplit(text)
         if parts.scheme not in SCHEMES:
             raise ValueError(f"must begin with {' or '.join(f'{scheme}://' for scheme in SCHEMES)}")
@@ -55,7 +55,7 @@ class ObjectUri:
         return cls("s3", parts.netloc, path.removeprefix("/"))
 
     def is_below(self, folder: "ObjectUri") -> bool:
-        """Whether it is in a folder, at any depth."""
+        """Whether the object is in a folder, at any depth."""
         prefix = f"{folder.path.rstrip('/')}/" if folder.path.strip("/") else folder.path
         is_same_place = (self.scheme, self.bucket) == (folder.scheme, folder.bucket)
         return is_same_place and self.path.startswith(prefix) and self.path != prefix
@@ -65,7 +65,7 @@ class ObjectUri:
 
 
 def parse_below(text: str, folders: Sequence[ObjectUri]) -> ObjectUri:
-    """An object that must be in one of the folders. Raises ValueError, which says what is wrong."""
+    """Parses the URI of an object that must be in one of the folders. Raises ValueError, which names the problem."""
     uri = ObjectUri.parse(text)
     if not any(uri.is_below(folder) for folder in folders):
         raise ValueError(f"must be below {' or '.join(map(str, folders))}")
@@ -73,7 +73,7 @@ def parse_below(text: str, folders: Sequence[ObjectUri]) -> ObjectUri:
 
 
 class StorageError(Exception):
-    """An object cannot be read or written. `is_lasting`: trying again would not help."""
+    """An object cannot be read or written. `is_lasting`: whether trying again cannot help."""
 
     def __init__(self, problem: str, *, is_lasting: bool) -> None:
         super().__init__(problem)
@@ -81,31 +81,48 @@ class StorageError(Exception):
 
 
 class Storage:
-    """Objects of all schemes. Its methods block; they may be called from any thread."""
+    """Objects of all schemes. Its methods block; any thread may call them."""
 
     def __init__(self) -> None:
         self._buckets: dict[str, S3Store] = {}
 
     def read(self, uri: ObjectUri, max_bytes: int) -> bytes:
-        """The content of an object. Raises StorageError, also for one of more than `max_bytes`."""
-        if not uri.bucket:
-            data = _read_file(Path(uri.path), max_bytes)
-            if len(data) > max_bytes:
-                raise _too_large(max_bytes)
-            return data
-        with bucket_failures():
-            found = self._bucket(uri.bucket).get(uri.path)
-            if found.meta["size"] > max_bytes:
-                raise _too_large(max_bytes)
-            return bytes(found.bytes())
+        """Returns the content of an object. Raises StorageError, also for an object of more than `max_bytes`."""
+        with self.open(uri, max_bytes) as file:
+            return file.read()
 
-    def write(self, uri: ObjectUri, data: bytes) -> None:
-        """Replaces an object: others see the old content or the whole new one. Raises StorageError."""
+    def open(self, uri: ObjectUri, max_bytes: int) -> BinaryIO:
+        """Opens the content of an object as a file, which its reader closes. Raises StorageError, also for an object of
+        more than `max_bytes`.
+        """
+        file = self._fetched(uri, max_bytes) if uri.bucket else _open_file(uri.path)
+        if file.seek(0, os.SEEK_END) > max_bytes:
+            file.close()
+            raise _too_large(max_bytes)
+        file.seek(0)
+        return file
+
+    def _fetched(self, uri: ObjectUri, max_bytes: int) -> BinaryIO:
+        with bucket_failures():
+            reply = self._bucket(uri.bucket).get(uri.path)
+            if reply.meta["size"] > max_bytes:
+                raise _too_large(max_bytes)
+            file = tempfile.SpooledTemporaryFile(_CHUNK_BYTES)  # noqa: SIM115 (its reader closes it)
+            for chunk in reply.stream(_CHUNK_BYTES):
+                file.write(memoryview(chunk))
+        return cast(BinaryIO, file)
+
+    def write(self, uri: ObjectUri, content: bytes | BinaryIO) -> None:
+        """Replaces an object: others see the old content or the whole new content. A file is written from its start.
+        Raises StorageError.
+        """
+        if not isinstance(content, bytes):
+            content.seek(0)
         if not uri.bucket:
-            _write_file(Path(uri.path), data)
+            _write_file(Path(uri.path), content)
             return
         with bucket_failures():
-            self._bucket(uri.bucket).put(uri.path, data)
+            self._bucket(uri.bucket).put(uri.path, content)
 
     def _bucket(self, name: str) -> "S3Store":
         if name not in self._buckets:
@@ -114,13 +131,13 @@ class Storage:
 
 
 def open_bucket(name: str, endpoint: str = "", retries: int = 10) -> "S3Store":
-    """A bucket of S3. `endpoint`: URL of the object store; empty: as AWS's variables say. `retries`: of a request."""
+    """Opens a bucket of S3. `endpoint`: URL of the object store; empty: by AWS's variables. `retries`: per request."""
     from obstore.store import S3Store
 
     return S3Store.from_url(
         f"s3://{name}",
         config={"endpoint": endpoint} if endpoint else {},
-        # Given options take the place of those of AWS's variables, so none is given where none is needed.
+        # Given options replace AWS's variables, so none is given where none is needed.
         client_options={"allow_http": True} if endpoint.startswith("http://") else None,
         retry_config={"max_retries": retries, "retry_timeout": timedelta(minutes=3)},
     )
@@ -128,7 +145,7 @@ def open_bucket(name: str, endpoint: str = "", retries: int = 10) -> "S3Store":
 
 @contextmanager
 def bucket_failures() -> Iterator[None]:
-    """Raises StorageError for what obstore raises in the block."""
+    """Turns obstore's errors in the block into StorageError."""
     from obstore.exceptions import BaseError
 
     try:
@@ -137,27 +154,28 @@ def bucket_failures() -> Iterator[None]:
         raise _failed(error) from error
 
 
-def _read_file(path: Path, max_bytes: int) -> bytes:
+def _open_file(path: str) -> BinaryIO:
     try:
-        # Without waiting: a pipe may never have a writer, and a device may have no end.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise IsADirectoryError
-            return file.read(max_bytes + 1)
+        # Opened without waiting: a pipe may never have a writer, and a device may have no end.
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 (its reader closes it)
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise IsADirectoryError
     except OSError as error:
         raise _failed(error) from error
+    return file
 
 
-def _write_file(path: Path, data: bytes) -> None:
+def _write_file(path: Path, content: bytes | BinaryIO) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, data)
+        replace_file(path, content)
     except OSError as error:
         raise _failed(error) from error
 
 
 def _failed(error: Exception) -> StorageError:
-    """Without the words of others, which may hold more than callers should see."""
+    """Returns the error without the texts of other libraries, which may hold more than callers should see."""
     if isinstance(error, FileNotFoundError):
         return StorageError("is not there", is_lasting=True)
     is_lasting = isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError)
@@ -175,16 +193,13 @@ def _too_large(max_bytes: int) -> StorageError:
     return StorageError(f"is larger than {max_bytes} bytes, the limit", is_lasting=True)
 
 
-_CHUNK_BYTES = 8 << 20
-
-
 def list_objects(folder: ObjectUri) -> list[ObjectUri]:
-    """Every object whose key begins with that of the URI, in order. Raises StorageError."""
+    """Returns the objects whose keys begin with the URI's key, in order. Raises StorageError."""
     prefix = folder.path.rpartition("/")[0]
     with bucket_failures():
-        # Prefixes of obstore are whole folders.
-        found = [one["path"] for chunk in open_bucket(folder.bucket).list(prefix or None) for one in chunk]
-    return [ObjectUri(folder.scheme, folder.bucket, key) for key in sorted(found) if key.startswith(folder.path)]
+        # obstore's prefixes are whole folders.
+        keys = [listed["path"] for chunk in open_bucket(folder.bucket).list(prefix or None) for listed in chunk]
+    return [ObjectUri(folder.scheme, folder.bucket, key) for key in sorted(keys) if key.startswith(folder.path)]
 
 
 def fetch(uri: ObjectUri, file: BinaryIO) -> None:
@@ -196,7 +211,7 @@ def fetch(uri: ObjectUri, file: BinaryIO) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What an object holds. `etag`: changes with it."""
+    """The content of an object. `etag`: changes with the content."""
 
     data: bytes
     etag: str
@@ -204,7 +219,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An object as a list has it. `modified`: by the clock of the object store."""
+    """An object in a listing. `modified`: by the clock of the object store."""
 
     name: str
     size: int
@@ -212,21 +227,21 @@ class Listed:
 
 
 class BucketFolder:
-    """The objects below a URI, by their names in it. Its methods block, and raise StorageError."""
+    """The objects below a URI, by their names relative to it. Its methods block, and raise StorageError."""
 
     def __init__(self, uri: ObjectUri, endpoint: str = "", retries: int = 5) -> None:
-        """`endpoint`: URL of the object store; empty: as AWS's variables say. `retries`: of a request."""
+        """`endpoint`: URL of the object store; empty: by AWS's variables. `retries`: per request."""
         self._uri = uri
         self._prefix = uri.path.strip("/")
         with bucket_failures():
             self._store = open_bucket(uri.bucket, endpoint, retries)
 
     def uri(self, name: str) -> str:
-        """The URI of an object, for messages."""
+        """Returns the URI of an object, for messages."""
         return str(ObjectUri(self._uri.scheme, self._uri.bucket, self._key(name)))
 
     def read(self, name: str) -> Content | None:
-        """The content of an object; None where there is none."""
+        """Returns the content of an object; None if it does not exist."""
         try:
             return self.read_if_changed(name, "")
         except StorageError as error:
@@ -235,24 +250,24 @@ class BucketFolder:
             raise
 
     def read_if_changed(self, name: str, etag: str) -> Content | None:
-        """The content of an object; None while it has the ETag. An empty one: in any case."""
+        """Returns the content of an object; None while it has the ETag. An empty ETag reads in any case."""
         from obstore.exceptions import NotModifiedError
 
         try:
             with bucket_failures():
-                found = self._store.get(self._key(name), options={"if_none_match": etag} if etag else {})
-                return Content(bytes(found.bytes()), found.meta["e_tag"] or "")
+                reply = self._store.get(self._key(name), options={"if_none_match": etag} if etag else {})
+                return Content(bytes(reply.bytes()), reply.meta["e_tag"] or "")
         except StorageError as error:
             if isinstance(error.__cause__, NotModifiedError):
                 return None
             raise
 
     def has(self, name: str) -> bool:
-        """Whether there is an object."""
+        """Whether an object exists."""
         return self.size(name) is not None
 
     def size(self, name: str) -> int | None:
-        """The size of an object in bytes; None where there is none."""
+        """Returns the size of an object in bytes; None if it does not exist."""
         with bucket_failures():
             try:
                 return int(self._store.head(self._key(name))["size"])
@@ -260,12 +275,14 @@ class BucketFolder:
                 return None
 
     def read_range(self, name: str, start: int, length: int) -> bytes:
-        """Some bytes of an object."""
+        """Returns a range of an object's bytes."""
         with bucket_failures():
             return bytes(self._store.get_range(self._key(name), start=start, length=length))
 
     def replace(self, name: str, data: bytes, etag: str) -> bool:
-        """Writes an object if it still has the ETag; an empty one: if there is no such object. Says whether it did."""
+        """Writes an object if it still has the ETag; with an empty ETag, if it does not exist. Returns whether it was
+        written.
+        """
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 
         try:
@@ -283,24 +300,24 @@ class BucketFolder:
             self._store.put(self._key(name), file)
 
     def folders(self, name: str = "") -> list[str]:
-        """The names of the folders directly in this one, or in one of its folders."""
+        """Returns the names of the folders directly in this folder, or in one of its folders."""
         prefix = self._key(name)
         with bucket_failures():
-            found = self._store.list_with_delimiter(f"{prefix}/" if prefix else None)
-        return sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
+            listing = self._store.list_with_delimiter(f"{prefix}/" if prefix else None)
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in listing["common_prefixes"])
 
     def list_all(self) -> list[Listed]:
-        """Every object of this folder and those in it."""
+        """Lists every object of this folder, at any depth."""
         cut = len(self._prefix) + 1 if self._prefix else 0
         with bucket_failures():
             return [
-                Listed(one["path"][cut:], one["size"], one["last_modified"])
+                Listed(listed["path"][cut:], listed["size"], listed["last_modified"])
                 for page in self._store.list(self._prefix or None)
-                for one in page
+                for listed in page
             ]
 
     def delete(self, names: Sequence[str]) -> None:
-        """Deletes objects; those that are not there need not be."""
+        """Deletes objects. Missing objects are no error."""
         with bucket_failures():
             self._store.delete([self._key(name) for name in names])
 

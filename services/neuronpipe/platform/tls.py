@@ -1,6 +1,6 @@
-"""TLS: files of certificates and keys, which are checked before they are used, and a server's side of it.
+"""TLS: files of certificates and keys, which are checked before they are used, and the contexts of a server.
 
-Files that change are read again. The ports of a process have the same certificate.
+Changed files are reloaded. All ports of a process have the same certificate.
 """
 
 import math
@@ -16,11 +16,11 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import read_file
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
-from neuronpipe.core.watched import Watched, watching
+from neuronpipe.platform.watched import Watched, watching
 
-Side: TypeAlias = Literal["server", "client"]
+TlsSide: TypeAlias = Literal["server", "client"]
 
-# More than a handshake in memory takes.
+# More turns than a handshake in memory takes.
 _HANDSHAKE_TURNS = 10
 
 
@@ -28,9 +28,10 @@ _HANDSHAKE_TURNS = 10
 class TlsFiles:
     """Paths of files in PEM form. Raises SetupError for a certificate without its key, and the reverse.
 
-    `certificate`: shown to peers; the certificates of intermediate authorities follow it. `key`: its private key,
-    without a passphrase. `ca`: the authorities of peers' certificates. `crl`: the certificates that these have
-    revoked, of a server.
+    - `certificate`: shown to peers; the certificates of intermediate authorities follow it in the file.
+    - `key`: the certificate's private key, without a passphrase.
+    - `ca`: the authorities of peers' certificates.
+    - `crl`: for a server, the certificates that these authorities have revoked.
     """
 
     certificate: Path | str = ""
@@ -44,16 +45,16 @@ class TlsFiles:
 
     @property
     def paths(self) -> list[Path]:
-        """Those that there are."""
+        """The paths of the files that are set."""
         return [Path(file) for file in (self.certificate, self.key, self.ca, self.crl) if file]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedTls:
-    """What the files hold, in PEM form; None where there is no such file.
+    """The content of the files, in PEM form; None for a file that is not set.
 
-    `expires_s`: when the certificate ends to be valid, in seconds since 1970; without end where there is none.
-    `context`: for HTTP/1.1. `h2_context`: for HTTP/2, which TLS negotiates (ALPN).
+    `expires_s`: the certificate's end of validity, in seconds since 1970; infinite without a certificate. `context`:
+    for HTTP/1.1. `h2_context`: for HTTP/2, which TLS negotiates (ALPN).
     """
 
     certificate: bytes | None
@@ -67,14 +68,14 @@ class LoadedTls:
 WatchedTls: TypeAlias = Watched[LoadedTls]
 
 
-def watched_tls(files: TlsFiles, side: Side) -> WatchedTls:
-    """The files of one side, whose certificate a peer would take when they are read. Raises SetupError, which names the
-    file and the reason.
+def watched_tls(files: TlsFiles, side: TlsSide) -> WatchedTls:
+    """Returns the watched files of a side. At each load a peer verifies their certificate. Raises SetupError, which
+    names the file and the reason.
     """
     return Watched(files.paths, lambda: _load(files, side))
 
 
-def _load(files: TlsFiles, side: Side) -> LoadedTls:
+def _load(files: TlsFiles, side: TlsSide) -> LoadedTls:
     certificate, key, ca = (_read(file) if file else None for file in (files.certificate, files.key, files.ca))
     expires_s = math.inf
     if certificate is not None:
@@ -90,7 +91,7 @@ def _load(files: TlsFiles, side: Side) -> LoadedTls:
 
 def _server_context(files: TlsFiles, ca: bytes | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # A resumed session would not show the caller's certificate again, whatever the authorities are by then.
+    # A resumed session would not show the caller's certificate again, even if the authorities have changed by then.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     _load_pair(context, files)
@@ -126,7 +127,7 @@ def _read(file: Path | str) -> bytes:
 def _check_certificates(file: Path | str, content: bytes) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=_text(content))
-    except (ssl.SSLError, ValueError) as error:  # ValueError: it is empty
+    except (ssl.SSLError, ValueError) as error:  # ValueError: the file is empty
         raise SetupError(f"TLS file {file}: does not hold certificates in PEM form") from error
 
 
@@ -145,8 +146,10 @@ def _load_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
         raise SetupError(f"TLS key {files.key}: cannot be read: {os.strerror(error.errno or 0)}") from error
 
 
-def _try_handshake(files: TlsFiles, certificate: bytes, side: Side) -> float:
-    """Has a peer in memory, which trusts the certificate itself, verify it. Returns when it expires."""
+def _try_handshake(files: TlsFiles, certificate: bytes, side: TlsSide) -> float:
+    """Makes a peer in memory, which trusts the certificate itself, verify it. Returns the time when the certificate
+    expires.
+    """
     client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     for context in (client, server):
@@ -183,7 +186,7 @@ def _text(content: bytes) -> str:
 
 
 class ServerTls:
-    """What a server shows its callers, and asks of them, from the files as they are now.
+    """A server's certificate and its demands on callers, from the current files.
 
     `context`, for HTTP/1.1, and `h2_context`, for HTTP/2: each new connection gets the current certificate.
     """
@@ -193,7 +196,7 @@ class ServerTls:
         self.watched: WatchedTls = watched_tls(files, "server")
         loaded = self.watched.value
         self.context, self.h2_context = loaded.context, loaded.h2_context
-        # OpenSSL asks at the begin of each handshake, also where the caller names no server.
+        # OpenSSL calls it at the start of each handshake, also if the caller names no server.
         self.context.sni_callback = lambda connection, *_: self._take_current(connection, self.watched.value.context)
         self.h2_context.sni_callback = lambda connection, *_: self._take_current(
             connection, self.watched.value.h2_context
@@ -205,7 +208,7 @@ class ServerTls:
 
 @contextmanager
 def running_server_tls(files: TlsFiles | None) -> Iterator[ServerTls | None]:
-    """A server's TLS, whose files are looked at while the block runs; None without files. Raises SetupError."""
+    """A server's TLS, whose files are watched while the block runs; None without files. Raises SetupError."""
     if not files:
         yield None
         return
@@ -214,7 +217,7 @@ def running_server_tls(files: TlsFiles | None) -> Iterator[ServerTls | None]:
         yield tls
 
 
-def show_tls(meters: Meters, side: Side, watched: WatchedTls) -> None:
+def show_tls(meters: Meters, side: TlsSide, watched: WatchedTls) -> None:
     """Adds the metrics of one side's files."""
     meters.gauge(Metrics.TLS_REJECTED, lambda: float(bool(watched.problem)), side)
     if watched.value.certificate:

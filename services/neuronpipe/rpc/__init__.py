@@ -1,1 +1,1 @@
-"""gRPC: how servers listen and stop, and how channels and stubs are opened. Knows no task and no model."""
+"""gRPC: servers that listen and stop, and clients that open channels and stubs. Knows no task and no model."""

@@ -1,4 +1,4 @@
-"""A client's connections to services: they follow the files of its certificates, and failed calls become errors."""
+"""A client's connections to services. They follow the files of the client's certificate; failed calls become errors."""
 
 import asyncio
 import json
@@ -16,15 +16,15 @@ from neuronpipe.core.addresses import is_loopback, unix_path
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, SetupError, Unavailable
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.status import from_status
-from neuronpipe.core.watched import LOOK_EVERY_S
 from neuronpipe.platform.tls import LoadedTls, TlsFiles, WatchedTls, watched_tls
+from neuronpipe.platform.watched import LOOK_EVERY_S
 
 ServiceConfig: TypeAlias = Mapping[str, object]
 
 STATUS_DETAILS = "grpc-status-details-bin"
 
 _PING_INTERVAL_MS = 20_000
-# The server's clock of a deadline may end first; then the call ends CANCELLED with so much left for the caller.
+# The server's clock of a deadline may end first. Then the call ends CANCELLED with up to this time left at the caller.
 _DEADLINE_SLACK_S = 0.05
 
 
@@ -37,21 +37,21 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """A channel that spreads calls over all addresses of its target and reconnects soon after a loss.
 
-    `tls`: without, and to a Unix socket, nothing is encrypted. `server_name`: what the server's certificate must name;
-    empty: the host of the target. `connect_ms`: what an attempt to connect gets; later ones get up to 2 s if that is
-    more.
+    `tls`: None for connections in plain text, which Unix sockets always have. `server_name`: the name that the server's
+    certificate must contain (default: the host of the target). `connect_ms`: the time of the first attempt to connect;
+    later attempts get up to 2 s if that is longer.
     """
     options: list[tuple[str, str | int]] = [
         ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}], **(service_config or {})})),
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
-        # By default, gRPC waits a second after the first refusal and up to two minutes after later ones.
+        # By default, gRPC waits a second after the first refusal and up to two minutes after later refusals.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        # What its name does not say: the least time that an attempt gets (grpc/doc/connection-backoff.md).
+        # Despite its name, this is the least time of an attempt (grpc/doc/connection-backoff.md).
         ("grpc.min_reconnect_backoff_ms", connect_ms),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-        # Detects a peer that vanished without closing the connection; servers allow it (rpc/door.py).
+        # Detects a peer that vanished without closing the connection. Our servers allow it (rpc/door.py).
         ("grpc.keepalive_time_ms", _PING_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -65,19 +65,19 @@ def open_channel(
 
 
 def channel_credentials(tls: LoadedTls) -> grpc.ChannelCredentials:
-    """gRPC's form of a client's files."""
+    """Converts a client's files to gRPC's form."""
     return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
 
 
 def error_of(failure: grpc.aio.AioRpcError, remaining_s: float | None = None) -> NeuronpipeError:
-    """The error of a failed call: the one that the service sent, or else one for gRPC's status.
+    """The error that the service sent with a failed call, or else the error for gRPC's status.
 
-    `remaining_s`: what was left of the call's deadline; None for none.
+    `remaining_s`: time that was left until the call's deadline; None without a deadline.
     """
     for key, value in failure.trailing_metadata() or ():
         if key == STATUS_DETAILS and isinstance(value, bytes):
             return from_status(Status.FromString(value))
-    if failure.code() is grpc.StatusCode.CANCELLED:  # not by the caller, which would see asyncio.CancelledError
+    if failure.code() is grpc.StatusCode.CANCELLED:  # by the server: a caller that cancels sees asyncio.CancelledError
         if remaining_s is not None and remaining_s < _DEADLINE_SLACK_S:
             return DeadlineExceeded("the deadline passed before the result was ready")
         return Unavailable("the server ended the call: it is overloaded, or stops")
@@ -91,8 +91,10 @@ _CONNECT_MS = 20_000
 
 
 class Connection(Generic[StubsT]):
-    """A channel and its stubs. Where TLS files change, a new channel takes their place, since gRPC cannot change those
-    of one; the old one ends with its last call.
+    """A channel and its stubs, which follow the TLS files.
+
+    gRPC cannot change the files of a channel. So new files get a new channel, and the old channel ends with its last
+    call.
     """
 
     def __init__(
@@ -102,20 +104,20 @@ class Connection(Generic[StubsT]):
         service_config: ServiceConfig | None = None,
         tls: TlsFiles | None = None,
     ) -> None:
-        """Raises SetupError for files that cannot be used."""
+        """Raises SetupError for unusable TLS files."""
         self._target = target
         self._make_stubs = make_stubs
         self._service_config = service_config
         self._watched = watched_tls(tls, "client") if tls else None
         self._look_at_s = time.monotonic() + LOOK_EVERY_S
-        # How many calls each channel has; the last one is that of new calls.
+        # Number of open calls of each channel. New calls use the last channel.
         self._calls: dict[grpc.aio.Channel, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._open()
 
     @contextmanager
     def use(self) -> Iterator[StubsT]:
-        """The stubs for a call, which ends with the block."""
+        """The stubs for one call, which ends with the block."""
         if self._watched and time.monotonic() >= self._look_at_s:
             self._follow(self._watched)
         channel = self._channel
@@ -156,9 +158,10 @@ KEY_VARIABLE = "NEURONPIPE_API_KEY"
 
 
 def key_metadata(api_key: str | None = None, *, target: str, is_encrypted: bool) -> Sequence[tuple[str, str]]:
-    """The metadata that shows a key or a token (JWT); none for an empty one. `api_key`: None for the environment's.
+    """The metadata for an API key or a token (JWT), empty for an empty key. `api_key`: None for the environment's key.
 
-    Warns where it would be sent to another machine in plain text. Raises SetupError for what metadata cannot hold.
+    Warns if the key would be sent to another machine in plain text. Raises SetupError for a key that metadata cannot
+    hold.
     """
     key = (os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key).strip()
     if not (key.isascii() and key.isprintable()):
@@ -174,22 +177,21 @@ def _is_local(target: str) -> bool:
 
 
 _INFERENCE_SERVICE = "neuronpipe.api.v1.InferenceService"
-# A gateway also reports the health of these: whether it reaches them.
+# Stages whose health a gateway reports: whether the gateway reaches them.
 _STAGES = ("tokenizer", "neuron-executor", "postprocessor")
 
 # https://github.com/grpc/grpc/blob/master/doc/health-checking.md. The protocol's own messages would need another
-# package. The request's only field is the service's name and the response's the status, so that on the wire they are a
-# StringValue and a UInt32Value.
+# package. The request has one field, the name of the service, and the response has one field, the status. So on the
+# wire they are a StringValue and a UInt32Value.
 _CHECK = "/grpc.health.v1.Health/Check"
 _STATUSES = dict(enumerate(("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")))
 
 
 def check_health(target: str, service: str | None, timeout_s: float, tls: TlsFiles | None = None) -> str:
-    """Returns the gRPC service of the server at `target` that was asked for, if it is serving; "" is the whole process.
+    """Returns the gRPC service whose health was asked for, if the server at `target` serves it; "" is the process.
 
-    With `service` None, it asks for what callers need: InferenceService, which a gateway serves while it reaches all
-    stages, or the process of a server that has no such service. Raises Unavailable, and SetupError for TLS files that
-    cannot be used.
+    `service`: None for InferenceService, which a gateway serves while it reaches all stages, or for the whole process
+    if the server has no such service. Raises Unavailable, and SetupError for unusable TLS files.
     """
     ends_s = time.monotonic() + timeout_s
     metadata = tuple(key_metadata(target=target, is_encrypted=tls is not None))

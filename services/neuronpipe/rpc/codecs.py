@@ -1,10 +1,12 @@
 """Converts values to messages: one codec for each stage, for items and for outcomes, in both directions.
 
-Messages are written in place. A message that is passed to another's constructor would be serialized and parsed again.
+The codecs fill messages in place, because a message that is passed to another message's constructor is serialized and
+parsed again.
 """
 
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
 
 from neuronpipe.api.forward.v1 import stages_pb2 as wire
@@ -22,20 +24,21 @@ from neuronpipe.core.items import (
     Prediction,
     StageItem,
     TokenizeItem,
+    Work,
 )
 from neuronpipe.core.packed import Packed, TensorSets
-from neuronpipe.core.streams import AnnouncedModels
+from neuronpipe.core.streams import AnnouncedModels, Preparation
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.tasks import ANSWERED_TASKS
 
 ItemT = TypeVar("ItemT", bound=StageItem)
 ValueT = TypeVar("ValueT")
 
-# Removing fields from a smaller input takes longer than sending all of it.
+# Removing fields from an input below this size takes longer than sending all of it.
 _SMALL_INPUT_BYTES = 512
 # Almost 300 years: the longest deadline that the message can hold.
 _FOREVER_NS = (1 << 63) - 1
-# Of a version.
+# Digits of a version.
 _MAX_DIGITS = 18
 
 
@@ -69,7 +72,8 @@ class TokenizeCodec:
         message.input = item.input.data
 
     def read_item(self, message: wire.TokenizeItem) -> TokenizeItem:
-        return TokenizeItem(_read_call(message.context), _read_model(message), Packed(TaskInput, data=message.input))
+        input = Packed(TaskInput, data=message.input)
+        return TokenizeItem(_read_call(message.context), _read_model(message), input, work=_read_work(message.context))
 
     def write_value(self, value: EncodedInput, outcome: wire.TokenizeOutcome) -> None:
         encoded = outcome.encoded
@@ -107,15 +111,16 @@ class ExecuteCodec:
         options = message.options if message.HasField("options") else None
         sequences = TensorSets(data=list(message.sequences))
         call, model = _read_call(message.context), _read_model(message)
-        return ExecuteItem(call, model, sequences, options, sequence=message.sequence)
+        return ExecuteItem(call, model, sequences, options, sequence=message.sequence, work=_read_work(message.context))
 
     def write_value(self, value: Prediction | NewTokens, outcome: wire.ExecuteOutcome) -> None:
         if isinstance(value, NewTokens):
             outcome.new_tokens.token_ids.extend(value.token_ids)
             outcome.new_tokens.figures.CopyFrom(value.figures)
-            for one in value.logprobs:
+            outcome.new_tokens.is_waiting = value.is_waiting
+            for token in value.logprobs:
                 outcome.new_tokens.logprobs.add(
-                    logprob=one.logprob, top_token_ids=one.top_token_ids, top_logprobs=one.top_logprobs
+                    logprob=token.logprob, top_token_ids=token.top_token_ids, top_logprobs=token.top_logprobs
                 )
             return
         prediction = outcome.prediction
@@ -132,9 +137,10 @@ class ExecuteCodec:
         if outcome.HasField("new_tokens"):
             tokens = outcome.new_tokens
             logprobs = [
-                TokenLogprobs(one.logprob, list(one.top_token_ids), list(one.top_logprobs)) for one in tokens.logprobs
+                TokenLogprobs(token.logprob, list(token.top_token_ids), list(token.top_logprobs))
+                for token in tokens.logprobs
             ]
-            return NewTokens(list(tokens.token_ids), tokens.figures, logprobs)
+            return NewTokens(list(tokens.token_ids), tokens.figures, logprobs, tokens.is_waiting)
         prediction = outcome.prediction
         return Prediction(
             TensorSets(data=list(prediction.outputs)),
@@ -151,7 +157,7 @@ class ExecuteCodec:
 
 
 class PostprocessCodec:
-    """See Codec. Of the input, only the fields that the task's decoding reads are sent."""
+    """See Codec. Sends only the fields of the input that the task's decoding reads."""
 
     def write_item(self, item: PostprocessItem, message: wire.PostprocessItem) -> None:
         _write_head(item, message)
@@ -166,6 +172,7 @@ class PostprocessCodec:
             Packed(TaskInput, data=message.input),
             TensorSets(data=list(message.annotations)),
             TensorSets(data=list(message.outputs)),
+            work=_read_work(message.context),
         )
 
     def write_value(self, value: Packed[TaskResult], outcome: wire.PostprocessOutcome) -> None:
@@ -179,28 +186,30 @@ class PostprocessCodec:
 
 
 def write_announcement(models: AnnouncedModels, max_message_bytes: int, announcement: Announcement) -> None:
-    """Fills an empty announcement."""
+    """Fills an empty announcement with the models and the message limit of a process."""
     announcement.max_message_bytes = max_message_bytes
     write_models(models.keys, announcement)
     for model, problem in sorted(models.problems.items()):
         announcement.failed.add(name=model.name, version=str(model.version), problem=problem)
     for model, is_loading in sorted(models.unloaded.items()):
         announcement.unloaded.add(name=model.name, version=str(model.version), is_loading=is_loading)
+    for model, preparation in sorted(models.prepared.items()):
+        announcement.prepared.add(name=model.name, version=str(model.version), **asdict(preparation))
 
 
 def write_models(models: Iterable[ModelKey], message: Announcement | NeededModels) -> None:
-    """Adds models to a message."""
+    """Adds the keys of models to a message."""
     for model in sorted(models):
         message.models.add(name=model.name, version=str(model.version))
 
 
 def read_models(message: Announcement | NeededModels) -> frozenset[ModelKey]:
-    """The models of a message."""
+    """The keys of the models in a message."""
     return frozenset(ModelKey(model.name, int(model.version)) for model in message.models if _is_version(model.version))
 
 
 def read_problems(announcement: Announcement) -> dict[ModelKey, str]:
-    """The models that a process could not load, and why."""
+    """The reason for each model that a process could not load."""
     return {
         ModelKey(model.name, int(model.version)): model.problem
         for model in announcement.failed
@@ -209,7 +218,7 @@ def read_problems(announcement: Announcement) -> dict[ModelKey, str]:
 
 
 def read_unloaded(announcement: Announcement) -> dict[ModelKey, bool]:
-    """The models of a process that are not in its memory, and whether they are being loaded."""
+    """The models of a process that are not in its memory, and whether each is being loaded."""
     return {
         ModelKey(model.name, int(model.version)): model.is_loading
         for model in announcement.unloaded
@@ -217,8 +226,19 @@ def read_unloaded(announcement: Announcement) -> dict[ModelKey, bool]:
     }
 
 
+def read_prepared(announcement: Announcement) -> dict[ModelKey, Preparation]:
+    """The progress of a process in preparing its models."""
+    return {
+        ModelKey(model.name, int(model.version)): Preparation(
+            model.shapes, model.shapes_ready, model.lone_graphs, model.lone_graph_bytes
+        )
+        for model in announcement.prepared
+        if _is_version(model.version)
+    }
+
+
 def _is_version(word: str) -> bool:
-    # int() raises ValueError from 4,301 digits on, and anybody who reaches a stage may send them.
+    # int() raises ValueError from 4,301 digits on, and any client that reaches a stage may send them.
     return word.isdecimal() and len(word) <= _MAX_DIGITS
 
 
@@ -230,14 +250,17 @@ def _decoding_part(input: Packed[TaskInput]) -> bytes:
 
 def _write_head(item: StageItem, message: Any) -> None:
     message.model, message.version = item.model.name, str(item.model.version)
-    call, context = item.call, message.context
+    call, work, context = item.call, item.work, message.context
     context.request_id = call.request_id
     context.priority = call.priority
-    context.cost_tokens = call.cost_tokens
+    context.cost_tokens = work.cost_tokens
     context.cache_scope = call.caller.cache_scope
-    context.is_beyond_share = call.is_beyond_share
-    if call.trace:
-        context.traceparent, context.tracestate = call.trace.traceparent, call.trace.tracestate
+    context.is_beyond_share = work.is_beyond_share
+    context.tenant = call.caller.tenant
+    if work.weight != 1:
+        context.weight = work.weight
+    if work.trace:
+        context.traceparent, context.tracestate = work.trace.traceparent, work.trace.tracestate
     remaining_s = call.remaining_s
     if remaining_s is not None:
         if remaining_s <= 0:
@@ -250,15 +273,17 @@ def _read_call(context: ItemContext) -> Call:
         request_id=context.request_id,
         deadline_s=time.monotonic() + context.remaining_ns / 1e9 if context.remaining_ns else None,
         priority=context.priority,
-        trace=SpanContext.parse(context.traceparent, context.tracestate) if context.traceparent else None,
-        caller=Caller(cache_scope=context.cache_scope) if context.cache_scope else ANONYMOUS,
-        cost_tokens=context.cost_tokens,
-        is_beyond_share=context.is_beyond_share,
+        caller=Caller("", context.tenant, context.cache_scope) if context.tenant or context.cache_scope else ANONYMOUS,
     )
+
+
+def _read_work(context: ItemContext) -> Work:
+    trace = SpanContext.parse(context.traceparent, context.tracestate) if context.traceparent else None
+    return Work(trace, context.cost_tokens, context.is_beyond_share, context.weight or 1.0)
 
 
 def _read_model(message: Any) -> ModelKey:
     try:
         return ModelKey(message.model, int(message.version))
-    except ValueError:  # no gateway of ours sends it
+    except ValueError:  # no gateway of this project sends this
         raise ModelNotFound(f"model {message.model!r} has no version {message.version!r}") from None

@@ -1,14 +1,15 @@
 """A gRPC server with health, reflection and error mapping, the same for every service.
 
-Behind the door stand how it reads a stream, who its callers are, and the health service.
+The file also defines the methods behind the door, how a stream is read, the credentials of callers, and the health
+service.
 """
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
@@ -20,16 +21,16 @@ from neuronpipe.core.callers import enter_caller
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, NotConfigured, Overloaded
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.names import ON_BEHALF
-from neuronpipe.platform.process.door import Credentials, Guard, Handler
+from neuronpipe.platform.process.door import Credentials, Guard
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import LARGE_BYTES, MAX_CALLS, CallerWaits, InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.platform.tls import ServerTls
 from neuronpipe.rpc.http2.server import Http2Server
-from neuronpipe.rpc.rpcs import Context, Rpc, by_path, rpcs_of
+from neuronpipe.rpc.rpcs import Context, Rpc, RpcHandler, RpcHandlers, handlers_of
 from neuronpipe.rpc.transport import CallEnd, ServerCall, ServerOptions, end_of
 
-# Watches of health, which are never over and need no credentials. Each of our clients has one.
+# Limit of open watches of health, which never end and need no credentials. Each of our clients has a watch.
 _MAX_WATCHES = MAX_CALLS // 2
 _REFLECTION_SERVICE = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
@@ -37,18 +38,20 @@ _REFLECTION_SERVICE = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflecti
 class GrpcDoor:
     """Takes gRPC calls at the address of the settings; a Door (platform/process/door.py).
 
-    `port`: 0 where it is not known before the door listens, and for a Unix socket.
+    `port`: 0 until the door listens if the system chooses it, and for a Unix socket. `services`: names of the gRPC
+    services behind the door. Until the door is open it starts: it refuses their calls, and answers for health.
 
-    `shares_port`: other processes listen on it, too. `listens_when_open`: until then connections to its port are
-    refused, so that callers with several addresses use another one. `option`: what set the address. `event`: what the
-    log says once it listens. `tls`: of a port; a Unix socket has none. `allowed_peers`: see StageSettings; health is
-    told to every caller, and there is no reflection.
+    `tls`: files for a port; a Unix socket has none. `allowed_peers`: see StageSettings. With allowed peers there is no
+    reflection; health is open to every caller. `shares_port`: other processes also listen on the port.
+    `listens_when_open`: the port refuses connections until the door is open, so that callers with several addresses use
+    another address. `option`: the option that set the address. `event`: the log event once the door listens.
+    `max_stream_idle_s`: time for which a stream of requests may be open without a request in it; 0: for ever.
     """
 
     def __init__(
         self,
         settings: ProcessSettings,
-        rpcs: Iterable[Rpc],
+        services: Collection[str],
         tls: ServerTls | None = None,
         guard: Guard | None = None,
         *,
@@ -57,14 +60,17 @@ class GrpcDoor:
         listens_when_open: bool = False,
         option: str = "--listen",
         event: str = "listening",
+        max_stream_idle_s: float = 0.0,
     ) -> None:
         self._settings = settings
+        self._max_stream_idle_s = max_stream_idle_s
         self._guard = guard
         self._tls = tls
         self._allowed_peers = allowed_peers
         self._option, self._event = option, event
-        self._rpcs = {rpc.path: rpc for rpc in rpcs}
-        self._handlers: Mapping[str, Handler] = {}
+        self.services = services
+        self._methods: dict[str, _DoorMethod] = {}
+        self._is_open = False
         self._reads: set[StreamRead] = set()
         self._is_draining = False
         self._server: Http2Server | None = None
@@ -72,43 +78,40 @@ class GrpcDoor:
         self._shares_port = shares_port
         self._listens_when_open = listens_when_open
 
-    @property
-    def services(self) -> Collection[str]:
-        """The gRPC services that it has."""
-        return {rpc.service for rpc in self._rpcs.values()}
-
     async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
-        """Takes its address, or also connections, whose calls it refuses until it is open. Raises SetupError."""
+        """Binds the address, and listens there unless `listens_when_open`; calls are refused until the door is open.
+
+        Raises SetupError.
+        """
         self._in_flight = in_flight
-        self._idle = in_flight.caller_waits("max_stream_idle_s", self._settings.max_stream_idle_s)
-        reflecting = reflection.aio.ReflectionServicer(
+        self._idle = in_flight.caller_waits("max_stream_idle_s", self._max_stream_idle_s)
+        reflection_servicer = reflection.aio.ReflectionServicer(
             [*self.services, HEALTH_SERVICE.full_name, reflection.SERVICE_NAME]
         )
-        own = {"health": HEALTH_SERVICE, "reflection": _REFLECTION_SERVICE}
-        if self._allowed_peers:
-            del own["reflection"]
-        handlers = health_handlers(health) | by_path(
-            _REFLECTION_SERVICE, ServerReflectionInfo=reflecting.ServerReflectionInfo
-        )
-        methods = {path: _Method(self, rpc, in_flight, self._guard) for path, rpc in self._rpcs.items()}
-        watches, others = _AtMost(_MAX_WATCHES), _AtMost(MAX_CALLS)
-        for name, service in own.items():
+        own = {"health": health_handlers(health)}
+        if not self._allowed_peers:
+            handlers = {"ServerReflectionInfo": reflection_servicer.ServerReflectionInfo}
+            own["reflection"] = handlers_of(_REFLECTION_SERVICE, handlers)
+        watches, other_calls = _AtMost(_MAX_WATCHES), _AtMost(MAX_CALLS)
+        for name, pairs in own.items():
             guard = None if self._guard and name in self._guard.open_services else self._guard
-            for rpc in rpcs_of(service):
-                counted = watches if rpc.path == WATCH else others
-                # Reflection's v1 has the messages of v1alpha; some clients know only one of them.
+            for rpc, handler in pairs:
+                counted = watches if rpc.path == WATCH else other_calls
+                # Reflection's v1 has the messages of v1alpha, and some clients know only v1 or only v1alpha.
                 for path in {rpc.path, rpc.path.replace(".v1alpha.", ".v1.")}:
-                    methods[path] = _Method(self, rpc, counted, guard, handlers[rpc.path])
+                    self._methods[path] = _DoorMethod(self, rpc, handler, counted, guard)
         self._server = Http2Server(
-            ServerOptions(self._settings, in_flight, methods.get, self._tls, shares_port=self._shares_port)
+            ServerOptions(self._settings, in_flight, self._find, self._tls, shares_port=self._shares_port)
         )
         self.port = self._server.listener.bind(self._option)
         if not self._listens_when_open:
             self._take_connections(self._server)
 
-    def open(self, handlers: Mapping[str, Handler]) -> None:
-        """Answers calls from now on. Raises SetupError where it cannot listen any more."""
-        self._handlers = handlers
+    def open(self, handlers: RpcHandlers) -> None:
+        """Answers calls from now on. Raises SetupError if the address can no longer be listened on."""
+        for rpc, handler in handlers:
+            self._methods[rpc.path] = _DoorMethod(self, rpc, handler, self._in_flight, self._guard)
+        self._is_open = True
         if self._listens_when_open and self._server:
             self._take_connections(self._server)
 
@@ -118,12 +121,12 @@ class GrpcDoor:
         log(self._event, address=f"{address.rpartition(':')[0]}:{self.port}" if self.port else address)
 
     def ask_to_leave(self) -> None:
-        """Asks callers to send new calls elsewhere."""
+        """Asks the callers to send new calls elsewhere."""
         if self._server:
             self._server.ask_to_leave()
 
     async def stop_listening(self, limit_s: float) -> None:
-        """Takes no new connections. Returns once the callers of the others know that they are to leave."""
+        """Takes no new connections. Returns once the callers on open connections know that they are to leave."""
         if self._server:
             await self._server.stop_listening(limit_s)
 
@@ -136,18 +139,21 @@ class GrpcDoor:
             read.end(self._in_flight.stopping())
 
     async def stop(self, grace_s: float) -> None:
-        """Ends connections once their last responses have been sent, which only the transport knows."""
+        """Ends each connection once its last response was sent, which only the transport knows."""
         if self._server:
             await self._server.stop(grace_s)
 
-    def handler_of(self, rpc: Rpc) -> Handler:
-        """Raises Unavailable while the process starts."""
-        if rpc.path not in self._handlers:
-            raise self._in_flight.starting()
-        return self._handlers[rpc.path]
+    def _find(self, path: str) -> "_DoorMethod | None":
+        """The method of a path. While the door starts, the method of each path of its services refuses its calls."""
+        method = self._methods.get(path)
+        if not (method or self._is_open) and path.rpartition("/")[0].removeprefix("/") in self.services:
+            # As if the caller sent a stream, so that each caller has written before it is told (ServerCall.refuse).
+            rpc = Rpc(path, path, bytes, bytes, client_streaming=True)
+            return _DoorMethod(self, rpc, _never, self._in_flight, self._guard)
+        return method
 
     def admit(self, rpc: Rpc, call: ServerCall, guard: Guard | None, counted: AbstractContextManager[None]) -> None:
-        """Decides on a call by its head. Raises what refuses it."""
+        """Decides on a call by its head. Raises the error that refuses the call."""
         limit_bytes = self._settings.max_header_bytes
         if call.metadata_bytes > limit_bytes:
             raise InvalidInput(
@@ -157,57 +163,59 @@ class GrpcDoor:
             enter_caller(guard.identify(credentials_of(call)))
         with contextlib.ExitStack() as stack:
             stack.enter_context(counted)
-            if rpc.path in self._rpcs:
-                self.handler_of(rpc)
+            if counted is self._in_flight:  # an rpc of its services
+                if not self._is_open:
+                    raise self._in_flight.starting()
                 check_peer(call, self._allowed_peers)
             if rpc.is_work and not (rpc.client_streaming and rpc.server_streaming):
                 self._in_flight.check_room(None if call.deadline_s is None else call.deadline_s - time.monotonic())
             stack.pop_all()
 
     async def requests(self, rpc: Rpc, read: "StreamRead", connection: str) -> AsyncIterator[Any]:
-        """A caller's stream until the caller ends it.
+        """The messages of a caller's stream, until the caller ends it.
 
-        Raises Unavailable as soon as the door drains, because no new work is begun then, and DeadlineExceeded where the
-        stream is idle for too long.
+        Raises Unavailable as soon as the door drains, because no new work begins then, and DeadlineExceeded if the
+        stream is idle for too long. The door keeps reading a gateway's stream while it drains, because the gateway says
+        there which items it has abandoned.
         """
         if self._is_draining:
             raise self._in_flight.stopping()
-        self._reads.add(read)
+        if not rpc.is_trusted:
+            self._reads.add(read)
         while (data := await read.next()) is not None:
             yield await self.decode(rpc, data, connection)
 
     async def decode(self, rpc: Rpc, data: bytes | None, connection: str) -> Any:
-        """A message. Raises InvalidInput, and Overloaded where there is no room for a large one."""
+        """The message of `data`. Raises InvalidInput, and Overloaded if there is no room for a large message."""
         if data is None or rpc.is_trusted or len(data) <= LARGE_BYTES:
             return _decoded(rpc, data)
         return await self._in_flight.make(connection, len(data), partial(_decoded, rpc, data))
 
     def forget(self, read: "StreamRead") -> None:
-        """A stream is not read any more. Not left to its iterator, which may end much later than its call."""
+        """Forgets a stream that is no longer read. Its iterator does not do this: it may end long after the call."""
         self._reads.discard(read)
 
     def stream_read(self, rpc: Rpc, call: ServerCall) -> "StreamRead":
-        """Reads the stream of a call."""
+        """Makes the reader of a call's stream."""
 
         def error_of(is_late: bool) -> NeuronpipeError:
-            limit_s = self._settings.max_stream_idle_s
-            return self._in_flight.waited(is_late, f"the stream had no request for {limit_s:g} s, the limit")
+            problem = f"the stream had no request for {self._max_stream_idle_s:g} s, the limit"
+            return self._in_flight.waited(is_late, problem)
 
         return StreamRead(call, self._idle, error_of, is_answered=rpc.server_streaming)
 
 
-class _Method:
+class _DoorMethod:
     """The calls of one path; a Method of rpc/transport.py."""
 
     def __init__(
         self,
         door: GrpcDoor,
         rpc: Rpc,
+        handler: RpcHandler,
         counted: AbstractContextManager[None],
         guard: Guard | None,
-        handler: Handler | None = None,
     ) -> None:
-        """`handler`: of the door itself; None: the one that it was opened with."""
         self.takes_stream = rpc.client_streaming
         self._door = door
         self._rpc = rpc
@@ -225,7 +233,6 @@ class _Method:
         rpc = self._rpc
         read = self._door.stream_read(rpc, call) if self.takes_stream else None
         try:
-            handler = self._handler or self._door.handler_of(rpc)
             door = self._door
             if read:
                 message = door.requests(rpc, read, call.peer)
@@ -233,10 +240,11 @@ class _Method:
                 message = _decoded(rpc, request)
             else:
                 message = await door.decode(rpc, request, call.peer)
+            answer = self._handler(message, call)
             if not rpc.server_streaming:
-                await call.send(rpc.encode(await handler(message, call)))
+                await call.send(rpc.encode(await cast(Awaitable[Any], answer)))
                 return
-            async with contextlib.aclosing(handler(message, call)) as responses:
+            async with contextlib.aclosing(cast(AsyncGenerator[Any, None], answer)) as responses:
                 async for response in responses:
                     await call.send(rpc.encode(response))
                     if read:
@@ -251,12 +259,17 @@ class _Method:
         self._counted.__exit__(None, None, None)
 
     def _end_of(self, error: Exception) -> CallEnd:
-        # With any other status, clients that watch would never call this server (grpc/doc/health-checking.md).
+        # After any other status, clients that watch would never call this server (grpc/doc/health-checking.md).
         return end_of(NotConfigured("health cannot be watched here") if self._rpc.path == WATCH else error)
 
 
+async def _never(request: object, context: Context) -> bytes:
+    """The handler of a door that starts, which accepts no call."""
+    return b""
+
+
 class _AtMost(AbstractContextManager[None]):
-    """Counts calls of one kind. Raises Overloaded at the limit."""
+    """Counts the calls of one kind. Raises Overloaded at the limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -272,7 +285,7 @@ class _AtMost(AbstractContextManager[None]):
 
 
 def _decoded(rpc: Rpc, data: bytes | None) -> Any:
-    """A message. Raises InvalidInput."""
+    """The parsed message. Raises InvalidInput."""
     if data is None:
         raise InvalidInput("request", "is missing")
     try:
@@ -288,8 +301,8 @@ _NOT_FOUND = 5  # google.rpc.Code
 WATCH = f"/{HEALTH_SERVICE.full_name}/Watch"
 
 
-def health_handlers(board: HealthBoard) -> dict[str, Handler]:
-    """The handlers of gRPC's health service (grpc/doc/health-checking.md)."""
+def health_handlers(board: HealthBoard) -> RpcHandlers:
+    """gRPC's health service (grpc/doc/health-checking.md)."""
 
     async def check(request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
         status = _status(board.is_serving(request.service))
@@ -301,7 +314,7 @@ def health_handlers(board: HealthBoard) -> dict[str, Handler]:
         async for is_serving in board.watch(request.service):
             yield HealthCheckResponse(status=_status(is_serving))
 
-    return by_path(HEALTH_SERVICE, Check=check, Watch=watch)
+    return handlers_of(HEALTH_SERVICE, {"Check": check, "Watch": watch})
 
 
 def _status(is_serving: bool | None) -> "HealthCheckResponse.ServingStatus":
@@ -314,7 +327,7 @@ _PERMISSION_DENIED = 7  # google.rpc.Code
 
 
 def credentials_of(call: ServerCall) -> Credentials:
-    """What a caller shows: metadata, or else the names of the certificate of its connection."""
+    """The credentials of a caller: its metadata, or else the names in the certificate of its connection."""
     authorization = on_behalf = ""
     for key, value in call.metadata:
         if key == "authorization":
@@ -325,7 +338,7 @@ def credentials_of(call: ServerCall) -> Credentials:
 
 
 def check_peer(call: ServerCall, allowed: Collection[str]) -> None:
-    """Raises CallEnd where a caller has none of these names; without names, every caller may."""
+    """Raises CallEnd if a caller's certificate has none of the allowed names. Without names, any caller is allowed."""
     if not allowed:
         return
     names = call.peer_names()
@@ -337,8 +350,8 @@ def check_peer(call: ServerCall, allowed: Collection[str]) -> None:
 class StreamRead:
     """Reads the messages of one stream, for one task.
 
-    The stream is idle while a read waits and no request is without its answer. `error_of`: see InFlight.waited.
-    `is_answered`: whether each request has an answer of its own.
+    The stream is idle while a read waits and every request has its answer. `error_of`: see InFlight.waited.
+    `is_answered`: whether each request gets its own answer.
     """
 
     def __init__(
@@ -353,7 +366,7 @@ class StreamRead:
         self._is_reading = False
 
     async def next(self) -> bytes | None:
-        """The next message; None at the end. Raises what `error_of` says of an idle stream, and what ends it."""
+        """The next message, or None at the end. Raises `error_of(…)` for an idle stream, and the error that ends it."""
         self._is_reading = True
         self._begin_idle()
         try:
@@ -367,7 +380,7 @@ class StreamRead:
                 self._idle_number = None
 
     def answered(self) -> None:
-        """A request has its answer."""
+        """Notes that a request got its answer."""
         self._unanswered = max(0, self._unanswered - 1)
         self._begin_idle()
 
@@ -376,5 +389,5 @@ class StreamRead:
             self._idle_number = self._idle.begin(lambda is_late: self.end(self._error_of(is_late)))
 
     def end(self, error: NeuronpipeError) -> None:
-        """Makes the read that waits, and later ones, raise an error."""
+        """Makes the waiting read, and later reads, raise an error."""
         self._call.stop_reading(error)

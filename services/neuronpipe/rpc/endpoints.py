@@ -1,6 +1,7 @@
 """The gateway's side of a stage's stream: connections to every process behind a target."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -13,27 +14,30 @@ from neuronpipe.core.errors import InternalError, InvalidInput, Unavailable
 from neuronpipe.core.items import ModelKey, StageItem
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.status import from_status
-from neuronpipe.core.streams import Outcome, StageResponse
+from neuronpipe.core.streams import Outcome, Preparation, StageResponse
+from neuronpipe.platform.process.background import run_beside
 from neuronpipe.platform.tls import LoadedTls, WatchedTls
-from neuronpipe.rpc.codecs import read_models, read_problems, read_unloaded, write_models
+from neuronpipe.rpc.codecs import read_models, read_prepared, read_problems, read_unloaded, write_models
 from neuronpipe.rpc.http2.client import ClientCall, Http2Channel
 from neuronpipe.rpc.items import LARGE_BYTES, StageRpc
 from neuronpipe.rpc.transport import CallEnd
 
 # The time between two resolutions of a target, so that new processes get work.
 _RESOLVE_EVERY_S = 5.0
-# The same while no process is there: requests may be held for the first one.
+# The same time while the target has no process: requests may wait for the first process.
 _RESOLVE_ABSENT_S = 1.0
-# The number of complete answers in a row, a minute's, that miss an address before it is retired. For a name with many
-# addresses, a DNS server returns only some at a time. If each answer has four in ten of them, an address is missing
-# from all twelve once in 460 minutes; with one in two, once in 4,100 minutes.
+# Complete answers in a row, one minute's, that miss an address before the address is retired. For a name with many
+# addresses, a DNS server returns only some at a time. If each answer contains four in ten of them, an address is
+# missing from all twelve once in 460 minutes; with one in two, once in 4,100 minutes.
 _MAX_ABSENCES = 12
-# The pause after a stream that a server refused or ended. gRPC itself waits for a server that is down.
+# The pause after a server refused or ended a stream. gRPC itself waits for a server that is down.
 _PAUSE_S = 0.1
 # The pause if the server is not a stage of neuronpipe, or has a fault.
 _REFUSED_PAUSE_S = 5.0
+# Limit of logged reasons: some contain a number that the server chooses.
+_MAX_REASONS = 8
 
-# The names of google.rpc.Code by their numbers, and those of a server that starts, stops or has gone.
+# The names of google.rpc.Code by their numbers, and the names that a server sends when it starts, stops or vanishes.
 _CODES: Mapping[int, str] = {number: name for name, number in Code.items()}
 _USUAL_ENDS = ("UNAVAILABLE", "CANCELLED")
 
@@ -42,24 +46,27 @@ class StageStream:
     """A stream to one process of a stage; see core/streams.py."""
 
     def __init__(self, rpc: StageRpc, call: ClientCall, first: Any, retired: asyncio.Event) -> None:
-        """`first`: the message with which the process said that it accepts items."""
+        """`first`: the first message, by which the process shows that it accepts items."""
         self._rpc = rpc
         self._call = call
         self._max_message_bytes = 0
-        # The status with which the process has ended the stream.
+        # The status with which the process ended the stream.
         self.end: CallEnd | None = None
         self.has_ended = False
+        # Whether the process stops, and refuses new streams.
+        self.is_draining = False
         self.models = self._announced(first)
         self.problems: Mapping[ModelKey, str] = read_problems(first.announcement)
         self.unloaded: Mapping[ModelKey, bool] = read_unloaded(first.announcement)
+        self.prepared: Mapping[ModelKey, Preparation] = read_prepared(first.announcement)
         self.retired = retired
 
     async def send(
         self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int], size_bytes: int
     ) -> Sequence[Outcome]:
-        """Sends items; large ones are serialized in a thread. Returns the errors of items that cannot be sent.
+        """Sends items. Returns the errors of items that cannot be sent. Raises Unavailable.
 
-        Raises Unavailable.
+        Large items are serialized in a thread.
         """
         if size_bytes >= LARGE_BYTES:
             messages, refused = await asyncio.to_thread(self._serialize, items, abandoned_item_ids)
@@ -69,7 +76,7 @@ class StageStream:
         return refused
 
     async def tell_needed(self, models: frozenset[ModelKey]) -> None:
-        """Says which models items may be sent for. Raises Unavailable."""
+        """Tells the process for which models it may get items. Raises Unavailable."""
         message = self._rpc.request_class()
         message.needed.SetInParent()
         write_models(models, message.needed)
@@ -95,17 +102,19 @@ class StageStream:
             raise Unavailable("the stream has ended")
         outcomes = [(outcome.item_id, self._outcome(outcome)) for outcome in response.outcomes]
         kept_item_ids = response.draining.item_ids if response.HasField("draining") else None
-        if (models := self._announced(response)) is None:  # as in nearly all
+        self.is_draining |= kept_item_ids is not None
+        if (models := self._announced(response)) is None:  # the usual case
             return StageResponse(outcomes, kept_item_ids)
         announcement = response.announcement
-        return StageResponse(outcomes, kept_item_ids, models, read_problems(announcement), read_unloaded(announcement))
+        problems, unloaded = read_problems(announcement), read_unloaded(announcement)
+        return StageResponse(outcomes, kept_item_ids, models, problems, unloaded, read_prepared(announcement))
 
     def _serialize(
         self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int]
     ) -> tuple[list[bytes], list[Outcome]]:
-        """Serializes the items into as few messages as the process accepts, nearly always one.
+        """Serializes the items into as few messages as the process accepts, nearly always into one message.
 
-        Also returns the errors of items that fit into none.
+        Also returns the errors of items that exceed a whole message.
         """
         message = self._rpc.request_class(abandoned_item_ids=abandoned_item_ids)
         refused: list[Outcome] = []
@@ -153,13 +162,14 @@ async def follow_endpoints(
     serve: Callable[[StageStream], Awaitable[None]],
     tls: WatchedTls | None = None,
 ) -> None:
-    """Keeps a stream to every process behind the target until cancelled, and passes each open one to `serve`.
+    """Keeps a stream to every process behind the target until cancelled, and passes each open stream to `serve`.
 
-    `target`: "HOST:PORT", with every address that the host's name has, or several of these, separated by commas; or
-    "unix:PATH". `tls`: the gateway's side of encrypted connections; where its files change, new streams take the place
-    of the old.
+    `target`: "unix:PATH", or "HOST:PORT" for every address of the host's name; commas separate several targets. `tls`:
+    the gateway's files for encrypted connections. New streams replace old streams when these files change, and when a
+    process, or a proxy before it, asks for another connection.
     """
-    followed: dict[str, _Address] = {}
+    endpoints: dict[str, _FollowedEndpoint] = {}
+    leaving = asyncio.Event()
     unresolved: Mapping[str, str] = {}
     async with asyncio.TaskGroup() as group:
         while True:
@@ -170,26 +180,31 @@ async def follow_endpoints(
             for name, problem in unresolved.items():
                 if name not in unresolved_before:
                     log_warning("a target cannot be resolved", target=name, problem=problem)
-            for address, one in list(followed.items()):
+            for address, endpoint in list(endpoints.items()):
                 if address in addresses:
-                    one.absences = 0
-                elif not unresolved:  # otherwise the old ones are the best guess
-                    one.absences += 1
-                if one.absences >= _MAX_ABSENCES:
+                    endpoint.absences = 0
+                elif not unresolved:  # otherwise the old addresses are the best guess
+                    endpoint.absences += 1
+                if endpoint.absences >= _MAX_ABSENCES:
                     log("a stage's address is gone", rpc=rpc.path, address=address)
-                    followed.pop(address).retire()
+                    endpoints.pop(address).retire()
             for address, server_name in addresses.items():
-                before = followed.get(address)
-                if before is None or (tls and before.tls is not tls.value):
-                    one = _Address(rpc, address, server_name, serve, tls.value if tls else None, before)
-                    followed[address] = one
-                    one.following = group.create_task(one.follow())
-            is_served = any(one.is_served for one in followed.values())
-            await asyncio.sleep(_RESOLVE_EVERY_S if is_served else _RESOLVE_ABSENT_S)
+                before = endpoints.get(address)
+                if before is None or before.is_leaving or (tls and before.tls is not tls.value):
+                    files = tls.value if tls else None
+                    endpoint = _FollowedEndpoint(rpc, address, server_name, serve, files, before, leaving)
+                    endpoints[address] = endpoint
+                    endpoint.following = group.create_task(endpoint.follow())
+            is_served = any(endpoint.is_served for endpoint in endpoints.values())
+            leaving.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_RESOLVE_EVERY_S if is_served else _RESOLVE_ABSENT_S):
+                    await leaving.wait()
+                await asyncio.sleep(_PAUSE_S)  # some proxies ask for a new connection at each connection's first call
 
 
-class _Address:
-    """An address of a target, over connections with the same certificates."""
+class _FollowedEndpoint:
+    """An address of a target, with its connection, which is made again when it was lost."""
 
     following: "asyncio.Task[None]"
 
@@ -200,20 +215,26 @@ class _Address:
         server_name: str,
         serve: Callable[[StageStream], Awaitable[None]],
         tls: LoadedTls | None,
-        before: "_Address | None",
+        before: "_FollowedEndpoint | None",
+        leaving: asyncio.Event,
     ) -> None:
-        """`before`: the same address with older certificates, which is retired once this one is served."""
-        # Answers in a row that did not name it.
+        """`before`: the same address on an older connection, retired once this object serves. `leaving`: set when this
+        object must also be replaced.
+        """
+        # Answers in a row that did not contain the address.
         self.absences = 0
         self.tls = tls
         self._rpc = rpc
         self._address = address
         self._server_name = server_name
         self._serve = serve
-        self.is_served = False
+        self.is_served = self.is_leaving = False
+        self._leaving = leaving
+        # Reasons that the log already contains for the process that cannot be reached.
+        self._logged_reasons: set[str] = set()
         self._retired = asyncio.Event()
         self._before = before
-        if before and not before.is_served:  # what could not be opened has nothing to end
+        if before and not before.is_served:  # a stream that never opened has nothing to end
             before.following.cancel()
             self._before = before._before
 
@@ -231,7 +252,7 @@ class _Address:
 
     async def follow(self) -> None:
         """Keeps a stream to the address until it is retired."""
-        channel = Http2Channel(self._address, self.tls, self._server_name)
+        channel = Http2Channel(self._address, self.tls, self._server_name, self._note_failure)
         try:
             while not self._retired.is_set():
                 call = await channel.open_call(self._rpc.path)
@@ -240,7 +261,7 @@ class _Address:
                     if first is not None:  # the service's sign that it takes items
                         await self._serve_stream(call, self._rpc.response_class.FromString(first))
                 except DecodeError:
-                    pass  # what it says is not for us; it is asked again
+                    self._note_failure("its first message is not a stage's")
                 except CallEnd as end:
                     if _CODES.get(end.code) not in _USUAL_ENDS:
                         log_warning(
@@ -250,45 +271,64 @@ class _Address:
                             code=_CODES.get(end.code, str(end.code)),
                         )
                         await asyncio.sleep(_REFUSED_PAUSE_S)
+                    elif not call.has_grpc_status:  # a process that starts or stops says so
+                        self._note_failure(end.message)
                 finally:
                     call.cancel()
                 await asyncio.sleep(_PAUSE_S)
         finally:
             await channel.close()
 
+    def _note_failure(self, reason: str) -> None:
+        """Logs the reason why there is no stream. Each reason is logged once, until a stream is open."""
+        if reason not in self._logged_reasons and len(self._logged_reasons) < _MAX_REASONS:
+            self._logged_reasons.add(reason)
+            log_warning("a stage cannot be reached", rpc=self._rpc.path, address=self._address, reason=reason)
+
     async def _serve_stream(self, call: ClientCall, first: Any) -> None:
         self.is_served = True
+        self._logged_reasons.clear()
         log("a stage's stream is open", rpc=self._rpc.path, address=self._address)
-        self._retire_before()  # serving begins before the other can end: there is no moment without a stream
+        self._retire_before()  # the new stream serves before the old stream can end
         stream = StageStream(self._rpc, call, first, self._retired)
         try:
-            await self._serve(stream)
+            async with run_beside(self._watch_connection(call, stream)):
+                await self._serve(stream)
         finally:
-            self.is_served = False
+            self.is_served = self.is_leaving = False  # the next stream has its own connection
         if stream.has_ended:
             code, reason = (_CODES.get(stream.end.code, ""), stream.end.message) if stream.end else ("OK", "")
-            say = log if code in ("OK", *_USUAL_ENDS) else log_warning
-            say("a stage's stream has ended", rpc=self._rpc.path, address=self._address, code=code, reason=reason)
+            log_end = log if code in ("OK", *_USUAL_ENDS) else log_warning
+            log_end("a stage's stream has ended", rpc=self._rpc.path, address=self._address, code=code, reason=reason)
+
+    async def _watch_connection(self, call: ClientCall, stream: StageStream) -> None:
+        """Notes when the address needs another connection. A process that stops accepts none."""
+        await call.connection.goaway_received.wait()
+        if not stream.is_draining:
+            self.is_leaving = True
+            self._leaving.set()
 
 
 async def resolve(target: str) -> tuple[dict[str, str], dict[str, str]]:
-    """The gRPC addresses of a target, each with the name that its server's certificate must have, empty for a socket's
-    path; and the parts of the target that cannot be resolved now, each with the reason.
+    """The gRPC addresses of a target with their server names, and its unresolved parts with the reasons.
+
+    A server name is the name that the server's certificate must contain; it is empty for the path of a socket.
     """
     loop = asyncio.get_running_loop()
     addresses: dict[str, str] = {}
     unresolved: dict[str, str] = {}
-    for one in map(str.strip, target.split(",")):
-        if one.startswith("unix:"):
-            addresses[one] = ""
+    for part in map(str.strip, target.split(",")):
+        if part.startswith("unix:"):
+            addresses[part] = ""
             continue
-        host, _, port = one.removeprefix("dns:///").rpartition(":")
+        host, _, port = part.removeprefix("dns:///").rpartition(":")
         try:
-            found: Sequence[Any] = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+            resolved: Sequence[Any] = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         except OSError as error:
-            unresolved[one] = error.strerror or type(error).__name__
+            unresolved[part] = error.strerror or type(error).__name__
             continue
-        for family, _, _, _, where in found:
-            address = f"ipv6:[{where[0]}]:{where[1]}" if family == socket.AF_INET6 else f"ipv4:{where[0]}:{where[1]}"
+        for family, _, _, _, socket_address in resolved:
+            ip, number, *_ = socket_address
+            address = f"ipv6:[{ip}]:{number}" if family == socket.AF_INET6 else f"ipv4:{ip}:{number}"
             addresses[address] = f"{host}:{port}"
     return addresses, unresolved

@@ -1,6 +1,6 @@
 """The stage's side of its stream: receives items, and sends outcomes as they are ready (stages.proto).
 
-An item that generates has an outcome with its new tokens for each step, and in the end one like any other.
+A generating item has an outcome with new tokens for each step, and a last outcome like any other item.
 """
 
 import asyncio
@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,38 +16,41 @@ from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.core.attributes import attributes_of, priority_word
 from neuronpipe.core.calls import Call, told_error
 from neuronpipe.core.errors import NeuronpipeError, Overloaded, Unavailable
-from neuronpipe.core.items import StageItem
+from neuronpipe.core.generated import NewTokens
+from neuronpipe.core.items import ExecuteItem, StageItem
 from neuronpipe.core.metrics import Histogram, Telemetry
 from neuronpipe.core.names import Attributes, Metrics
 from neuronpipe.core.status import to_status
 from neuronpipe.core.streams import AnnouncedModels
 from neuronpipe.core.tracing import Span, SpanContext, enter_span, status_name
+from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.rpc.codecs import Codec, ExecuteCodec, PostprocessCodec, TokenizeCodec, read_models, write_announcement
 from neuronpipe.rpc.rpcs import Rpc, message_classes
 
-# The messages, items and values of all three stages, for which there is no common type.
+# The messages, items and values of all three stages. They have no common type.
 _Message: TypeAlias = Any
-StageFunction: TypeAlias = Callable[[Any], Awaitable[Any]]
-# A stage's rpc: (messages, context) -> messages.
+# For an item that generates, a function also takes a TokenSink.
+StageFunction: TypeAlias = Callable[..., Awaitable[Any]]
+# The rpc of a stage: (messages, context) -> messages.
 StageMethod: TypeAlias = Callable[[AsyncIterator[_Message], object], AsyncIterator[_Message]]
 
 # A message is answered after this long even if nothing is ready, because the gateway holds new items back until then.
 _ANSWER_AFTER_S = 0.001
 # Last resort behind the gateways' admission control: the limit for items of one stream without a sent outcome.
 _MAX_ITEMS = 16_384
-# The largest message of outcomes, so that a long one does not delay those behind it.
+# The largest message of outcomes, so that a long message does not delay the messages behind it.
 _MAX_RESPONSE_BYTES = 1 << 20
 # The limit for outcomes that wait to be sent. Above it, no more items are read.
 _MAX_UNSENT_BYTES = 16 << 20
-# The size of an outcome besides its value.
+# The size of an outcome without its value.
 _OUTCOME_BYTES = 128
-# From this size on, tensors are serialized in a thread: that takes half a millisecond or more.
+# From this size on, tensors are serialized in a thread, because this takes half a millisecond or more.
 LARGE_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRpc(Rpc):
-    """The rpc of a stage, the name of its service, and its messages, which are those of neuronpipe.forward.v1."""
+    """The rpc of a stage, the name of the stage's service, and its messages (neuronpipe.forward.v1)."""
 
     service_name: str
     codec: Codec[Any, Any]
@@ -76,7 +78,7 @@ POSTPROCESS = _stage_rpc("postprocessor", "PostprocessorService", PostprocessCod
 
 
 class ItemObserver:
-    """Observes the items of one rpc: their durations, and spans for those of sampled requests."""
+    """Observes the items of one rpc: their durations, and spans for items of sampled requests."""
 
     def __init__(self, method: str, telemetry: Telemetry) -> None:
         self.method = method
@@ -87,15 +89,16 @@ class ItemObserver:
         telemetry.meters.gauge(Metrics.ITEMS_IN_FLIGHT, lambda: self.in_flight, method)
 
     def observe(self, item: StageItem) -> "ItemObservation":
-        """A context manager around the work on an item."""
+        """Makes the context manager for the work on an item."""
         return ItemObservation(self, item)
 
     def durations(self, status: str) -> Histogram:
-        """The durations of items that ended with a status."""
-        found = self._by_status.get(status)
-        if found is None:
-            found = self._by_status[status] = self._meters.histogram(Metrics.ITEM_DURATION, self.method, status)
-        return found
+        """The histogram of durations of items that ended with a status."""
+        durations = self._by_status.get(status)
+        if durations is None:
+            durations = self._meters.histogram(Metrics.ITEM_DURATION, self.method, status)
+            self._by_status[status] = durations
+        return durations
 
 
 class ItemObservation:
@@ -112,14 +115,11 @@ class ItemObservation:
 
     @property
     def trace(self) -> SpanContext | None:
-        """The span to which the stage's work belongs.
-
-        It is the one that was made here, or else the item's own, which is not sampled.
-        """
-        return self._span.context if self._span else self._item.call.trace
+        """The span to which the stage's work belongs: the new span of the item, or else the item's own span."""
+        return self._span.context if self._span else self._item.work.trace
 
     def __enter__(self) -> "ItemObservation":
-        observer, parent = self._observer, self._item.call.trace
+        observer, parent = self._observer, self._item.work.trace
         self._started_ns = time.monotonic_ns()
         observer.in_flight += 1
         if parent and parent.is_sampled and observer.tracer.is_on:  # the gateway has decided
@@ -162,6 +162,7 @@ class _Served:
     models: AnnouncedModels | None
     max_message_bytes: int
     leaves_unavailable: bool
+    in_flight: InFlight | None
 
 
 def stage_method(
@@ -172,25 +173,41 @@ def stage_method(
     models: AnnouncedModels | None = None,
     max_message_bytes: int = 0,
     leaves_unavailable: bool = False,
+    in_flight: InFlight | None = None,
 ) -> StageMethod:
     """Makes the method of a gRPC service from a stage function.
 
-    `models`: those for which gateways send items; without it, nothing is announced, and gateways send all items.
-    `max_message_bytes`: the largest message that the server accepts. `leaves_unavailable`: the stage raises Unavailable
-    only if its process is about to end. Such items then have no outcome. When the stream ends, the gateway sends them
-    to another process, or ends them with an error if there is none.
+    `models`: the models for which gateways send items; None announces nothing, and gateways send all items.
+    `max_message_bytes`: the largest message that the server accepts. `leaves_unavailable`: whether items that raise
+    Unavailable get no outcome, because the process is about to end. When the stream ends, the gateway sends such items
+    to another process, or ends them with an error if there is none. `in_flight`: the process's requests in flight. When
+    the process drains, the stream begins no more items and ends after its last item; until then gateways still say
+    which items they abandon.
     """
     observer = ItemObserver(rpc.path.removeprefix("/"), telemetry or Telemetry())
-    served = _Served(rpc, stage, observer, models, max_message_bytes, leaves_unavailable)
+    served = _Served(rpc, stage, observer, models, max_message_bytes, leaves_unavailable, in_flight)
     return lambda requests, context: _ItemStream(served).answer(requests)
 
 
-class _Finished(NamedTuple):
+class _FinishedItem(NamedTuple):
     """The outcome of an item: the stage's value or an error."""
 
     item_id: int
     outcome: Any
     size_bytes: int
+
+
+class _OutcomesOfItem:
+    """The sink of the tokens of one text: each step is an outcome of its item."""
+
+    __slots__ = ("_item_id", "_stream")
+
+    def __init__(self, stream: "_ItemStream", item_id: int) -> None:
+        self._stream, self._item_id = stream, item_id
+
+    def put(self, tokens: NewTokens) -> None:
+        """See TokenSink."""
+        self._stream.finish(self._item_id, tokens)
 
 
 class _ItemStream:
@@ -200,56 +217,64 @@ class _ItemStream:
         self._served = served
         self._codec = served.rpc.codec
         self._running: dict[int, asyncio.Task[None]] = {}
-        # Outcomes that wait for a message, and how many wait or are being sent.
-        self._finished: deque[_Finished] = deque()
+        # Outcomes that wait for a message, and the number of outcomes that wait or are being sent.
+        self._finished: deque[_FinishedItem] = deque()
         self._unsent = 0
         self._unsent_bytes = 0
         self._has_sent = asyncio.Event()
         self._is_due = asyncio.Event()
         self._answer_at: asyncio.TimerHandle | None = None
         self._announces = served.models is not None
+        # Done when the process drains.
+        self._stopping: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     async def answer(self, requests: AsyncIterator[_Message]) -> AsyncIterator[_Message]:
-        """Sends outcomes until the gateway ends the stream, or until reading from it raises.
+        """Sends outcomes until the gateway ends the stream, or until reading from the stream raises.
 
-        Items that were read before an error are still answered.
+        Items that were read before an error, or before the process drains, are still answered.
         """
-        models = self._served.models
+        models, in_flight = self._served.models, self._served.in_flight
         unwatch = models.watch(self._announce) if models else None
         if models:
-            models.need(self, None)  # until the gateway says more
+            models.need(self, None)  # until the gateway says which models it needs
         reading: asyncio.Task[None] | None = None
         is_draining = False
         try:
             yield self._new_response()
             reading = asyncio.create_task(self._read(requests))
-            reading.add_done_callback(lambda task: self._is_due.set())
-            while self._finished or self._running or not reading.done():
+            if in_flight:
+                self._stopping = asyncio.create_task(in_flight.draining.wait())
+            for ending in (reading, self._stopping):
+                ending.add_done_callback(lambda task: self._is_due.set())
+            while self._finished or self._running or not (reading.done() or self._stopping.done()):
                 await self._is_due.wait()
                 self._is_due.clear()
-                begins_draining = reading.done() and not is_draining and bool(self._running or self._finished)
+                has_ended = reading.done() or self._stopping.done()
+                begins_draining = has_ended and not is_draining and bool(self._running or self._finished)
                 if not (self._finished or self._answer_at or self._announces or begins_draining):
                     continue
                 response = self._new_response()
                 sent = self._write_finished(response)
-                if begins_draining and (left := [*self._running, *(one.item_id for one in self._finished)]):
+                if begins_draining and (kept := [*self._running, *(item.item_id for item in self._finished)]):
                     is_draining = True
-                    response.draining.item_ids.extend(left)
+                    response.draining.item_ids.extend(kept)
                 if self._answer_at:
                     self._answer_at.cancel()
                     self._answer_at = None
                 yield response
                 self._unsent -= len(sent)
-                self._unsent_bytes -= sum(one.size_bytes for one in sent)
+                self._unsent_bytes -= sum(finished.size_bytes for finished in sent)
                 self._has_sent.set()
                 if self._finished:
                     self._is_due.set()
+            if in_flight and not reading.done():
+                raise in_flight.stopping()
             await reading
         finally:
             if models and unwatch:
                 unwatch()
                 models.forget(self)
-            tasks = [*([reading] if reading else ()), *self._running.values()]
+            tasks = [*([reading] if reading else ()), self._stopping, *self._running.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -262,6 +287,9 @@ class _ItemStream:
             for item_id in request.abandoned_item_ids:
                 if task := self._running.pop(item_id, None):
                     task.cancel()
+            if self._stopping.done():  # the gateway sends these items elsewhere
+                self._is_due.set()  # the last item may have been abandoned, so that the stream can end
+                continue
             for message in request.items:
                 self._begin(message)
             if request.items and not self._answer_at:
@@ -278,29 +306,33 @@ class _ItemStream:
                 raise Overloaded(f"{_MAX_ITEMS} items in one stream, the limit", retry_after_s=1)
             self._running[item_id] = asyncio.create_task(self._run(item_id, self._codec.read_item(message)))
         except Exception as error:
-            self._finish(item_id, told_error(error, Call(message.context.request_id)))
+            self.finish(item_id, told_error(error, Call(message.context.request_id)))
 
     async def _run(self, item_id: int, item: Any) -> None:
         try:
             with self._served.observer.observe(item) as observation:
-                if observation.trace is not item.call.trace:
-                    item = replace(item, call=replace(item.call, trace=observation.trace))
-                item = item.reporting(partial(self._finish, item_id))
-                value = observation.value = await self._served.stage(item)
+                if observation.trace is not item.work.trace:
+                    item = replace(item, work=item.work._replace(trace=observation.trace))
+                if isinstance(item, ExecuteItem) and item.options:
+                    value = await self._served.stage(item, _OutcomesOfItem(self, item_id))
+                else:
+                    value = await self._served.stage(item)
+                observation.value = value
                 size_bytes = value.size_bytes
                 if size_bytes >= LARGE_BYTES:
                     size_bytes = await asyncio.to_thread(self._codec.pack, value)
-            self._finish(item_id, value, size_bytes)
+            self.finish(item_id, value, size_bytes)
         except Exception as error:
             if self._served.leaves_unavailable and isinstance(error, Unavailable):
-                self._is_due.set()  # this may have been the last item, so that the stream can end
+                self._is_due.set()  # the item may have been the last item, so that the stream can end
             else:
-                self._finish(item_id, told_error(error, item.call))
+                self.finish(item_id, told_error(error, replace(item.call, trace=item.work.trace)))
         finally:
             self._running.pop(item_id, None)
 
-    def _finish(self, item_id: int, outcome: object, size_bytes: int = 0) -> None:
-        self._finished.append(_Finished(item_id, outcome, size_bytes + _OUTCOME_BYTES))
+    def finish(self, item_id: int, outcome: object, size_bytes: int = 0) -> None:
+        """Adds an outcome of an item to the next message."""
+        self._finished.append(_FinishedItem(item_id, outcome, size_bytes + _OUTCOME_BYTES))
         self._unsent += 1
         self._unsent_bytes += size_bytes + _OUTCOME_BYTES
         self._is_due.set()
@@ -310,24 +342,24 @@ class _ItemStream:
         self._is_due.set()
 
     def _new_response(self) -> _Message:
-        """An empty message, or one with an announcement if it is due."""
+        """A message that is empty, except for an announcement that is due."""
         response = self._served.rpc.response_class()
         if self._announces and self._served.models:
             write_announcement(self._served.models, self._served.max_message_bytes, response.announcement)
         self._announces = False
         return response
 
-    def _write_finished(self, response: _Message) -> list[_Finished]:
-        """Fills a message with finished outcomes, at least one if there is any, and returns them."""
-        sent: list[_Finished] = []
+    def _write_finished(self, response: _Message) -> list[_FinishedItem]:
+        """Fills a message with finished outcomes, at least one if any is finished, and returns them."""
+        sent: list[_FinishedItem] = []
         size_bytes = 0
         while self._finished and (not sent or size_bytes + self._finished[0].size_bytes <= _MAX_RESPONSE_BYTES):
-            one = self._finished.popleft()
-            message = response.outcomes.add(item_id=one.item_id)
-            if isinstance(one.outcome, NeuronpipeError):
-                message.error.CopyFrom(to_status(one.outcome))
+            finished = self._finished.popleft()
+            message = response.outcomes.add(item_id=finished.item_id)
+            if isinstance(finished.outcome, NeuronpipeError):
+                message.error.CopyFrom(to_status(finished.outcome))
             else:
-                self._codec.write_value(one.outcome, message)
-            sent.append(one)
-            size_bytes += one.size_bytes
+                self._codec.write_value(finished.outcome, message)
+            sent.append(finished)
+            size_bytes += finished.size_bytes
         return sent

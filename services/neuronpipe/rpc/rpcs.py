@@ -1,7 +1,7 @@
-"""Describes rpcs as values: what a gRPC door knows of a method besides its handler."""
+"""Describes rpcs as values, and pairs them with their handlers for a gRPC door."""
 
 import sys
-from collections.abc import Callable, Container
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
@@ -13,19 +13,21 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.names import ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.parsing import parser
 from neuronpipe.core.tracing import SpanContext
-from neuronpipe.platform.process.door import Handler
 from neuronpipe.rpc.transport import ServerCall
 
 Context: TypeAlias = ServerCall
+# Answers a request, or the stream of requests of an rpc whose client streams: with one response, or with a stream of
+# responses where the server streams.
+RpcHandler: TypeAlias = Callable[[Any, Context], Awaitable[Any] | AsyncIterator[Any]]
+# Every rpc of a gRPC door with its handler.
+RpcHandlers: TypeAlias = Sequence[tuple["Rpc", RpcHandler]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """A method of a gRPC service, and how its messages become bytes and back.
+    """A method of a gRPC service, and the conversion of its messages from bytes and to bytes.
 
-    Its handler is `async (request, context) → response`. If the client streams, the handler gets an async iterator of
-    requests. If the server streams, it returns an async iterator of responses, without `async`. `decode` raises
-    DecodeError, and InvalidInput for a message that would take too much memory.
+    `decode` raises DecodeError, and InvalidInput for a message that would take too much memory.
     """
 
     path: str
@@ -36,7 +38,7 @@ class Rpc:
     server_streaming: bool = False
     # Whether an overloaded process may refuse a call before it reads the message.
     is_work: bool = False
-    # Of the gateway alone, whose messages are as large as its callers' requests together.
+    # Whether only gateways call it. A gateway's messages are as large as the requests of all its callers together.
     is_trusted: bool = False
 
     @classmethod
@@ -51,12 +53,12 @@ class Rpc:
     ) -> Self:
         """The rpc of a descriptor.
 
-        `messages`: a file with messages of the same names and wire format, to use in place of the method's own.
-        `max_text_bytes`: of the texts and images of a request together.
+        `messages`: a file with messages of the same names and wire format, which replace the method's own messages.
+        `max_text_bytes`: limit of all texts and images of a request together.
         """
         request, response = message_classes(method, messages)
         return cls(
-            path=_path(method.containing_service, method.name),
+            path=f"/{method.containing_service.full_name}/{method.name}",
             request_name=method.input_type.full_name,
             decode=request.FromString if is_trusted else parser(request, method.input_type, max_text_bytes),
             is_trusted=is_trusted,
@@ -73,7 +75,7 @@ class Rpc:
 
 
 def message_classes(method: MethodDescriptor, messages: FileDescriptor | None = None) -> tuple[type[Any], type[Any]]:
-    """The classes of a method's request and response, or those of the same names in `messages`."""
+    """The classes of a method's request and response, or the classes of the same names in `messages`."""
     request, response = (
         GetMessageClass(messages.message_types_by_name[kind.name] if messages else kind)
         for kind in (method.input_type, method.output_type)
@@ -81,14 +83,13 @@ def message_classes(method: MethodDescriptor, messages: FileDescriptor | None = 
     return request, response
 
 
-def rpcs_of(service: ServiceDescriptor, messages: FileDescriptor | None = None, **fields: Any) -> list[Rpc]:
-    """Every rpc of a gRPC service; see Rpc.of."""
-    return [Rpc.of(method, messages, **fields) for method in service.methods]
-
-
-def by_path(service: ServiceDescriptor, **handlers: Handler) -> dict[str, Handler]:
-    """Handlers of a gRPC service by their full paths instead of their names."""
-    return {_path(service, name): handler for name, handler in handlers.items()}
+def handlers_of(
+    service: ServiceDescriptor,
+    handlers: Mapping[str, RpcHandler],
+    rpc_of: Callable[[MethodDescriptor], "Rpc"] | None = None,
+) -> RpcHandlers:
+    """The rpcs of a gRPC service with their handlers, by name. `rpc_of`: makes the rpc of a method; default: Rpc.of."""
+    return [((rpc_of or Rpc.of)(service.methods_by_name[name]), handler) for name, handler in handlers.items()]
 
 
 def call_of(context: Context) -> Call:
@@ -103,9 +104,5 @@ def call_of(context: Context) -> Call:
 
 
 def metadata_of(context: Context, keys: Container[str]) -> dict[str, str]:
-    """What a call's metadata say of these keys."""
+    """The values of the given metadata keys of a call."""
     return {key: str(value) for key, value in context.metadata if key in keys}
-
-
-def _path(service: ServiceDescriptor, name: str) -> str:
-    return f"/{service.full_name}/{name}"

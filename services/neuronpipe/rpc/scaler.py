@@ -1,4 +1,4 @@
-"""KEDA's external scaler, whatever it counts: it tells KEDA when pods are needed, and for how much work."""
+"""KEDA's external scaler for any quantity: it tells KEDA when pods are needed, and for how much work."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 from neuronpipe.api.keda.v1 import external_scaler_pb2 as keda
 from neuronpipe.core.errors import InvalidInput, Overloaded
-from neuronpipe.platform.process.door import Handler
-from neuronpipe.rpc.rpcs import Context, Rpc, by_path, rpcs_of
+from neuronpipe.rpc.rpcs import Context, RpcHandler, RpcHandlers, handlers_of
 
-# KEDA keeps one open for each scaled object.
+# KEDA keeps one stream open for each scaled object.
 _MAX_STREAMS = 64
 SCALER = keda.DESCRIPTOR.services_by_name["ExternalScaler"]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What pods are scaled by.
+class ScaledLoad:
+    """The quantity by which KEDA scales pods.
 
-    `metric`: its name. `target`: the word of a trigger for how much of it one pod gets. `count`: how much there is now.
-    `is_active`: whether any pod is needed now. `look_every_s`: between two looks for a stream.
+    `metric`: its name. `target`: the field of a trigger that sets how much of the quantity one pod gets. `count`: the
+    quantity now. `is_active`: whether any pod is needed now. `look_every_s`: pause between two calls of `is_active` for
+    a stream.
     """
 
     metric: str
@@ -30,13 +30,8 @@ class Load:
     look_every_s: float
 
 
-def scaler_rpcs() -> list[Rpc]:
-    """The rpcs of the scaler."""
-    return rpcs_of(SCALER)
-
-
-def scaler_handlers(load: Load) -> dict[str, Handler]:
-    """The handlers, by path."""
+def scaler_handlers(load: ScaledLoad) -> RpcHandlers:
+    """The rpcs of the scaler with their handlers."""
     streams: set[object] = set()
 
     async def is_active(message: keda.ScaledObjectRef, context: Context) -> keda.IsActiveResponse:
@@ -58,19 +53,25 @@ def scaler_handlers(load: Load) -> dict[str, Handler]:
             streams.remove(own)
 
     async def spec(message: keda.ScaledObjectRef, context: Context) -> keda.GetMetricSpecResponse:
-        given = message.scalerMetadata.get(load.target, "")
+        target_text = message.scalerMetadata.get(load.target, "")
         try:
-            target = float(given) if given else load.default_target
+            target = float(target_text) if target_text else load.default_target
         except ValueError:
             target = 0.0
         if not 0 < target < float("inf"):
             raise InvalidInput(load.target, "must be a number above 0")
-        one = keda.MetricSpec(metricName=load.metric, targetSize=max(1, round(target)), targetSizeFloat=target)
-        return keda.GetMetricSpecResponse(metricSpecs=[one])
+        metric = keda.MetricSpec(metricName=load.metric, targetSize=max(1, round(target)), targetSizeFloat=target)
+        return keda.GetMetricSpecResponse(metricSpecs=[metric])
 
     async def metrics(message: keda.GetMetricsRequest, context: Context) -> keda.GetMetricsResponse:
         count = await load.count()
         value = keda.MetricValue(metricName=load.metric, metricValue=count, metricValueFloat=count)
         return keda.GetMetricsResponse(metricValues=[value])
 
-    return by_path(SCALER, IsActive=is_active, StreamIsActive=stream, GetMetricSpec=spec, GetMetrics=metrics)
+    handlers: dict[str, RpcHandler] = {
+        "IsActive": is_active,
+        "StreamIsActive": stream,
+        "GetMetricSpec": spec,
+        "GetMetrics": metrics,
+    }
+    return handlers_of(SCALER, handlers)

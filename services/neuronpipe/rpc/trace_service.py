@@ -14,44 +14,51 @@ from neuronpipe.api.v1.traces_pb2_grpc import TraceServiceStub
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Traces
-from neuronpipe.platform.process.door import Handler
 from neuronpipe.platform.tls import LoadedTls, WatchedTls
 from neuronpipe.rpc.client import open_channel
 from neuronpipe.rpc.endpoints import resolve
-from neuronpipe.rpc.rpcs import Rpc, by_path, rpcs_of
+from neuronpipe.rpc.rpcs import RpcHandlers, handlers_of
 
 _TRACE_SERVICE = traces_pb2.DESCRIPTOR.services_by_name["TraceService"]
-GET_TRACE = f"/{_TRACE_SERVICE.full_name}/GetTrace"
-
 _TRACE_ID = re.compile("[0-9a-f]{32}")
-# The time limit for a stage's process. One that does not answer is left out.
+# The time limit for the process of a stage. The answer omits a process that exceeds it.
 _STAGE_LIMIT_S = 2.0
 
 
-def trace_rpcs(traces: Traces | None) -> list[Rpc]:
-    """The rpcs of TraceService, of a server that keeps traces."""
-    return rpcs_of(_TRACE_SERVICE) if traces else []
+def trace_services(traces: Traces | None) -> list[str]:
+    """The name of TraceService, or none for a server that keeps no traces."""
+    return [_TRACE_SERVICE.full_name] if traces else []
 
 
-def trace_handlers(
-    traces: Traces | None, stage_targets: Sequence[str] = (), stage_tls: WatchedTls | None = None
-) -> dict[str, Handler]:
-    """Their handlers. `stage_targets`: of other services that may have spans of the same traces."""
-    if not traces:
-        return {}
+class TraceDoor:
+    """TraceService. `stage_targets`: targets of services that may have spans of the same traces."""
 
-    async def get_trace(request: GetTraceRequest, context: object) -> GetTraceResponse:
+    def __init__(self, traces: Traces, stage_targets: Sequence[str] = (), stage_tls: WatchedTls | None = None) -> None:
+        self._traces = traces
+        self._stage_targets = stage_targets
+        self._stage_tls = stage_tls
+
+    def handlers(self) -> RpcHandlers:
+        """The service."""
+        return handlers_of(_TRACE_SERVICE, {"GetTrace": lambda message, context: self.get_trace(message)})
+
+    async def get_trace(self, request: GetTraceRequest) -> GetTraceResponse:
+        """GetTrace."""
         if not _TRACE_ID.fullmatch(request.trace_id):
             raise InvalidInput("trace_id", "is not 32 lower-case hexadecimal digits")
-        found = traces.find(int(request.trace_id, 16))
-        resolved = await asyncio.gather(*map(resolve, stage_targets))
-        addresses = dict(sorted(one for found_addresses, _ in resolved for one in found_addresses.items()))
-        tls = stage_tls.value if stage_tls else None
-        for other in await asyncio.gather(*(_ask(*one, tls, request) for one in addresses.items())):
-            found["resourceSpans"] += other
-        return GetTraceResponse(otlp_json=json.dumps(found))
+        trace = self._traces.find(int(request.trace_id, 16))
+        resolved = await asyncio.gather(*map(resolve, self._stage_targets))
+        addresses = dict(sorted(pair for of_target, _ in resolved for pair in of_target.items()))
+        tls = self._stage_tls.value if self._stage_tls else None
+        asking = (_ask(address, server_name, tls, request) for address, server_name in addresses.items())
+        for spans in await asyncio.gather(*asking):
+            trace["resourceSpans"] += spans
+        return GetTraceResponse(otlp_json=json.dumps(trace))
 
-    return by_path(_TRACE_SERVICE, GetTrace=get_trace)
+
+def trace_handlers(traces: Traces | None) -> RpcHandlers:
+    """Returns the TraceService of a stage that keeps traces."""
+    return TraceDoor(traces).handlers() if traces else []
 
 
 async def _ask(address: str, server_name: str, tls: LoadedTls | None, request: GetTraceRequest) -> list[Any]:

@@ -1,6 +1,4 @@
-"""The contract between a gRPC door and the transport below it, rpc/http2/: calls as bytes, and the end that an error
-stands for.
-"""
+"""The contract between a gRPC door and the transport below it (rpc/http2/): calls as bytes, and the ends of calls."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,14 +14,14 @@ from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.platform.tls import ServerTls
 
-# Names in lower case. Values of names that end with "-bin" are bytes.
+# Names in lower case. A value whose name ends with "-bin" is bytes.
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 
 
 class CallEnd(Exception):
     """Ends a call with a status.
 
-    `code`: of google.rpc.Code. `message`: for the caller. `trailers`: sent with it.
+    `code`: a google.rpc.Code. `message`: text for the caller. `trailers`: metadata that is sent with the status.
     """
 
     def __init__(self, code: int, message: str = "", trailers: Metadata = ()) -> None:
@@ -34,9 +32,9 @@ class CallEnd(Exception):
 
 
 class ServerCall(Protocol):
-    """A call, at the server. `deadline_s`: as time.monotonic counts; None without a deadline.
+    """A call at the server. `deadline_s`: a time of time.monotonic, or None without a deadline.
 
-    `peer`: the address of the connection, as gRPC writes it, such as ipv4:127.0.0.1:1234. `metadata_bytes`: the size
+    `peer`: the address of the connection in gRPC's notation, such as ipv4:127.0.0.1:1234. `metadata_bytes`: the size
     of all names and values, also of those that the transport itself uses.
     """
 
@@ -48,24 +46,25 @@ class ServerCall(Protocol):
     def peer(self) -> str: ...
 
     def peer_names(self) -> Sequence[str]:
-        """The subject alternative names of the caller's certificate, which has been verified: DNS names, IP addresses,
-        URIs such as SPIFFE ids. Empty where the caller has shown no certificate.
+        """The subject alternative names of the caller's verified certificate: DNS names, IP addresses, and URIs such as
+        SPIFFE ids. Empty if the caller has shown no certificate.
         """
 
     async def read(self) -> bytes | None:
-        """The next message of the caller; None once the caller has sent all. Raises CallEnd, and what stop_reading
-        gives.
+        """The next message of the caller, or None once the caller has sent all.
+
+        Raises CallEnd, and the error that stop_reading got.
         """
 
     def stop_reading(self, error: NeuronpipeError) -> None:
-        """Makes the read that waits, and later ones, raise an error."""
+        """Makes the waiting read, and later reads, raise an error."""
 
     async def send(self, message: bytes) -> None:
-        """Sends a message. Returns when there is room for the next one."""
+        """Sends a message. Returns when there is room for the next message."""
 
 
 class Method(Protocol):
-    """What a door does with the calls of one path.
+    """The work of a door on the calls of one path.
 
     `takes_stream`: the caller sends a stream of messages.
     """
@@ -73,25 +72,25 @@ class Method(Protocol):
     takes_stream: bool
 
     def accept(self, call: ServerCall) -> None:
-        """Counts a call when its head has come. Raises CallEnd to refuse it: nothing of it is read then."""
+        """Counts a call when its head has come. Raises CallEnd to refuse the call, which is then not read."""
 
     async def answer(self, call: ServerCall, request: bytes | None) -> None:
-        """Answers a call that was accepted, in the context in which it was accepted. Raises CallEnd.
+        """Answers an accepted call, in the context in which it was accepted. Raises CallEnd.
 
-        `request`: the message of a caller that sends one; None where it was missing, and where it sends a stream.
+        `request`: the message of a caller that sends one message. None if it is missing, and for a stream.
         """
 
     def done(self, call: ServerCall) -> None:
-        """An accepted call is over: it is answered, or will never be."""
+        """Notes that an accepted call is over: it is answered, or will never be."""
 
 
-# The method of a path; None for an unknown one.
+# Finds the method of a path; None for an unknown path.
 FindMethod: TypeAlias = Callable[[str], Method | None]
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What a transport needs to serve a port. `tls`: not for Unix sockets."""
+    """The settings and methods with which a transport serves a port. `tls`: None for Unix sockets."""
 
     settings: ProcessSettings
     in_flight: InFlight
@@ -104,13 +103,13 @@ STATUS_DETAILS = "grpc-status-details-bin"
 RETRY_PUSHBACK = "grpc-retry-pushback-ms"
 
 # A client accepts 8 KiB of trailers and reports RESOURCE_EXHAUSTED for more. The message is sent twice:
-# percent-encoded, with up to three bytes for one, and within the status in Base64.
+# percent-encoded, with up to three bytes per byte, and within the status in Base64.
 _MAX_STATUS_BYTES = 1500
 _SHORTENED_CHARACTERS = 300
 
 
 def end_of(error: Exception) -> CallEnd:
-    """The end that an error stands for."""
+    """The end of a call that failed with an error."""
     if isinstance(error, CallEnd):
         return error
     if isinstance(error, Overloaded):
@@ -119,7 +118,7 @@ def end_of(error: Exception) -> CallEnd:
         end = _end_of_late(error.message)
     else:
         end = _end_of(error if isinstance(error, NeuronpipeError) else internal_error(error, Call()))
-    error.__traceback__ = None  # its frames hold the request, which may be large
+    error.__traceback__ = None  # the traceback's frames hold the request, which may be large
     return CallEnd(*end)
 
 
@@ -132,7 +131,7 @@ def _end_of(error: NeuronpipeError) -> tuple[int, str, Metadata]:
     return status.code, status.message, ((STATUS_DETAILS, status.SerializeToString()),)
 
 
-# Kept, since under overload thousands of calls a second end alike.
+# The results are cached, because under overload thousands of calls per second end in the same way.
 @lru_cache(maxsize=64)
 def _end_of_overloaded(message: str, retry_after_s: float) -> tuple[int, str, Metadata]:
     code, message, trailer = _end_of(Overloaded(message, retry_after_s))

@@ -1,7 +1,7 @@
 """Front processes: gateway, tokenizer and postprocessor, several times, before the one executor of this process.
 
-They are started, opened together, started again where they die, and drained, as one service. Each is
-`python -m neuronpipe.cli.front` (serve/front.py); its standard input is a socket to this process.
+This process starts them, opens them together, replaces those that die, and drains them as one service. Each is
+`python -m neuronpipe.cli.front` (serve/front.py), whose standard input is a socket to this process.
 """
 
 import asyncio
@@ -17,16 +17,17 @@ from typing import Any
 
 from neuronpipe.bundles.live import running_live_models
 from neuronpipe.bundles.sources import live_repository
-from neuronpipe.core.background import run_beside
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.settings import values_of
 from neuronpipe.gateway.access import Access
-from neuronpipe.platform.process.door import Handler
-from neuronpipe.platform.process.life import Life, serve
+from neuronpipe.platform.process.background import run_apart, run_beside
+from neuronpipe.platform.process.life import Life, OpenDoors, serve
+from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.items import EXECUTE, stage_method
-from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs
+from neuronpipe.rpc.trace_service import trace_handlers, trace_services
 from neuronpipe.serve.metric_sums import FrontMetrics
 from neuronpipe.serve.settings import AllSettings
 from neuronpipe.stages.neuron_executor.stage import NeuronExecutorStage, running_executor
@@ -34,21 +35,21 @@ from neuronpipe.stages.settings import EngineSettings
 
 # The exit code of a process whose settings or bundles are wrong (cli/__init__.py).
 _SETUP_ERROR = 2
-# A message with the metrics of many models.
+# Limit of a message, which may contain the metrics of many models.
 _MAX_LINE_BYTES = 64 << 20
-# Between a front process's end and its successor's start: doubled each time, unless it has lived for a while.
+# The pause between a front process's end and its successor's start, doubled each time unless the process was steady.
 _FIRST_PAUSE_S = 0.1
 _LAST_PAUSE_S = 5.0
 _STEADY_S = 10.0
-# How long front processes get to end once their requests have.
+# The time that front processes get to end after their requests.
 _END_LIMIT_S = 2.0
 
 
 class Fronts:
-    """The front processes of a service, as the process that starts them sees them."""
+    """The front processes of a service, in the process that starts them."""
 
     def __init__(self, count: int, settings: Mapping[str, Any], ports: "Sequence[SharedPort]") -> None:
-        """`settings`: each one's, as JSON can hold them. `ports`: those that they listen on."""
+        """`settings`: the settings of each front process, as JSON can hold them. `ports`: the ports that they share."""
         self.metrics = FrontMetrics()
         self._settings = json.dumps(settings).encode() + b"\n"
         self._ports = ports
@@ -59,8 +60,10 @@ class Fronts:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Runs them beside the block, and ends them with it. Raises SetupError where one cannot start by its settings,
-        and RuntimeError where it ends otherwise before all are open.
+        """Runs the front processes beside the block, and ends them with it.
+
+        Raises SetupError if a process cannot start with its settings, and RuntimeError if it ends for another reason
+        before all are open.
         """
         async with run_beside(*(self._keep(front) for front in self._fronts)):
             try:
@@ -73,8 +76,9 @@ class Fronts:
                             await front.ended.wait()
 
     async def open(self) -> None:
-        """Has all of them take connections once all have loaded, and returns when they do. Raises SetupError where
-        another service listens on a port.
+        """Lets all front processes take connections once all have loaded, and returns when all do.
+
+        Raises SetupError if another service listens on a port.
         """
         for front in self._fronts:
             await front.loaded.wait()
@@ -85,21 +89,32 @@ class Fronts:
             await front.opened.wait()
         self._opened.set()
 
+    def report(self, is_well: bool) -> None:
+        """Makes the health of all front processes tell whether the executor's process is well."""
+        for front in self._fronts:
+            front.report(is_well)
+
     async def drain(self) -> None:
-        """Tells them to answer what they have, and to end. Their streams to the executor end then, for which
-        platform/process/life.py waits.
+        """Tells all front processes to answer their requests, and to end.
+
+        The streams to the executor then end, for which platform/process/life.py waits.
         """
         self._ending.set()
         for front in self._fronts:
             front.terminate()
 
     async def _keep(self, front: "_Front") -> None:
-        """Starts a front process again whenever it ends."""
+        """Starts a front process again at each end."""
         pause_s = _FIRST_PAUSE_S
         try:
             while not self._ending.is_set():
                 began_s = time.monotonic()
-                code = await front.live(self._settings, self._may_open, self._ending, self.metrics)
+                try:
+                    code: int | str = await front.live(self._settings, self._may_open, self._ending, self.metrics)
+                except OSError as error:  # no memory, process or file is free, but the other front processes serve
+                    if not self._opened.is_set():
+                        raise
+                    code = str(error.strerror)
                 self.metrics.end(front.number)
                 if self._ending.is_set():
                     break
@@ -118,36 +133,46 @@ class Fronts:
 
 
 class _Front:
-    """One of them, whichever process it is at the time."""
+    """A front process and its successors, under one number."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.loaded, self.opened, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
+        # The connection to the running process.
+        self._writer: asyncio.StreamWriter | None = None
+        self._is_well = True
 
     def terminate(self) -> None:
-        """Has its process drain."""
+        """Lets the running process drain."""
         if self._process and self._process.returncode is None:
             self._process.terminate()
 
+    def report(self, is_well: bool) -> None:
+        """Tells the running process whether the executor's process is well."""
+        self._is_well = is_well
+        if self._writer:
+            self._writer.write(json.dumps(is_well).encode() + b"\n")
+
     async def live(self, settings: bytes, may_open: asyncio.Event, ending: asyncio.Event, metrics: FrontMetrics) -> int:
-        """One process from its start to its end. Returns its exit code."""
+        """Runs a process from its start to its end. Returns its exit code."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            # A session of its own: Ctrl-C is for this process, which then drains the others.
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "neuronpipe.cli.front", str(self.number), str(os.getpid())),
-                stdin=theirs.fileno(),
-                start_new_session=True,
-            )
-        process = self._process
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MAX_LINE_BYTES)
         try:
+            with theirs:
+                # A session of its own, so that Ctrl-C reaches only this process, which then drains the others.
+                process = self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", "neuronpipe.cli.front", str(self.number), str(os.getpid())),
+                    stdin=theirs.fileno(),
+                    start_new_session=True,
+                )
             if ending.is_set():
                 process.terminate()
             writer.write(settings)
             with suppress(ConnectionError):
                 async for line in reader:
+                    if not line.endswith(b"\n"):  # the process was killed while it wrote
+                        break
                     message = json.loads(line)
                     if message == "loaded":
                         self.loaded.set()
@@ -155,21 +180,24 @@ class _Front:
                         writer.write(b"open\n")
                     elif message == "opened":
                         self.opened.set()
+                        self._writer = writer
+                        self.report(self._is_well)
                         log("a front process is open", front=self.number, pid=process.pid)
                     else:
                         metrics.update(self.number, message)
             return await process.wait()
         finally:
+            self._writer = None
             writer.close()
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            if self._process and self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
 
 
 class SharedPort:
-    """A port for processes that all listen with SO_REUSEPORT: the kernel gives each new connection to one of them.
+    """A port on which several processes listen with SO_REUSEPORT. The kernel distributes new connections among them.
 
-    `address`: HOST:PORT, with the number of a free port where 0 was asked for; "" for none. `option` has set it.
+    `address`: HOST:PORT, with the chosen number for port 0; "" for no port. `option`: the option that set the address.
     """
 
     def __init__(self, option: str, address: str, sockets: list[socket.socket]) -> None:
@@ -178,37 +206,38 @@ class SharedPort:
         self._sockets = sockets
 
     def check_unused(self) -> None:
-        """Raises SetupError where a process listens on it, which SO_REUSEPORT alone would allow."""
-        for held in self._sockets:
-            _bind(self._option, self.address, held.family, held.getsockname(), is_shared=False).close()
+        """Raises SetupError if another process listens on the port, which SO_REUSEPORT alone would allow."""
+        for bound in self._sockets:
+            _bind(self._option, self.address, bound.family, bound.getsockname(), is_shared=False).close()
 
 
 @contextmanager
 def shared_port(option: str, listen: str) -> Iterator[SharedPort]:
-    """Keeps a port from others for the block: bound, but without taking connections. Raises SetupError."""
+    """Reserves a port for the block: bound, but without taking connections. Raises SetupError."""
     if not listen:
         yield SharedPort(option, "", [])
         return
     host, _, text = listen.rpartition(":")
     port = int(text)
     try:
-        found: list[Any] = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        resolved: list[Any] = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise SetupError(f"{option}: cannot listen on {listen}: {error.strerror}") from error
     with ExitStack() as stack:
         sockets = []
-        for family, _, _, _, where in found:
-            _bind(option, listen, family, (where[0], port, *where[2:]), is_shared=False).close()
-            held = stack.enter_context(_bind(option, listen, family, (where[0], port, *where[2:]), is_shared=True))
-            port = held.getsockname()[1]
-            sockets.append(held)
+        for family, _, _, _, socket_address in resolved:
+            host_address = socket_address[0], port, *socket_address[2:]
+            _bind(option, listen, family, host_address, is_shared=False).close()
+            bound = stack.enter_context(_bind(option, listen, family, host_address, is_shared=True))
+            port = bound.getsockname()[1]
+            sockets.append(bound)
         yield SharedPort(option, f"{host}:{port}", sockets)
 
 
 def _bind(option: str, listen: str, family: int, where: Any, *, is_shared: bool) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # To bind beside closed connections and sockets that do not listen; with the second also beside those that do.
+        # The first allows closed connections and sockets that do not listen, the second also sockets that listen.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
         if family == socket.AF_INET6:
@@ -221,60 +250,67 @@ def _bind(option: str, listen: str, family: int, where: Any, *, is_shared: bool)
 
 
 async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Access) -> None:
-    """Serves until SIGTERM, or until the executor cannot go on. `access`: here of the metrics alone; each front process
-    has its own. Raises SetupError.
+    """Serves until SIGTERM, or until the executor cannot continue. Raises SetupError.
+
+    `access`: only for the metrics here; each front process has its own.
     """
 
     @asynccontextmanager
-    async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
-        repository = live_repository(settings, with_artifacts=True)
+    async def assemble(life: Life) -> AsyncIterator[OpenDoors]:
+        repository = await run_apart(live_repository, settings.models, with_artifacts=True)
+        known = await run_apart(repository.bundles)
         with (
-            shared_port("--listen", settings.listen) as port,
-            shared_port("--http-listen", settings.http_listen) as http_port,
+            shared_port("--listen", settings.process.listen) as port,
+            shared_port("--http-listen", settings.gateway.http.http_listen) as http_port,
             TemporaryDirectory(prefix="neuronpipe-") as folder,
         ):
             executor = f"unix:{folder}/executor.sock"
-            given = _front_settings(settings, port.address, http_port.address, executor)
+            given = front_settings(settings, port.address, http_port.address, executor)
             fronts = Fronts(settings.front_processes, given, [port, http_port])
-            telemetry.meters.add_others = fronts.metrics.add_to
+            telemetry.meters.include(fronts.metrics.add_to)
             life.on_draining(fronts.drain)
             async with (
                 access.kept_up_to_date(shares_budgets=False),
-                running_executor([], settings, telemetry, repository.bundles()) as stage,
+                running_executor([], settings.executor, telemetry, known, fronts.report) as stage,
                 running_live_models(repository, [stage.models], telemetry.meters),
-                _executor_door(stage, settings, telemetry, executor, life),
+                _executor_door(stage, settings.process, telemetry, executor, life),
                 fronts.running(),
             ):
                 await fronts.open()
                 log("listening", address=port.address)
                 if http_port.address:
                     log("listening for HTTP", address=http_port.address)
-                yield {}
+                yield lambda: None  # the front processes have the doors
 
-    await serve(settings.service, settings, [], assemble, telemetry.meters)
+    await serve(settings.service, settings.process, [], assemble, telemetry.meters)
 
 
-def _front_settings(settings: AllSettings, listen: str, http_listen: str, executor_target: str) -> dict[str, Any]:
-    """What a front process gets: all settings but the executor's and those of the service as a whole."""
-    of_executor = {name: field.default for name, field in EngineSettings.model_fields.items()}
-    of_service = {"front_processes": 0, "metrics_listen": ""}
+def front_settings(settings: AllSettings, listen: str, http_listen: str, executor_target: str) -> dict[str, Any]:
+    """The settings of a front process: all settings except settings of the executor and of the whole service."""
+    executor_defaults = values_of(EngineSettings())
+    service_defaults = {"front_processes": 0, "metrics_listen": ""}
     addresses = {"listen": listen, "http_listen": http_listen, "executor_target": executor_target}
-    return settings.model_dump(mode="json") | of_executor | of_service | addresses
+    return values_of(settings) | executor_defaults | service_defaults | addresses
 
 
 @asynccontextmanager
 async def _executor_door(
-    stage: NeuronExecutorStage, settings: AllSettings, telemetry: Telemetry, listen: str, life: Life
+    stage: NeuronExecutorStage, settings: ProcessSettings, telemetry: Telemetry, listen: str, life: Life
 ) -> AsyncIterator[None]:
     """Takes the items of front processes."""
-    private = settings.model_copy(update={"listen": listen, "max_connection_age_s": 0.0, "max_stream_idle_s": 0.0})
-    door = GrpcDoor(private, [EXECUTE, *trace_rpcs(telemetry.traces)], event="listening for front processes")
+    private = settings.model_copy(update={"listen": listen, "max_connection_age_s": 0.0})
+    services = [EXECUTE.service, *trace_services(telemetry.traces)]
+    door = GrpcDoor(private, services, event="listening for front processes")
     method = stage_method(
-        EXECUTE, stage.execute, telemetry, models=stage.models, max_message_bytes=settings.max_message_bytes
+        EXECUTE,
+        stage.execute,
+        telemetry,
+        models=stage.models,
+        max_message_bytes=settings.max_message_bytes,
     )
     try:
         await door.listen(life.health, life.in_flight)
-        door.open({EXECUTE.path: method} | trace_handlers(telemetry.traces))
+        door.open([(EXECUTE, method), *trace_handlers(telemetry.traces)])
         yield
     finally:
         await door.stop(0)

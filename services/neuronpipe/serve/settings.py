@@ -1,28 +1,37 @@
-"""The settings of a process with a gateway and the stages that are near it."""
+"""The settings of a process with a gateway and the stages inside it."""
 
-from typing import ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
-from pydantic_settings import SettingsConfigDict
 
 from neuronpipe.bulk.jobs.settings import JobSettings
 from neuronpipe.core.addresses import unix_path
-from neuronpipe.core.settings import option_name
-from neuronpipe.gateway.settings import NEAR, GatewaySettings, target_field
+from neuronpipe.core.settings import Settings, option_name
+from neuronpipe.gateway.settings import NEAR, GatewaySettings
 from neuronpipe.platform.cache.economics import RedisSettings
+from neuronpipe.platform.process.settings import CALLERS_CONNECTION_AGE_S, ServerSettings
 from neuronpipe.stages.settings import EncodingSettings, EngineSettings
 
 # A week.
 _LONGEST_IDLE_S = 7 * 86_400
-_TOKENIZER_SETTINGS = [name for name in EncodingSettings.model_fields if name not in RedisSettings.model_fields]
 
 
-class PipelineProcessSettings(GatewaySettings, JobSettings, EngineSettings, EncodingSettings):
+class PipelineProcessSettings(ServerSettings):
     """Settings of the gateway, and of the stages whose target is `local`."""
 
-    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_GATEWAY_")
+    prefix: ClassVar[str] = "NEURONPIPE_GATEWAY_"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "listen": "127.0.0.1:50050",
+        "max_connection_age_s": CALLERS_CONNECTION_AGE_S,
+    }
     service: ClassVar[str] = "gateway"
 
+    gateway: GatewaySettings
+    executor: EngineSettings
+    tokenizer: EncodingSettings
+    redis: RedisSettings
+    jobs: JobSettings
     idle_exit_s: float = Field(
         0.0,
         ge=0,
@@ -33,11 +42,15 @@ class PipelineProcessSettings(GatewaySettings, JobSettings, EngineSettings, Enco
 
     @model_validator(mode="after")
     def _check_stages_are_near(self) -> Self:
-        """A setting of a stage in another process would change nothing here."""
-        of_stages = (("executor_target", EngineSettings.model_fields), ("tokenizer_target", _TOKENIZER_SETTINGS))
-        for target, names in of_stages:
-            changed = [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
-            if changed and getattr(self, target) != NEAR:
+        """Refuses a setting of a stage in another process, because it would change nothing here."""
+        parts: tuple[tuple[str, Settings], ...] = (
+            ("executor_target", self.executor),
+            ("tokenizer_target", self.tokenizer),
+        )
+        for target, part in parts:
+            fields = type(part).model_fields.items()
+            changed = [name for name, field in fields if getattr(part, name) != field.default]
+            if changed and getattr(self.gateway, target) != NEAR:
                 raise ValueError(
                     f"{', '.join(map(option_name, changed))}: of a stage in another process; give it to that one, or "
                     f"have the stage in this one by {option_name(target)} {NEAR}"
@@ -48,12 +61,15 @@ class PipelineProcessSettings(GatewaySettings, JobSettings, EngineSettings, Enco
 class AllSettings(PipelineProcessSettings):
     """Settings of the whole pipeline in one process."""
 
-    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_ALL_")
+    prefix: ClassVar[str] = "NEURONPIPE_ALL_"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **PipelineProcessSettings.defaults,
+        "tokenizer_target": NEAR,
+        "executor_target": NEAR,
+        "postprocessor_target": NEAR,
+    }
     service: ClassVar[str] = "all"
 
-    tokenizer_target: str = target_field("tokenizer", NEAR)
-    executor_target: str = target_field("neuron-executor", NEAR)
-    postprocessor_target: str = target_field("postprocessor", NEAR)
     front_processes: int = Field(
         0,
         ge=0,
@@ -64,12 +80,14 @@ class AllSettings(PipelineProcessSettings):
 
     @model_validator(mode="after")
     def _check_fronts(self) -> Self:
-        if self.front_processes and self.executor_target != NEAR:
+        if not self.front_processes:
+            return self
+        if self.gateway.executor_target != NEAR:
             raise ValueError(f"--front-processes: they share the executor of this service, --executor-target {NEAR}")
-        if self.front_processes and self.idle_exit_s:
+        if self.idle_exit_s:
             raise ValueError("--idle-exit-s: not with --front-processes, each of which would end by itself")
-        if self.front_processes and self.scaler_listen:
+        if self.gateway.scaler_listen:
             raise ValueError("--scaler-listen: not with --front-processes, whose executor is always there")
-        if self.front_processes and unix_path(self.listen):
+        if unix_path(self.process.listen):
             raise ValueError("--front-processes: they share a port, HOST:PORT; a Unix socket belongs to one process")
         return self

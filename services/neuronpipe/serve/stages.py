@@ -1,8 +1,9 @@
-"""The stages of a pipeline process: those in it, loaded and warmed up, and those behind targets."""
+"""The stages of a pipeline process: stages inside it, loaded and warmed up, and stages behind targets."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from neuronpipe.bundles.repository import Bundle
@@ -18,7 +19,7 @@ from neuronpipe.serve.settings import PipelineProcessSettings
 
 @dataclass(frozen=True, slots=True)
 class RunningStages:
-    """The stages as functions, the tables of those in this process, and those in other processes by name."""
+    """The stages as functions, the tables of stages in this process, and the stages in other processes by name."""
 
     functions: Stages
     near: Sequence[ServedModels[Any]]
@@ -35,26 +36,30 @@ async def running_stages(
     known: Sequence[Bundle] = (),
     holding: Holding | None = None,
 ) -> AsyncIterator[RunningStages]:
-    """The stages of this process, loaded and warmed up, and those behind targets.
-    `report`, `tls`, `holding`: see running_far_stages. `known`: bundles that will be opened later. Raises SetupError.
+    """Runs the stages of this process, loaded and warmed up, and connects to the stages behind targets.
 
-    A stage that is not in this process is not even imported: its libraries need not be installed.
+    `report`, `tls`, `holding`: see running_far_stages. With an empty name, `report` gets whether this process is well.
+    `known`: bundles that will be opened later. Raises SetupError.
+
+    A stage in another process is not even imported, so that its libraries need not be installed.
     """
-    far = settings.far_targets
+    far = settings.gateway.far_targets
     functions: dict[str, Any] = {}
     near: list[ServedModels[Any]] = []
-    others: Mapping[str, Coalescer] = {}
+    far_stages: Mapping[str, Coalescer] = {}
     async with AsyncExitStack() as stack:
         if "neuron-executor" not in far:
             from neuronpipe.stages.neuron_executor.stage import running_executor
 
-            executor = await stack.enter_async_context(running_executor(bundles, settings, telemetry, known))
-            functions["neuron-executor"] = executor.execute
+            running = running_executor(bundles, settings.executor, telemetry, known, partial(report, ""))
+            executor = await stack.enter_async_context(running)
+            functions["neuron-executor"], generate = executor.execute, executor.generate
             near.append(executor.models)
         if "tokenizer" not in far:
             from neuronpipe.stages.tokenizer.stage import running_tokenizer
 
-            tokenizer = await stack.enter_async_context(running_tokenizer(bundles, settings, telemetry))
+            running_texts = running_tokenizer(bundles, settings.tokenizer, telemetry, settings.redis)
+            tokenizer = await stack.enter_async_context(running_texts)
             functions["tokenizer"] = tokenizer.tokenize
             near.append(tokenizer.models)
         if "postprocessor" not in far:
@@ -64,7 +69,11 @@ async def running_stages(
             functions["postprocessor"] = postprocessor.postprocess
             near.append(postprocessor.models)
         if far:
-            others = await stack.enter_async_context(running_far_stages(far, telemetry.meters, report, tls, holding))
-            functions |= others
-        called = Stages(functions["tokenizer"], functions["neuron-executor"], functions["postprocessor"])
-        yield RunningStages(called, near, others)
+            far_stages = await stack.enter_async_context(
+                running_far_stages(far, telemetry.meters, report, tls, holding)
+            )
+            functions |= far_stages
+        if "neuron-executor" in far_stages:
+            generate = far_stages["neuron-executor"].generate
+        stages = Stages(functions["tokenizer"], functions["neuron-executor"], functions["postprocessor"], generate)
+        yield RunningStages(stages, near, far_stages)

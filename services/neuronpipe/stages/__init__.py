@@ -1,1 +1,1 @@
-"""The three stages of the pipeline. Each is a service, or a part of a process that has them all."""
+"""The three stages of the pipeline. Each is a service, or a part of a process with all three."""

@@ -1,15 +1,15 @@
 """The settings of the stages."""
 
 import re
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
-from pydantic_settings import SettingsConfigDict
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
 from neuronpipe.platform.cache.economics import CachePolicy, RedisSettings
-from neuronpipe.platform.process.settings import StageSettings, listen_field
+from neuronpipe.platform.process.settings import StageSettings
 
 MAX_CORES = 256
 _CORES = re.compile(r"\d{1,3}(-\d{1,3})?(,\d{1,3}(-\d{1,3})?)*")
@@ -62,7 +62,6 @@ class EngineSettings(CoreSettings):
     whole_items: ClassVar[bool] = False
 
     backend: str = Field("", description="back end to run on; default: the first that the bundle was compiled for")
-    cores_per_replica: int = Field(1, ge=1, le=MAX_CORES, description="cores for one replica of a model")
     in_flight: int = Field(
         1, ge=1, le=4, description="batches in flight on a core: 1 for the lowest latency, 2 keeps a NeuronCore busy"
     )
@@ -73,8 +72,11 @@ class EngineSettings(CoreSettings):
     max_batch_tokens: int = Field(
         8192, ge=1, description="maximum number of padded tokens in a batch of several sequences; not for buckets"
     )
-    max_queue_sequences: int = Field(
-        4096, ge=1, description="maximum number of sequences in the queue of a model; more are refused"
+    lone_graph_bytes: int = Field(
+        128 << 20,
+        ge=0,
+        description="most memory for OpenVINO's graphs of single lengths, in bytes, for all models: they compute texts "
+        "that come one at a time in two thirds of the time; 0: none",
     )
     kv_cache_bytes: int = Field(
         1 << 30, ge=1 << 16, description="most memory for the key-value cache of a model that generates, in bytes"
@@ -97,13 +99,6 @@ class EngineSettings(CoreSettings):
         description="seconds that a prompt may wait for its first step, by forecast; more prompts are refused, so that "
         "those that are taken have their first token in time; 0: no limit",
     )
-    step_tokens: int = Field(
-        256,
-        ge=1,
-        le=65536,
-        description="most tokens that a model that generates computes in a step; a longer prompt takes several, and "
-        "more where others wait for their next token",
-    )
     prompt_lookup_tokens: int = Field(
         0,
         ge=0,
@@ -111,24 +106,34 @@ class EngineSettings(CoreSettings):
         description="most tokens that a step guesses for a text, by what followed its last tokens before in the prompt "
         "or the text; texts stay the same, and those that copy come faster; with OpenVINO's paged attention; 0: none",
     )
-    batch_limit_s: float = Field(
-        60.0,
-        ge=1,
-        le=3600,
-        description="seconds after which a batch counts as hung, or ten times its forecast if that is longer; its "
-        "core is given up; the same for a step of a model that generates",
+    impaired_limit_s: float = Field(
+        600.0,
+        ge=0,
+        le=86400,
+        description="seconds after which the process says in its health that it should be replaced, because cores are "
+        "lost or a model is still being loaded or unloaded; that load is given up; 0: never",
     )
 
+    # Sequences in the queue of a model. Further sequences are refused.
+    max_queue_sequences: ClassVar[int] = 4096
+    # Tokens that a generating model computes in one step. A longer prompt takes several steps, and more of them while
+    # other texts wait for their next token.
+    step_tokens: ClassVar[int] = 256
+    # Seconds after which a batch counts as hung, or ten times its forecast if that is longer. Its core is given up. The
+    # same limit holds for a step of a generating model.
+    batch_limit_s: ClassVar[float] = 60.0
 
-class NeuronExecutorSettings(StageSettings, EngineSettings):
+
+class NeuronExecutorSettings(StageSettings):
     """Settings of the neuron-executor."""
 
-    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_NEURON_EXECUTOR_")
+    prefix: ClassVar[str] = "NEURONPIPE_NEURON_EXECUTOR_"
+    defaults: ClassVar[Mapping[str, Any]] = {"listen": "127.0.0.1:50052"}
 
-    listen: str = listen_field("127.0.0.1:50052")
+    executor: EngineSettings
 
 
-class EncodingSettings(RedisSettings):
+class EncodingSettings(Settings):
     """How inputs are encoded, and the caches of encoded ones: texts' tokens, and images' pixels."""
 
     special_tokens_in_texts: str = Field(
@@ -137,10 +142,10 @@ class EncodingSettings(RedisSettings):
         "*: all; others, and all chat messages, have them as plain text",
     )
     token_cache_bytes: int = Field(
-        64 << 20, ge=0, description="memory for token ids of texts in this process, in bytes; 0: no cache"
-    )
-    image_cache_bytes: int = Field(
-        64 << 20, ge=0, description="memory for pixels of images in this process, in bytes; 0: no cache"
+        64 << 20,
+        ge=0,
+        description="memory for token ids of texts in this process, and as much again for pixels of images, in bytes; "
+        "0: no cache",
     )
     token_cache_redis: CachePolicy = Field(
         "auto", description="when to look in Redis: auto (where that is faster than encoding), always, never"
@@ -151,17 +156,18 @@ class EncodingSettings(RedisSettings):
         return not {model, "*"}.isdisjoint(map(str.strip, self.special_tokens_in_texts.split(",")))
 
 
-class TokenizerSettings(StageSettings, EncodingSettings):
+class TokenizerSettings(StageSettings):
     """Settings of the tokenizer."""
 
-    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_TOKENIZER_")
+    prefix: ClassVar[str] = "NEURONPIPE_TOKENIZER_"
+    defaults: ClassVar[Mapping[str, Any]] = {"listen": "127.0.0.1:50051"}
 
-    listen: str = listen_field("127.0.0.1:50051")
+    tokenizer: EncodingSettings
+    redis: RedisSettings
 
 
 class PostprocessorSettings(StageSettings):
     """Settings of the postprocessor."""
 
-    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_POSTPROCESSOR_")
-
-    listen: str = listen_field("127.0.0.1:50053")
+    prefix: ClassVar[str] = "NEURONPIPE_POSTPROCESSOR_"
+    defaults: ClassVar[Mapping[str, Any]] = {"listen": "127.0.0.1:50053"}

@@ -1,11 +1,11 @@
-"""A file for each task, or for tasks of a kind: they encode inputs and decode outputs, without a model or a network."""
+"""A file for each task, or for similar tasks. They encode inputs and decode outputs, without a model or a network."""
 
 from importlib import import_module
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.tasks.base import Task
 
-# Tasks that share the file of another name.
+# The file of each task that shares a file.
 _FILES = {
     "detokenization": "tokenization",
     "image_classification": "images",
@@ -18,9 +18,9 @@ _FILES = {
 def _declared(name: str) -> Task:
     """The task of a field of TaskInput."""
     module = import_module(f"{__name__}.{_FILES.get(name, name)}")
-    return next(one for one in vars(module).values() if isinstance(one, Task) and one.name == name)
+    return next(value for value in vars(module).values() if isinstance(value, Task) and value.name == name)
 
 
 ANSWERED_TASKS: dict[str, Task] = {field.name: _declared(field.name) for field in TaskInput.DESCRIPTOR.fields}
-# What graphs are compiled for: every model of texts answers the others besides.
+# The tasks for which models are compiled. Every model of texts also answers the other tasks.
 TASKS: dict[str, Task] = {name: task for name, task in ANSWERED_TASKS.items() if task.has_graph}

@@ -10,32 +10,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TaskInput, Truncation
-from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.errors import CUT, InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
 
 TokenIds = NDArray[np.int32]
 Side = Literal["left", "right"]
 
-# For one text.
+# Limit for one text.
 _MAX_WINDOWS = 1024
-# For all windows of a text together, if less than a quarter of each window is new text. Without this limit a few KB of
-# text with a large overlap, or with a long question in every window, make 1,024 windows of 384 tokens: 20 s on two
-# CPUs. 65,536 tokens are 170 such windows.
+# Limit for all windows of a text together, if less than a quarter of each window is new text. Otherwise a few KB of
+# text with a large overlap, or a long question in every window, make 1,024 windows of 384 tokens. They take two CPUs 20
+# s. 65,536 tokens are 170 such windows.
 _MAX_REPEATED_TOKENS = 65_536
 
-# The input of a model whose prompt is left out of its pooling, int32 [tokens]: 1 for each token of the prompt.
+# An input of models that leave the prompt out of their pooling, int32 [tokens]: 1 for each token of the prompt.
 PROMPT_TOKENS = "prompt_tokens"
 
 _TRUNCATIONS = frozenset(Truncation.values())
-# Looking it up in the enumeration takes a microsecond.
+# A lookup in the enumeration takes a microsecond.
 _ERROR = Truncation.TRUNCATION_ERROR
 _LEFT = Truncation.TRUNCATION_LEFT
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """One sequence with its special tokens. `token_ids` and `token_type_ids`: int32 [tokens]."""
+    """A sequence with its special tokens. `token_ids` and `token_type_ids`: int32 [tokens]."""
 
     token_ids: TokenIds
     token_type_ids: TokenIds
@@ -44,10 +44,10 @@ class EncodedText:
 
 @dataclass(frozen=True, slots=True)
 class Window(EncodedText):
-    """One of the overlapping sequences of a long second text.
+    """A sequence of a pair whose second text is long: overlapping windows share the second text.
 
-    `char_start` and `char_end`: int32 [tokens], for each token of the second text the range of the word that it is part
-    of, in code points of that text, end exclusive; -1 for every other token.
+    `char_start` and `char_end`: int32 [tokens], for each token of the second text the range of its word in that text,
+    in code points, end exclusive; -1 for every other token.
     """
 
     char_start: TokenIds = field(kw_only=True)
@@ -56,10 +56,10 @@ class Window(EncodedText):
 
 @dataclass(frozen=True, slots=True)
 class LocatedText(EncodedText):
-    """A text, or one of its overlapping windows, with the offsets of each token.
+    """A text, or a window of a long text, with the offsets of each token.
 
     `char_start` and `char_end`: int32 [tokens], in code points of the text, end exclusive; -1 for special tokens.
-    `continues_word`: int32 [tokens], 1 for a token that is part of the same word as the one before it.
+    `continues_word`: int32 [tokens], 1 for a token in the same word as the token before it.
     """
 
     char_start: TokenIds = field(kw_only=True)
@@ -67,7 +67,7 @@ class LocatedText(EncodedText):
     continues_word: TokenIds = field(kw_only=True)
 
     def truncated(self, max_tokens: int, side: Side) -> "LocatedText":
-        """The text with at most `max_tokens` tokens, as TextTokenizer.encode_truncated cuts it."""
+        """Cuts the text to at most `max_tokens` tokens, as TextTokenizer.encode_truncated does."""
         of_text = np.flatnonzero(self.char_start >= 0)
         room = max(max_tokens - (len(self.char_start) - len(of_text)), 0)
         dropped = of_text[room:] if side == "right" else of_text[: max(len(of_text) - room, 0)]
@@ -83,7 +83,7 @@ class LocatedText(EncodedText):
 
 @dataclass(frozen=True, slots=True)
 class TextTokens:
-    """A text's tokens. `names`: as the vocabulary spells them. `char_start` and `char_end`: as in LocatedText."""
+    """The tokens of a text. `names`: their spelling in the vocabulary. `char_start`, `char_end`: as in LocatedText."""
 
     token_ids: TokenIds
     names: Sequence[str]
@@ -94,18 +94,18 @@ class TextTokens:
 class TextTokenizer(Protocol):
     """A model's tokenizer, as tasks need it. Safe to call from several threads.
 
-    Special tokens that a text spells ("[SEP]", "<s>") are plain text, but not those of a `prompt`, which is the model's
-    own. Only fill-mask models recognize their mask in a text.
+    Special tokens that a text spells ("[SEP]", "<s>") are plain text. In a `prompt`, which belongs to the model, they
+    are special. Only fill-mask models recognize their mask in a text.
     """
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token that is spelled as in the vocabulary; None if there is no such token."""
+        """The id of a token by its spelling in the vocabulary; None if there is no such token."""
 
     def count(self, text: str) -> int:
         """The number of tokens of a text, without special tokens."""
 
     def tokens(self, text: str, *, special_tokens: bool, max_tokens: float = math.inf) -> TextTokens:
-        """The whole text's tokens, with or without the special tokens around it. Raises InvalidInput for too many."""
+        """The tokens of a whole text, with or without special tokens around it. Raises InvalidInput for too many."""
 
     def text_of(self, token_ids: Iterable[int], *, special_tokens: bool) -> str:
         """The text of tokens of the vocabulary, with or without the special tokens among them."""
@@ -114,7 +114,7 @@ class TextTokenizer(Protocol):
         """The number of special tokens in a sequence of one text, or of a pair."""
 
     def encode(self, text: str, text_pair: str | None = None, *, prompt: str = "") -> EncodedText:
-        """The whole text or pair behind the prompt as one sequence, however long."""
+        """Encodes the whole text or pair behind the prompt as one sequence of any length."""
 
     def encode_chat(
         self,
@@ -124,11 +124,14 @@ class TextTokenizer(Protocol):
         *,
         continues: bool = False,
     ) -> EncodedText:
-        """The prompt that the model's chat template makes of messages, each with a role, a content and what else it
-        takes, of the tools that the model may call, and of the template's further arguments. No text of them holds NUL.
-        `continues`: what follows continues the last message, whose content is a text.
+        """Encodes the prompt that the model's chat template makes of messages and tools.
 
-        Only special tokens that the template writes are special. Raises InvalidInput where it takes no such messages.
+        `messages`: each has a role, a content and the further fields that the template reads. `tools`: tools that the
+        model may call. `arguments`: further arguments of the template. No text in them contains NUL. `continues`: the
+        model's text continues the last message, whose content is a text.
+
+        Only special tokens that the template writes are special. Raises InvalidInput for messages that the template
+        refuses.
         """
 
     def encode_truncated(
@@ -141,39 +144,39 @@ class TextTokenizer(Protocol):
         only_first: bool = False,
         prompt: str = "",
     ) -> EncodedText:
-        """As encode, with at most `max_tokens` tokens, including special tokens.
+        """Encodes a text or a pair with at most `max_tokens` tokens, including special tokens.
 
-        Of a pair, the longer text loses tokens first. With `only_first`, only the first text of a pair loses tokens. It
-        keeps at least one: if the second text leaves no room, the result is too long.
+        In a pair, the longer text loses tokens first. With `only_first`, only the first text of a pair loses tokens and
+        keeps at least one token: if the second text leaves no room, the result is too long.
         """
 
     def encode_windows(self, first: str, second: str, *, max_tokens: int, overlap_tokens: int) -> list[Window]:
-        """The pair as sequences of at most `max_tokens` tokens, each with the whole first text.
+        """Encodes the pair as sequences of at most `max_tokens` tokens, each with the whole first text.
 
-        Together they hold all of the second text. Neighbours share `overlap_tokens` tokens of it, which must be fewer
-        than there is room for.
+        Together they contain the whole second text. Neighbours share `overlap_tokens` tokens of it, which must be fewer
+        than the tokens that fit into a window.
         """
 
     def locate(self, text: str) -> LocatedText:
-        """The whole text as one sequence, however long."""
+        """Encodes the whole text as one sequence of any length."""
 
     def locate_windows(self, text: str, *, max_tokens: int, overlap_tokens: int) -> list[LocatedText]:
-        """The text as overlapping sequences of at most `max_tokens` tokens.
+        """Encodes the text as overlapping sequences of at most `max_tokens` tokens.
 
-        Together they hold all of the text. Neighbours share `overlap_tokens` tokens.
+        Together they contain the whole text. Neighbours share `overlap_tokens` tokens.
         """
 
 
 # Converts the bytes of an image file to the pixels that the model takes, uint8 [3, height, width]. Raises InvalidInput;
 # thread-safe.
 ImageReader: TypeAlias = Callable[[bytes], Array]
-# What inputs of a task have.
+# The contents of a task's inputs.
 Reads = Literal["texts", "images", "both"]
 
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """What reads the inputs of a model of texts and images."""
+    """The tokenizer and the image reader of a model of texts and images."""
 
     tokenizer: TextTokenizer
     read_image: ImageReader
@@ -183,7 +186,7 @@ class Readers:
 class Encoded:
     """An encoded input.
 
-    `sequences` are for the executor. `annotations` are for the task's decode: one for each sequence, or none.
+    `sequences` are for the executor. `annotations` are for the task's decode: one set for each sequence, or none.
     """
 
     sequences: ArraySets
@@ -193,26 +196,25 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task. `name` is the name of its field in TaskInput and TaskResult.
+    """A task. `name`: the name of its field in TaskInput and TaskResult.
 
-    - `check(input, model)` runs first. Together with encode it checks the whole input, so nothing is computed for an
-      invalid one.
+    - `check(input, model)` runs first. It and encode check the whole input, so that nothing is computed for an invalid
+      input.
     - `encode(input, reader, model)` → Encoded. The model takes no more than an input's `truncation_tokens` (but see
-      `generates`). The reader is, as `reads` says, the model's TextTokenizer, its
-      ImageReader, or its Readers for both. The encoding depends only on what `traits(input)` returns, and on what
-      core/model.py's `encoding_traits` returns for the model. Inputs for which these are equal have the same encoding;
-      caches rely on this.
-    - `decode(input, model, annotations, outputs)` → the task's result message. `outputs` holds one set of arrays for
-      each sequence, as the model's OutputSpec says.
+      `generates`). The reader is the model's TextTokenizer, its ImageReader, or its Readers for both; `reads` says
+      which. The encoding depends only on the results of `traits(input)`, and of `encoding_traits` of the model
+      (core/model.py). Inputs with equal traits have the same encoding; caches rely on this.
+    - `decode(input, model, annotations, outputs)` → the task's result message. `outputs` contains a set of arrays for
+      each sequence, as the model's OutputSpec declares them.
     - `decoded_fields`: the fields of the input that decode reads; None for all, if it needs the text. Only these are
       sent to the postprocessor, because texts and images can be large.
-    - `complete(input, model, tokens)`: of a task that generates, its options with every field set. Its texts come
-      token by token (stages/neuron_executor/generation/), and decode also gets the model's Detokenizer
-      (tasks/generated_text.py). `tokens`: of the encoded input.
+    - `complete(input, model, tokens)`: the options of a task that generates, with every field set. Its texts come token
+      by token (stages/neuron_executor/generation/), and decode also gets the model's Detokenizer
+      (tasks/generated_text.py). `tokens`: the number of tokens of the encoded input.
     - `facts`: the class of the task's facts about a model. `facts.of(model)` returns them.
     - `annotations`: the arrays that decode reads for each sequence, int32 [n]; n: a number, "tokens" or "any". With
-      `may_lack_annotations`, encode leaves them out where decode needs none.
-    - `has_graph`: models are compiled for it. Without, encode makes the result.
+      `may_lack_annotations`, encode leaves them out if decode needs none.
+    - `has_graph`: models are compiled for the task. Without a graph, encode makes the result.
 
     The functions raise InvalidInput. They are pure, and run in any process that has the model's spec.
     """
@@ -237,7 +239,7 @@ class Task:
         return self.complete is not None
 
     def decoding_part(self, input: TaskInput) -> TaskInput:
-        """The input with only the fields that decode reads: numbers, lists, messages. One by one, which is fastest."""
+        """Copies the fields that decode reads: numbers, lists, messages. Copying field by field is fastest."""
         if self.decoded_fields is None:
             return input
         part = TaskInput()
@@ -247,7 +249,7 @@ class Task:
             value = getattr(whole, name)
             if isinstance(value, int):
                 setattr(options, name, value)
-            elif isinstance(value, GenerationOptions):  # those of a text's form may be long
+            elif isinstance(value, GenerationOptions):  # the fields of a text's form may be long
                 read = GenerationOptions(stop_strings=value.stop_strings)
                 if value.HasField("top_logprobs"):
                     read.top_logprobs = value.top_logprobs
@@ -257,9 +259,12 @@ class Task:
         return part
 
 
-def check_text(name: str, text: str) -> None:
-    """Refuses a text that is empty or holds the character NUL, which tokenizers drop silently."""
-    if not text:
+def check_text(name: str, text: str, *, may_be_empty: bool = False) -> None:
+    """Refuses a text that is empty or contains the character NUL, which tokenizers drop silently.
+
+    `may_be_empty`: an empty text has a score or a vector of its special tokens, as in sentence-transformers.
+    """
+    if not (text or may_be_empty):
         raise InvalidInput(name, "is empty")
     position = text.find("\0")
     if position >= 0:
@@ -267,7 +272,7 @@ def check_text(name: str, text: str) -> None:
 
 
 def check_token_ids(token_ids: Sequence[int], model: ModelSpec) -> None:
-    """Refuses none, and ids that are not in the vocabulary."""
+    """Refuses an empty list, and ids outside the vocabulary."""
     if not token_ids:
         raise InvalidInput("token_ids", "is empty")
     largest = max(token_ids)
@@ -284,7 +289,7 @@ def check_truncation(input: Any) -> None:
 
 
 def truncation_tokens(input: Any) -> int:
-    """The most tokens that an input asks for; 0: those that the model takes."""
+    """The maximum number of tokens that an input asks for; 0: the model's limit."""
     return getattr(input, "truncation_tokens", 0)
 
 
@@ -296,7 +301,7 @@ def or_default(truncation: "Truncation.ValueType") -> "Truncation.ValueType":
 def check_windows(
     field_name: str, text: str, tokenizer: TextTokenizer, *, window_tokens: int, room_tokens: int, overlap_tokens: int
 ) -> None:
-    """Refuses a text with too many windows before any is made. A window holds `room_tokens` tokens of the text."""
+    """Refuses a text with too many windows before any is made. A window has room for `room_tokens` tokens of text."""
     new_tokens = room_tokens - overlap_tokens
     is_repeated = 4 * new_tokens < window_tokens
 
@@ -313,9 +318,9 @@ def check_windows(
             )
         return ""
 
-    # A text rarely has more tokens than bytes, so most texts need not be counted.
-    if problem(len(text.encode())) and (found := problem(tokenizer.count(text))):
-        raise InvalidInput(field_name, found)
+    # A text rarely has more tokens than bytes, so the tokens of most texts need not be counted.
+    if problem(len(text.encode())) and (excess := problem(tokenizer.count(text))):
+        raise InvalidInput(field_name, excess)
 
 
 def encode_text(
@@ -327,7 +332,7 @@ def encode_text(
     field_name: str = "",
     prompt: str = "",
 ) -> Encoded:
-    """A text or a pair as one sequence behind the model's prompt, truncated only if the caller allows it.
+    """Encodes a text or a pair as one sequence behind the model's prompt, truncated only if the caller allows it.
 
     Raises InvalidInput, which names both lengths. `field_name`: the name of the text in errors; default: text, or text
     and text_pair.
@@ -348,10 +353,12 @@ def encode_text(
                 f"{special_tokens} special tokens leave no room for text, the limit is {model.token_limit}",
             )
     elif tokens > model.max_tokens:
-        raise InvalidInput(field_name, f"{tokens} tokens, the model takes {model.token_limit}; set truncation to cut")
+        raise too_long(field_name, tokens, model)
+    if not tokens:
+        raise InvalidInput(field_name, "is empty, and has no tokens, as the model adds no special ones")
     arrays = sequence(encoded, model)
     if prompt and PROMPT_TOKENS in model.inputs:
-        # As sentence-transformers counts them: with the special tokens before, and without the one behind.
+        # sentence-transformers counts the special tokens before the prompt, and leaves out the special token behind it.
         is_closed = tokenizer.tokens(prompt, special_tokens=True).char_start[-1] < 0
         count = len(tokenizer.encode("", prompt=prompt).token_ids) - int(is_closed)
         arrays = {**arrays, PROMPT_TOKENS: (np.arange(len(encoded.token_ids)) < count).astype(np.int32)}
@@ -359,32 +366,39 @@ def encode_text(
 
 
 def encode_token_ids(token_ids: Sequence[int], model: ModelSpec, truncation: "Truncation.ValueType") -> Encoded:
-    """Ids that were checked as one sequence, as they are, cut only where the caller allows it. Raises InvalidInput."""
+    """Encodes checked ids as one sequence, cut only if the caller allows it. Raises InvalidInput."""
     ids = np.fromiter(token_ids, np.int32, len(token_ids))
     excess = max(len(ids) - model.max_tokens, 0)
     if excess and or_default(truncation) == _ERROR:
-        raise InvalidInput(
-            "token_ids", f"{len(ids)} tokens, the model takes {model.token_limit}; set truncation to cut"
-        )
+        raise too_long("token_ids", len(ids), model)
     kept = ids[excess:] if side_of(truncation) == "left" else ids[: model.max_tokens]
     return Encoded([{"input_ids": kept}], truncated_tokens=excess)
 
 
 def cut_located(
-    whole: LocatedText, model: ModelSpec, truncation: "Truncation.ValueType", advice: str = ""
+    whole: LocatedText,
+    model: ModelSpec,
+    truncation: "Truncation.ValueType",
+    advice: str = "",
+    mentions: Sequence[str] = (),
 ) -> LocatedText:
-    """A located text, truncated only if the caller allows it.
+    """Cuts a located text only if the caller allows it.
 
-    `advice`: the end of the error message, with an alternative. Raises InvalidInput naming both lengths.
+    `advice`: the end of the error message, with an alternative that names the fields `mentions`. Raises InvalidInput
+    naming both lengths.
     """
     tokens = len(whole.token_ids)
     if tokens <= model.max_tokens:
         return whole
     if or_default(truncation) == _ERROR:
-        raise InvalidInput(
-            "text", f"{tokens} tokens, the model takes {model.token_limit}; set truncation to cut{advice}"
-        )
+        raise too_long("text", tokens, model, advice, mentions)
     return whole.truncated(model.max_tokens, side_of(truncation))
+
+
+def too_long(field: str, tokens: int, model: ModelSpec, advice: str = "", mentions: Sequence[str] = ()) -> InvalidInput:
+    """The error of an input that has too many tokens and may be cut. `advice`, `mentions`: see cut_located."""
+    problem = f"{tokens} tokens, the model takes {model.token_limit}; {CUT}{advice}"
+    return InvalidInput(field, problem, ("truncation", *mentions))
 
 
 def side_of(truncation: "Truncation.ValueType") -> Side:
@@ -393,7 +407,7 @@ def side_of(truncation: "Truncation.ValueType") -> Side:
 
 
 def sequence(encoded: EncodedText, model: ModelSpec) -> Arrays:
-    """The arrays of a sequence for the executor. token_type_ids only if the model takes them and one is not zero."""
+    """The arrays of a sequence for the executor. token_type_ids only if the model takes them and a type is not zero."""
     arrays = {"input_ids": encoded.token_ids}
     if "token_type_ids" in model.inputs and encoded.token_type_ids.any():
         arrays["token_type_ids"] = encoded.token_type_ids
@@ -401,16 +415,16 @@ def sequence(encoded: EncodedText, model: ModelSpec) -> Arrays:
 
 
 def check_image(image: bytes) -> None:
-    """Refuses no bytes."""
+    """Refuses an empty image."""
     if not image:
         raise InvalidInput("image", "is empty")
 
 
 def image_digest(image: bytes) -> str:
-    """What stands for an image among the traits of an input."""
+    """The digest that stands for an image among the traits of an input."""
     return blake2b(image, digest_size=32).hexdigest()
 
 
 def encode_image(image: bytes, read_image: ImageReader) -> Encoded:
-    """One sequence: the image's `pixels`, uint8 [3, height, width]."""
+    """Encodes an image as one sequence: `pixels`, uint8 [3, height, width]."""
     return Encoded([{"pixels": read_image(image)}])

@@ -1,4 +1,4 @@
-"""Checks that what comes to be decoded is what the other stages make: whoever reaches the stage may send anything."""
+"""Checks the arrays that arrive to be decoded, because any client that reaches the stage may send other arrays."""
 
 from collections.abc import Mapping
 
@@ -9,22 +9,20 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays, ArraySets
 from neuronpipe.tasks.base import Task
 
-# The length of an annotation's array: that of the tokens, any, or a number.
+# The length of an annotation's array: "tokens", "any", or a number.
 AnnotationSizes = Mapping[str, str | int]
-# The least value, and what limits the largest, of those that are no places of tokens, which are from -1 on.
+# The least value of annotations that are not places of tokens, and the limit of the largest value. Places begin at -1.
 _RANGES = {"place": (0, None), "target_ids": (0, "vocabulary"), "window": (0, "vocabulary")}
 
 
 def check_decodable(task: Task, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> None:
-    """Checks the arrays of a task of the model's graph, and what points into texts and vocabularies. Raises
-    InvalidInput.
-    """
+    """Checks a graph's outputs, and the annotations that point into texts and vocabularies. Raises InvalidInput."""
     if not outputs:
         raise InvalidInput("outputs", "are missing")
     is_annotated = task.annotations and (annotations or not task.may_lack_annotations)
-    wanted = len(outputs) if is_annotated else 0
-    if len(annotations) != wanted:
-        raise InvalidInput("annotations", f"{len(annotations)} sets for {len(outputs)} outputs, expected {wanted}")
+    expected = len(outputs) if is_annotated else 0
+    if len(annotations) != expected:
+        raise InvalidInput("annotations", f"{len(annotations)} sets for {len(outputs)} outputs, expected {expected}")
     for index, arrays in enumerate(outputs):
         tokens = _check_outputs(model, arrays, f"outputs[{index}]")
         if is_annotated:
@@ -32,9 +30,9 @@ def check_decodable(task: Task, model: ModelSpec, annotations: ArraySets, output
 
 
 def _check_outputs(model: ModelSpec, arrays: Arrays, place: str) -> int:
-    """Returns the number of tokens; 0 where no output has them."""
+    """Returns the number of tokens; 0 for outputs without a token axis."""
     tokens = 0
-    if model.outputs and len(arrays) > len(model.outputs):  # a model that generates has none here
+    if model.outputs and len(arrays) > len(model.outputs):  # a model that generates declares no outputs
         raise InvalidInput(place, f"{len(arrays)} arrays, the model has {len(model.outputs)} outputs")
     for spec in model.outputs:
         array = arrays.get(spec.name)
@@ -49,11 +47,11 @@ def _check_outputs(model: ModelSpec, arrays: Arrays, place: str) -> int:
 
 
 def _check_annotations(sizes: AnnotationSizes, arrays: Arrays, tokens: int, model: ModelSpec, place: str) -> None:
-    for name, wanted in sizes.items():
+    for name, expected in sizes.items():
         array = arrays.get(name)
         if array is None or array.dtype != np.int32 or array.ndim != 1:
             raise InvalidInput(f"{place}.{name}", "must be int32 with 1 dimension")
-        if wanted != "any" and len(array) != (tokens if wanted == "tokens" else wanted):
+        if expected != "any" and len(array) != (tokens if expected == "tokens" else expected):
             raise InvalidInput(f"{place}.{name}", f"has {len(array)} values; the output has {tokens} tokens")
         least, most = _RANGES.get(name, (-1, None))
         if array.size and (array.min() < least or (most == "vocabulary" and array.max() >= model.vocabulary_size)):

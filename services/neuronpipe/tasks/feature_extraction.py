@@ -1,7 +1,7 @@
 """Feature extraction: the token vectors of a text or a pair, or vectors pooled from them, as bytes.
 
-The token vectors equal those of transformers' FeatureExtractionPipeline, including those of special tokens. Late
-chunking (arXiv 2409.04701) pools those of each chunk of a text, which its tokens have from the text as a whole.
+The token vectors equal the vectors of transformers' FeatureExtractionPipeline, special tokens included. Late chunking
+(arXiv 2409.04701) pools the vectors of each chunk, which are computed from the text as a whole.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ from neuronpipe.tasks.base import (
     sequence,
 )
 
-# Limit for the vectors between the stages, whatever pooling is requested: half of the default message limit.
+# Limit for the vectors between the stages, for every pooling: half of the default message limit.
 _MAX_BYTES = 32 << 20
 _MAX_CHUNKS = 1024
 
@@ -41,7 +41,7 @@ _POOLINGS, _TYPES = frozenset(FeaturePooling.values()), frozenset(FeatureType.va
 _LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
 _LARGEST_INT8 = 127
 
-# Of each chunk: its tokens, and its part of the text, ends exclusive.
+# Annotations of each chunk: its tokens, and its part of the text, ends exclusive.
 _ANNOTATIONS = {"first_token": "any", "end_token": "any", "char_start": "any", "char_end": "any"}
 
 
@@ -69,9 +69,9 @@ def check(input: FeatureExtractionInput, model: ModelSpec) -> None:
 def _check_chunks(input: FeatureExtractionInput) -> None:
     name = "chunks" if input.chunks else "chunk_tokens"
     if input.chunks and input.chunk_tokens:
-        raise InvalidInput("chunks", "replace chunk_tokens; send one of them")
+        raise InvalidInput("chunks", "replace chunk_tokens; send one of them", ["chunk_tokens"])
     if input.text_pair:
-        raise InvalidInput(name, "is for one text; leave out text_pair")
+        raise InvalidInput(name, "is for one text; leave out text_pair", ["text_pair"])
     if input.pooling == FeaturePooling.FEATURE_POOLING_CLS:
         raise InvalidInput("pooling", "the vectors of chunks are means; leave it out")
     if len(input.chunks) > _MAX_CHUNKS:
@@ -90,7 +90,7 @@ def traits(input: FeatureExtractionInput) -> tuple[str | int, ...]:
 
 
 def encode(input: FeatureExtractionInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the text, or of the pair. Where chunks are asked for, with `_ANNOTATIONS`, int32 [chunks]."""
+    """One sequence of the text or the pair. If chunks are requested, it has `_ANNOTATIONS`, int32 [chunks]."""
     if input.chunk_tokens or input.chunks:
         located = cut_located(tokenizer.locate(input.text), model, input.truncation)
         encoded = Encoded([sequence(located, model)], [_chunks(input, located)], located.truncated_tokens)
@@ -101,15 +101,17 @@ def encode(input: FeatureExtractionInput, tokenizer: TextTokenizer, model: Model
 
 
 def _chunks(input: FeatureExtractionInput, located: LocatedText) -> Arrays:
-    of_text = np.flatnonzero(located.char_start >= 0)
-    if not len(of_text):
+    text_tokens = np.flatnonzero(located.char_start >= 0)
+    if not len(text_tokens):
         raise InvalidInput("text", "has no tokens")
     if input.chunk_tokens:
-        parts = [of_text[begin : begin + input.chunk_tokens] for begin in range(0, len(of_text), input.chunk_tokens)]
+        parts = [
+            text_tokens[begin : begin + input.chunk_tokens] for begin in range(0, len(text_tokens), input.chunk_tokens)
+        ]
     else:
-        # Tokens of byte-level BPE begin with the space before a word, so that their last character tells.
-        last = np.maximum(located.char_end[of_text] - 1, located.char_start[of_text])
-        parts = [of_text[(last >= chunk.start) & (last < chunk.end)] for chunk in input.chunks]
+        # Tokens of byte-level BPE begin with the space before a word, so their last character decides.
+        last = np.maximum(located.char_end[text_tokens] - 1, located.char_start[text_tokens])
+        parts = [text_tokens[(last >= chunk.start) & (last < chunk.end)] for chunk in input.chunks]
     for index, part in enumerate(parts):
         if not len(part):
             raise InvalidInput(f"chunks[{index}]", "has no token of the text, or none that truncation left")
@@ -127,7 +129,7 @@ def decode(
     """The vectors from `last_hidden_state`, float32 [tokens, embedding_dimensions]."""
     vectors = outputs[0]["last_hidden_state"]
     if annotations:
-        return _of_chunks(input, annotations[0], vectors)
+        return _chunk_result(input, annotations[0], vectors)
     if input.pooling == FeaturePooling.FEATURE_POOLING_CLS:
         vectors = vectors[0]
     elif input.pooling == FeaturePooling.FEATURE_POOLING_MEAN:
@@ -135,14 +137,14 @@ def decode(
     return FeatureExtractionResult(**numbers_of(vectors, input.type))
 
 
-def _of_chunks(input: FeatureExtractionInput, chunks: Arrays, vectors: Array) -> FeatureExtractionResult:
-    first, end, start, stop = (chunks[name].tolist() for name in _ANNOTATIONS)
-    if not len(first) == len(end) == len(start) == len(stop) or not all(
-        0 <= one < other <= len(vectors) for one, other in zip(first, end, strict=True)
+def _chunk_result(input: FeatureExtractionInput, chunks: Arrays, vectors: Array) -> FeatureExtractionResult:
+    first_tokens, end_tokens, char_starts, char_ends = (chunks[name].tolist() for name in _ANNOTATIONS)
+    if not len(first_tokens) == len(end_tokens) == len(char_starts) == len(char_ends) or not all(
+        0 <= start < end <= len(vectors) for start, end in zip(first_tokens, end_tokens, strict=True)
     ):
         raise InvalidInput("annotations", f"have chunks beyond the {len(vectors)} tokens of the text")
-    means = np.stack([vectors[one:other].mean(axis=0) for one, other in zip(first, end, strict=True)])
-    spans = [TextSpan(start=one, end=other) for one, other in zip(start, stop, strict=True)]
+    means = np.stack([vectors[start:end].mean(axis=0) for start, end in zip(first_tokens, end_tokens, strict=True)])
+    spans = [TextSpan(start=start, end=end) for start, end in zip(char_starts, char_ends, strict=True)]
     return FeatureExtractionResult(**numbers_of(means, input.type), chunks=spans)
 
 
@@ -153,7 +155,7 @@ def check_type(type: "FeatureType.ValueType") -> None:
 
 
 def check_vectors_size(tokens: int, dimensions: int) -> None:
-    """Refuses a text whose token vectors are larger together than what the stages send."""
+    """Refuses a text whose token vectors together are larger than the stages' limit."""
     size_bytes = tokens * dimensions * np.dtype(np.float32).itemsize
     if size_bytes > _MAX_BYTES:
         raise InvalidInput(
@@ -175,7 +177,7 @@ def numbers_of(vectors: Array, type: "FeatureType.ValueType") -> dict[str, Any]:
 def _quantized(vectors: Array) -> tuple[Array, Array]:
     """The vectors as int8 of the same shape, and the scale of each vector, float32 [vectors].
 
-    With separate scales, large numbers of one token do not reduce the precision of others.
+    With separate scales, large numbers of a token do not reduce the precision of other tokens.
     """
     scales: Array = np.abs(vectors).max(axis=-1, keepdims=True) / np.float32(_LARGEST_INT8)
     numbers = np.rint(vectors / np.where(scales > 0, scales, np.float32(1)))

@@ -1,10 +1,9 @@
-"""Fill-mask: the tokens that fit in place of a text's masks.
+"""Fill-mask: the tokens that fit instead of a text's masks.
 
 Equal to transformers' FillMaskPipeline with `top_k` and `targets`: the text is read with all of its masks, and a
-token's probability is that among the whole vocabulary, even if targets are given. Differences:
+token's probability is its share of the whole vocabulary, even if targets are given. Differences:
 
-- The pipeline's `sequence` is left out. The caller has the text, and each mask's start and end say where its token
-  goes.
+- The pipeline's `sequence` is left out. The caller has the text, and each mask's start and end locate its token.
 - A target outside the vocabulary is refused. The pipeline replaces it by the first token of its spelling.
 - A text that is too long is refused unless truncation is requested, and always if a mask would be dropped.
 - Special tokens except the mask are text (see tasks/base.py).
@@ -31,16 +30,16 @@ from neuronpipe.tasks.base import (
     sequence,
 )
 
-# The pipeline's.
+# The pipeline's default.
 _DEFAULT_TOP_K = 5
 
 _MAX_TOP_K = 100
 _MAX_TARGETS = 100
-# A mask's logits are 1 MB with a vocabulary of 250,000 tokens, and those of one request travel in one message of 64 MiB
-# at most.
+# A mask's logits are 1 MB for a vocabulary of 250,000 tokens, and the logits of all masks travel in one message of at
+# most 64 MiB.
 _MAX_MASKS = 16
 
-# Block size for _largest: about the square root of a vocabulary's size.
+# Block size of _largest: about the square root of a vocabulary's size.
 _BLOCK = 128
 
 
@@ -77,15 +76,15 @@ def encode(input: FillMaskInput, tokenizer: TextTokenizer, model: ModelSpec) -> 
     """
     targets = np.array(_target_ids(input, tokenizer), np.int32)
     whole = tokenizer.locate(input.text)
-    wanted = len(_masks(whole, model))
-    if not wanted:
+    mask_count = len(_masks(whole, model))
+    if not mask_count:
         raise InvalidInput("text", f"has no mask; the mask of this model is {FillMaskFacts.of(model).mask_token}")
-    if wanted > _MAX_MASKS:
-        raise InvalidInput("text", f"{wanted} masks, the limit is {_MAX_MASKS}")
+    if mask_count > _MAX_MASKS:
+        raise InvalidInput("text", f"{mask_count} masks, the limit is {_MAX_MASKS}")
     part = cut_located(whole, model, input.truncation)
     masks = _masks(part, model)
-    if len(masks) < wanted:
-        raise InvalidInput("truncation", f"drops {wanted - len(masks)} of the text's {wanted} masks")
+    if len(masks) < mask_count:
+        raise InvalidInput("truncation", f"drops {mask_count - len(masks)} of the text's {mask_count} masks")
     read = sequence(part, model)
     return Encoded(
         [{**read, "mask_position": _one_at(mask, len(part.token_ids))} for mask in masks],
@@ -112,16 +111,16 @@ def decode(input: FillMaskInput, model: ModelSpec, annotations: ArraySets, outpu
 
 def _target_ids(input: FillMaskInput, tokenizer: TextTokenizer) -> list[int]:
     """The token ids of the targets, each once. Raises InvalidInput, which names the target by its index."""
-    found: dict[int, None] = {}
+    token_ids: dict[int, None] = {}
     for index, target in enumerate(input.targets):
         token_id = tokenizer.token_id(target)
-        if token_id is None:  # as the vocabulary spells it, or as a result shows it
-            read = tokenizer.tokens(target, special_tokens=False).token_ids
-            if len(read) != 1 or tokenizer.text_of(read, special_tokens=False).strip() != target.strip():
+        if token_id is None:  # spelled as in the vocabulary, or as in a result
+            pieces = tokenizer.tokens(target, special_tokens=False).token_ids
+            if len(pieces) != 1 or tokenizer.text_of(pieces, special_tokens=False).strip() != target.strip():
                 raise InvalidInput(f"targets[{index}]", "is not a token of the model's vocabulary")
-            token_id = int(read[0])
-        found[token_id] = None
-    return list(found)
+            token_id = int(pieces[0])
+        token_ids[token_id] = None
+    return list(token_ids)
 
 
 def _masks(text: LocatedText, model: ModelSpec) -> list[int]:
@@ -156,8 +155,8 @@ def _filled(input: FillMaskInput, model: ModelSpec, annotation: Arrays, logits: 
 def _largest(values: Array, count: int) -> Array:
     """The places of the `count` largest values, largest first.
 
-    They are in the blocks with the `count` largest maxima. Choosing the blocks first takes a tenth of the time with
-    30,000 values.
+    The largest values are in the blocks with the `count` largest maxima. Choosing the blocks first takes a tenth of the
+    time for 30,000 values.
     """
     places = np.arange(values.size)
     if values.size > 4 * count * _BLOCK:

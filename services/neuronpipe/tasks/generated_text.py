@@ -1,7 +1,7 @@
 """Turns generated tokens into text, part by part.
 
-A pure function of the tokens before, the tokens that have not become text yet, and the stop strings. So any process
-can do it for any part, and the text is the same however the tokens are divided among calls.
+The text depends only on the tokens before a part, the tokens that are not text yet, and the stop strings. So any
+process can convert any part, and the text is the same for every division of the tokens into calls.
 """
 
 from bisect import bisect_right
@@ -9,28 +9,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-# Tokens before a part that its text may depend on, as a space between words does.
+# Number of tokens before a part that its text may depend on, as a space between words does.
 WINDOW_TOKENS = 8
 _REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
 class Detokenizer:
-    """A tokenizer's text of tokens.
+    """Converts tokens to text by a tokenizer.
 
-    `text_of`: the text of tokens, without special tokens. `is_skipped`: whether a token has no text in any place, as a
-    special one. `byte_ids`: tokens of single bytes, as `ByteFallback` of the library `tokenizers` decodes them: a whole
-    run of them is text, or each is U+FFFD if the run is not valid UTF-8. Skipped tokens do not end a run. `own_bytes`:
-    of a token whose text is bytes, whatever stands before it, these; else None.
+    `text_of`: the text of tokens, without special tokens. `is_skipped`: whether a token never has a text, as a special
+    token. `byte_ids`: tokens of single bytes, as `ByteFallback` of the library `tokenizers` decodes them: a whole run
+    of them is text, or each is U+FFFD if the run is not valid UTF-8. Skipped tokens do not end a run. `own_bytes`: the
+    bytes of a token whose text is always these bytes, or None. `with_special`: converts special tokens as well.
     """
 
     text_of: Callable[[Sequence[int]], str]
     is_skipped: Callable[[int], bool] = field(default=lambda _: False)
     byte_ids: frozenset[int] = frozenset()
     own_bytes: Callable[[int], bytes | None] = field(default=lambda _: None)
+    with_special: "Detokenizer | None" = None
 
     def bytes_of(self, token_id: int, before: Sequence[int]) -> bytes:
-        """The text of a token behind others, in UTF-8; empty for one that is skipped."""
+        """The text of a token behind others, in UTF-8; empty for a skipped token."""
         if self.is_skipped(token_id):
             return b""
         if (own := self.own_bytes(token_id)) is not None:
@@ -56,14 +57,14 @@ def release(
     *,
     is_last: bool,
 ) -> Released:
-    """The text of `token_ids` as far as it cannot change: whole characters, whole runs of byte tokens, and no part of a
-    stop string.
+    """Converts `token_ids` to text as far as the text cannot change: whole characters, whole runs of byte tokens, and
+    no part of a stop string.
 
-    `window`: up to WINDOW_TOKENS tokens before them. The tokens that are left must be passed again, with those that
-    follow. `is_last`: none follow. Of a text that holds a stop string, the tokens are those up to the string's end; a
-    run of byte tokens is not divided.
+    `window`: up to WINDOW_TOKENS tokens before them. The caller passes the tokens that are left again, with the tokens
+    that follow. `is_last`: no token follows. If a stop string ends the text, its tokens end with that string; a run of
+    byte tokens is not divided.
     """
-    text, ends = "", [(0, 0)]  # after so many tokens, so many characters
+    text, ends = "", [(0, 0)]  # number of tokens, and of the characters up to their end
     for count, new, is_whole in _parts(detokenizer, window, token_ids, is_last=is_last):
         so_far = text + new
         if new and (found := [at for stop in stop_strings if (at := so_far.find(stop)) >= 0]):
@@ -83,13 +84,13 @@ def _parts(
 ) -> Iterator[tuple[int, str, bool]]:
     """The smallest parts whose texts cannot change: the number of tokens up to the end of each, its text, and True.
 
-    Before them, with False, those that end within a character, with their text up to it: a token may have a stop string
-    and the begin of a character.
+    Parts that end within a character come before them, with their text up to that character, and False. Their text
+    matters because a token may contain a stop string and the start of a character.
     """
     ends = _possible_ends(detokenizer, token_ids, is_last=is_last)
     before, done = _before(detokenizer, window, token_ids), 0
     known: str | None = None  # the text of `before`
-    open_parts: list[tuple[int, str]] = []  # those that begin at `done`, and may end within a character
+    open_parts: list[tuple[int, str]] = []  # parts that begin at `done`, and may end within a character
     place = 0
     while place < len(ends):
         count = ends[place]
@@ -99,7 +100,7 @@ def _parts(
         if token_ids[count - 1] in detokenizer.byte_ids or not new.endswith(_REPLACEMENT):
             settled: tuple[int, str] | None = count, new
         else:
-            # A character that is not whole yet is the last U+FFFD. Those before it stay: bytes that are no character.
+            # An incomplete character is the last U+FFFD. The U+FFFD before it stay: bytes that are no character.
             settled = _longest_begin(open_parts, new[:-1])
             if settled is None and is_last and count == ends[-1]:
                 settled = count, new
@@ -117,9 +118,9 @@ def _parts(
 def _possible_ends(detokenizer: Detokenizer, token_ids: Sequence[int], *, is_last: bool) -> list[int]:
     """The numbers of tokens after which a part may end.
 
-    Not within a run of bytes, which may change as a whole, nor after skipped tokens. So the window of the next part
-    has a text, which tells the part that it is not the first. A window may begin within a run: that has ended, so its
-    text is the same with and without what follows.
+    No part ends within a run of bytes, which may change as a whole, nor after skipped tokens. So the window of the next
+    part has a text, and shows that the part is not the first. A window may begin within a run. That run has ended, so
+    its text does not depend on the tokens that follow.
     """
     written = [count for count, token_id in enumerate(token_ids, 1) if not detokenizer.is_skipped(token_id)]
     is_byte = [token_ids[count - 1] in detokenizer.byte_ids for count in written]
@@ -128,23 +129,23 @@ def _possible_ends(detokenizer: Detokenizer, token_ids: Sequence[int], *, is_las
 
 
 def _before(detokenizer: Detokenizer, window: Sequence[int], token_ids: Sequence[int]) -> list[int]:
-    """The window, without the bytes that end it if the tokens begin with bytes: those of a prompt are a run of its own,
-    as a line break of Llama is, which a text must not change.
+    """The window, without byte tokens at its end if the tokens begin with byte tokens: the bytes of a prompt are a
+    run of their own, such as Llama's line break, which a text must not change.
     """
     first = next((token_id for token_id in token_ids if not detokenizer.is_skipped(token_id)), None)
     if first not in detokenizer.byte_ids:
         return list(window)
-    is_other = [not detokenizer.is_skipped(one) and one not in detokenizer.byte_ids for one in window]
+    is_other = [not detokenizer.is_skipped(token_id) and token_id not in detokenizer.byte_ids for token_id in window]
     return list(window[: max((count for count, other in enumerate(is_other, 1) if other), default=0)])
 
 
 def _longest_begin(parts: Sequence[tuple[int, str]], text: str) -> tuple[int, str] | None:
-    """The longest of the parts with whose text a text begins."""
+    """The longest of the parts with whose text `text` begins."""
     return max((part for part in parts if text.startswith(part[1])), default=None)
 
 
 def _held(text: str, stop_strings: Sequence[str]) -> int:
-    """The length of the text's end with which a stop string may begin."""
+    """The length of the longest end of the text with which a stop string may begin."""
     return max(
         (
             length

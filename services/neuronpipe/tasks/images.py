@@ -1,11 +1,12 @@
-"""Tasks of an image alone: scores of the model's labels, and its vector.
+"""Tasks of an image alone: scores of the model's labels, and the image's vector.
 
 Image classification equals transformers' ImageClassificationPipeline with `top_k` and `function_to_apply`, with its
-image processor on Pillow. Three cases differ; they are refused here. The pipeline takes the first image of an
-animation, treats a `top_k` beyond the number of labels as all, and reads files of any format and size.
+image processor on Pillow. Three cases are refused here: the pipeline takes the first image of an animation, treats a
+`top_k` beyond the number of labels as all, and reads files of any format and size.
 
-Image embedding equals the `pooler_output` of transformers' image-feature-extraction pipeline with `pool`, and of models
-of images and texts `get_image_features`; scaled to length 1 unless the caller says otherwise.
+Image embedding equals the `pooler_output` of transformers' image-feature-extraction pipeline with `pool`, and for
+models of images and texts the result of `get_image_features`. Vectors are scaled to length 1 unless the caller asks for
+the original length.
 """
 
 from neuronpipe.api.v1.tasks_pb2 import (
@@ -20,7 +21,7 @@ from neuronpipe.tasks.base import Encoded, ImageReader, Task, check_image, encod
 from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels
 from neuronpipe.tasks.vectors import VECTOR_OPTIONS, EmbeddingFacts, check_vector_options, vector_fields, vector_of
 
-# The pipeline's.
+# The pipeline's default.
 _TOP_K = 5
 
 
@@ -42,7 +43,7 @@ def traits(input: ImageClassificationInput | ImageEmbeddingInput) -> tuple[str |
 
 
 def encode(input: ImageClassificationInput | ImageEmbeddingInput, read_image: ImageReader, model: ModelSpec) -> Encoded:
-    """One sequence: the image's `pixels`, uint8 [3, height, width]."""
+    """Encodes the image as one sequence: `pixels`, uint8 [3, height, width]."""
     return encode_image(input.image, read_image)
 
 

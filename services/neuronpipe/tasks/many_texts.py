@@ -1,6 +1,4 @@
-"""What tasks of many texts share: limits, joining of sequences, and labels, each put into a sentence that is true
-if the label fits.
-"""
+"""Limits and joining of tasks with many texts, and hypotheses: sentences that are true if their labels fit."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,25 +6,27 @@ import numpy as np
 
 from neuronpipe.api.v1.tasks_pb2 import LabelScore
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.tensors import Array
+from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.tasks.base import Encoded, check_text
 
 MAX_TEXTS = 1024
-# The first text is tokenized again with each of the others. Together they may be as large as the largest input by
-# default, because other texts of the model wait meanwhile.
+# Limits the bytes of all pairs. The first text is tokenized again with each of the others, while other texts of the
+# model wait. So all pairs together may be as large as the largest input by default.
 _MAX_BYTES = 1 << 20
+# Limits the tokens. A byte is rarely more than a token, unless a normalization makes many characters of one character.
+_MAX_TOKENS = 2 * _MAX_BYTES
 
 
-def check_texts(name: str, texts: Sequence[str]) -> None:
+def check_texts(name: str, texts: Sequence[str], *, may_be_empty: bool = False) -> None:
     """Refuses an empty list, too many texts, and a text that check_text refuses, named by its index."""
     if not 1 <= len(texts) <= MAX_TEXTS:
         raise InvalidInput(name, f"{len(texts)} texts, must be from 1 to {MAX_TEXTS}")
     for index, text in enumerate(texts):
-        check_text(f"{name}[{index}]", text)
+        check_text(f"{name}[{index}]", text, may_be_empty=may_be_empty)
 
 
 def check_pairs(first_name: str, first: str, name: str, texts: Sequence[str]) -> None:
-    """Refuses pairs of one text with each of many if they are too large together, even if the input itself is small."""
+    """Refuses pairs of one text with many if they are too large together, even if the input itself is small."""
     size_bytes = len(first.encode()) * len(texts) + sum(len(text.encode()) for text in texts)
     if size_bytes > _MAX_BYTES:
         raise InvalidInput(
@@ -35,12 +35,18 @@ def check_pairs(first_name: str, first: str, name: str, texts: Sequence[str]) ->
 
 
 def join(parts: Iterable[Encoded]) -> Encoded:
-    """The sequences of all parts, in order, as one input."""
-    parts = list(parts)
-    return Encoded(
-        [sequence for part in parts for sequence in part.sequences],
-        truncated_tokens=sum(part.truncated_tokens for part in parts),
-    )
+    """Joins the sequences of all parts, in order, into one input.
+
+    Raises InvalidInput before the next part is made, if the parts so far have too many tokens.
+    """
+    sequences, tokens, truncated_tokens = list[Arrays](), 0, 0
+    for part in parts:
+        sequences += part.sequences
+        truncated_tokens += part.truncated_tokens
+        tokens += part.truncated_tokens + sum(len(sequence.get("input_ids", ())) for sequence in part.sequences)
+        if tokens > _MAX_TOKENS:
+            raise InvalidInput("input", f"more than {_MAX_TOKENS} tokens in the texts together, which is the limit")
+    return Encoded(sequences, truncated_tokens=truncated_tokens)
 
 
 _PLACE = "{}"
@@ -66,7 +72,7 @@ def hypotheses(labels: Sequence[str], template: str) -> list[str]:
 
 
 def ranked_labels(labels: Sequence[str], scores: Array) -> list[LabelScore]:
-    """All labels with their scores, best first; those of equal score stay in their order."""
+    """All labels with their scores, best first. Labels of equal score stay in their order."""
     order = np.argsort(-scores, kind="stable")
     ranked = zip(order.tolist(), scores[order].tolist(), strict=True)
     return [LabelScore(label=labels[index], score=score) for index, score in ranked]

@@ -12,21 +12,21 @@ from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
 from neuronpipe.tasks.feature_extraction import check_type, check_vectors_size, numbers_of
 
-# What a token is for: seen by others or not, with a vector in the result or not. 0 is padding.
+# Roles of a token: seen by other tokens or not, with a vector in the result or not. Role 0 is padding.
 SEEN_AND_KEPT, SEEN, KEPT = 1, 2, 3
 
 
 class TextKind(Frozen):
-    """How the texts of one kind, queries or documents, become tokens."""
+    """The conversion of the texts of one kind, queries or documents, into tokens."""
 
-    max_tokens: int = Field(ge=3, description="most tokens, special tokens included")
+    max_tokens: int = Field(ge=3, description="maximum number of tokens, special tokens included")
     prefix: str = Field("", description="text that is put before every text")
-    prefix_ids: tuple[int, ...] = Field((), description="tokens that are put before that")
-    prefix_at: int = Field(0, description="how many special tokens are before these")
-    skipped_ids: tuple[int, ...] = Field((), description="tokens whose vectors are left out, as of punctuation")
-    expanded_to: int = Field(0, description="shorter texts get tokens up to this number, which count; 0 for none")
+    prefix_ids: tuple[int, ...] = Field((), description="tokens that are put before the prefix")
+    prefix_at: int = Field(0, description="number of special tokens before prefix_ids")
+    skipped_ids: tuple[int, ...] = Field((), description="tokens whose vectors are left out, such as punctuation")
+    expanded_to: int = Field(0, description="number of tokens to which shorter texts are expanded; 0: none")
     expansion_id: int = 0
-    sees_expansion: bool = Field(False, description="whether the other tokens see these")
+    sees_expansion: bool = Field(False, description="whether the other tokens see the tokens of the expansion")
 
 
 class MultiVectorFacts(TaskFacts):
@@ -43,7 +43,7 @@ class MultiVectorFacts(TaskFacts):
 
 def check(input: MultiVectorEmbeddingInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
-    check_text("text", input.text)
+    check_text("text", input.text, may_be_empty=True)
     check_type(input.type)
     check_truncation(input)
 
@@ -69,7 +69,7 @@ def encode_kind(
     *,
     is_query: bool,
 ) -> Encoded:
-    """A query or a document as one sequence. Raises InvalidInput."""
+    """Encodes a query or a document as one sequence. Raises InvalidInput."""
     facts = MultiVectorFacts.of(model)
     kind = facts.query if is_query else facts.document
     room = model.model_copy(update={"max_tokens": min(kind.max_tokens, model.max_tokens) - len(kind.prefix_ids)})
@@ -88,7 +88,7 @@ def encode_kind(
 def decode(
     input: MultiVectorEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> MultiVectorEmbeddingResult:
-    """The vectors from `token_embeddings`, float32 [tokens, embedding_dimensions], which are zero where left out."""
+    """The vectors from `token_embeddings`, float32 [tokens, embedding_dimensions], without the left-out tokens."""
     return MultiVectorEmbeddingResult(**numbers_of(kept_vectors(outputs[0]), input.type))
 
 
@@ -100,7 +100,7 @@ def kept_vectors(output: Arrays) -> Array:
 
 
 def max_similarity(query: Array, document: Array, facts: MultiVectorFacts) -> float:
-    """MaxSim: for each vector of a query the largest product with one of the document, and of these the sum."""
+    """MaxSim: the sum over a query's vectors of the largest product with a vector of the document."""
     if not len(query) or not len(document):
         return 0.0
     total = float((query @ document.T).max(axis=1).sum())

@@ -1,7 +1,7 @@
 """Question answering: the passages of a context that answer a question.
 
-Equal to transformers 4's QuestionAnsweringPipeline (transformers 5 has none): a long context is read in overlapping
-windows, each window's start and end logits become probabilities, the best spans of all windows compete, and the
+Equal to transformers 4's QuestionAnsweringPipeline (transformers 5 has none). A long context is read in overlapping
+windows. Each window's start and end logits become probabilities, the best spans of all windows compete, and the
 probabilities of equal passages are added. Differences:
 
 - Spans of probability zero are left out. The pipeline fills a long list of answers with them.
@@ -21,7 +21,7 @@ from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, Window, check_text, check_windows, sequence
 from neuronpipe.tasks.scores import softmax
 
-# The pipeline's own defaults, transformers 4.57.6 pipelines/question_answering.py.
+# The pipeline's defaults. Source: transformers 4.57.6, pipelines/question_answering.py.
 _MAX_WINDOW_TOKENS = 384
 _DEFAULT_OVERLAP_TOKENS = 128
 _DEFAULT_ANSWER_TOKENS = 15
@@ -56,7 +56,7 @@ def traits(input: QuestionAnsweringInput) -> tuple[str | int, ...]:
 def encode(input: QuestionAnsweringInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence for each window, annotated with `char_start` and `char_end`, int32 [tokens].
 
-    They are -1 where no answer can begin or end.
+    The annotations are -1 for tokens at which no answer can begin or end.
     """
     window_tokens = min(model.max_tokens, _MAX_WINDOW_TOKENS)
     room = _room_tokens(input, tokenizer, window_tokens)
@@ -103,7 +103,7 @@ def decode(
 
 
 def _room_tokens(input: QuestionAnsweringInput, tokenizer: TextTokenizer, window_tokens: int) -> int:
-    """The number of context tokens that fit into a window with the question. Raises InvalidInput if none do."""
+    """The number of context tokens that fit into a window with the question. Raises InvalidInput if no token fits."""
     question_tokens = tokenizer.count(input.question)
     room = window_tokens - question_tokens - tokenizer.special_tokens(pair=True)
     if room < 1:
@@ -143,14 +143,14 @@ def _probabilities(annotation: Arrays, output: Arrays) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class _AnswerSpan:
     first: int
     last: int
     score: float
 
 
-def _best_spans(start: Array, end: Array, max_tokens: int, *, count: int) -> Iterator[_Span]:
-    """The `count` most probable spans of up to `max_tokens` tokens, best first, without those of probability zero."""
+def _best_spans(start: Array, end: Array, max_tokens: int, *, count: int) -> Iterator[_AnswerSpan]:
+    """The `count` most probable spans of up to `max_tokens` tokens, best first, without spans of probability zero."""
     tokens = len(start)
     # scores[length - 1, first] is the probability of the span that starts at `first`: a band of the matrix start x end.
     scores = np.zeros((min(max_tokens, tokens), tokens), np.float32)
@@ -161,7 +161,7 @@ def _best_spans(start: Array, end: Array, max_tokens: int, *, count: int) -> Ite
     for index in best[np.argsort(-flat[best], kind="stable")]:
         more, first = divmod(int(index), tokens)
         if flat[index] > 0:
-            yield _Span(first, first + more, float(flat[index]))
+            yield _AnswerSpan(first, first + more, float(flat[index]))
 
 
 # Answers are parts of the context, so decode reads all of the input.

@@ -1,10 +1,11 @@
 """Reranking: sorts texts by how well they answer a query, as a cross-encoder scores them.
 
 Equal to sentence-transformers' `CrossEncoder.rank` with `top_k` and `activation_fn`, except for texts with equal scores
-there. Where float32's sigmoid is 1.0 for several texts, they are sorted by their logits here.
+there. If the sigmoid of several texts is 1.0 in float32, their logits decide the order here.
 """
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 from pydantic import Field
@@ -23,10 +24,15 @@ from neuronpipe.tasks.base import (
     encode_text,
     or_default,
     side_of,
+    too_long,
 )
 from neuronpipe.tasks.many_texts import check_pairs, check_texts, join
 from neuronpipe.tasks.multi_vector_embedding import MultiVectorFacts, encode_kind, kept_vectors, max_similarity
 from neuronpipe.tasks.scores import ScoreFunctionName, check_function, scores_of
+
+# Fillers replace a text in a template, to find the tokens behind the text: no token of one filler equals a token of the
+# other (sentence-transformers, _chat_template_suffix_ids in base/modules/transformer.py).
+_FILLERS = ("0", "1 2 3 4")
 
 
 class RerankFacts(TaskFacts):
@@ -35,7 +41,7 @@ class RerankFacts(TaskFacts):
     encoded = ("prompt", "template", "compares_tokens")
 
     score_function: ScoreFunctionName = Field(
-        "sigmoid", description="how sentence-transformers makes scores of its logits"
+        "sigmoid", description="function with which sentence-transformers makes scores of the logits"
     )
     prompt: str = Field("", description="text that sentence-transformers puts before every query")
     compares_tokens: bool = Field(
@@ -43,14 +49,14 @@ class RerankFacts(TaskFacts):
     )
     template: tuple[tuple[int, ...] | str, ...] = Field(
         (),
-        description="of a decoder: the whole sequence in parts, which are tokens, or texts with {query} and {document}",
+        description="parts of a decoder's whole sequence: tokens, or texts with {query} and {document}",
     )
 
 
 def check(input: RerankInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
     check_text("query", input.query)
-    check_texts("texts", input.texts)
+    check_texts("texts", input.texts, may_be_empty=True)
     check_pairs("query", input.query, "texts", input.texts)
     if input.top_n > len(input.texts):
         raise InvalidInput("top_n", f"{input.top_n}, there are {len(input.texts)} texts")
@@ -66,7 +72,7 @@ def traits(input: RerankInput) -> tuple[str | int, ...]:
 
 
 def encode(input: RerankInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the query, behind the model's prompt if it has one, and each text."""
+    """One sequence of the query and each text, behind the model's prompt, if any."""
     facts = RerankFacts.of(model)
     if facts.compares_tokens:
         named = [("query", input.query), *((f"texts[{index}]", text) for index, text in enumerate(input.texts))]
@@ -75,46 +81,54 @@ def encode(input: RerankInput, tokenizer: TextTokenizer, model: ModelSpec) -> En
             for number, (name, text) in enumerate(named)
         )
     if facts.template:
-        return join(_written(facts.template, input, index, tokenizer, model) for index in range(len(input.texts)))
+        return join(_fill_template(facts.template, input, index, tokenizer, model) for index in range(len(input.texts)))
     return join(
         encode_text(tokenizer, model, input.query, text, input.truncation, f"query and texts[{index}]", facts.prompt)
         for index, text in enumerate(input.texts)
     )
 
 
-def _written(
+def _fill_template(
     template: Sequence[Sequence[int] | str], input: RerankInput, index: int, tokenizer: TextTokenizer, model: ModelSpec
 ) -> Encoded:
-    """The template with the query and a text, which loses tokens at its end if the caller allows it.
+    """Fills the template with the query and a text, which loses tokens at its end if the caller allows it.
 
-    Raises InvalidInput, which names both lengths.
+    The template's part behind the text stays, as restore_suffix of sentence-transformers keeps it. Raises InvalidInput,
+    which names both lengths.
     """
     parts = [_filled(part, input.query, input.texts[index], tokenizer) for part in template]
-    excess = max(sum(map(len, parts)) - model.max_tokens, 0)
+    tokens = sum(map(len, parts))
+    excess = max(tokens - model.max_tokens, 0)
     if excess:
-        field = f"query and texts[{index}]"
         if side_of(input.truncation) == "left":
             raise InvalidInput("truncation", "left: this model reads texts in a template, of which only the end is cut")
-        if or_default(input.truncation) == Truncation.TRUNCATION_ERROR:
-            tokens = model.max_tokens + excess
-            raise InvalidInput(field, f"{tokens} tokens, the model takes {model.token_limit}; set truncation to cut")
         number = next(number for number, part in enumerate(template) if isinstance(part, str) and "{document}" in part)
-        before = _filled(str(template[number]).partition("{document}")[0], input.query, "", tokenizer)
-        if len(parts[number]) - len(before) <= excess:
-            raise InvalidInput(field, f"the query leaves no room for a text, the limit is {model.token_limit}")
-        parts[number] = parts[number][:-excess]
+        part = str(template[number])
+        first, second = (_filled(part, input.query, filler, tokenizer) for filler in _FILLERS)
+        behind = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first[::-1], second[::-1], strict=False))
+        )
+        before = len(_filled(part.partition("{document}")[0], input.query, "", tokenizer))
+        kept = len(parts[number]) - excess - behind
+        if kept <= before:
+            around = tokens - len(parts[number]) + before + behind
+            reason = f"{around} tokens in the model's template: the query leaves no room for a text, the limit is"
+            raise InvalidInput("query", f"{reason} {model.token_limit}")
+        if or_default(input.truncation) == Truncation.TRUNCATION_ERROR:
+            raise too_long(f"query and texts[{index}]", tokens, model)
+        parts[number] = np.concatenate([parts[number][:kept], first[len(first) - behind :]])
     return Encoded([{"input_ids": np.concatenate(parts)}], truncated_tokens=excess)
 
 
 def _filled(part: Sequence[int] | str, query: str, document: str, tokenizer: TextTokenizer) -> TokenIds:
-    """A part of a template as tokens, int32 [tokens]."""
+    """Encodes a part of a template, int32 [tokens]."""
     if not isinstance(part, str):
         return np.array(part, np.int32)
     return tokenizer.tokens(part.format(query=query, document=document), special_tokens=False).token_ids
 
 
 def decode(input: RerankInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> RerankResult:
-    """The best texts from `logits`, float32 [1], of each sequence, or from the vectors of the query and each text."""
+    """The best texts by the `logits` of each sequence, float32 [1], or by the vectors of the query and each text."""
     facts = RerankFacts.of(model)
     if facts.compares_tokens:
         query, *texts = map(kept_vectors, outputs)

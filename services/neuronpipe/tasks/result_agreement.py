@@ -1,7 +1,7 @@
-"""How far two results for one input agree: a number from 0 to 1, by the terms that the compiler's accuracy has.
+"""The agreement of two results for one input: a number from 0 to 1, defined as in the compiler's accuracy.
 
-Results hold less than the outputs that the compiler compares: of sentence-similarity the scores and not the vectors, of
-rerank the order and not the logits.
+Results contain less than the outputs that the compiler compares: sentence-similarity has scores and no vectors, rerank
+has an order and no logits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ _DTYPES = {
     FeatureType.FEATURE_TYPE_FLOAT16: "<f2",
     FeatureType.FEATURE_TYPE_INT8: "i1",
 }
-# Of the steps of a quantized vector.
+# The data type of a quantized vector, and the middle of its steps.
 _MIDDLES = {
     EmbeddingPrecision.EMBEDDING_PRECISION_INT8: ("i1", -0.5),
     EmbeddingPrecision.EMBEDDING_PRECISION_UINT8: ("u1", 127.5),
@@ -29,8 +29,8 @@ Vectors = NDArray[np.float64]
 
 
 def result_agreement(input: TaskInput, model: ModelSpec, one: TaskResult, other: TaskResult) -> float | None:
-    """The agreement of two results of `model` for an input. None where there is none to measure: of a classifier with
-    one label, and of texts whose tokens are drawn at random.
+    """The agreement of two results for an input. None for a result without an agreement: a classifier with one
+    label, or texts whose tokens are drawn at random.
     """
     task = one.WhichOneof("task")
     if task is None or task != other.WhichOneof("task"):
@@ -40,7 +40,7 @@ def result_agreement(input: TaskInput, model: ModelSpec, one: TaskResult, other:
     if field == "labels" and "candidate_labels" not in NEEDED[task] and len(model.labels) == 1:
         return None
     complete = TASKS[task].complete if task in TASKS else None
-    # The number of tokens, here 1, changes how long a text may be, and not how it is chosen.
+    # The number of tokens, here 1, limits the length of a text and not its content.
     if complete and complete(getattr(input, task), model, 1).do_sample:
         return None
     return float(_MEASURES[field](first, second) if field in _MEASURES else first == second)
@@ -60,8 +60,10 @@ def _same_best_answer(one: Any, other: Any) -> bool:
 
 
 def _same_entities(one: Any, other: Any) -> float:
-    """The share of entities, or of tokens with a label, that both have."""
-    first, second = ({(found.label, found.start, found.end) for found in result.entities} for result in (one, other))
+    """The share of entities, or of tokens with a label, that both results contain."""
+    first, second = (
+        {(entity.label, entity.start, entity.end) for entity in result.entities} for result in (one, other)
+    )
     return len(first & second) / len(first | second) if first | second else 1.0
 
 
@@ -72,7 +74,7 @@ def _same_best_tokens(one: Any, other: Any) -> float:
 
 
 def _same_text(one: Any, other: Any) -> float:
-    """The share of the same tokens at the same places, over all texts of a result."""
+    """The share of equal tokens at equal places, over all texts of a result."""
     texts = list(zip(one.sequences, other.sequences, strict=False))
     most = max(len(one.sequences), len(other.sequences))
     return sum(_same_share(first.token_ids, second.token_ids) for first, second in texts) / most if most else 1.0
@@ -92,7 +94,7 @@ def _embedding_cosine(one: Any, other: Any) -> float:
 
 
 def _embedding(result: Any) -> Vectors:
-    """[1, dimensions]; of a binary precision, 1 and -1; of int8 and uint8, the steps from the middle of the ranges."""
+    """The embedding, [1, dimensions]: 1 and -1 for binary precisions, steps from the middle for int8 and uint8."""
     if not result.packed:
         return np.array([result.embedding], np.float64)
     if result.precision in _MIDDLES:
@@ -107,13 +109,13 @@ def _vectors_cosine(one: Any, other: Any) -> float:
 
 
 def _vectors(result: Any) -> Vectors:
-    """[vectors, dimensions]. Without the scales of int8, which change no angle."""
+    """The vectors, [vectors, dimensions], without the scales of int8, which change no angle."""
     numbers = np.frombuffer(result.data, _DTYPES[result.type]).astype(np.float64)
     return numbers.reshape(-1, result.shape[-1]) if numbers.size else np.zeros((0, 1))
 
 
 def _smallest_cosine(one: Vectors, other: Vectors) -> float:
-    """The smallest cosine of two vectors at the same place, at least 0. Two vectors of zeros are the same."""
+    """The smallest cosine of two vectors at the same place, at least 0. Two vectors of zeros are equal."""
     if one.shape != other.shape:
         return 0.0
     if not one.size:
@@ -124,16 +126,16 @@ def _smallest_cosine(one: Vectors, other: Vectors) -> float:
     return float(np.where(both_empty, 1.0, np.clip(cosines, 0, 1)).min())
 
 
-def _weights_cosine(one: Any, other: Any) -> float:
-    first, second = ({weight.token_id: weight.weight for weight in result.weights} for result in (one, other))
+def _weights_cosine(weights: Any, other: Any) -> float:
+    first, second = ({weight.token_id: weight.weight for weight in result.weights} for result in (weights, other))
     tokens = sorted(first.keys() | second.keys())
     if not tokens:
         return 1.0
-    return _smallest_cosine(*(np.array([[one.get(token, 0.0) for token in tokens]]) for one in (first, second)))
+    return _smallest_cosine(*(np.array([[weights.get(token, 0.0) for token in tokens]]) for weights in (first, second)))
 
 
 def _scores_difference(one: Any, other: Any) -> float:
-    """1 less the largest difference of two cosine similarities, at least 0."""
+    """Returns 1 minus the largest difference of two cosine similarities, at least 0."""
     if len(one.scores) != len(other.scores):
         return 0.0
     differences = [abs(first - second) for first, second in zip(one.scores, other.scores, strict=True)]

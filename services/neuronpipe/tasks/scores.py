@@ -17,7 +17,7 @@ _NAMES: dict["ScoreFunction.ValueType", ScoreFunctionName] = {
     ScoreFunction.SCORE_FUNCTION_SIGMOID: "sigmoid",
     ScoreFunction.SCORE_FUNCTION_NONE: "none",
 }
-# Up to here Python's own numbers are faster than NumPy's arrays, by 8 µs for two labels.
+# Up to this number of labels Python's own numbers are faster than NumPy's arrays, by 8 µs for two labels.
 _FEW_LABELS = 16
 _NUMBERS = frozenset(ScoreFunction.values())
 
@@ -66,7 +66,7 @@ def best_labels(logits: Array, model: ModelSpec, function: "ScoreFunction.ValueT
 
 
 def scores_of(logits: Array, function: "ScoreFunction.ValueType", default: ScoreFunctionName) -> Array:
-    """The scores of logits, float32 of the same shape, by the requested function, or else the default."""
+    """Converts logits to scores, float32 of the same shape, by the requested function, or else by the default."""
     name = _NAMES.get(function, default)
     if name == "softmax":
         return softmax(logits)
@@ -82,7 +82,7 @@ def softmax(logits: Array) -> Array:
 
 def sigmoid(logits: Array) -> Array:
     """The sigmoid of each number."""
-    # With a positive logit exp(-x) cannot overflow, with a negative one exp(x) cannot.
+    # exp(-x) cannot overflow for a positive logit, exp(x) cannot for a negative logit.
     decayed: Array = np.exp(-np.abs(logits))
     scores: Array = np.where(logits >= 0, np.float32(1), decayed) / (1 + decayed)
     return scores

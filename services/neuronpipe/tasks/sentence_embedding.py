@@ -1,7 +1,8 @@
-"""Sentence embedding: a text to its vector. Pooling runs inside the model's graph; here the vector is cut and scaled.
+"""Sentence embedding: a text to its vector. Pooling runs inside the model's graph; this file cuts and scales the
+vector.
 
-Equal to sentence-transformers' `encode(text, prompt_name, normalize_embeddings=True, truncate_dim=dimensions)`,
-and with another `precision` to its `quantize_embeddings` of that, for int8 with the ranges of the bundle.
+Equal to sentence-transformers' `encode(text, prompt_name, normalize_embeddings=True, truncate_dim=dimensions)`. With
+another `precision`, equal to its `quantize_embeddings` of that vector, for int8 with the ranges of the bundle.
 """
 
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, SentenceEmbeddingResult
@@ -32,13 +33,13 @@ from neuronpipe.tasks.vectors import (
 def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
     if not input.token_ids:
-        check_text("text", input.text)
+        check_text("text", input.text, may_be_empty=True)
     elif input.text:
         raise InvalidInput("token_ids", "replace text; send one of them")
     else:
         check_token_ids(input.token_ids, model)
     if input.prompt_name and input.token_ids:
-        raise InvalidInput("prompt_name", "is for a text; token_ids have no prompt")
+        raise InvalidInput("prompt_name", "is for a text; token_ids have no prompt", ["token_ids"])
     check_prompt(input.prompt_name, EmbeddingFacts.of(model))
     check_vector_options(input, model)
     check_truncation(input)
@@ -50,7 +51,7 @@ def traits(input: SentenceEmbeddingInput) -> tuple[str | int, ...]:
 
 
 def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the text, behind the prompt that it names or else the model's, or of the token ids alone."""
+    """One sequence: the text behind the prompt that the input names, or else the model's, or the token ids alone."""
     if input.token_ids:
         return encode_token_ids(input.token_ids, model, input.truncation)
     prompt = EmbeddingFacts.of(model).prompt_of(input.prompt_name)

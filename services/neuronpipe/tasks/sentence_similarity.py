@@ -15,8 +15,8 @@ from neuronpipe.tasks.vectors import EmbeddingFacts, check_dimensions, normalize
 
 def check(input: SentenceSimilarityInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
-    check_text("source", input.source)
-    check_texts("texts", input.texts)
+    check_text("source", input.source, may_be_empty=True)
+    check_texts("texts", input.texts, may_be_empty=True)
     check_dimensions(input.dimensions, model)
     check_truncation(input)
 
@@ -27,7 +27,7 @@ def traits(input: SentenceSimilarityInput) -> tuple[str | int, ...]:
 
 
 def encode(input: SentenceSimilarityInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the source, then one of each text, all behind the model's prompt if it has one."""
+    """One sequence of the source, then one sequence of each text, all behind the model's prompt, if any."""
     named = [("source", input.source), *((f"texts[{index}]", text) for index, text in enumerate(input.texts))]
     prompt = EmbeddingFacts.of(model).prompt
     return join(encode_text(tokenizer, model, text, None, input.truncation, name, prompt) for name, text in named)
@@ -37,7 +37,7 @@ def decode(
     input: SentenceSimilarityInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> SentenceSimilarityResult:
     """The cosines from the vector of each sequence."""
-    vectors = normalized(np.stack([vector_of(one)[: input.dimensions or None] for one in outputs]))
+    vectors = normalized(np.stack([vector_of(output)[: input.dimensions or None] for output in outputs]))
     return SentenceSimilarityResult(scores=(vectors[1:] @ vectors[0]).tolist())
 
 

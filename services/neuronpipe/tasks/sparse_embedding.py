@@ -17,12 +17,12 @@ from neuronpipe.tasks.vectors import PromptFacts, check_prompt
 class SparseFacts(PromptFacts):
     """Facts about a model that weighs tokens."""
 
-    top_k: int = Field(0, ge=0, description="the most tokens of a text, as the model was saved; 0 for all")
+    top_k: int = Field(0, ge=0, description="maximum number of tokens of a text, as the model was saved; 0: all")
 
 
 def check(input: SparseEmbeddingInput, model: ModelSpec) -> None:
     """Raises InvalidInput."""
-    check_text("text", input.text)
+    check_text("text", input.text, may_be_empty=True)
     check_prompt(input.prompt_name, SparseFacts.of(model))
     check_truncation(input)
 
@@ -47,7 +47,7 @@ def decode(
     """
     weights = outputs[0]["sparse_embedding"]
     places = np.flatnonzero(weights > 0)
-    # Of equal weights the smaller id is first.
+    # If weights are equal, the smaller id is first.
     best = places[np.argsort(-weights[places], kind="stable")][: input.top_k or SparseFacts.of(model).top_k or None]
     return SparseEmbeddingResult(
         weights=[

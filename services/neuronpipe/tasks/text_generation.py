@@ -1,7 +1,7 @@
 """Text generation: continues a prompt, or a chat, token by token.
 
-Equal to transformers' `generate` with the same options, whose names they have. The executor chooses the tokens
-(stages/neuron_executor/generation/); here prompts are encoded, options completed, and tokens turned into text.
+Equal to transformers' `generate` with the same options, which have the same names. The executor chooses the tokens
+(stages/neuron_executor/generation/). This file encodes prompts, completes options, and turns tokens into text.
 """
 
 import json
@@ -28,10 +28,11 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TranslationInput,
     Truncation,
 )
-from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.errors import CUT, InvalidInput
 from neuronpipe.core.generated import TokenLogprobs
 from neuronpipe.core.generation_options import DRAWING, FORMS, OPTIONS, Option
 from neuronpipe.core.model import ModelSpec, TaskFacts, with_fields
+from neuronpipe.core.parsing import check_depth
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import (
     Encoded,
@@ -45,36 +46,40 @@ from neuronpipe.tasks.base import (
 )
 from neuronpipe.tasks.generated_text import WINDOW_TOKENS, Detokenizer, release
 
-# Without a value of the model's own; transformers' pipeline has the same.
+# The default of a model without its own value. transformers' pipeline has the same default.
 _MAX_NEW_TOKENS = 256
 _FINISH_REASONS = frozenset(FinishReason.values())
 _MAX_MESSAGES, _MAX_ROLE_LENGTH = 1024, 64
 _MAX_JSON = 1 << 18
-_OF_MESSAGES = ("tools", "template_arguments", "continue_final_message")
+_MESSAGE_FIELDS = ("tools", "template_arguments", "continue_final_message")
 _MAX_LOGPROBS = int(OPTIONS["top_logprobs"].most)
-_OWN = {
-    name: (type(one.own) if one.own is not None else int | None, one.own)
-    for name, one in OPTIONS.items()
-    if one.has_own
+_OWN_FIELDS = {
+    name: (type(option.own) if option.own is not None else int | None, option.own)
+    for name, option in OPTIONS.items()
+    if option.has_own
 }
 
 
-@with_fields(_OWN)
+@with_fields(_OWN_FIELDS)
 class GenerationFacts(TaskFacts):
-    """Facts about a model that generates: what its generation_config says, each field by its name there, and its
-    template for chats. The fields of options that are numbers are made of their declarations.
+    """Facts about a model that generates: the values of its generation_config by their names there, and its chat
+    template. Fields for options that are numbers are made of the declarations of the options.
     """
 
     encoded: ClassVar[tuple[str, ...]] = ("chat_template", "template_variables", "prefix")
     told: ClassVar[tuple[str, ...]] = ("has_chat_template",)
 
-    chat_template: str = Field("", description="in jinja, makes a prompt of messages; empty: it takes none")
+    chat_template: str = Field(
+        "", description="jinja template that makes a prompt of messages; empty: the model takes none"
+    )
     template_variables: Mapping[str, str] = Field({}, description="special tokens by their names in the template")
     end_token_ids: tuple[int, ...] = Field((), description="tokens that end a text (eos_token_id)")
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
-    max_length: int | None = Field(None, description="instead of max_new_tokens, the prompt included")
-    min_length: int = Field(0, description="instead of min_new_tokens, the prompt included")
+    max_length: int | None = Field(
+        None, description="maximum number of tokens, prompt included, instead of max_new_tokens"
+    )
+    min_length: int = Field(0, description="minimum number of tokens, prompt included, instead of min_new_tokens")
     do_sample: bool = False
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     suppress_tokens: tuple[int, ...] = ()
@@ -85,9 +90,11 @@ class GenerationFacts(TaskFacts):
     renormalize_logits: bool = False
     num_beams: int = 1
     early_stopping: bool | Literal["never"] = False
-    decoder_start_token_ids: tuple[int, ...] = Field((), description="what texts follow, in a model with an encoder")
-    prefix: str = Field("", description="what is put before every text, in a model with an encoder")
-    max_text_tokens: int = Field(0, description="most tokens of a text, in a model with an encoder")
+    decoder_start_token_ids: tuple[int, ...] = Field(
+        (), description="tokens before every generated text, in a model with an encoder"
+    )
+    prefix: str = Field("", description="text that is put before every text, in a model with an encoder")
+    max_text_tokens: int = Field(0, description="maximum number of tokens of a text, in a model with an encoder")
 
     @property
     def has_chat_template(self) -> bool:
@@ -104,8 +111,8 @@ def check(input: TextGenerationInput, model: ModelSpec) -> None:
     check_truncation(input)
     if input.messages:
         _check_messages(input, model)
-    elif of_messages := [name for name in _OF_MESSAGES if getattr(input, name)]:
-        raise InvalidInput(of_messages[0], "is for messages")
+    elif given_fields := [name for name in _MESSAGE_FIELDS if getattr(input, name)]:
+        raise InvalidInput(given_fields[0], "is for messages")
     elif not input.prompt_token_ids:
         check_text("prompt", input.prompt)
     elif input.prompt:
@@ -122,27 +129,32 @@ def check_all_options(options: GenerationOptions, model: ModelSpec) -> None:
     samples, beams, texts = _samples(options, facts), _num_beams(options, facts), options.num_return_sequences
     for name in DRAWING if not samples else ():
         if name in _given(options):
-            raise InvalidInput(f"options.{name}", "has an effect only with do_sample; set do_sample to true")
+            problem = "has an effect only with do_sample; set do_sample to true"
+            raise InvalidInput(f"options.{name}", problem, ["options.do_sample"] * 2)
     if form := form_of(options):
         for name in ("forced_bos_token_id", "forced_eos_token_id"):
             if name in _given(options):
-                raise InvalidInput(f"options.{name}", f"cannot be combined with {form}")
+                raise InvalidInput(f"options.{name}", f"cannot be combined with {form}", [f"options.{form}"])
         if not facts.end_token_ids:
             raise InvalidInput(f"options.{form}", f"model {model.name!r} has no token that ends a text")
     if options.prompt_logprobs:
         if not options.HasField("top_logprobs"):
-            raise InvalidInput("options.prompt_logprobs", "has an effect only with top_logprobs")
+            problem = "has an effect only with top_logprobs"
+            raise InvalidInput("options.prompt_logprobs", problem, ["options.top_logprobs"])
         if texts > 1 or beams > 1 or options.stop_strings or facts.decoder_start_token_ids:
-            raise InvalidInput("options.prompt_logprobs", "is for one text of a prompt, without beams and stop_strings")
+            problem = "is for one text of a prompt, without beams and stop_strings"
+            raise InvalidInput("options.prompt_logprobs", problem, ["options.stop_strings"])
     if texts > 1 and beams == 1 and not samples:
-        raise InvalidInput("options.num_return_sequences", "more than 1 text need do_sample or num_beams; set one")
+        problem = "more than 1 text need do_sample or num_beams; set one"
+        raise InvalidInput("options.num_return_sequences", problem, ["options.do_sample", "options.num_beams"])
     if texts > beams > 1:
         advice = "; with num_beams 1, each is drawn by itself" if samples else ""
-        raise InvalidInput("options.num_return_sequences", f"{texts}, must be at most num_beams, {beams}{advice}")
+        problem = f"{texts}, must be at most num_beams, {beams}{advice}"
+        raise InvalidInput("options.num_return_sequences", problem, ["options.num_beams"] * (2 if samples else 1))
 
 
 def form_of(options: GenerationOptions) -> str:
-    """The field that says which form the text has; empty: it has any. Raises InvalidInput for several of them."""
+    """The field that sets the form of the text, or an empty string. Raises InvalidInput for several fields."""
     forms = [name for name in FORMS if getattr(options, name)]
     if len(forms) > 1:
         raise InvalidInput(f"options.{forms[1]}", f"cannot be combined with {forms[0]}")
@@ -150,12 +162,17 @@ def form_of(options: GenerationOptions) -> str:
 
 
 def _samples(options: GenerationOptions, facts: GenerationFacts) -> bool:
-    """Whether tokens are drawn. Who asks for a search and for nothing else gets the best text."""
+    """Whether tokens are drawn. A request for a search and for nothing else gets the best text."""
     return options.do_sample if options.HasField("do_sample") else facts.do_sample and options.num_beams <= 1
 
 
+def is_drawn(options: GenerationOptions, model: ModelSpec) -> bool:
+    """Whether each request with these options gets another text: drawn, without a seed. Options may be unchecked."""
+    return _samples(options, GenerationFacts.of(model)) and not options.HasField("seed")
+
+
 def _num_beams(options: GenerationOptions, facts: GenerationFacts) -> int:
-    """How many texts are searched side by side. Stop strings leave the model's own search out."""
+    """Number of texts that are searched side by side. Stop strings disable the model's own search."""
     own = 1 if options.stop_strings else facts.num_beams
     return options.num_beams if options.HasField("num_beams") else own
 
@@ -195,14 +212,15 @@ def _check_messages(input: TextGenerationInput, model: ModelSpec) -> None:
 
 
 def _read_json(name: str, text: str) -> Any:
-    """Raises InvalidInput."""
+    """Parses JSON. Raises InvalidInput."""
     if len(text) > _MAX_JSON:
         raise InvalidInput(name, f"{len(text)} characters, the limit is {_MAX_JSON}")
     if "\\u0000" in text:
         raise InvalidInput(name, "has the character NUL")
+    check_depth(name, text.encode())
     try:
         value = json.loads(text)
-        json.dumps(value, ensure_ascii=False).encode()  # half a pair of surrogates is no text
+        json.dumps(value, ensure_ascii=False).encode()  # half a pair of surrogates is not a text
         return value
     except (ValueError, RecursionError) as error:
         raise InvalidInput(name, "is no valid JSON") from error
@@ -215,11 +233,11 @@ def check_options(options: GenerationOptions, model: ModelSpec) -> None:
         _check_value(f"options.{field.name}", OPTIONS[field.name], value, model)
     if options.num_beams > 1 and options.stop_strings:
         problem = "cannot be combined with num_beams, which searches tokens and knows no text; use stop_token_ids"
-        raise InvalidInput("options.stop_strings", problem)
+        raise InvalidInput("options.stop_strings", problem, ["options.num_beams", "options.stop_token_ids"])
 
 
 def _room(model: ModelSpec, prompt_tokens: int) -> int:
-    """The most tokens of a text after a prompt of so many tokens."""
+    """The maximum number of tokens of a text after a prompt of `prompt_tokens` tokens."""
     return GenerationFacts.of(model).max_text_tokens or model.max_tokens - prompt_tokens
 
 
@@ -229,33 +247,34 @@ def _check_lengths(options: GenerationOptions, model: ModelSpec) -> None:
         takes = f": the model takes {model.max_tokens} tokens, the prompt included" if room < model.max_tokens else ""
         raise InvalidInput("options.max_new_tokens", f"{options.max_new_tokens}, must be 1 to {room}{takes}")
     if options.HasField("max_new_tokens") and options.min_new_tokens > options.max_new_tokens:
-        raise InvalidInput(
-            "options.min_new_tokens", f"{options.min_new_tokens}, more than max_new_tokens, {options.max_new_tokens}"
-        )
+        problem = f"{options.min_new_tokens}, more than max_new_tokens, {options.max_new_tokens}"
+        raise InvalidInput("options.min_new_tokens", problem, ["options.max_new_tokens"])
     if options.min_new_tokens > room:
         raise InvalidInput("options.min_new_tokens", f"{options.min_new_tokens}, must be at most {room}")
 
 
 def _check_value(place: str, option: Option, value: Any, model: ModelSpec) -> None:
-    """Checks one field by its declaration."""
-    if option.bounds and not option.least <= value <= option.most:  # true for NaN, too
+    """Checks the value of a field by the declaration of its option."""
+    if option.bounds and not option.least <= value <= option.most:  # also true for NaN
         raise InvalidInput(place, f"{value:g}, must be {option.bounds}")
     if option.kind == "words" and value not in EarlyStopping.values():
         raise InvalidInput(place, f"{value} is not known")
     if option.kind in ("text", "json") and not 1 <= len(value) <= option.max_size:
         raise InvalidInput(place, f"{len(value)} characters, must be 1 to {option.max_size}")
+    if option.kind == "json":
+        check_depth(place, value.encode())
     if option.max_items and len(value) > option.max_items:
         raise InvalidInput(place, f"{len(value)}, the limit is {option.max_items}")
-    words = [one.token_ids for one in value] if option.kind == "sequences" else []
-    for one in value if option.kind == "texts" else words:
-        if not 1 <= len(one) <= option.max_size:
+    sequences = [item.token_ids for item in value] if option.kind == "sequences" else []
+    for item in value if option.kind == "texts" else sequences:
+        if not 1 <= len(item) <= option.max_size:
             unit = "characters" if option.kind == "texts" else "tokens"
-            raise InvalidInput(place, f"one has {len(one)} {unit}, must have 1 to {option.max_size}")
+            raise InvalidInput(place, f"one has {len(item)} {unit}, must have 1 to {option.max_size}")
     biases = value if option.kind == "biases" else ()
-    if wrong := [one.bias for one in biases if not option.least <= one.bias <= option.most]:
+    if wrong := [bias.bias for bias in biases if not option.least <= bias.bias <= option.most]:
         raise InvalidInput(place, f"{wrong[0]:g}, must be {option.least} to {option.most}")
-    biased = (one.token_id for one in biases)
-    ids = {"token": [value], "tokens": value, "sequences": chain(*words), "biases": biased}.get(option.kind, ())
+    biased = (bias.token_id for bias in biases)
+    ids = {"token": [value], "tokens": value, "sequences": chain(*sequences), "biases": biased}.get(option.kind, ())
     if (largest := max(ids, default=-1)) >= model.vocabulary_size:
         raise InvalidInput(place, f"the id {largest}, the vocabulary has {model.vocabulary_size}")
 
@@ -266,26 +285,26 @@ def _given(options: GenerationOptions) -> set[str]:
 
 
 def traits(input: TextGenerationInput) -> tuple[str | int, ...]:
-    """What of an input its encoding depends on."""
+    """The values of an input on which its encoding depends."""
     # Templates may write the date.
-    said = [part for message in input.messages for part in (message.role, message.content, message.fields)]
-    chat = [str(getattr(input, name)) for name in _OF_MESSAGES]
-    given = (date.today().isoformat(), *said, *chat) if said else (*input.prompt_token_ids,)
+    message_parts = [part for message in input.messages for part in (message.role, message.content, message.fields)]
+    chat = [str(getattr(input, name)) for name in _MESSAGE_FIELDS]
+    given = (date.today().isoformat(), *message_parts, *chat) if message_parts else (*input.prompt_token_ids,)
     return input.prompt, or_default(input.truncation), _reserved(input.options), *given
 
 
 def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """The prompt, or that of the messages, as one sequence, with room for the new tokens behind it.
+    """Encodes the prompt, or the prompt made of the messages, as one sequence that leaves room for the new tokens.
 
-    Raises InvalidInput. The annotation is the end of the prompt, which the first text may depend on.
+    Raises InvalidInput. The annotation is the end of the prompt, on which the first text may depend.
     """
     reserved = _reserved(input.options)
     room = model.max_tokens - reserved
     room = min(room, input.truncation_tokens or room)
     if input.messages:
         messages = [
-            {"role": one.role, "content": one.content, **(json.loads(one.fields) if one.fields else {})}
-            for one in input.messages
+            {"role": message.role, "content": message.content, **(json.loads(message.fields) if message.fields else {})}
+            for message in input.messages
         ]
         tools = json.loads(input.tools) if input.tools else None
         arguments = json.loads(input.template_arguments) if input.template_arguments else {}
@@ -301,9 +320,9 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
         encoded = tokenizer.encode_truncated(input.prompt, None, max_tokens=room, side=side_of(input.truncation))
     tokens, name = len(encoded.token_ids), "messages" if input.messages else "prompt"
     if tokens > room:
-        advice = "lower max_new_tokens" + ("" if input.messages else ", or set truncation to cut")
+        advice = "lower max_new_tokens" + ("" if input.messages else f", or {CUT}")
         problem = f"{tokens} tokens and {reserved} new ones, the model takes {model.max_tokens} together; {advice}"
-        raise InvalidInput(name, problem)
+        raise InvalidInput(name, problem, ["options.max_new_tokens", *([] if input.messages else ["truncation"])])
     if not tokens:
         raise InvalidInput(name, "has no tokens" if name == "prompt" else "have no tokens")
     window = window_arrays(encoded.token_ids[-WINDOW_TOKENS:].tolist())
@@ -311,7 +330,7 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
 
 
 def _reserved(options: GenerationOptions) -> int:
-    """The room that a prompt has to leave."""
+    """Number of tokens that a prompt leaves free."""
     return max(1, options.max_new_tokens, options.min_new_tokens)
 
 
@@ -323,9 +342,9 @@ def complete(
 
 
 def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens: int) -> GenerationOptions:
-    """Options that were checked, with every field set. `prompt_tokens`: of a prompt that was encoded with them.
+    """Completes checked options: every field is set. `prompt_tokens`: number of tokens of the encoded prompt.
 
-    Raises InvalidInput for a prompt that is as long as the model's own max_length, if the options say no other.
+    Raises InvalidInput for a prompt as long as the model's own max_length, if the options do not replace that limit.
     """
     facts, room = GenerationFacts.of(model), _room(model, prompt_tokens)
     complete = GenerationOptions()
@@ -333,12 +352,12 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
     if not options.HasField("max_new_tokens"):
         complete.max_new_tokens = min(_default_new_tokens(options, facts, prompt_tokens), room)
     given = _given(options)
-    for name in _OWN:
+    for name in _OWN_FIELDS:
         if name not in given and (value := facts.own(name)) is not None:
             setattr(complete, name, value)
     if "min_new_tokens" not in given and not facts.min_new_tokens:
         complete.min_new_tokens = max(0, facts.min_length - prompt_tokens)
-    # A model's own least may be more than what a request takes at most.
+    # A model's own minimum may be above the maximum of the request.
     complete.min_new_tokens = min(complete.min_new_tokens, complete.max_new_tokens)
     complete.do_sample, complete.num_beams = _samples(options, facts), _num_beams(options, facts)
     if not options.early_stopping:
@@ -351,8 +370,8 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
 
 
 def most_generated(options: GenerationOptions, model: ModelSpec, prompt_tokens: int = 1) -> int:
-    """The most tokens that a request generates, in all of its texts or in those that a search has side by side. Its
-    options may be unchecked, and its prompt unknown. Raises InvalidInput as complete_options does.
+    """The maximum number of tokens that a request generates, in all of its texts or in all beams of a search.
+    Options may be unchecked, and the prompt unknown. Raises InvalidInput as complete_options does.
     """
     facts, most = GenerationFacts.of(model), options.max_new_tokens
     if not options.HasField("max_new_tokens"):
@@ -362,7 +381,7 @@ def most_generated(options: GenerationOptions, model: ModelSpec, prompt_tokens: 
 
 
 def _default_new_tokens(options: GenerationOptions, facts: GenerationFacts, prompt_tokens: int) -> int:
-    """The most new tokens of a request that does not say how many."""
+    """The maximum number of new tokens for a request without max_new_tokens."""
     if facts.max_new_tokens or facts.max_length is None:
         return facts.max_new_tokens or max(_MAX_NEW_TOKENS, options.min_new_tokens)
     if prompt_tokens >= facts.max_length:
@@ -383,13 +402,15 @@ def decode(
 ) -> TextGenerationResult:
     """The text of `token_ids`, int32 [tokens], as far as it cannot change any more.
 
-    The annotation's `window`, int32, are tokens before them. `finish_reason`, int32 []: why the last token is the last;
-    FINISH_REASON_UNSPECIFIED if others follow. `score`, float32 []: of a text of a beam search. The result's token_ids
-    are those that the text consists of.
+    `window` in the annotation: int32, the tokens before them. `finish_reason`, int32 []: the reason why the last token
+    ends the text; FINISH_REASON_UNSPECIFIED if more tokens follow. `score`, float32 []: only for a text of a beam
+    search. The result's token_ids are the tokens of its text.
     """
     token_ids, finish_reason = _read_part(outputs[0], model)
     is_last = finish_reason != FinishReason.FINISH_REASON_UNSPECIFIED
     window = annotations[0]["window"].tolist()
+    if input.options.HasField("skip_special_tokens") and not input.options.skip_special_tokens:
+        detokenizer = detokenizer.with_special or detokenizer
     released = release(detokenizer, window, token_ids, input.options.stop_strings, is_last=is_last)
     reason = FinishReason.FINISH_REASON_STOP_STRING if released.is_stopped else FinishReason.ValueType(finish_reason)
     text = GeneratedText(text=released.text, token_ids=token_ids[: released.tokens], finish_reason=reason)
@@ -407,7 +428,7 @@ def decode(
 
 
 def _read_part(arrays: Arrays, model: ModelSpec) -> tuple[list[int], int]:
-    """Tokens, and why they end. Raises InvalidInput for what no stage makes."""
+    """Reads tokens and the reason why they end. Raises InvalidInput for arrays that no stage makes."""
     token_ids, reason = _read_ids(arrays, "token_ids", model, 0, _room(model, 0)), arrays.get("finish_reason")
     if reason is None or reason.dtype != np.int32 or reason.shape or int(reason) not in _FINISH_REASONS:
         raise InvalidInput("outputs[0].finish_reason", "must be a FinishReason, int32 []")
@@ -415,7 +436,7 @@ def _read_part(arrays: Arrays, model: ModelSpec) -> tuple[list[int], int]:
 
 
 def _read_ids(arrays: Arrays, name: str, model: ModelSpec, least: int, most: int) -> list[int]:
-    """From `least` to `most` tokens of the vocabulary. Raises InvalidInput."""
+    """Reads `least` to `most` tokens of the vocabulary. Raises InvalidInput."""
     ids = arrays.get(name)
     if ids is None or ids.dtype != np.int32 or ids.ndim != 1 or not least <= len(ids) <= most:
         raise InvalidInput(f"outputs[0].{name}", f"must be int32 [tokens], {least} to {most}")
@@ -428,9 +449,9 @@ def _read_ids(arrays: Arrays, name: str, model: ModelSpec, least: int, most: int
 def _logprobs(
     arrays: Arrays, token_ids: list[int], window: list[int], detokenizer: Detokenizer, prefix: str = ""
 ) -> list[TokenLogprob]:
-    """The log probabilities of tokens, with their texts behind those of the window. `prefix`: of the arrays' names.
+    """The log probabilities of tokens, with their texts behind the window. `prefix`: starts the names of the arrays.
 
-    Raises InvalidInput for what no stage makes.
+    Raises InvalidInput for arrays that no stage makes.
     """
     logprobs, ids, tops = (arrays.get(prefix + name) for name in ("logprobs", "top_ids", "top_logprobs"))
     tokens, place = len(token_ids), f"outputs[0].{prefix}"
@@ -442,55 +463,57 @@ def _logprobs(
         raise InvalidInput(f"{place}top_logprobs", f"must be float32 [tokens, n], n of at most {_MAX_LOGPROBS}")
     if ids.size and ids.min() < 0:
         raise InvalidInput(f"{place}top_ids", "has ids below 0")
-    found = []
-    before = [one for one in window if not detokenizer.is_skipped(one)][-1:]
+    token_logprobs = []
+    before = [token for token in window if not detokenizer.is_skipped(token)][-1:]
     for row, (token_id, logprob) in enumerate(zip(token_ids, logprobs.tolist(), strict=True)):
         best = zip(ids[row].tolist(), tops[row].tolist(), strict=True)
-        top = [_with_text(TopLogprob(token_id=one, logprob=value), detokenizer, before) for one, value in best]
-        found.append(_with_text(TokenLogprob(token_id=token_id, logprob=logprob, top=top), detokenizer, before))
+        top = [_with_text(TopLogprob(token_id=top_id, logprob=value), detokenizer, before) for top_id, value in best]
+        token_logprobs.append(
+            _with_text(TokenLogprob(token_id=token_id, logprob=logprob, top=top), detokenizer, before)
+        )
         before = before if detokenizer.is_skipped(token_id) else [token_id]
-    return found
+    return token_logprobs
 
 
 _LogprobT = TypeVar("_LogprobT", TokenLogprob, TopLogprob)
 
 
 def _with_text(logprob: _LogprobT, detokenizer: Detokenizer, before: list[int]) -> _LogprobT:
-    """The same with the text that the token has behind others."""
+    """Adds the text that the token has behind the tokens before it."""
     logprob.utf8 = detokenizer.bytes_of(logprob.token_id, before)
     logprob.text = logprob.utf8.decode(errors="replace")
     return logprob
 
 
 def prompt_arrays(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Array]:
-    """The tokens of a prompt, and the log probabilities of all but the first one."""
+    """The tokens of a prompt, and the log probabilities of all but the first token."""
     arrays = {f"prompt_{name}": array for name, array in logprob_arrays(logprobs).items()}
     return {"prompt_ids": np.array(token_ids, np.int32), **arrays}
 
 
 def logprob_arrays(logprobs: Sequence[TokenLogprobs]) -> dict[str, Array]:
-    """The log probabilities of a part's tokens, besides `part_arrays`."""
+    """The log probabilities of a part's tokens, in addition to `part_arrays`."""
     shape = len(logprobs), len(logprobs[0].top_token_ids) if logprobs else 0
     return {
-        "logprobs": np.array([one.logprob for one in logprobs], np.float32),
-        "top_ids": np.array([one.top_token_ids for one in logprobs], np.int32).reshape(shape),
-        "top_logprobs": np.array([one.top_logprobs for one in logprobs], np.float32).reshape(shape),
+        "logprobs": np.array([token.logprob for token in logprobs], np.float32),
+        "top_ids": np.array([token.top_token_ids for token in logprobs], np.int32).reshape(shape),
+        "top_logprobs": np.array([token.top_logprobs for token in logprobs], np.float32).reshape(shape),
     }
 
 
 def read_logprobs(arrays: Arrays) -> list[TokenLogprobs]:
-    """What `logprob_arrays` has written."""
+    """Reads the arrays that `logprob_arrays` makes."""
     columns = (arrays[name].tolist() for name in ("logprobs", "top_ids", "top_logprobs"))
-    return [TokenLogprobs(*one) for one in zip(*columns, strict=True)]
+    return [TokenLogprobs(*values) for values in zip(*columns, strict=True)]
 
 
 def window_arrays(token_ids: list[int]) -> ArraySets:
-    """Tokens before others, as `decode` gets them."""
+    """The tokens before a part, as `decode` reads them."""
     return [{"window": np.array(token_ids, np.int32)}]
 
 
 def part_arrays(token_ids: list[int], finish_reason: int) -> ArraySets:
-    """Tokens as `decode` gets them."""
+    """The tokens of a part, as `decode` reads them."""
     return [{"token_ids": np.array(token_ids, np.int32), "finish_reason": np.array(finish_reason, np.int32)}]
 
 

@@ -1,6 +1,6 @@
-"""Summarization and translation: a model with an encoder and a decoder writes a text about another one.
+"""Summarization and translation: a model with an encoder and a decoder writes a text about another text.
 
-Equal to transformers' `generate`, as text generation is, whose options these tasks have.
+Equal to transformers' `generate`, as text generation is. These tasks have the same options.
 """
 
 from collections.abc import Mapping
@@ -25,15 +25,15 @@ from neuronpipe.tasks.text_generation import GenerationFacts, check_all_options,
 
 
 class TranslationFacts(GenerationFacts):
-    """Facts about a model that translates. A model of one pair of languages names none."""
+    """Facts about a model that translates. A model of one pair of languages has no list of languages."""
 
     encoded: ClassVar[tuple[str, ...]] = (*GenerationFacts.encoded, "languages", "source_language", "prefixes")
 
     prefixes: Mapping[str, Mapping[str, str]] = Field(
-        {}, description="what is put before a text in a language that is to be translated into another, by both"
+        {}, description="prefix of a text, by its language and the target language"
     )
-    languages: Mapping[str, int] = Field({}, description="its languages, each with its token")
-    source_language: str = Field("", description="that of texts whose language is not said")
+    languages: Mapping[str, int] = Field({}, description="token of each language")
+    source_language: str = Field("", description="language of texts without source_language")
 
 
 def _check_text(input: SummarizationInput | TranslationInput, model: ModelSpec) -> None:
@@ -61,11 +61,12 @@ def _check_translation(input: TranslationInput, model: ModelSpec) -> None:
     if facts.languages and not says_target and not {*facts.languages.values()} & {*facts.decoder_start_token_ids}:
         raise InvalidInput("target_language", f"is missing; model {model.name!r} knows: {known}")
     if input.target_language and input.options.HasField("forced_bos_token_id"):
-        raise InvalidInput("options.forced_bos_token_id", "cannot be combined with target_language, which sets it")
+        problem = "cannot be combined with target_language, which sets it"
+        raise InvalidInput("options.forced_bos_token_id", problem, ["target_language"])
 
 
 def _prefix_of(input: TranslationInput, model: ModelSpec, facts: TranslationFacts) -> str:
-    """What is put before a text, by its language and that of the translation. Raises InvalidInput."""
+    """The prefix of a text, by its language and the target language. Raises InvalidInput."""
     pairs = [(source, target) for source, targets in facts.prefixes.items() for target in targets]
     known = ", ".join(f"{source} to {target}" if source else target for source, target in pairs)
     source, target = input.source_language or facts.source_language, input.target_language
@@ -77,7 +78,7 @@ def _prefix_of(input: TranslationInput, model: ModelSpec, facts: TranslationFact
     targets = facts.prefixes[source]
     if not target and len(targets) == 1:
         (target,) = targets
-    # A text may say it by itself, as is usual for Marian's models.
+    # A text may contain its prefix already, as is usual for Marian's models.
     if not target and input.text.startswith(tuple(prefix.rstrip() for prefix in targets.values() if prefix)):
         return ""
     if target not in targets:
@@ -88,7 +89,7 @@ def _prefix_of(input: TranslationInput, model: ModelSpec, facts: TranslationFact
 
 
 def _encode(input: SummarizationInput | TranslationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """The text as one sequence. The annotation is what the new text follows. Raises InvalidInput."""
+    """Encodes the text as one sequence. The annotation is the start of the new text. Raises InvalidInput."""
     facts, prefix = GenerationFacts.of(model), GenerationFacts.of(model).prefix
     if isinstance(facts, TranslationFacts) and isinstance(input, TranslationInput) and facts.prefixes:
         prefix = _prefix_of(input, model, facts)
@@ -98,19 +99,19 @@ def _encode(input: SummarizationInput | TranslationInput, tokenizer: TextTokeniz
 
 
 def _encode_translation(input: TranslationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """As _encode, with the token of the text's language in place of that of the tokenizer's own."""
+    """Encodes as _encode does, with the token of the text's language instead of the tokenizer's default language."""
     encoded, facts = _encode(input, tokenizer, model), TranslationFacts.of(model)
     if not facts.languages or input.source_language in ("", facts.source_language):
         return encoded
     ids = encoded.sequences[0]["input_ids"].copy()
-    # It is before or behind the text, which may spell it, too.
+    # The language's token is before or behind the text, which may spell it as well.
     is_first = tokenizer.encode("").token_ids[0] == facts.languages[facts.source_language]
     ids[0 if is_first else -1] = facts.languages[input.source_language]
     return Encoded([{"input_ids": ids}], encoded.annotations, encoded.truncated_tokens)
 
 
 def _complete_translation(input: TranslationInput, model: ModelSpec, tokens: int) -> GenerationOptions:
-    """The options; the language of the translation is its first token."""
+    """Completes the options. The first token of the translation is the token of its language."""
     options, languages = complete(input, model, tokens), TranslationFacts.of(model).languages
     if languages and input.target_language:
         options.forced_bos_token_id = languages[input.target_language]
@@ -134,12 +135,12 @@ def _decode_translation(
 
 
 def _traits(input: SummarizationInput) -> tuple[str | int, ...]:
-    """What of an input its encoding depends on."""
+    """The values of an input on which its encoding depends."""
     return input.text, or_default(input.truncation)
 
 
 def _translation_traits(input: TranslationInput) -> tuple[str | int, ...]:
-    """What of an input its encoding depends on."""
+    """The values of an input on which its encoding depends."""
     return input.text, or_default(input.truncation), input.source_language, input.target_language
 
 

@@ -41,7 +41,7 @@ from neuronpipe.tasks.base import (
 from neuronpipe.tasks.scores import softmax
 
 _AGGREGATIONS = frozenset(Aggregation.values())
-_OF_TOKENS = frozenset((Aggregation.AGGREGATION_UNSPECIFIED, Aggregation.AGGREGATION_NONE))
+_TOKEN_AGGREGATIONS = frozenset((Aggregation.AGGREGATION_UNSPECIFIED, Aggregation.AGGREGATION_NONE))
 _DEFAULT_IGNORED = frozenset("O")
 _CUTS = frozenset((Truncation.TRUNCATION_RIGHT, Truncation.TRUNCATION_LEFT))
 
@@ -53,9 +53,10 @@ def check(input: TokenClassificationInput, model: ModelSpec) -> None:
     if input.aggregation not in _AGGREGATIONS:
         raise InvalidInput("aggregation", f"{input.aggregation} is not known")
     if input.keep_all_labels and input.ignore_labels:
-        raise InvalidInput("keep_all_labels", "cannot be combined with ignore_labels")
+        raise InvalidInput("keep_all_labels", "cannot be combined with ignore_labels", ["ignore_labels"])
     if input.window_stride_tokens and input.truncation in _CUTS:
-        raise InvalidInput("truncation", "cannot be combined with window_stride_tokens, which reads the whole text")
+        problem = "cannot be combined with window_stride_tokens, which reads the whole text"
+        raise InvalidInput("truncation", problem, ["window_stride_tokens"])
 
 
 def traits(input: TokenClassificationInput) -> tuple[str | int, ...]:
@@ -64,7 +65,7 @@ def traits(input: TokenClassificationInput) -> tuple[str | int, ...]:
 
 
 def encode(input: TokenClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence, or one for each window.
+    """One sequence, or one sequence for each window.
 
     The annotations are `char_start`, `char_end` and `continues_word`, int32 [tokens], as in LocatedText.
     """
@@ -72,8 +73,9 @@ def encode(input: TokenClassificationInput, tokenizer: TextTokenizer, model: Mod
         parts = _windows(input, tokenizer, model)
     else:
         whole = tokenizer.locate(input.text)
-        parts = [cut_located(whole, model, input.truncation, ", or window_stride_tokens to read all of it")]
-    if not any(len(part.token_ids) for part in parts):  # a blank one has its special tokens, and no entities
+        advice = ", or window_stride_tokens to read all of it"
+        parts = [cut_located(whole, model, input.truncation, advice, ["window_stride_tokens"])]
+    if not any(len(part.token_ids) for part in parts):  # a blank text has its special tokens, and no entities
         raise InvalidInput("text", "has no tokens")
     return Encoded(
         [sequence(part, model) for part in parts], [_annotations(part) for part in parts], parts[0].truncated_tokens
@@ -85,18 +87,24 @@ def decode(
 ) -> TokenClassificationResult:
     """The entities from `logits`, float32 [tokens, labels]."""
     ignored = frozenset() if input.keep_all_labels else frozenset(input.ignore_labels) or _DEFAULT_IGNORED
-    found = [
+    entities = [
         entity
         for annotation, output in zip(annotations, outputs, strict=True)
         for entity in _entities(input.aggregation, model.labels, ignored, annotation, output["logits"])
     ]
     if len(annotations) > 1:
-        found = list(_without_overlaps(found))
+        entities = list(_without_overlaps(entities))
     text = input.text
     return TokenClassificationResult(
         entities=[
-            Entity(label=one.label, score=one.score, text=text[one.start : one.end], start=one.start, end=one.end)
-            for one in found
+            Entity(
+                label=entity.label,
+                score=entity.score,
+                text=text[entity.start : entity.end],
+                start=entity.start,
+                end=entity.end,
+            )
+            for entity in entities
         ]
     )
 
@@ -118,7 +126,7 @@ def _annotations(part: LocatedText) -> Arrays:
     return {"char_start": part.char_start, "char_end": part.char_end, "continues_word": part.continues_word}
 
 
-class _Found(NamedTuple):
+class _LabelledSpan(NamedTuple):
     label: str
     score: float
     start: int
@@ -127,10 +135,7 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Labelled:
-    """Tokens, words or entities in the order of the text.
-
-    For each: the label's number, that label's score, and the offsets.
-    """
+    """Tokens, words or entities in the order of the text: the label's number, that label's score, and the offsets."""
 
     label: Array
     score: Array
@@ -144,24 +149,24 @@ def _entities(
     ignored: frozenset[str],
     annotation: Arrays,
     logits: Array,
-) -> Iterator[_Found]:
+) -> Iterator[_LabelledSpan]:
     is_text = annotation["char_start"] >= 0
     if not is_text.any():
         return iter(())
     scores = softmax(logits[is_text])
     start, end = annotation["char_start"][is_text], annotation["char_end"][is_text]
-    if aggregation in _OF_TOKENS or aggregation == Aggregation.AGGREGATION_SIMPLE:
-        found = _best_labels(scores, start, end)
+    if aggregation in _TOKEN_AGGREGATIONS or aggregation == Aggregation.AGGREGATION_SIMPLE:
+        labelled = _best_labels(scores, start, end)
     else:
-        found = _words(aggregation, scores, annotation["continues_word"][is_text] == 0, start, end)
+        labelled = _words(aggregation, scores, annotation["continues_word"][is_text] == 0, start, end)
     names = list(labels)
-    if aggregation not in _OF_TOKENS:
-        found = _grouped(found, labels)
-        # As in the pipeline: the part behind the hyphen, also of a label such as MISC-LAW.
+    if aggregation not in _TOKEN_AGGREGATIONS:
+        labelled = _grouped(labelled, labels)
+        # The pipeline also shows the part behind the hyphen of a label such as MISC-LAW.
         names = [label.split("-", 1)[-1] for label in labels]
-    kept = np.array([name not in ignored for name in names], bool)[found.label]
-    columns = (column[kept].tolist() for column in (found.label, found.score, found.start, found.end))
-    return (_Found(names[label], score, begin, stop) for label, score, begin, stop in zip(*columns, strict=True))
+    kept = np.array([name not in ignored for name in names], bool)[labelled.label]
+    columns = (column[kept].tolist() for column in (labelled.label, labelled.score, labelled.start, labelled.end))
+    return (_LabelledSpan(names[label], score, begin, stop) for label, score, begin, stop in zip(*columns, strict=True))
 
 
 def _best_labels(scores: Array, start: Array, end: Array) -> _Labelled:
@@ -175,44 +180,44 @@ def _words(
     begins_word[:1] = True  # a window always begins with a word
     first = np.flatnonzero(begins_word)
     if aggregation == Aggregation.AGGREGATION_FIRST:
-        of_words = scores[first]
+        word_scores = scores[first]
     elif aggregation == Aggregation.AGGREGATION_AVERAGE:
-        of_words = np.add.reduceat(scores, first, axis=0) / np.diff(first, append=len(scores))[:, np.newaxis]
+        word_scores = np.add.reduceat(scores, first, axis=0) / np.diff(first, append=len(scores))[:, np.newaxis]
     else:
-        # The token with the highest score in each word: sort by word and then by score, and take the first of each
-        # word.
+        # The token with the highest score in each word: sort by word and then by score, and take the first token of
+        # each word.
         order = np.lexsort((-scores.max(axis=1), np.cumsum(begins_word)))
-        of_words = scores[order[first]]
+        word_scores = scores[order[first]]
     last = np.append(first[1:], len(scores)) - 1
-    return _best_labels(of_words, start[first], end[last])
+    return _best_labels(word_scores, start[first], end[last])
 
 
-def _grouped(found: _Labelled, labels: Sequence[str]) -> _Labelled:
+def _grouped(labelled: _Labelled, labels: Sequence[str]) -> _Labelled:
     """Joins neighbours with the same label. B- and I- are the same label; B- begins an entity."""
-    if not len(found.label):
-        return found
+    if not len(labelled.label):
+        return labelled
     tags = [label[2:] if label.startswith(("B-", "I-")) else label for label in labels]
     numbers = {tag: number for number, tag in enumerate(tags)}
-    tag = np.array([numbers[one] for one in tags])[found.label]
-    begins = np.array([label.startswith("B-") for label in labels])[found.label]
+    tag = np.array([numbers[name] for name in tags])[labelled.label]
+    begins = np.array([label.startswith("B-") for label in labels])[labelled.label]
     begins[0] = True
     begins[1:] |= tag[1:] != tag[:-1]
     first = np.flatnonzero(begins)
     last = np.append(first[1:], len(tag)) - 1
-    means = np.add.reduceat(found.score, first) / (last - first + 1)
-    return _Labelled(found.label[first], means, found.start[first], found.end[last])
+    means = np.add.reduceat(labelled.score, first) / (last - first + 1)
+    return _Labelled(labelled.label[first], means, labelled.start[first], labelled.end[last])
 
 
-def _without_overlaps(found: list[_Found]) -> Iterator[_Found]:
-    """Removes overlapping entities of several windows: the longest is kept, of equal lengths the most probable."""
-    kept: _Found | None = None
-    for one in sorted(found, key=lambda entity: entity.start):
-        if kept is None or not kept.start <= one.start < kept.end:
+def _without_overlaps(entities: list[_LabelledSpan]) -> Iterator[_LabelledSpan]:
+    """Removes overlapping entities of several windows: the longest stays, the most probable if lengths are equal."""
+    kept: _LabelledSpan | None = None
+    for entity in sorted(entities, key=lambda entity: entity.start):
+        if kept is None or not kept.start <= entity.start < kept.end:
             if kept is not None:
                 yield kept
-            kept = one
-        elif (one.end - one.start, one.score) > (kept.end - kept.start, kept.score):
-            kept = one
+            kept = entity
+        elif (entity.end - entity.start, entity.score) > (kept.end - kept.start, kept.score):
+            kept = entity
     if kept is not None:
         yield kept
 

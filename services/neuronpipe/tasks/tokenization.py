@@ -1,6 +1,6 @@
 """Tokenization and detokenization, which a model's tokenizer answers alone: there are no sequences to predict.
 
-The stage that has the tokenizer makes the result, and it travels to the decoding stage as an annotation.
+The stage with the tokenizer makes the result, which travels to the decoding stage as an annotation.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_token_ids
 
-# Twice what the models with the longest inputs take. To write so many as JSON takes an event loop about 20 ms.
+# Twice the limit of the models with the longest inputs. Writing them as JSON takes an event loop about 20 ms.
 _MAX_TOKENS = 1 << 14
 
 
@@ -30,15 +30,17 @@ def check_tokenization(input: TokenizationInput, model: ModelSpec) -> None:
 
 
 def tokenization_traits(input: TokenizationInput) -> tuple[str | int, ...]:
-    """What of an input its encoding depends on."""
+    """The values of an input on which its encoding depends."""
     return input.text, input.skip_special_tokens
 
 
 def encode_tokenization(input: TokenizationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """The tokens of the text, each with its part of it. Raises InvalidInput for too many."""
+    """Splits the text into tokens, each with its part of the text. Raises InvalidInput for too many tokens."""
     text = input.text
-    found = tokenizer.tokens(text, special_tokens=not input.skip_special_tokens, max_tokens=_MAX_TOKENS)
-    places = zip(found.token_ids.tolist(), found.names, found.char_start.tolist(), found.char_end.tolist(), strict=True)
+    pieces = tokenizer.tokens(text, special_tokens=not input.skip_special_tokens, max_tokens=_MAX_TOKENS)
+    places = zip(
+        pieces.token_ids.tolist(), pieces.names, pieces.char_start.tolist(), pieces.char_end.tolist(), strict=True
+    )
     tokens = [
         Token(token_id=token_id, text=name, is_special=True)
         if start < 0
@@ -56,12 +58,12 @@ def check_detokenization(input: DetokenizationInput, model: ModelSpec) -> None:
 
 
 def detokenization_traits(input: DetokenizationInput) -> tuple[str | int, ...]:
-    """What of an input its encoding depends on."""
+    """The values of an input on which its encoding depends."""
     return *input.token_ids, input.skip_special_tokens
 
 
 def encode_detokenization(input: DetokenizationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """The text of the tokens."""
+    """Converts the tokens to text."""
     text = tokenizer.text_of(input.token_ids, special_tokens=not input.skip_special_tokens)
     return _answered(DetokenizationResult(text=text))
 

@@ -1,4 +1,4 @@
-"""The vector of a text or an image: what callers may ask of it, and how it is cut, scaled and packed."""
+"""The vector of a text or an image: its options, and how it is cut, scaled and packed."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -13,13 +13,13 @@ from neuronpipe.core.tensors import Array, Arrays
 
 
 class PromptFacts(TaskFacts):
-    """The default prompt, and those that an input may name in its place."""
+    """The default prompt, and the prompts that an input may name instead."""
 
     encoded: ClassVar[tuple[str, ...]] = ("prompt", "prompts")
     told: ClassVar[tuple[str, ...]] = ("prompt_names",)
 
     prompt: str = Field("", description="text that sentence-transformers puts before every input of this model")
-    prompts: Mapping[str, str] = Field({}, description="texts that an input may have in its place, by their names")
+    prompts: Mapping[str, str] = Field({}, description="texts that an input may name instead of the prompt")
 
     @property
     def prompt_names(self) -> list[str]:
@@ -27,12 +27,12 @@ class PromptFacts(TaskFacts):
         return sorted(self.prompts)
 
     def prompt_of(self, name: str) -> str:
-        """The prompt of a name that was checked; empty means the default."""
+        """The prompt of a checked name; an empty name means the default prompt."""
         return self.prompts[name] if name else self.prompt
 
 
 def check_prompt(name: str, facts: PromptFacts) -> None:
-    """Refuses a name that is none of the model's prompts."""
+    """Refuses a name that is not the name of a prompt of the model."""
     if name and name not in facts.prompts:
         known = ", ".join(facts.prompt_names) or "none"
         raise InvalidInput("prompt_name", f"is none of the model's prompts; they are: {known}")
@@ -54,7 +54,9 @@ class EmbeddingFacts(PromptFacts):
     told = ("embedding_dimensions", "prompt_names")
 
     embedding_dimensions: int = Field(ge=1)
-    lowest: tuple[float, ...] = Field((), description="of each dimension of calibration vectors of length 1; for int8")
+    lowest: tuple[float, ...] = Field(
+        (), description="smallest value of each dimension in calibration vectors of length 1; for int8"
+    )
     highest: tuple[float, ...] = ()
 
 
@@ -83,7 +85,7 @@ def check_vector_options(input: Any, model: ModelSpec) -> None:
 
 
 def vector_of(outputs: Arrays) -> Array:
-    """A graph's only output for one sequence, float32 [embedding_dimensions]."""
+    """The only output of a graph for one sequence, float32 [embedding_dimensions]."""
     (vector,) = outputs.values()
     return vector
 
@@ -96,26 +98,26 @@ def normalized(vectors: Array) -> Array:
 
 
 def vector_fields(vector: Array, input: Any, model: ModelSpec) -> dict[str, Any]:
-    """The fields of a result: the vector, float32 [embedding_dimensions], as the input's options say."""
+    """The fields of a result: the vector, float32 [embedding_dimensions], converted by the input's options."""
     vector = vector[: input.dimensions or None]
     if input.precision in _BINARY:
-        # Of signed numbers the highest bit is the other way round, which is as much as 128 less.
+        # Signed numbers have the highest bit the other way round, which subtracts 128.
         flipped = np.uint8(128 if input.precision == EmbeddingPrecision.EMBEDDING_PRECISION_BINARY else 0)
         return {"packed": (np.packbits(vector > 0) ^ flipped).tobytes(), "precision": input.precision}
     if not input.skip_normalize:
         vector = vector / max(float(np.linalg.norm(vector)), SMALLEST_NORM)
     if input.precision in _INTEGERS:
-        check_vector_options(input, model)  # an item may come from elsewhere than the tokenizer, which checks it
+        check_vector_options(input, model)  # an item may not come from the tokenizer, which checks it
         steps = _steps(vector, EmbeddingFacts.of(model))
-        # Of signed numbers the highest bit is the other way round, as above.
+        # Signed numbers have the highest bit the other way round, as above.
         flipped = np.uint8(128 if input.precision == EmbeddingPrecision.EMBEDDING_PRECISION_INT8 else 0)
         return {"packed": (steps ^ flipped).tobytes(), "precision": input.precision}
     return {"embedding": vector.tolist()}
 
 
 def _steps(vector: Array, facts: EmbeddingFacts) -> Array:
-    """The step of each dimension's range that a number is in, uint8, as sentence-transformers' quantize_embeddings."""
-    lowest, highest = (np.array(one, np.float32) for one in (facts.lowest, facts.highest))
+    """The step of each dimension's range that contains the number, uint8. Equals quantize_embeddings."""
+    lowest, highest = (np.array(limits, np.float32) for limits in (facts.lowest, facts.highest))
     sizes = (highest - lowest) / 255
     steps: Array = np.clip(np.floor((vector - lowest) / np.where(sizes == 0, 1, sizes)), 0, 255).astype(np.uint8)
     return steps

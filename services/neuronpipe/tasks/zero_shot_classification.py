@@ -1,7 +1,7 @@
 """Zero-shot classification: scores of a text for the labels of the request.
 
-The model is one of natural language inference (NLI). Each label is put into a sentence, the hypothesis, and the model
-scores how far the text entails it. Equal to transformers' ZeroShotClassificationPipeline with `candidate_labels`,
+The model is a model of natural language inference (NLI). Each label is put into a sentence, the hypothesis, and the
+model scores how far the text entails it. Equal to transformers' ZeroShotClassificationPipeline with `candidate_labels`,
 `hypothesis_template` and `multi_label`. Differences:
 
 - Labels of equal score stay in the order of the request. The pipeline has no rule for them.
@@ -29,7 +29,7 @@ from neuronpipe.tasks.base import (
 from neuronpipe.tasks.many_texts import check_hypotheses, check_pairs, hypotheses, join, ranked_labels
 from neuronpipe.tasks.scores import softmax
 
-# The pipeline's own default.
+# The pipeline's default.
 _DEFAULT_TEMPLATE = "This example is {}."
 
 
@@ -61,7 +61,7 @@ def encode(input: ZeroShotClassificationInput, tokenizer: TextTokenizer, model: 
 def decode(
     input: ZeroShotClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> ZeroShotClassificationResult:
-    """All labels, best first, from `logits`, float32 [labels], of each sequence."""
+    """All labels, best first, from the `logits` of each sequence, float32 [labels]."""
     if len(outputs) != len(input.candidate_labels):
         raise InvalidInput("candidate_labels", f"{len(input.candidate_labels)} labels for {len(outputs)} outputs")
     logits = np.stack([output["logits"] for output in outputs])

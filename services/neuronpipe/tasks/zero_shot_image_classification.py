@@ -28,12 +28,12 @@ from neuronpipe.tasks.many_texts import check_hypotheses, hypotheses, join, rank
 from neuronpipe.tasks.scores import sigmoid, softmax
 from neuronpipe.tasks.vectors import normalized, vector_of
 
-# The pipeline's own default.
+# The pipeline's default.
 _DEFAULT_TEMPLATE = "This is a photo of {}."
 
 
 class ImageTextFacts(TaskFacts):
-    """How the cosine of an image and a text becomes a score: scaled, shifted, and through a function."""
+    """The conversion of the cosine of an image and a text into a score: scale, shift, and function."""
 
     scale: float
     shift: float = 0.0
@@ -54,7 +54,7 @@ def traits(input: ZeroShotImageClassificationInput) -> tuple[str | int, ...]:
 
 
 def encode(input: ZeroShotImageClassificationInput, readers: Readers, model: ModelSpec) -> Encoded:
-    """One sequence of the image's `pixels`, uint8 [3, height, width], then one of each label's sentence."""
+    """One sequence of the image's `pixels`, uint8 [3, height, width], then one sequence of each label's sentence."""
     sentences = hypotheses(input.candidate_labels, input.hypothesis_template or _DEFAULT_TEMPLATE)
     texts = (
         encode_text(readers.tokenizer, model, sentence, None, input.truncation, f"candidate_labels[{index}]")
@@ -71,7 +71,7 @@ def decode(
     if len(outputs) != len(labels) + 1:
         raise InvalidInput("candidate_labels", f"{len(labels)} labels and an image for {len(outputs)} outputs")
     facts = ImageTextFacts.of(model)
-    vectors = normalized(np.stack([vector_of(one) for one in outputs]))
+    vectors = normalized(np.stack([vector_of(output) for output in outputs]))
     logits = (vectors[1:] @ vectors[0]) * np.float32(facts.scale) + np.float32(facts.shift)
     scores = softmax(logits) if facts.function == "softmax" else sigmoid(logits)
     return ZeroShotImageClassificationResult(labels=ranked_labels(labels, scores))

@@ -20,7 +20,7 @@ from tests.bench.cache.page import write_page
 from tests.bench.cache.serving import measure_hang, measure_known_texts, measure_zipf
 from tests.bench.cache.stage import bundle_for_long_texts, measure_hit_rates, measure_ways
 from tests.bench.systems import find_repository
-from tests.redis_server import redis_server
+from tests.servers.redis import redis_server
 
 _SECTIONS = ("ways", "hit-rates", "known", "hang", "zipf")
 

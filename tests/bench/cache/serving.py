@@ -18,7 +18,7 @@ from neuronpipe.client import AsyncClient
 from tests.bench.cache.texts import texts
 from tests.bench.closed_loop import ClosedLoop, Loop
 from tests.bench.systems import NO_CACHE, find_repository, make_request, serving_all, serving_four
-from tests.redis_server import RedisServer
+from tests.servers.redis import RedisServer
 
 _CALLERS = 32
 _SENT = 40_000

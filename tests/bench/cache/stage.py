@@ -17,12 +17,14 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput
 from neuronpipe.bundles.repository import Bundle, read_bundle, write_manifest
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey, TokenizeItem
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import pack_input
-from neuronpipe.platform.cache.economics import CachePolicy
+from neuronpipe.platform.cache.economics import CachePolicy, RedisSettings
 from neuronpipe.stages.settings import EncodingSettings
 from neuronpipe.stages.tokenizer.stage import TokenizerStage, running_tokenizer
 from tests.bench.cache.texts import texts
 from tests.bench.systems import MODEL
+from tests.suite.constants import with_constants
 
 LENGTHS = {30: 640, 350: 320, 2000: 96}
 BATCHES = (1, 32)
@@ -65,12 +67,12 @@ async def measure_ways(bundle: Bundle, url: str) -> AsyncIterator[StageFigures]:
         async with running_tokenizer([bundle], EncodingSettings(token_cache_bytes=0)) as stage:
             await _run(stage, known[:64], batch)
             yield await _run(stage, known, batch, "off", tokens)
-        async with running_tokenizer([bundle], _redis(url, "always", memory_bytes=256 << 20)) as stage:
+        async with running_tokenizer([bundle], *_redis(url, "always", memory_bytes=256 << 20)) as stage:
             await _connect(stage)
             yield await _run(stage, known, batch, "miss in memory and in Redis", tokens)
             await asyncio.sleep(_REDIS_SETTLES_S)
             yield await _run(stage, known, batch, "hit in memory", tokens)
-        async with running_tokenizer([bundle], _redis(url, "always")) as stage:
+        async with running_tokenizer([bundle], *_redis(url, "always")) as stage:
             await _connect(stage)
             yield await _run(stage, known, batch, "hit in Redis", tokens)
         async with running_tokenizer([bundle], EncodingSettings()) as stage:
@@ -83,13 +85,13 @@ async def measure_hit_rates(bundle: Bundle, url: str) -> AsyncIterator[tuple[flo
     for (tokens, count), batch, rate in itertools.product(LENGTHS.items(), BATCHES, HIT_RATES):
         pool = texts(tokens, seed=hash((tokens, batch, rate)) % 10_000)
         known = list(itertools.islice(pool, count))
-        async with running_tokenizer([bundle], _redis(url, "always")) as stage:
+        async with running_tokenizer([bundle], *_redis(url, "always")) as stage:
             await _connect(stage)
             await _run(stage, known, 32)
             await asyncio.sleep(_REDIS_SETTLES_S)
         for policy in ("off", "always", "auto"):
-            settings = EncodingSettings(token_cache_bytes=0) if policy == "off" else _redis(url, policy)  # type: ignore[arg-type]
-            async with running_tokenizer([bundle], settings) as stage:
+            settings = (EncodingSettings(token_cache_bytes=0),) if policy == "off" else _redis(url, policy)  # type: ignore[arg-type]
+            async with running_tokenizer([bundle], *settings) as stage:
                 if policy != "off":
                     await _connect(stage)
                 # So long as the estimates learn, and once more.
@@ -100,10 +102,10 @@ async def measure_hit_rates(bundle: Bundle, url: str) -> AsyncIterator[tuple[flo
                 yield rate, figures
 
 
-def _redis(url: str, policy: CachePolicy, memory_bytes: int = 0) -> EncodingSettings:
-    return EncodingSettings(
-        redis_url=url, token_cache_redis=policy, token_cache_bytes=memory_bytes, redis_timeout_ms=1000
-    )
+def _redis(url: str, policy: CachePolicy, memory_bytes: int = 0) -> tuple[EncodingSettings, Telemetry, RedisSettings]:
+    """Arguments of running_tokenizer."""
+    redis = with_constants(RedisSettings, redis_url=url, redis_timeout_ms=1000)
+    return EncodingSettings(token_cache_redis=policy, token_cache_bytes=memory_bytes), Telemetry(), redis
 
 
 async def _connect(stage: TokenizerStage) -> None:

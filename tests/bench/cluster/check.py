@@ -14,7 +14,7 @@ from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.bench.cluster.executors import Device
 from tests.bench.cluster.scenarios import FIXED, Scenario, run
 from tests.bench.systems import NO_CACHE
-from tests.models import classifier
+from tests.models.repository import classifier
 
 _SECONDS = 10.0
 # 100 requests a second for each executor: little CPU time, so that four of them fit on this machine.

@@ -23,7 +23,7 @@ RULES: tuple[Rule, ...] = (
     pods.one_back_end_that_fits,
     pods.checks_see_what_services_see,
     pods.pods_have_no_rights,
-    pods.gateways_refuse_before_memory_is_full,
+    pods.services_refuse_before_memory_is_full,
     pods.volumes_are_there,
     cluster.objects_are_in_one_namespace,
     cluster.secrets_exist,

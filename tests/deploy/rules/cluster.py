@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from neuronpipe.core.names import instruments
-from neuronpipe.core.settings import variable_name
+from neuronpipe.core.settings import fields_of, variable_name
 from neuronpipe.deploy.kubernetes import NAMESPACE
 from neuronpipe.platform.telemetry.prometheus import series_names
 from tests.deploy.combinations import ROOT
@@ -150,7 +150,7 @@ def _unknown_metrics(spec: Mapping[str, Any]) -> Iterator[str]:
 def kserve_sees_grpc(objects: Objects) -> Iterator[str]:
     """KServe sees a port for gRPC by its name: with grpc in it, or h2c for Knative. The service is `serve all`."""
     kind = SETTINGS["sagemaker"]
-    known = {variable_name(kind, field) for field in kind.model_fields}
+    known = {variable_name(kind, field) for field in fields_of(kind)}
     for name, runtime in objects.of_kind("ClusterServingRuntime").items():
         [container] = runtime["spec"]["containers"]
         environment = {one["name"]: one["value"] for one in container["env"]}

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from neuronpipe.core.settings import variable_name
+from neuronpipe.core.settings import fields_of, values_of, variable_name
+from neuronpipe.gateway.holding import MAX_HELD_BYTES
 from tests.deploy.objects import (
     BACKENDS,
     BUILT,
@@ -29,8 +30,14 @@ _AFTER_GRACE_S = 11.0
 _PROGRESS_S = 600
 # More than a service took without its caches: 82 MB with MiniLM (docs/benchmarks/README.md, Start and memory).
 _PROCESS_BYTES = 128 << 20
-# Settings of what a gateway may hold besides.
-_GATEWAY_MEMORY = ("max_receiving_bytes", "max_held_bytes", "result_cache_bytes")
+# Settings of what services may hold besides: the formula of docs/deployment.md, Memory, without models. Messages that
+# arrive, and answers that are not read, take as much each; tokens and pixels as well.
+_MEMORY = {
+    "gateway": ("max_receiving_bytes", "max_receiving_bytes", "result_cache_bytes"),
+    "tokenizer": ("max_receiving_bytes", "max_receiving_bytes", "token_cache_bytes", "token_cache_bytes"),
+    "neuron-executor": ("max_receiving_bytes", "max_receiving_bytes", "lone_graph_bytes"),
+    "postprocessor": ("max_receiving_bytes", "max_receiving_bytes"),
+}
 _DEVICES = {device for _, device in BACKENDS.values() if device}
 
 
@@ -137,17 +144,19 @@ def settings_exist(objects: Objects) -> Iterator[str]:
         if kind is None:
             yield from (f"{one}: {name} is no setting of it" for name in given)
             continue
-        fields = {variable_name(kind, field): field for field in kind.model_fields}
+        fields = {variable_name(kind, field): field for field in fields_of(kind)}
         yield from (f"{one}: {name} is no setting of it" for name in given if name not in fields)
         known = {fields[name]: value for name, value in given.items() if name in fields}
+        required = {"repository": "/repository"} if "repository" in fields_of(kind) else {}
         try:
-            settings = kind(**({"repository": "/repository"} if "repository" in kind.model_fields else {}) | known)
+            settings = kind.of(**required | known)
         except ValidationError as error:
             yield f"{one}: {'; '.join(problem['msg'] for problem in error.errors())}"
             continue
+        values, defaults = values_of(settings), values_of(kind.of(**required))
         # grace_s stands beside the period that must be longer.
         for name in known.keys() - {"grace_s"}:
-            if getattr(settings, name) == kind.model_fields[name].default:
+            if values[name] == defaults[name]:
                 yield f"{one}: {name} has its default anyway"
 
 
@@ -229,16 +238,17 @@ def pods_have_no_rights(objects: Objects) -> Iterator[str]:
                 yield f"{one}: lacks requests of CPU and memory, or a limit of memory"
 
 
-def gateways_refuse_before_memory_is_full(objects: Objects) -> Iterator[str]:
-    """A gateway's limit of memory has room for its caches and for the messages that may arrive at once, so that it
-    refuses what is too much before the kernel ends it. A volume in memory counts, too.
+def services_refuse_before_memory_is_full(objects: Objects) -> Iterator[str]:
+    """A service's limit of memory has room for its caches and for messages, so that it refuses what is too much before
+    the kernel ends it. A volume in memory counts, too.
     """
     for one in objects.containers:
-        if one.target != "gateway":
+        if one.target not in _MEMORY or one.workload.is_job:
             continue
         volumes = (volume.get("emptyDir", {}) for volume in one.workload.volumes.values())
         in_memory = [volume["sizeLimit"] for volume in volumes if volume.get("medium") == "Memory"]
-        held = sum(int(one.setting(name)) for name in _GATEWAY_MEMORY)
+        held = sum(int(one.setting(name)) for name in _MEMORY[one.target])
+        held += MAX_HELD_BYTES if one.target == "gateway" else 0
         needed = _PROCESS_BYTES + held + sum(map(_bytes, in_memory))
         if (limit := _bytes(one.content["resources"]["limits"]["memory"])) < needed:
             yield f"{one}: may take {needed} bytes of memory, and the limit is {limit}"
@@ -262,7 +272,7 @@ def volumes_are_there(objects: Objects) -> Iterator[str]:
         for name, value in one.environment.items():
             if str(value).startswith("/") and not any(Path(value).is_relative_to(path) for path in one.mounts):
                 yield f"{one}: {name} is {value}, which is not mounted"
-        needs = one.target in SETTINGS and "repository" in SETTINGS[one.target].model_fields
+        needs = one.target in SETTINGS and "repository" in fields_of(SETTINGS[one.target])
         if needs and not one.workload.is_job and is_of_bucket(one):
             kept, room = int(one.setting("repository_cache_bytes")), _room(one)
             if kept > room:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from neuronpipe.core.settings import fields_of
 from tests.deploy.objects import SETTINGS, Container, Objects, Workload, is_of_bucket
 
 # Whoever is not one of the pods.
@@ -173,7 +174,7 @@ def callers_are_asked_who_they_are(objects: Objects) -> Iterator[str]:
 
 
 def _has_tls(stage: Container) -> bool:
-    is_stage = stage.target in SETTINGS and "allowed_peers" in SETTINGS[stage.target].model_fields
+    is_stage = stage.target in SETTINGS and "allowed_peers" in fields_of(SETTINGS[stage.target])
     return is_stage and bool(stage.setting("tls_certificate"))
 
 

@@ -26,7 +26,7 @@ from neuronpipe.bundles.signing import SigningKey, TrustedKeys, create_key
 from neuronpipe.bundles.sources import BucketSource
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.core.items import ModelKey
-from tests.s3_server import running_s3
+from tests.servers.s3 import running_s3
 from tests.unit.bundles.written import write_bundle
 
 _SIGNED = Signed("ann")

@@ -2,12 +2,14 @@
 
 import asyncio
 import shutil
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from neuronpipe.bundles import live
 from neuronpipe.bundles.live import LiveModels, running_live_models
 from neuronpipe.bundles.registry import REGISTRY_FILE, Registry, Signed
 from neuronpipe.bundles.repository import Bundle, read_bundle, read_trusted_keys, sign_bundle
@@ -271,3 +273,28 @@ async def test_what_crashes_in_a_version_ends_the_process(process: _Process) -> 
     with pytest.raises(ZeroDivisionError):
         await run()
     assert process.loader.loaded == []
+
+
+async def test_a_version_whose_files_are_fetched_for_long_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in (1, 2, 3):
+        write_bundle(tmp_path, "m", version)
+    process = _Process(tmp_path)
+    process.change(lambda registry: registry.alias("m", "stable", 1, _SIGNED))
+    take, go_on = FolderSource.take, threading.Event()
+
+    def take_late(source: FolderSource, key: ModelKey) -> Bundle:
+        if key == _M2:
+            go_on.wait(60)
+        return take(source, key)
+
+    monkeypatch.setattr(FolderSource, "take", take_late)
+    monkeypatch.setattr(live, "_PATIENCE_S", 0.05)
+    async with process.running():
+        process.change(lambda registry: registry.alias("m", "stable", 2, _SIGNED))
+        await soon(lambda: _M2 in process.live.versions)
+        process.change(lambda registry: registry.alias("m", "next", 3, _SIGNED))
+        await process.serves(_M1, ModelKey("m", 3))
+        go_on.set()
+        await process.serves(_M2, ModelKey("m", 3))

@@ -1,12 +1,16 @@
 """bundles/repository.py: bundles are whole or not there, and what was changed is not loaded."""
 
+import errno
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.bundles.repository import (
+    bundle_folders,
     check_writable,
     choose_version,
     default_name,
@@ -67,10 +71,56 @@ def test_hidden_folders_and_stray_files_are_passed_over(tmp_path: Path, stray: s
     assert [bundle.key for bundle in read_repository(tmp_path)] == [("m", 1)]
 
 
-def test_a_half_written_bundle_is_refused_by_its_folder(tmp_path: Path) -> None:
-    folder = write_bundle(tmp_path)
-    (folder / "manifest.json").unlink()
-    with pytest.raises(SetupError, match=f"^{folder}: half-written: it has no manifest.json; delete it"):
+def test_a_folder_without_a_manifest_beside_bundles_is_refused_by_its_path(tmp_path: Path) -> None:
+    write_bundle(tmp_path)
+    (write_bundle(tmp_path, "n") / "manifest.json").unlink()
+    with pytest.raises(SetupError, match=f"^{tmp_path}/n/1: is no bundle, as it has no manifest.json; a repository"):
+        read_repository(tmp_path)
+
+
+# What a repository is not → what is said of it. {0}: the folder that has all of them.
+_WRONG = {
+    "": "holds no bundle: it holds repositories: {0}/models",
+    "models/m": "holds no bundle: it is a model of the repository {0}/models",
+    "models/m/1/artifacts": "holds no bundle: it is a part of {0}/models/m/1, a bundle of the repository {0}/models",
+    "keys": "holds no bundle: it holds ca.pem, private, tls.crt, …",
+    "hub": "holds no bundle: it looks like a model of Hugging Face; `neuronpipe compile {0}/hub --repo",
+    "keys/tls.key": "is a file",
+    "killed": "holds no bundle: {0}/killed/m/.1.k3_9abcd is half-written, by a compile that was killed or still runs",
+    "empty": "holds no bundle; make one with `neuronpipe compile SOURCE --repository {0}/empty`",
+    "none": "no such folder; make a repository with `neuronpipe compile SOURCE --repository {0}/none`",
+}
+
+
+@pytest.mark.parametrize("place", _WRONG)
+def test_a_wrong_repository_is_told_what_it_is_and_never_to_delete_anything(place: str, tmp_path: Path) -> None:
+    write_bundle(tmp_path / "models")
+    for name in ("keys/ca.pem", "keys/tls.crt", "keys/tls.key", "keys/private/old/a.pem", "hub/config.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    for name in ("hub/onnx/quantized", "killed/m/.1.k3_9abcd", "empty"):
+        (tmp_path / name).mkdir(parents=True)
+    wrong = tmp_path / place
+    for read in (read_repository, bundle_folders):
+        with pytest.raises(SetupError, match="^" + re.escape(f"{wrong}: {_WRONG[place].format(tmp_path)}")) as told:
+            read(wrong)
+        assert "delete" not in str(told.value)
+        assert re.search(
+            r"; a repository holds bundles alone|; make (one|a repository) with `neuronpipe", str(told.value)
+        )
+
+
+def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "private").mkdir()
+    iterate = Path.iterdir
+
+    def iterate_as_another_user(folder: Path) -> Iterator[Path]:  # root may read all
+        if folder.name == "private":
+            raise PermissionError(errno.EACCES, "denied")
+        return iterate(folder)
+
+    monkeypatch.setattr(Path, "iterdir", iterate_as_another_user)
+    with pytest.raises(SetupError, match=f"^{tmp_path}/private: cannot be read: Permission denied"):
         read_repository(tmp_path)
 
 

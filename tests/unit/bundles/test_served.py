@@ -10,7 +10,7 @@ from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ModelState, ServedModels, running_models
 from neuronpipe.core.errors import ModelNotFound, SetupError, Unavailable
 from neuronpipe.core.items import ModelKey
-from tests.door import bundle_of
+from tests.servers.door import bundle_of
 from tests.unit.model_specs import model_spec
 
 

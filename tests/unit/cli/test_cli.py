@@ -29,7 +29,7 @@ from neuronpipe.cli import models, serve
 from neuronpipe.cli.request import parse_target
 from neuronpipe.core import logs
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError, Unavailable
-from neuronpipe.core.settings import variable_name
+from neuronpipe.core.settings import fields_of, variable_name
 from neuronpipe.core.task_inputs import SAMPLES
 from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.platform.telemetry import start
@@ -111,7 +111,7 @@ def test_help_lists_every_setting_with_its_variable(capsys: pytest.CaptureFixtur
     # A long name may be broken at its hyphens.
     missing = [
         name
-        for name, field in _SERVICES[service].model_fields.items()
+        for name, field in fields_of(_SERVICES[service]).items()
         if f"--{name.replace('_', '-')}" not in flattened
         or variable_name(_SERVICES[service], name) not in flattened
         or str(field.description).split(" ", 1)[0] not in flattened
@@ -245,6 +245,10 @@ def test_models_are_listed_in_columns_that_align_with_one_for_tasks(capsys: pyte
         aliases=["canary", "stable"],
         share=0.95,
         problem="tokenizer: no room",
+        shapes=138,
+        shapes_ready=40,
+        lone_graphs=3,
+        lone_graph_bytes=41_400_000,
     )
     with fake_gateway() as gateway:
         gateway.models = [short, long]
@@ -252,11 +256,11 @@ def test_models_are_listed_in_columns_that_align_with_one_for_tasks(capsys: pyte
     assert code == 0
     assert output.splitlines() == [
         "MODEL                               VERSION  TASKS                                  TOKENS  BACK END        "
-        "DTYPE    ARCHITECTURE  STATE  ALIASES        SHARE",
+        "DTYPE    ARCHITECTURE  STATE  ALIASES        SHARE  SHAPES  GRAPHS",
         "m                                   1        rerank                                 4       fake          "
         "  int8     A                                   0 %",
         "a-model-with-a-name-longer-than-24  12*      sentence-embedding,feature-extraction  512     openvino,torch  "
-        "float32  BertModel     ready  canary,stable  95 %",
+        "float32  BertModel     ready  canary,stable  95 %   40/138  3, 41 MB",
     ]
     assert errors == "a-model-with-a-name-longer-than-24 version 12: tokenizer: no room\n"
 

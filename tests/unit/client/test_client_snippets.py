@@ -13,7 +13,7 @@ _PAGES = ("README.md", "docs/quick-start.md", "docs/clients.md")
 
 def _snippets(page: str) -> list[str]:
     """Those of our own client, but for those with a comment that they are not run, or where; see
-    tests/contract/test_snippets.py.
+    tests/repository/test_snippets.py.
     """
     text = (_ROOT / page).read_text(encoding="utf-8")
     snippets = re.findall(r"(?<!-->)\n```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

@@ -44,7 +44,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.client import AsyncClient, Client, InvalidInput
 from neuronpipe.client.task_methods import TaskMethods
-from neuronpipe.core.generation_options import Options
+from neuronpipe.core.generation_options import GenerationFields
 from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
 from tests.unit.every_error import EVERY_ERROR
 
@@ -105,7 +105,7 @@ def test_a_text_of_several_is_not_lost(client: Client, gateway: FakeGateway) -> 
 
 def test_a_text_takes_all_options(client: Client, gateway: FakeGateway) -> None:
     gateway.result = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(text="b", score=-0.5)]))
-    given: Options = {"num_beams": 2, "bad_words_ids": [[3, 4]], "forced_bos_token_id": 0, "top_logprobs": 1}
+    given: GenerationFields = {"num_beams": 2, "bad_words_ids": [[3, 4]], "forced_bos_token_id": 0, "top_logprobs": 1}
     given["length_penalty"] = 2.0
     text = assert_type(client.generate_text("m", "x", **given), GeneratedText)
     assert (text.text, text.score) == ("b", -0.5)

@@ -19,18 +19,10 @@ def test_a_call_cannot_be_changed() -> None:
         Call().request_id = "x"  # type: ignore[misc]
 
 
-def test_a_stage_gets_a_call_of_its_own() -> None:
-    call = Call(request_id="mine", deadline_s=5.0)
-    trace = SpanContext(1, 2, is_sampled=True)
-    assert call.for_stage(trace, 7) == Call(request_id="mine", deadline_s=5.0, trace=trace, cost_tokens=7)
-    assert (call.trace, call.cost_tokens) == (None, 0)
-
-
 def test_copies_of_a_call_keep_all_that_they_do_not_change() -> None:
     given = {field.name: object() for field in dataclasses.fields(Call)}
-    trace = SpanContext(1, 2, is_sampled=True)
     call = Call(**given)  # type: ignore[arg-type]
-    assert call.for_stage(trace, 7) == dataclasses.replace(call, trace=trace, cost_tokens=7)
+    assert call.until(7.0) == dataclasses.replace(call, deadline_s=7.0)
     assert call.for_request("mine", Priority.PRIORITY_BULK) == dataclasses.replace(
         call, request_id="mine", priority=Priority.PRIORITY_BULK
     )

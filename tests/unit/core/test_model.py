@@ -183,3 +183,9 @@ def test_encodings_depend_on_the_facts_that_a_task_says_and_on_no_others() -> No
 
 def test_what_callers_are_told_is_what_the_tasks_say() -> None:
     assert model_spec(facts={"a": _Facts(seen=3), "b": _OtherFacts()}).told_facts == {"seen": 3}
+
+
+def test_a_stage_finds_a_model_by_its_key_whatever_its_route() -> None:
+    assert [_ROUTED.at(("a", version)) for version in (1, 2)] == ["a1", "a2"]
+    with pytest.raises(ModelNotFound, match=r"model 'a' has no version 9; it has: 1, 2, 3$"):
+        _ROUTED.at(("a", 9))

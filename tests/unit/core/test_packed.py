@@ -5,7 +5,7 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, RerankInput, TaskInput, TextClassificationInput
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.packed import Packed, TensorSets, pack_input
+from neuronpipe.core.packed import Packed, TensorSets, pack_body, pack_input
 from neuronpipe.core.tensors import to_tensor_set
 
 _INPUT = TaskInput(text_classification=TextClassificationInput(text="so"))
@@ -73,3 +73,10 @@ def test_tensors_are_the_same_as_arrays_and_as_bytes() -> None:
 def test_tensors_that_are_no_message_are_refused() -> None:
     with pytest.raises(InvalidInput, match="tensors: are no valid"):
         _ = TensorSets(data=[b"\x0a\x05abc"]).arrays
+
+
+def test_the_message_of_the_task_is_the_body_and_an_input_of_no_task_has_none() -> None:
+    assert _packed(_INPUT.SerializeToString()).body == _INPUT.text_classification
+    assert pack_body(TaskInput, "text_classification", _INPUT.text_classification).message == _INPUT
+    with pytest.raises(InvalidInput, match=r"^input: holds no task$"):
+        _ = pack_input(TaskInput()).body

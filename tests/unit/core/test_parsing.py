@@ -10,7 +10,7 @@ from neuronpipe.api.oip.v2.open_inference_pb2 import ModelInferRequest
 from neuronpipe.api.v1.inference_pb2 import InferBatchRequest, InferRequest
 from neuronpipe.api.v1.tasks_pb2 import ChatMessage, TaskInput, TextGenerationInput
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.parsing import parse, parser
+from neuronpipe.core.parsing import check_depth, parse, parser
 from tests.fuzz.expanding import field_of
 from tests.fuzz.messages import change_bytes
 
@@ -92,3 +92,16 @@ def test_what_the_parser_takes_and_refuses_is_the_same_of_large_messages() -> No
         except DecodeError:
             found = None
         assert found == expected
+
+
+@pytest.mark.parametrize(
+    "begin", [b"", b'{"a": "' + b"[" * 200 + b'\\"{", "b": ', b"[" + b"[], " * 9000, b'["' + b"a" * (1 << 18) + b'", ']
+)
+def test_json_may_be_nested_128_deep_and_no_deeper(begin: bytes) -> None:
+    opened = begin.strip()[:1]
+    end = {b"": b"", b"[": b"]", b"{": b"}"}[opened]
+    for opens, closes, levels in ((b"[", b"]", 1), (b'{"a": ', b"}", 1), (b'{"a": [', b"]}", 2)):
+        depth = (128 - bool(opened)) // levels
+        check_depth("body", begin + opens * depth + b"0" + closes * depth + end)
+        with pytest.raises(InvalidInput, match=r"^body: lists and objects are nested more than 128 deep, the limit$"):
+            check_depth("body", begin + opens * (depth + 1) + b"0" + closes * (depth + 1) + end)

@@ -1,5 +1,6 @@
 """settings: settings come from the command line, then from the environment, and a mistake is named."""
 
+import json
 import os
 from math import inf
 
@@ -8,14 +9,25 @@ from pydantic.fields import FieldInfo
 
 from neuronpipe.bulk.transform.near_engine import TransformSettings
 from neuronpipe.cli import make_parser
+from neuronpipe.cli.serve import settings_parser
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.settings import option_name, read_options, read_settings, variable_name
+from neuronpipe.core.removed_settings import REMOVED
+from neuronpipe.core.settings import (
+    declared_in,
+    fields_of,
+    option_name,
+    read_options,
+    read_settings,
+    values_of,
+    variable_name,
+)
 from neuronpipe.core.units import unit_of
 from neuronpipe.measure.acceptance_process import AcceptSettings
 from neuronpipe.platform.cache.economics import RedisSettings
 from neuronpipe.platform.process.settings import ServerSettings
+from neuronpipe.serve.fronts import front_settings
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
-from neuronpipe.stages.settings import NeuronExecutorSettings, PostprocessorSettings, TokenizerSettings
+from neuronpipe.stages.settings import EngineSettings, NeuronExecutorSettings, PostprocessorSettings, TokenizerSettings
 
 _REPOSITORY = {"repository": "/models"}
 _KINDS: list[type[ServerSettings]] = [
@@ -38,24 +50,24 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_environment_wins_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEURONPIPE_NEURON_EXECUTOR_MAX_BATCH_SIZE", "7")
-    assert read_settings(NeuronExecutorSettings, _REPOSITORY).max_batch_size == 7
+    assert read_settings(NeuronExecutorSettings, _REPOSITORY).executor.max_batch_size == 7
 
 
 def test_the_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEURONPIPE_NEURON_EXECUTOR_MAX_BATCH_SIZE", "7")
-    assert read_settings(NeuronExecutorSettings, _REPOSITORY | {"max_batch_size": "9"}).max_batch_size == 9
+    assert read_settings(NeuronExecutorSettings, _REPOSITORY | {"max_batch_size": "9"}).executor.max_batch_size == 9
 
 
 def test_a_required_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEURONPIPE_TOKENIZER_REPOSITORY", "/models")
-    assert read_settings(TokenizerSettings, {}).repository == "/models"
+    assert read_settings(TokenizerSettings, {}).models.repository == "/models"
 
 
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
         ("listen", "--listen: must be of this form: address to listen on: HOST:PORT, "),
-        ("repository_endpoint", "--repository-endpoint: must be of this form: for s3://: URL of the object store; "),
+        ("metrics_listen", "--metrics-listen: must be of this form: address for the Prometheus endpoint, HOST:PORT; "),
     ],
 )
 def test_a_value_of_another_form_is_told_the_form(setting: str, told: str) -> None:
@@ -65,8 +77,8 @@ def test_a_value_of_another_form_is_told_the_form(setting: str, told: str) -> No
 
 
 def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NEURONPIPE_GATEWAY_MAX_BATCH_ITEMS", "")
-    assert read_settings(PipelineProcessSettings, _REPOSITORY).max_batch_items == 256
+    monkeypatch.setenv("NEURONPIPE_GATEWAY_MAX_IMAGE_BYTES", "")
+    assert read_settings(PipelineProcessSettings, _REPOSITORY).gateway.pipeline.max_image_bytes == 10 << 20
 
 
 @each_service
@@ -83,7 +95,38 @@ def test_an_unknown_variable_under_the_prefix_is_an_error_that_names_it(
 
 def test_variables_of_other_services_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEURONPIPE_TOKENIZER_LISTEN", "127.0.0.1:1")
-    assert read_settings(PipelineProcessSettings, _REPOSITORY).listen == "127.0.0.1:50050"
+    assert read_settings(PipelineProcessSettings, _REPOSITORY).process.listen == "127.0.0.1:50050"
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_setting_is_refused_with_the_reason(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = f"was removed: {REMOVED[name]}"
+    with pytest.raises(SystemExit):
+        settings_parser("all").parse_args(["--repository", "/models", f"{option_name(name)}=1"])
+    assert capsys.readouterr().err.endswith(f" error: {option_name(name)} {reason}\n")
+    variable = variable_name(AllSettings, name)
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(SetupError) as refused:
+        read_settings(AllSettings, _REPOSITORY)
+    assert str(refused.value) == f"{variable} {reason}"
+
+
+@each_service
+def test_a_setting_is_in_one_part_of_a_service(kind: type[ServerSettings]) -> None:
+    names = [name for _, name, _ in declared_in(kind)]
+    assert sorted(set(names)) == sorted(names)
+
+
+@each_service
+def test_no_setting_has_a_name_that_was_removed(kind: type[ServerSettings]) -> None:
+    assert REMOVED.keys().isdisjoint(fields_of(kind))
+
+
+def test_serve_all_has_at_most_80_settings() -> None:
+    """A value that nobody would change is a constant."""
+    assert len(fields_of(AllSettings)) <= 80
 
 
 @each_service
@@ -93,13 +136,13 @@ def test_a_missing_setting_is_named_by_its_variable(kind: type[ServerSettings]) 
 
 
 def test_all_problems_are_told_at_once() -> None:
-    with pytest.raises(SetupError, match=r"--max-batch-items: .*; NEURONPIPE_GATEWAY_REPOSITORY: "):
-        read_settings(PipelineProcessSettings, {"max_batch_items": "0"})
+    with pytest.raises(SetupError, match=r"--max-image-bytes: .*; NEURONPIPE_GATEWAY_REPOSITORY: "):
+        read_settings(PipelineProcessSettings, {"max_image_bytes": "0"})
 
 
 def test_a_variable_out_of_bounds_is_refused_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NEURONPIPE_GATEWAY_MAX_BATCH_ITEMS", "0")
-    with pytest.raises(SetupError, match=r"^NEURONPIPE_GATEWAY_MAX_BATCH_ITEMS: "):
+    monkeypatch.setenv("NEURONPIPE_GATEWAY_MAX_IMAGE_BYTES", "0")
+    with pytest.raises(SetupError, match=r"^NEURONPIPE_GATEWAY_MAX_IMAGE_BYTES: "):
         read_settings(PipelineProcessSettings, _REPOSITORY)
 
 
@@ -108,13 +151,9 @@ def test_a_variable_out_of_bounds_is_refused_by_its_own_name(monkeypatch: pytest
     [
         (AllSettings, "grace_s", "-1"),
         (AllSettings, "grace_s", "soon"),
-        (AllSettings, "max_message_bytes", "1023"),
-        (AllSettings, "max_message_bytes", str(2**31)),
         (AllSettings, "max_receiving_bytes", "1023"),
         (AllSettings, "max_connection_age_s", "-1"),
         (AllSettings, "max_connection_age_s", "604801"),
-        (AllSettings, "max_connection_age_grace_s", "-1"),
-        (AllSettings, "max_connection_age_grace_s", "604801"),
         (AllSettings, "listen", "50050"),
         (AllSettings, "listen", "localhost:"),
         (AllSettings, "listen", "localhost:http"),
@@ -126,22 +165,19 @@ def test_a_variable_out_of_bounds_is_refused_by_its_own_name(monkeypatch: pytest
         (AllSettings, "max_requests_in_flight", "0"),
         (AllSettings, "max_tokens_in_flight", "0"),
         (AllSettings, "max_input_bytes", "0"),
-        (AllSettings, "max_batch_items", "0"),
-        (AllSettings, "max_http_inputs", "0"),
+        (AllSettings, "max_image_bytes", "0"),
         (AllSettings, "model_aliases", "a"),
         (AllSettings, "model_aliases", "a=b,a=c"),
         (AllSettings, "model_aliases", "a=b,b=c"),
         (AllSettings, "http_path_prefix", "prefix"),
         (AllSettings, "http_path_prefix", "/prefix/"),
-        (AllSettings, "max_stream_in_flight", "0"),
         (AllSettings, "cores", "-1"),
         (AllSettings, "cores", "257"),
         (AllSettings, "threads", "-1"),
         (AllSettings, "max_batch_size", "0"),
         (AllSettings, "max_batch_size", "4097"),
         (AllSettings, "max_batch_tokens", "0"),
-        (AllSettings, "max_queue_sequences", "0"),
-        (AllSettings, "max_queue_sequences", "1.5"),
+        (AllSettings, "max_batch_tokens", "1.5"),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_by_the_name_of_its_option(
@@ -162,13 +198,14 @@ def _most(field: FieldInfo) -> float:
 
 @each_service
 def test_every_setting_of_a_time_or_a_size_takes_a_unit(kind: type[ServerSettings]) -> None:
-    units = {name: unit_of(name) for name in kind.model_fields if unit_of(name)}
+    units = {name: unit_of(name) for name in fields_of(kind) if unit_of(name)}
     assert set(units.values()) >= {"s", "bytes"}
-    given = {name: _LARGE[unit][0] for name, unit in units.items() if _LARGE[unit][1] <= _most(kind.model_fields[name])}
+    given = {name: _LARGE[unit][0] for name, unit in units.items() if _LARGE[unit][1] <= _most(fields_of(kind)[name])}
     # A setting of a stage in another process is refused.
-    near = {name: "local" for name in kind.model_fields if name in _TARGETS}
+    near = {name: "local" for name in fields_of(kind) if name in _TARGETS}
     settings = read_settings(kind, _REPOSITORY | near | given)
-    assert {name: getattr(settings, name) for name in given} == {name: _LARGE[units[name]][1] for name in given}
+    read = values_of(settings)
+    assert {name: read[name] for name in given} == {name: _LARGE[units[name]][1] for name in given}
 
 
 @pytest.mark.parametrize(
@@ -180,11 +217,11 @@ def test_every_setting_of_a_time_or_a_size_takes_a_unit(kind: type[ServerSetting
             "'10MB': must be a number of seconds, or a number with a unit, such as 250ms, 30s, 10m or 2h",
         ),
         (
-            "max_message_bytes",
+            "max_receiving_bytes",
             "1m",
             "'1m': must be a number of bytes, or a number with a unit, such as 256MiB or 1.5GB",
         ),
-        ("jobs_ttl_s", "1500ms", "valid integer"),
+        ("jobs_retention_s", "1500ms", "valid integer"),
         ("grace_s", "2h", "less than or equal to 3600"),
     ],
 )
@@ -195,25 +232,25 @@ def test_a_wrong_unit_is_named_with_the_right_ones(setting: str, value: str, pro
 
 @each_service
 def test_every_setting_explains_itself(kind: type[ServerSettings]) -> None:
-    assert [name for name, field in kind.model_fields.items() if not field.description] == []
+    assert [name for name, field in fields_of(kind).items() if not field.description] == []
 
 
 def test_every_service_has_a_prefix_of_its_own() -> None:
-    prefixes = [str(kind.model_config.get("env_prefix")) for kind in _KINDS]
+    prefixes = [kind.prefix for kind in _KINDS]
     assert not any(one != other and one.startswith(other) for one in prefixes for other in prefixes)
     assert len(set(prefixes)) == len(prefixes)
 
 
 def test_every_service_listens_on_a_port_of_its_own() -> None:
     # `all` takes the gateway's place, so it has the gateway's port.
-    ports = {kind: kind.model_fields["listen"].default for kind in _KINDS if kind is not AllSettings}
+    ports = {kind: fields_of(kind)["listen"].default for kind in _KINDS if kind is not AllSettings}
     assert len(set(ports.values())) == len(ports)
 
 
 def test_settings_cannot_be_changed_once_read() -> None:
     settings = read_settings(PipelineProcessSettings, _REPOSITORY)
     with pytest.raises(ValueError, match="frozen"):
-        settings.max_batch_items = 1  # type: ignore[misc]
+        settings.gateway.pipeline.max_image_bytes = 1  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("kind", [AllSettings, PipelineProcessSettings], ids=lambda kind: kind.__name__)
@@ -225,18 +262,18 @@ def test_an_address_for_http_that_is_none_is_an_error(kind: type[ServerSettings]
 
 @each_service
 def test_a_service_can_listen_on_a_unix_socket(kind: type[ServerSettings]) -> None:
-    assert read_settings(kind, _REPOSITORY | {"listen": "unix:/run/a.sock"}).listen == "unix:/run/a.sock"
+    assert read_settings(kind, _REPOSITORY | {"listen": "unix:/run/a.sock"}).process.listen == "unix:/run/a.sock"
 
 
 def test_all_stages_are_near_in_all_and_none_in_a_gateway_unless_told_otherwise() -> None:
-    assert read_settings(AllSettings, _REPOSITORY).far_targets == {}
-    assert read_settings(PipelineProcessSettings, _REPOSITORY).far_targets == {
+    assert read_settings(AllSettings, _REPOSITORY).gateway.far_targets == {}
+    assert read_settings(PipelineProcessSettings, _REPOSITORY).gateway.far_targets == {
         "tokenizer": "127.0.0.1:50051",
         "neuron-executor": "127.0.0.1:50052",
         "postprocessor": "127.0.0.1:50053",
     }
     near = {"tokenizer_target": "local", "postprocessor_target": "local", "executor_target": "unix:/run/a.sock"}
-    assert read_settings(PipelineProcessSettings, _REPOSITORY | near).far_targets == {
+    assert read_settings(PipelineProcessSettings, _REPOSITORY | near).gateway.far_targets == {
         "neuron-executor": "unix:/run/a.sock"
     }
 
@@ -258,12 +295,12 @@ def test_a_setting_of_a_stage_in_another_process_is_refused(setting: str, value:
     ):
         read_settings(PipelineProcessSettings, given)
     near = read_settings(PipelineProcessSettings, given | {target: "local"})
-    assert str(getattr(near, setting)) == value
+    assert str(values_of(near)[setting]) == value
 
 
 def test_settings_that_the_gateway_shares_with_a_far_tokenizer_are_its_own() -> None:
     settings = read_settings(PipelineProcessSettings, _REPOSITORY | {"redis_url": "redis://127.0.0.1:6379/0"})
-    assert settings.far_targets.keys() == {"tokenizer", "neuron-executor", "postprocessor"}
+    assert settings.gateway.far_targets.keys() == {"tokenizer", "neuron-executor", "postprocessor"}
 
 
 @pytest.mark.parametrize(
@@ -277,6 +314,15 @@ def test_front_processes_need_what_they_can_share(given: dict[str, str], problem
     assert read_settings(AllSettings, _REPOSITORY | given).front_processes == 0
     with pytest.raises(SetupError, match=f"--front-processes: .*{problem}"):
         read_settings(AllSettings, _REPOSITORY | given | {"front_processes": "2"})
+
+
+def test_a_front_process_gets_all_settings_also_passwords_but_those_of_the_executor() -> None:
+    settings = AllSettings.of(**_REPOSITORY, redis_url="redis://:secret@host:6379/0", cores=2, front_processes=2)
+    given = json.loads(json.dumps(front_settings(settings, "127.0.0.1:1", "", "unix:/run/executor.sock")))
+    front = AllSettings.of(**given)
+    assert front.redis == settings.redis
+    assert front.executor == EngineSettings()
+    assert (front.process.listen, front.gateway.executor_target) == ("127.0.0.1:1", "unix:/run/executor.sock")
 
 
 def test_a_password_in_a_url_is_not_in_the_repr_of_settings() -> None:
@@ -298,7 +344,7 @@ def test_a_variable_counts_where_a_command_is_not_given_the_option(
     monkeypatch.setenv(variable_name(kind, "cores"), "2")
 
     def cores(*arguments: str) -> object:
-        return read_options(kind, vars(make_parser().parse_args([*command.split(), *arguments]))).cores
+        return read_options(kind, vars(make_parser().parse_args([*command.split(), *arguments]))).executor.cores
 
     assert cores() == 2
     assert cores("--cores", "0-2") == "0-2"

@@ -49,6 +49,14 @@ _NUMBERS = {
     NotConfigured: 12,
 }
 
+
+def test_the_fields_that_a_problem_names_cross_a_border() -> None:
+    error = InvalidInput("text", "9 tokens; set truncation to cut, or top_k to 1", ["truncation", "options.top_k"])
+    received = from_status(to_status(error))
+    assert isinstance(received, InvalidInput)
+    assert (received.message, received.mentions) == (error.message, ["truncation", "options.top_k"])
+
+
 each_error = pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
 
 

@@ -12,10 +12,11 @@ from typing import Any
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.core.calls import Call
+from neuronpipe.core.deadlines import HeldTime
 from neuronpipe.core.errors import NeuronpipeError, Unavailable
-from neuronpipe.core.items import EncodedInput, ModelKey, StageItem, TokenizeItem
+from neuronpipe.core.items import EncodedInput, ModelKey, StageItem, TokenizeItem, Work
 from neuronpipe.core.packed import NO_TENSORS, Packed
-from neuronpipe.core.streams import Outcome, StageResponse
+from neuronpipe.core.streams import Outcome, Preparation, StageResponse
 from neuronpipe.gateway.coalescing import Coalescer
 
 LIMIT_S = 10
@@ -43,6 +44,7 @@ class Wire:
         self.models = models
         self.problems: dict[ModelKey, str] = {}
         self.unloaded: dict[ModelKey, bool] = {}
+        self.prepared: dict[ModelKey, Preparation] = {}
         self.needed: list[frozenset[ModelKey]] = []
         self.retired = asyncio.Event()
         self.messages: list[Message] = []
@@ -119,6 +121,11 @@ class Wire:
         self._said.put_nowait(StageResponse(models=models, unloaded=unloaded))
         await settled()
 
+    async def prepares(self, prepared: Mapping[ModelKey, Preparation]) -> None:
+        """Has these models, prepared so far."""
+        self._said.put_nowait(StageResponse(models=frozenset(prepared), prepared=prepared))
+        await settled()
+
     async def retire(self) -> None:
         """Its address is gone."""
         self.retired.set()
@@ -158,21 +165,30 @@ class System:
         await settled()
         return wire
 
-    async def ask(self, *names: str, **call: Any) -> list["asyncio.Task[Any]"]:
+    async def ask(self, *names: str, **context: Any) -> list["asyncio.Task[Any]"]:
         """Brings items."""
-        return await self.ask_for(MODEL, *names, **call)
+        return await self.ask_for(MODEL, *names, **context)
 
-    async def ask_for(self, model: ModelKey, *names: str, **call: Any) -> list["asyncio.Task[Any]"]:
+    async def ask_for(self, model: ModelKey, *names: str, **context: Any) -> list["asyncio.Task[Any]"]:
         """Brings items for a model."""
-        tasks = [asyncio.create_task(self.coalescer(item(name, model=model, **call))) for name in names]
+        tasks = [asyncio.create_task(self.coalescer(item(name, model=model, **context))) for name in names]
         self.tasks += tasks
         await settled()
         return tasks
 
 
-def item(name: str, data: bytes = b"", *, model: ModelKey = MODEL, **call: Any) -> TokenizeItem:
+def item(
+    name: str,
+    data: bytes = b"",
+    *,
+    model: ModelKey = MODEL,
+    cost_tokens: int = 0,
+    held: HeldTime | None = None,
+    **call: Any,
+) -> TokenizeItem:
     """An item that is known by its request's id."""
-    return TokenizeItem(Call(name, **call), model, Packed(TaskInput, data=data))
+    work = Work(cost_tokens=cost_tokens, held=held)
+    return TokenizeItem(Call(name, **call), model, Packed(TaskInput, data=data), work=work)
 
 
 def value(name: str) -> EncodedInput:

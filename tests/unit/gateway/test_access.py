@@ -1,14 +1,19 @@
 """gateway/access.py: what the settings make of callers and tenants."""
 
+import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
+from neuronpipe.bundles.registry import Registry
 from neuronpipe.core.errors import SetupError, Unauthenticated
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.gateway.access import Access
+from neuronpipe.gateway.access import Access, registry_of
 from neuronpipe.gateway.callers.keys import create_key
-from neuronpipe.gateway.settings import GatewaySettings
+from neuronpipe.gateway.callers.settings import CallerSettings
+from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.platform.cache.economics import NO_REDIS
 from neuronpipe.platform.process.door import Credentials
 
 _PUBLIC = ("0.0.0.0:50050",)
@@ -16,8 +21,8 @@ _NAME = "spiffe://test/search"
 
 
 def _access(*, addresses: tuple[str, ...] = _PUBLIC, verifies_certificates: bool = False, **given: object) -> Access:
-    settings = GatewaySettings(repository=Path("/models"), **given)  # type: ignore[arg-type]
-    return Access(settings, settings, settings, addresses, Telemetry(), verifies_certificates=verifies_certificates)
+    callers, pipeline = CallerSettings.model_validate(given), PipelineSettings()
+    return Access(callers, pipeline, NO_REDIS, addresses, Telemetry(), verifies_certificates=verifies_certificates)
 
 
 @pytest.fixture
@@ -62,3 +67,20 @@ def test_verified_certificates_name_tenants_without_any_key(tenants: Path) -> No
 def test_tenants_need_callers_that_are_known(tenants: Path) -> None:
     with pytest.raises(SetupError, match="tenants: needs api_keys, jwks or tls_client_ca"):
         _access(addresses=(), tenants=tenants)
+
+
+async def test_a_registry_that_hangs_takes_no_thread_from_other_calls() -> None:
+    ends = threading.Event()
+
+    def read() -> Registry:
+        ends.wait()
+        return Registry()
+
+    hung = [asyncio.create_task(registry_of(read)) for _ in range(100)]
+    await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(5):
+            await asyncio.to_thread(bool)
+    finally:
+        ends.set()
+    assert await asyncio.gather(*hung) == [Registry()] * 100

@@ -9,6 +9,7 @@ import pytest
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.core.callers import Caller
 from neuronpipe.core.calls import Call
+from neuronpipe.core.deadlines import HeldTime
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded
 from neuronpipe.core.metrics import Meters
 from neuronpipe.gateway.admission import Admission, Gate
@@ -385,10 +386,29 @@ def test_the_time_in_which_requests_were_held_is_not_expected_of_others(crowd_of
     for _ in range(100):
         admission = crowd.enter("a")
         clock.now_s += 60
-        admission.held_s = 59.9
+        admission.held = HeldTime(59_900_000_000)
         crowd.leave("a")
     crowd.enter("late").note_late()
     gate.check_room(0.1)
+
+
+def test_a_request_that_was_hopeless_when_it_was_no_longer_held_says_nothing_of_others(
+    crowd_of: CrowdOf, clock: _Clock
+) -> None:
+    gate = Gate(100, 1000)
+    crowd = crowd_of(gate)
+    for _ in range(100):
+        crowd.enter("a")
+        clock.now_s += 0.1
+        crowd.leave("a")
+    with gate.admit(Call(deadline_s=clock.now_s + 60), 4, model="m", shed=lambda: None) as held:
+        held.held = HeldTime(59_990_000_000)  # an answer takes 0.1 s
+        held.note_late()
+        gate.check_room(0.02)
+        held.held = HeldTime(30_000_000_000)
+        held.note_late()
+        with pytest.raises(DeadlineExceeded):
+            gate.check_room(0.02)
 
 
 def _call_of(tenant: str, remaining_s: float | None = None) -> Call:

@@ -12,7 +12,7 @@ from neuronpipe.core.errors import InvalidInput, ModelNotFound
 from neuronpipe.core.metrics import Meters, Telemetry
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.routing import open_gateway_models
-from tests.door import models_of
+from tests.servers.door import models_of
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec
 

@@ -2,16 +2,23 @@
 
 import asyncio
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from neuronpipe.api.v1.stages_pb2 import GenerationFigures
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, Unavailable
-from neuronpipe.core.items import ModelKey
+from neuronpipe.core.generated import NewTokens
+from neuronpipe.core.items import ExecuteItem, ModelKey
 from neuronpipe.core.metrics import Counter
 from neuronpipe.core.names import Events
+from neuronpipe.core.packed import NO_TENSORS
 from neuronpipe.core.tracing import Span, SpanContext, enter_span
 from neuronpipe.gateway.coalescing import Coalescer
-from tests.unit.gateway.coalescer import BULK, LIMIT_S, UNREACHABLE, System, item, settled, value, values
+from tests.unit.gateway.coalescer import BULK, LIMIT_S, MODEL, UNREACHABLE, System, item, settled, value, values
 
 
 async def test_several_endpoints_share_the_work(system: System) -> None:
@@ -117,6 +124,36 @@ async def test_items_sent_again_go_in_their_order_and_before_those_that_came_lat
     assert second.names == [["occupies the second"], ["a", "b", "fills the first", "d", "c", "e"]]
 
 
+async def test_an_item_that_only_waited_for_its_grammar_is_answered_by_another_and_waits_no_more(
+    system: System,
+) -> None:
+    first, told = await system.connect(), list[NewTokens]()
+    stream: Any = SimpleNamespace(put=told.append)
+    text = ExecuteItem(Call("a"), MODEL, NO_TENSORS, GenerationOptions())
+    task = asyncio.create_task(system.coalescer(text, stream))
+    system.tasks.append(task)
+    await settled()
+    await first.say((first.id_of("a"), NewTokens((), GenerationFigures(), is_waiting=True)))
+    second = await system.connect()
+    await first.die()
+    assert [one.is_waiting for one in told] == [True, False]
+    await second.answer("a")
+    assert await values([task]) == [value("a")]
+
+
+async def test_a_text_comes_token_by_token_and_its_generator_that_is_closed_abandons_the_item(system: System) -> None:
+    wire = await system.connect()
+    text = ExecuteItem(Call("a"), MODEL, NO_TENSORS, GenerationOptions())
+    events = system.coalescer.generate(text)
+    first = asyncio.create_task(anext(events))
+    await settled()
+    await wire.say((wire.id_of("a"), NewTokens([7], GenerationFigures())))
+    assert (await first).token_ids == [7]
+    await events.aclose()
+    await settled()
+    assert wire.messages[-1].abandoned == [wire.id_of("a")]
+
+
 async def test_an_endpoint_that_drains_gets_no_more_and_answers_what_it_has(system: System) -> None:
     draining = await system.connect()
     (a,) = await system.ask("a")
@@ -146,15 +183,51 @@ async def test_what_a_draining_endpoint_has_not_read_is_sent_to_another_and_coun
     assert await values([asked]) == [value("a")]
 
 
-async def test_an_endpoint_that_drains_is_told_nothing_of_who_left(system: System) -> None:
-    draining = await system.connect()
-    (a,) = await system.ask("a")
+@pytest.mark.parametrize("ending", ["drains", "drains before it has answered", "is retired", "is retired and drains"])
+async def test_an_endpoint_that_ends_is_told_of_items_that_nobody_waits_for_and_of_none_twice(
+    system: System, ending: str
+) -> None:
+    wire = await system.connect()
+    asked = await system.ask("a", "b", "c", "d")
     await system.connect()
-    await draining.say()
+    if ending != "drains before it has answered":
+        await wire.say()
+    if "retired" in ending:
+        await wire.retire()
+    if "drains" in ending:
+        await wire.drain("a", "b", "c", "d")
+    for name, task in zip("ab", asked, strict=False):
+        task.cancel()
+        await settled()
+        assert wire.messages[-1].abandoned == [wire.id_of(name)]
+    await wire.answer("c")
+    assert await values(asked[2:3]) == [value("c")]
+    assert [message.names for message in wire.messages] == [["a", "b", "c", "d"], [], []]
+
+
+async def test_the_last_item_of_an_endpoint_that_drains_is_told_when_nobody_waits_for_it(system: System) -> None:
+    draining = await system.connect()
+    (last,) = await system.ask("a")
     await draining.drain("a")
-    a.cancel()
+    last.cancel()
     await settled()
-    assert [message.abandoned for message in draining.messages] == [[]]
+    assert draining.messages[-1].abandoned == [draining.id_of("a")]
+    await draining.die()
+
+
+async def test_an_endpoint_that_drains_and_reads_no_more_still_answers(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neuronpipe.gateway.coalescing._STUCK_AFTER_S", 0.01)
+    old = await system.connect()
+    left, asked = await system.ask("a", "b")
+    await old.say()
+    await old.drain("a", "b")
+    old.is_jammed = True
+    left.cancel()
+    await asyncio.sleep(0.1)  # to prove that nothing happens
+    await old.answer("b")
+    assert await values([asked]) == [value("b")]
 
 
 async def test_when_the_last_endpoint_drains_that_is_reported_once_and_whoever_waits_fails(system: System) -> None:

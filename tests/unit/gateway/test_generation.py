@@ -1,7 +1,8 @@
 """gateway/generation.py: tokens become text as they come, and the last one says why the text ends."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,23 @@ from neuronpipe.api.v1.stages_pb2 import GenerationFigures
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TaskInput, TaskResult, TextGenerationInput
 from neuronpipe.core.calls import Call
 from neuronpipe.core.generated import NewTokens
-from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, PostprocessItem, Prediction, Stages, TokenizeItem
+from neuronpipe.core.items import (
+    NO_WORK,
+    EncodedInput,
+    ExecuteItem,
+    ModelKey,
+    PostprocessItem,
+    Prediction,
+    Stages,
+    TokenizeItem,
+)
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import Packed, TensorSets, pack_input, pack_result
-from neuronpipe.gateway.generation import TextRuns
+from neuronpipe.gateway.generation import GeneratedText, TextParts
 from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest
 from neuronpipe.gateway.request_observer import ModelMeters
 from neuronpipe.gateway.routing import GatewayModel
+from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.generated_text import Detokenizer
 from neuronpipe.tasks.text_generation import most_generated, window_arrays
@@ -41,37 +52,47 @@ class _System:
         # How many tokens were sent to be decoded, each time.
         self.sent: list[int] = []
         self.counted: list[int] = []
+        self.waits: list[bool] = []
 
     async def run(self, max_new_tokens: int, interval: int = 1, stop_strings: Sequence[str] = ()) -> str:
         options = GenerationOptions(max_new_tokens=max_new_tokens, stop_strings=stop_strings)
         input = TextGenerationInput(prompt="a", options=options)
         packed = pack_input(TaskInput(text_generation=input))
-        request = InferenceRequest(Call(), _SPEC.name, "", packed, listener=self._listen)
+        request = InferenceRequest(Call(), _SPEC.name, "", packed)
         key = ModelKey(_SPEC.name, 1)
         model = GatewayModel(key, _SPEC, ModelMeters(Telemetry().meters, key))
         sequences = TensorSets(arrays=[{"input_ids": np.array([97], np.int32)}])
         encoded = EncodedInput(sequences, TensorSets(arrays=window_arrays([97])), tokens=1)
-        stages = Stages(self._tokenize, self._execute, self._postprocess)
-        texts = TextRuns(stages, request, model, encoded, interval, self.counted.append)
-        await texts.predict(Call())
-        result = await texts.postprocess(Call())
+        stages = Stages(self._tokenize, self._execute, self._postprocess, self._generate)
+        parts: Any = SimpleNamespace(put=self._put)
+        admission: Any = SimpleNamespace(generated=self.counted.append, wait=self.waits.append)
+        text = GeneratedText(request, Call(), model, PipelineSettings(stream_interval=interval), parts)
+        text.note_encoded(encoded)
+        prediction = await text.predict(stages, NO_WORK, encoded, admission)
+        result = await text.postprocess(stages, NO_WORK, encoded, prediction)
+        assert isinstance(result, Packed)
         return str(result.message.text_generation.sequences[0].text)
 
-    def _listen(self, event: GenerateStart | GeneratedPart) -> None:
-        if isinstance(event, GeneratedPart):
-            self.parts.append(event)
+    def _put(self, part: GenerateStart | GeneratedPart) -> None:
+        if isinstance(part, GeneratedPart):
+            self.parts.append(part)
 
     async def _tokenize(self, item: TokenizeItem) -> EncodedInput:
         raise NotImplementedError
 
     async def _execute(self, item: ExecuteItem) -> Prediction:
-        assert item.report
+        raise NotImplementedError
+
+    async def _generate(self, item: ExecuteItem) -> AsyncGenerator[NewTokens | Prediction, None]:
+        for is_waiting in (True, False):  # for its grammar
+            yield NewTokens([], GenerationFigures(), is_waiting=is_waiting)
+            await asyncio.sleep(0)
         for token_id in self._token_ids:
-            item.report(NewTokens([token_id], GenerationFigures()))
+            yield NewTokens([token_id], GenerationFigures())
             for _ in range(10):  # as between two messages
                 await asyncio.sleep(0)
         arrays = {"token_ids": np.array(self._token_ids, np.int32), "finish_reason": np.array(self._reason, np.int32)}
-        return Prediction(TensorSets(arrays=[arrays]), generation=GenerationFigures())
+        yield Prediction(TensorSets(arrays=[arrays]), generation=GenerationFigures())
 
     async def _postprocess(self, item: PostprocessItem) -> Packed[TaskResult]:
         self.sent.append(len(item.outputs.arrays[0]["token_ids"]))
@@ -96,6 +117,7 @@ async def test_the_last_token_comes_with_the_reason_although_the_prediction_come
     system = _System(token_ids, reason)
     assert await system.run(3) == bytes(token_ids).decode().strip("\2")
     assert [part.is_last for part in system.parts] == [False, False, True]
+    assert system.waits == [True, False, True]
     assert [part.token_ids for part in system.parts] == [[token_id] for token_id in token_ids]
 
 
@@ -135,3 +157,20 @@ def test_what_a_request_generates_at_most_is_known_before_it_is_checked() -> Non
     assert most(max_new_tokens=7, num_beams=4, num_return_sequences=3) == 28
     assert most(max_new_tokens=2**31, num_beams=2**31) == 16 * room
     assert most() == min(256, room)
+
+
+async def test_a_caller_who_reads_slowly_gets_the_parts_of_each_text_that_wait_as_one() -> None:
+    parts, start = TextParts(), GenerateStart(model="small")
+    for part in (start, GeneratedPart("a", [1]), GeneratedPart("x", [7], 1), GeneratedPart("b", [2], is_last=True)):
+        parts.put(part)
+    assert await parts.take() == [
+        start,
+        GeneratedPart("ab", [1, 2], 0, [], is_last=True),
+        GeneratedPart("x", [7], 1, []),
+    ]
+    waiting = asyncio.create_task(parts.take())
+    await asyncio.sleep(0)
+    parts.put(GeneratedPart("y", [8], 1, [], is_last=True))
+    parts.close()
+    assert await waiting == [GeneratedPart("y", [8], 1, [], is_last=True)]
+    assert await parts.take() == []

@@ -5,14 +5,15 @@ import itertools
 
 import pytest
 
-from neuronpipe.core.callers import ANONYMOUS, Caller, enter_caller
+from neuronpipe.core.callers import Caller
+from neuronpipe.core.deadlines import HeldTime
 from neuronpipe.core.errors import Overloaded, Unavailable
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Events, Metrics
 from neuronpipe.core.tracing import Span, SpanContext, enter_span
 from neuronpipe.gateway.coalescing import Coalescer
-from neuronpipe.gateway.holding import HeldTime, Holding
+from neuronpipe.gateway.holding import Holding
 from tests.unit.gateway.coalescer import MODEL, UNREACHABLE, System, item, settled, value, values
 
 _OTHER = ModelKey("other", 1)
@@ -63,6 +64,56 @@ async def test_an_item_is_held_again_when_its_endpoint_stops_before_it_has_read_
     second = await held.connect()
     await second.answer("a")
     assert await values([task]) == [value("a")]
+
+
+@pytest.mark.parametrize("ending", ["dies", "drains", "is retired", "has its model no more"])
+async def test_items_that_are_held_again_count_for_their_own_tenants_and_requests(system: System, ending: str) -> None:
+    holding = Holding(18, 1 << 20)
+    system.coalescer = Coalescer("tokenizer", system._report, holding=holding)
+    records: dict[str, HeldTime | None] = {}
+
+    async def ask(tenant: str, name: str) -> object:
+        records[name] = holding.record()
+        return await system.coalescer(item(name, caller=Caller(tenant, tenant), held=records[name]))
+
+    wire = await system.connect(MODEL)
+    await system.ask("occupies it")
+    greedy = {f"greedy {number}": asyncio.create_task(ask("greedy", f"greedy {number}")) for number in range(18)}
+    await settled()
+    if ending == "dies":
+        await wire.die()
+    elif ending == "drains":
+        await wire.drain("occupies it")
+    elif ending == "is retired":
+        await wire.retire()
+    else:
+        await wire.announce()
+    # As if the process had never been there: of 18 places, eight times what is left over.
+    await settled()
+    refused = {name for name, task in greedy.items() if task.done()}
+    assert {type(greedy[name].exception()) for name in refused} == {Overloaded}
+    assert len(refused) in (2, 3)  # three where what had occupied the process is held as well, for no tenant
+    held = {name: record.service for name, record in records.items() if record}
+    assert held == {name: "" if name in refused else "tokenizer" for name in greedy}
+    other = asyncio.create_task(ask("other", "other"))
+    await settled()
+    assert not other.done()
+    for task in (*greedy.values(), other):
+        task.cancel()
+    await asyncio.gather(*greedy.values(), other, return_exceptions=True)
+
+
+async def test_a_request_is_held_until_none_of_its_items_is(held: System, holding: Holding) -> None:
+    record = holding.record()
+    assert record
+    one, two = [*await held.ask("a", held=record), *await held.ask_for(_OTHER, "b", held=record)]
+    wire = await held.connect(MODEL)
+    assert (wire.names, record.service) == ([["a"]], "tokenizer")
+    other = await held.connect(_OTHER)
+    assert (other.names, record.service) == ([["b"]], "")
+    await wire.answer("a")
+    await other.answer("b")
+    assert await values([one, two]) == [value("a"), value("b")]
 
 
 async def test_the_item_that_is_one_too_many_is_refused_and_a_place_is_free_when_a_caller_leaves(held: System) -> None:
@@ -166,21 +217,16 @@ async def test_a_model_that_no_endpoint_has_in_memory_is_loaded_by_one_with_few_
 
 def test_one_tenant_leaves_places_and_bytes_to_others() -> None:
     holding = Holding(90, 9000)
-    enter_caller(Caller("m", "mallory"))
     for _ in range(80):
-        holding.begin("tokenizer", 10)
+        holding.begin("tokenizer", 10, "mallory")
     with pytest.raises(Overloaded):
-        holding.begin("tokenizer", 10)
-    enter_caller(Caller("v", "victim"))
-    holding.begin("tokenizer", 1000)
-    holding.begin("tokenizer", 10)
+        holding.begin("tokenizer", 10, "mallory")
+    holding.begin("tokenizer", 1000, "victim")
+    holding.begin("tokenizer", 10, "victim")
     with pytest.raises(Overloaded):
-        holding.begin("tokenizer", 8000)
-    enter_caller(ANONYMOUS)
+        holding.begin("tokenizer", 8000, "victim")
 
 
 def test_a_tenant_alone_with_one_place_has_it() -> None:
     holding = Holding(1, 10)
-    enter_caller(Caller("m", "mallory"))
-    holding.begin("tokenizer", 1000)
-    enter_caller(ANONYMOUS)
+    holding.begin("tokenizer", 1000, "mallory")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from neuronpipe.core.background import Places
 from neuronpipe.core.callers import Caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.gateway.many import answer_in_order, answer_stream, infer_batch
 from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.platform.process.background import Places
 
 
 async def _numbers(count: int, read: list[int]) -> AsyncIterator[int]:

@@ -63,12 +63,15 @@ from neuronpipe.core.status import from_status
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.doors.native import NativeDoor
 from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.gateway.holding import Holding
 from neuronpipe.gateway.load_shedding import ModelLoad
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
-from tests.door import Door, door_of, models_of
+from tests.servers.door import Door, door_of, models_of
+from tests.suite.constants import with_constants
 from tests.unit.every_error import EVERY_ERROR
+from tests.unit.gateway.coalescer import Wire
 from tests.unit.model_specs import image_spec, model_spec
 
 STAGES = ("tokenize", "execute", "postprocess")
@@ -106,7 +109,7 @@ def _pipeline(
     **limits: Any,
 ) -> Door:
     models = [model_spec(version=version) for version in (1, 2)]
-    return door_of(models, Stages(tokenize, execute, postprocess), PipelineSettings(**limits))
+    return door_of(models, Stages(tokenize, execute, postprocess), with_constants(PipelineSettings, **limits))
 
 
 def _request(text: str = "hello", **changes: Any) -> InferRequest:
@@ -221,7 +224,7 @@ async def test_every_stage_gets_the_model_the_version_and_the_items_context(stag
     await _pipeline(**_at(stage, watched)).infer(_request(request_id="mine"), call)
     (item,) = seen
     assert item.model == ("small", 2)
-    assert (item.call.request_id, item.call.trace, item.call.deadline_s) == ("mine", trace, call.deadline_s)
+    assert (item.call.request_id, item.work.trace, item.call.deadline_s) == ("mine", trace, call.deadline_s)
 
 
 async def test_timings_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,7 +514,7 @@ async def test_what_an_item_costs_is_estimated_for_the_tokenizer_and_counted_for
 
     def watched(stage: Callable[[Any], Any]) -> Callable[[Any], Any]:
         async def watching(item: Any) -> Any:
-            seen.append(item.call.cost_tokens)
+            seen.append(item.work.cost_tokens)
             return await stage(item)
 
         return watching
@@ -779,7 +782,7 @@ async def test_the_time_in_which_a_request_was_held_is_not_expected_of_others(mo
     monkeypatch.setattr(ModelLoad, "note_answer", lambda self, one, seconds: learned.append(seconds))
 
     async def execute(item: ExecuteItem) -> Prediction:
-        hold = holding.begin("neuron-executor", 0)
+        hold = holding.begin("neuron-executor", 0, request=item.work.held)
         hold.began_ns -= 60 * 10**9  # of which the gate knows nothing: it takes them off
         hold.end(is_sent=True)
         return await _execute(item)
@@ -788,3 +791,39 @@ async def test_the_time_in_which_a_request_was_held_is_not_expected_of_others(mo
     pipeline = Pipeline(models, Stages(_tokenize, execute, _postprocess), settings, holding=holding)
     await Door(NativeDoor(pipeline, Catalog(models), settings)).infer(_request(), Call())
     assert learned == [pytest.approx(-60, abs=5)]
+
+
+@pytest.mark.parametrize("is_there_at_first", [True, False])
+async def test_deadlines_that_pass_while_requests_are_held_are_no_overload(is_there_at_first: bool) -> None:
+    """Whether the only process has gone while they waited for it, or was never there."""
+
+    async def report(is_reached: bool) -> None:
+        """Nobody asks."""
+
+    holding, wire = Holding(100, 1 << 20), Wire()
+    execute = Coalescer("neuron-executor", report, holding=holding)
+    models, settings = models_of([model_spec()], Telemetry()), PipelineSettings()
+    pipeline = Pipeline(models, Stages(_tokenize, execute, _postprocess), settings, holding=holding)
+    door = Door(NativeDoor(pipeline, Catalog(models), settings))
+
+    def ask(seconds: float, count: int) -> list[asyncio.Task[Any]]:
+        deadline_s = time.monotonic() + seconds
+        return [asyncio.create_task(door.infer(_request(), Call(deadline_s=deadline_s))) for _ in range(count)]
+
+    if is_there_at_first:
+        serving = asyncio.create_task(execute.serve(wire))
+    late, others = ask(0.3, 20), ask(20, 20)
+    await _settled()
+    if is_there_at_first:
+        assert len(wire.messages) == 1
+        await wire.fail(Unavailable("the stream has ended"))
+        await serving
+    for outcome in await asyncio.gather(*late, return_exceptions=True):
+        assert isinstance(outcome, DeadlineExceeded)
+        assert outcome.message.startswith("the deadline passed while the request was held: no process of the neuron-ex")
+    new = ask(1, 10)
+    await asyncio.sleep(0.1)  # to prove that nothing happens: they are held, too
+    assert not any(task.done() for task in new)
+    for task in (*others, *new):
+        task.cancel()
+    await asyncio.gather(*others, *new, return_exceptions=True)

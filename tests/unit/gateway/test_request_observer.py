@@ -22,7 +22,7 @@ from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.request_observer import RequestObserver
 from neuronpipe.gateway.settings import PipelineSettings
-from tests.door import Door, door_of, models_of
+from tests.servers.door import Door, door_of, models_of
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
@@ -110,7 +110,7 @@ async def test_stages_get_the_context_of_their_own_span() -> None:
 
     def watched(stage: Callable[[Any], Any]) -> Callable[[Any], Any]:
         async def watch(item: Any) -> Any:
-            seen.append(item.call.trace)
+            seen.append(item.work.trace)
             return await stage(item)
 
         return watch
@@ -138,7 +138,7 @@ async def test_stages_record_nothing_of_a_request_that_the_gateway_does_not_samp
     seen: list[SpanContext | None] = []
 
     async def watch(item: Any) -> EncodedInput:
-        seen.append(item.call.trace)
+        seen.append(item.work.trace)
         return await _tokenize(item)
 
     telemetry = Recorded()
@@ -154,7 +154,7 @@ async def test_a_gateway_that_takes_no_part_in_tracing_hands_its_callers_trace_o
     seen: list[SpanContext | None] = []
 
     async def watch(item: Any) -> EncodedInput:
-        seen.append(item.call.trace)
+        seen.append(item.work.trace)
         return await _tokenize(item)
 
     await door_of([model_spec()], Stages(watch, _execute, _postprocess)).infer(_request(), Call(trace=_SAMPLED))
@@ -289,7 +289,7 @@ async def test_a_request_over_http_has_a_span_of_a_server_that_names_no_rpc() ->
     telemetry = Recorded()
     observer = RequestObserver(telemetry)
     with observer.together(Call(), Spans.HTTP_BATCH) as call:
-        observer.begin(Spans.HTTP_REQUEST, call).finish(0)
+        observer.begin(Spans.HTTP_REQUEST, call).finish(None)
     batch, request = telemetry.one(Spans.HTTP_BATCH), telemetry.one(Spans.HTTP_REQUEST)
     assert (batch.kind, request.kind, request.parent) == ("server", "server", batch.context)
     assert Attributes.RPC_METHOD not in batch.attributes | request.attributes

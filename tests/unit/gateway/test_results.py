@@ -1,35 +1,64 @@
 """gateway/results.py: a result that is known is not computed again, and is never another request's."""
 
 import asyncio
+import datetime
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, InferBatchRequest, InferRequest, InferResponse
+from neuronpipe.api.v1.inference_pb2 import (
+    CacheControl,
+    CacheOutcome,
+    InferBatchRequest,
+    InferRequest,
+    InferResponse,
+    Usage,
+)
 from neuronpipe.api.v1.tasks_pb2 import (
+    ChatMessage,
+    GenerationOptions,
     LabelScore,
+    SummarizationInput,
     TaskInput,
     TaskResult,
     TextClassificationInput,
     TextClassificationResult,
+    TextGenerationInput,
 )
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, SetupError, Unavailable
-from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Stages, TokenizeItem
+from neuronpipe.core.items import (
+    EncodedInput,
+    ExecuteItem,
+    ModelKey,
+    PostprocessItem,
+    Prediction,
+    Stages,
+    TokenizeItem,
+)
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Attributes, Metrics, Spans
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.doors.native import NativeDoor
-from neuronpipe.gateway.assembly import running_gateway
+from neuronpipe.gateway.assembly import running_pipeline
+from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.gateway.generation import GeneratedText
+from neuronpipe.gateway.inference import InferenceRequest
+from neuronpipe.gateway.request_observer import ModelMeters
+from neuronpipe.gateway.results import running_result_cache
+from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.gateway.settings import PipelineSettings, ResultCacheSettings
 from neuronpipe.platform.cache.cache import Cache
-from tests.door import Door
+from neuronpipe.platform.cache.economics import RedisSettings
+from tests.servers.door import Door
 from tests.unit.bundles.written import write_bundle
+from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
 
 _HIT, _MISS, _BYPASS = (
@@ -86,10 +115,11 @@ async def _running(
     repository: Path, stages: Stages, asked: str, telemetry: Telemetry | None = None, **limits: Any
 ) -> AsyncIterator[Door]:
     results, limited = ResultCacheSettings(result_cache_models=asked), PipelineSettings(**limits)
-    async with running_gateway(
-        read_repository(repository), stages, limited, results, telemetry or Telemetry()
-    ) as gateway:
-        yield Door(NativeDoor(gateway.pipeline, gateway.catalog, limited))
+    async with running_pipeline(read_repository(repository), stages, limited, results, telemetry or Telemetry()) as (
+        models,
+        running,
+    ):
+        yield Door(NativeDoor(running, Catalog(models), limited))
 
 
 @pytest_asyncio.fixture
@@ -117,12 +147,12 @@ async def test_a_known_result_is_not_computed_again(pipeline: Door, stages: _Sta
 async def test_the_first_request_is_a_miss_where_redis_is_not_asked_or_does_not_answer(
     policy: Any, repository: Path, stages: _Stages
 ) -> None:
-    results = ResultCacheSettings(
-        result_cache_models="set", redis_url="redis://127.0.0.1:1/0", result_cache_redis=policy
-    )
-    limits = PipelineSettings()
-    async with running_gateway(read_repository(repository), stages.functions, limits, results, Telemetry()) as gateway:
-        door = Door(NativeDoor(gateway.pipeline, gateway.catalog, limits))
+    results = ResultCacheSettings(result_cache_models="set", result_cache_redis=policy)
+    redis, limits = RedisSettings(redis_url="redis://127.0.0.1:1/0"), PipelineSettings()
+    async with running_pipeline(
+        read_repository(repository), stages.functions, limits, results, Telemetry(), redis=redis
+    ) as (models, running):
+        door = Door(NativeDoor(running, Catalog(models), limits))
         outcomes = [(await _infer(door, _request())).usage.result_cache for _ in range(2)]
     assert outcomes == [_MISS, _HIT]
 
@@ -270,3 +300,54 @@ async def test_spans_and_metrics_say_where_a_result_came_from(stages: _Stages, r
     ]
     assert [span.name for span in telemetry.spans if span.context.trace_id == found.context.trace_id] == [Spans.INFER]
     assert found.ended_ns - found.started_ns == known.timings.total_ns
+
+
+@pytest.mark.parametrize(
+    ("options", "own", "is_kept"),
+    [
+        ({}, {}, True),
+        ({"num_beams": 2, "num_return_sequences": 2}, {}, True),
+        ({"do_sample": True}, {}, False),
+        ({"do_sample": True, "num_return_sequences": 2, "top_k": 5}, {}, False),
+        ({"do_sample": True, "seed": 0}, {}, True),
+        ({}, {"do_sample": True}, False),
+        ({"seed": 3}, {"do_sample": True}, True),
+        ({"do_sample": False}, {"do_sample": True}, True),
+        ({"num_beams": 2}, {"do_sample": True}, True),
+        ({"num_beams": 2, "do_sample": True}, {}, False),
+    ],
+    ids=str,
+)
+def test_texts_that_are_drawn_without_a_seed_are_not_kept(
+    options: dict[str, Any], own: dict[str, Any], is_kept: bool
+) -> None:
+    asked = GenerationOptions(**options)
+    for task, input in (
+        ("text_generation", TaskInput(text_generation=TextGenerationInput(prompt="so", options=asked))),
+        ("summarization", TaskInput(summarization=SummarizationInput(text="so", options=asked))),
+    ):
+        request = InferenceRequest(Call(), "m", "", Packed(TaskInput, message=input))
+        spec, key = model_spec(task, **own), ModelKey("m", 1)
+        model = GatewayModel(key, spec, ModelMeters(Telemetry().meters, key))
+        assert GeneratedText(request, Call(), model, PipelineSettings()).is_repeatable == is_kept
+
+
+async def test_a_known_chat_is_of_its_day_because_templates_write_the_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = TaskInput(text_generation=TextGenerationInput(messages=[ChatMessage(role="user", content="so")]))
+
+    async def answer(running: object, stages: object) -> tuple[Packed[TaskResult], Usage]:
+        return pack_result(TaskResult()), Usage(tokens=3, generated_tokens=4, truncated_tokens=5, steps=6)
+
+    monkeypatch.setattr("neuronpipe.gateway.results.answer", answer)
+    async with running_result_cache(ResultCacheSettings(), Telemetry()) as cache:
+        outcomes = []
+        for day in (1, 1, 2):
+            today = datetime.date(2026, 1, day)
+            monkeypatch.setattr("neuronpipe.gateway.results.date", SimpleNamespace(today=lambda today=today: today))
+            for input in (chat, _request().input):
+                request = InferenceRequest(Call(), "m", "", Packed(TaskInput, message=input))
+                running: Any = SimpleNamespace(request=request, call=Call(), model=SimpleNamespace(digest="digest"))
+                _, usage = await cache.get(running, _Stages().functions)
+                outcomes.append(usage.result_cache)
+    assert outcomes == [_MISS, _MISS, _HIT, _HIT, _MISS, _HIT]
+    assert usage == Usage(tokens=3, generated_tokens=4, truncated_tokens=5, result_cache=_HIT)

@@ -20,9 +20,10 @@ from neuronpipe.bundles.sources import FolderRepository, FolderSource
 from neuronpipe.core.errors import ModelNotFound, SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
+from neuronpipe.core.streams import Preparation
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.routing import Router, open_gateway_models
-from tests.door import bundle_of
+from tests.servers.door import bundle_of
 from tests.unit.bundles.written import write_bundle
 from tests.unit.gateway.coalescer import System
 from tests.unit.model_specs import model_spec
@@ -38,7 +39,7 @@ class _Gateway:
     def __init__(self, folder: Path, system: System) -> None:
         self.folder = folder
         self.system = system
-        self.catalog = Catalog(open_gateway_models(Meters(), lambda bundle: False))
+        self.models = open_gateway_models(Meters(), lambda bundle: False)
         self.failing: set[ModelKey] = set()
         self.near = ServedModels(self._open)
 
@@ -53,9 +54,10 @@ class _Gateway:
     async def running(self) -> AsyncIterator["_Gateway"]:
         repository = FolderSource(self.folder)
         repository.look_every_s = 0.02
-        tables: list[ServedModels[Any]] = [self.near, self.catalog.models]
+        tables: list[ServedModels[Any]] = [self.near, self.models]
         async with running_live_models(repository, tables, Meters()) as live:
-            self.catalog.router = Router(live, self.catalog.models, [self.near], {"tokenizer": self.system.coalescer})
+            router = Router(live, self.models, [self.near], {"tokenizer": self.system.coalescer})
+            self.catalog = Catalog(self.models, router=router)
             yield self
 
     def make_stable(self, version: int) -> None:
@@ -114,6 +116,15 @@ async def test_the_former_version_is_let_go_when_requests_have_moved_and_stages_
         assert wire.needed[-1] == {_M1, _M2}
     await soon(lambda: wire.needed[-1] == {_M2})
     assert gateway.catalog.models.keys == gateway.near.keys == {_M2}
+
+
+async def test_a_version_says_how_far_all_processes_together_have_prepared_it(gateway: _Gateway) -> None:
+    for ready in 40, 10:
+        wire = await gateway.system.connect(_M1)
+        await wire.prepares({_M1: Preparation(138, ready, 3, 1000)})
+    gateway.near.tell_prepared({_M1: Preparation(1, 1, 0, 0)})
+    [model] = gateway.catalog.list_models().models
+    assert (model.shapes, model.shapes_ready, model.lone_graphs, model.lone_graph_bytes) == (277, 51, 6, 2000)
 
 
 async def test_what_a_far_stage_cannot_load_is_told_and_changes_no_route(gateway: _Gateway) -> None:

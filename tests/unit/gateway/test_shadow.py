@@ -27,7 +27,7 @@ from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.gateway.shadow import MAX_COPIES
-from tests.door import Door, models_of
+from tests.servers.door import Door, models_of
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
 from tests.unit.soon import soon
@@ -107,12 +107,12 @@ async def test_an_answer_does_not_wait_for_its_copy_which_is_the_last_work_of_al
         system.may_end[2].clear()
         assert await asyncio.wait_for(system.ask(), 5) == "1"
         await soon(lambda: len(system.executed) == 2)
-        call = system.executed[-1].call
-        assert (call.priority, call.is_beyond_share) == (Priority.PRIORITY_BULK, True)
+        call, work = system.executed[-1].call, system.executed[-1].work
+        assert (call.priority, work.is_beyond_share) == (Priority.PRIORITY_BULK, True)
         assert call.deadline_s is not None
         assert call.deadline_s <= time.monotonic() + 1.0
-        assert call.trace is not None
-        assert not call.trace.is_sampled
+        assert work.trace is not None
+        assert not work.trace.is_sampled
 
 
 async def test_requests_for_a_version_and_those_beyond_the_share_are_not_copied() -> None:

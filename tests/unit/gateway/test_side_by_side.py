@@ -7,8 +7,8 @@ import pytest
 
 from neuronpipe.api.v1.inference_pb2 import GenerateStart
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.text_stream import Event, side_by_side
-from neuronpipe.gateway.inference import GeneratedPart
+from neuronpipe.doors.text_stream import side_by_side
+from neuronpipe.gateway.inference import GeneratedPart, TextEvent
 
 
 class _Texts:
@@ -17,14 +17,14 @@ class _Texts:
     def __init__(self) -> None:
         self.closed: list[str] = []
 
-    async def short(self) -> AsyncGenerator[Event, None]:
+    async def short(self) -> AsyncGenerator[TextEvent, None]:
         try:
             yield GenerateStart(model="writer", version="1", prompt_tokens=3)
             yield GeneratedPart("short", [1])
         finally:
             self.closed.append("short")
 
-    async def endless(self) -> AsyncGenerator[Event, None]:
+    async def endless(self) -> AsyncGenerator[TextEvent, None]:
         try:
             while True:
                 await asyncio.sleep(0)
@@ -32,7 +32,7 @@ class _Texts:
         finally:
             self.closed.append("endless")
 
-    async def failing(self) -> AsyncGenerator[Event, None]:
+    async def failing(self) -> AsyncGenerator[TextEvent, None]:
         yield GeneratedPart("before", [3])
         raise InvalidInput("prompt", "is wrong")
 
@@ -64,7 +64,7 @@ async def test_the_first_error_ends_the_others() -> None:
 async def test_a_caller_that_is_cancelled_closes_a_stream_that_waits() -> None:
     closed = asyncio.Event()
 
-    async def waits() -> AsyncGenerator[Event, None]:
+    async def waits() -> AsyncGenerator[TextEvent, None]:
         try:
             await asyncio.Event().wait()
             yield GeneratedPart("", [])

@@ -16,11 +16,11 @@ from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.measure.promotion import (
     INSTRUMENTS,
-    Guard,
+    GatewayNumbers,
     GuardFailed,
-    Numbers,
-    Plan,
     Promotion,
+    PromotionGuard,
+    PromotionPlan,
     VersionFigures,
     added,
     describe,
@@ -44,7 +44,7 @@ class Gateway:
     meters: Meters = field(default_factory=Meters)
     requests: int = 1000
 
-    def look(self) -> Numbers:
+    def look(self) -> GatewayNumbers:
         page, _ = write_page(self.meters, "text/plain")
         numbers = read_page(page.decode(), INSTRUMENTS)
         share = self.route().route.get("canary", 0.0) / 100
@@ -87,7 +87,7 @@ class System:
         self.registry = operation(self.registry)
         return self.registry
 
-    def read(self) -> Sequence[Numbers]:
+    def read(self) -> Sequence[GatewayNumbers]:
         return [gateway.look() for gateway in self.gateways]
 
     def sleep(self, seconds: float) -> None:
@@ -99,13 +99,13 @@ class System:
         described: dict[str, Any] = {
             "model": "m",
             "target": "canary",
-            "guards": [Guard.parse(text) for text in guards or _GUARDS],
+            "guards": [PromotionGuard.parse(text) for text in guards or _GUARDS],
             "steps": [5, 25, 50, 100],
             "step_s": 60,
             "least": 100,
             "look_s": 10,
         }
-        plan = Plan(**described | changes)
+        plan = PromotionPlan(**described | changes)
         run = Promotion(
             plan, self.change, self.read, self.said.append, _SIGNED, sleep=self.sleep, clock=lambda: self.now_s
         )
@@ -186,7 +186,7 @@ def test_metrics_that_cannot_be_read_for_long_move_it_back(system: System) -> No
     broken = threading.Event()
     read = system.read
 
-    def fail() -> Sequence[Numbers]:
+    def fail() -> Sequence[GatewayNumbers]:
         if broken.is_set():
             raise SetupError("the gateway does not answer")
         return read()
@@ -263,7 +263,7 @@ def test_what_cannot_be_promoted_is_refused_before_anything_changes(
 )
 def test_a_guard_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(SetupError, match=f"--guard '?{text}"):
-        Guard.parse(text)
+        PromotionGuard.parse(text)
 
 
 def test_a_quantile_lies_within_its_bucket_of_ten_percent() -> None:
@@ -278,7 +278,7 @@ def test_a_quantile_lies_within_its_bucket_of_ten_percent() -> None:
 
 
 def test_few_bad_requests_are_no_failure_and_many_are_one_at_once() -> None:
-    guard = Guard.parse("errors=1%")
+    guard = PromotionGuard.parse("errors=1%")
     assert guard.problem(VersionFigures(), VersionFigures(requests=3, errors=1), 100, is_over=False) == ""
     assert guard.problem(VersionFigures(), VersionFigures(requests=3, errors=3), 100, is_over=False) != ""
     # The other one's errors are not the canary's fault.

@@ -2,7 +2,7 @@
 
 from neuronpipe.core.errors import DeadlineExceeded
 from neuronpipe.core.names import Attributes, Events, Spans
-from neuronpipe.core.tracing import AttributeValue, Clock, Event, Link, Span, SpanContext
+from neuronpipe.core.tracing import AttributeValue, Clock, Link, Span, SpanContext, SpanEvent
 from neuronpipe.measure.waterfall import Mate, Trace, draw, read_trace, split
 from neuronpipe.platform.telemetry.start import Json, to_otlp_json
 
@@ -113,7 +113,7 @@ def _generated() -> Trace:
     predict = _span(Spans.PREDICT, root, 1, 9)
     queue = _span(Spans.QUEUE, predict, 1.5, 2)
     compute = _span(Spans.COMPUTE, predict, 2, 8, **{Attributes.GENERATED_TOKENS: 4})
-    compute.events += [Event(Events.FIRST_TOKEN, 4 * _MS), Event(Events.PREEMPTED, 5 * _MS)]
+    compute.events += [SpanEvent(Events.FIRST_TOKEN, 4 * _MS), SpanEvent(Events.PREEMPTED, 5 * _MS)]
     row: dict[str, AttributeValue] = {Attributes.ROW: 1, Attributes.TOKENS: 9}
     compute.links.append(Link(_BATCH, row))
     step = Span(Spans.BATCH, _BATCH, None, 2 * _MS, 4 * _MS)

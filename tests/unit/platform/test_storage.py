@@ -1,13 +1,14 @@
 """platform/storage.py: objects by URI, in files and in S3."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from neuronpipe.platform.storage import ObjectUri, Storage, StorageError, parse_below
-from tests.s3_server import running_s3
+from tests.servers.s3 import running_s3
 
 
 @pytest.fixture
@@ -34,6 +35,33 @@ def test_errors_of_s3_say_whether_trying_again_helps(bucket: dict[str, bytes]) -
         with pytest.raises(StorageError, match=problem) as caught:
             storage.read(ObjectUri.parse(text), 4)
         assert caught.value.is_lasting
+
+
+@pytest.mark.parametrize("kind", ["s3", "file"])
+def test_an_object_is_read_and_written_in_pieces(kind: str, bucket: dict[str, bytes], tmp_path: Path) -> None:
+    storage = Storage()
+    uri = ObjectUri.parse("s3://bucket/large" if kind == "s3" else f"file://{tmp_path}/large")
+    content = b"".join(b"line %d\n" % number for number in range(300_000))
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        for _ in range(2):  # as after a fault
+            storage.write(uri, file)
+    with storage.open(uri, len(content)) as opened:
+        assert opened.readline() == b"line 0\n"
+        assert b"line 0\n" + opened.read() == content
+    with pytest.raises(StorageError, match="the limit"):
+        storage.open(uri, len(content) - 1)
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_no_mixture(bucket: dict[str, bytes], tmp_path: Path) -> None:
+    storage = Storage()
+    for text in ("s3://bucket/a", f"file://{tmp_path}/a"):
+        uri = ObjectUri.parse(text)
+        storage.write(uri, b"a" * (3 << 20))
+        with storage.open(uri, 4 << 20) as opened:
+            assert opened.read(1) == b"a"
+            storage.write(uri, b"b" * (3 << 20))
+            assert set(opened.read()) == {ord("a")}
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:

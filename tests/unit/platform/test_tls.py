@@ -16,8 +16,8 @@ import pytest
 from cryptography import x509
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.platform.tls import LoadedTls, ServerTls, Side, TlsFiles, running_server_tls, watched_tls
-from tests.certificates import Authority, Issued, replace
+from neuronpipe.platform.tls import LoadedTls, ServerTls, TlsFiles, TlsSide, running_server_tls, watched_tls
+from tests.servers.certificates import Authority, Issued, replace
 
 _AUTHORITY = Authority()
 _DAY_S = 86_400
@@ -29,13 +29,13 @@ def _files(folder: Path, issued: Issued, ca: bytes = _AUTHORITY.certificate) -> 
     return TlsFiles(folder / "tls.crt", folder / "tls.key", folder / "ca.crt")
 
 
-def _load(files: TlsFiles, side: Side) -> LoadedTls:
+def _load(files: TlsFiles, side: TlsSide) -> LoadedTls:
     return watched_tls(files, side).value
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
 @pytest.mark.parametrize("usages", ["both", "own", "none"])
-def test_a_good_pair_is_read(tmp_path: Path, side: Side, usages: str) -> None:
+def test_a_good_pair_is_read(tmp_path: Path, side: TlsSide, usages: str) -> None:
     issued = _AUTHORITY.issue(
         "gateway.example", days=(-1, 30), usages={"both": ("server", "client"), "own": (side,), "none": ()}[usages]
     )
@@ -55,7 +55,7 @@ def test_the_certificates_of_intermediate_authorities_may_follow(tmp_path: Path)
     ("days", "reason"), [((-30, -1), "certificate has expired"), ((1, 30), "certificate is not yet valid")]
 )
 def test_a_certificate_out_of_its_time_is_refused(
-    tmp_path: Path, side: Side, days: tuple[float, float], reason: str
+    tmp_path: Path, side: TlsSide, days: tuple[float, float], reason: str
 ) -> None:
     """Also where its usage is for one side only, which OpenSSL looks at first."""
     files = _files(tmp_path, _AUTHORITY.issue(days=days, usages=(side,)))

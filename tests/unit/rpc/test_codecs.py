@@ -16,10 +16,11 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskResult,
     TextClassificationResult,
 )
+from neuronpipe.core.callers import Caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, ModelNotFound
 from neuronpipe.core.generated import NewTokens
-from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, PostprocessItem, Prediction, TokenizeItem
+from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, PostprocessItem, Prediction, TokenizeItem, Work
 from neuronpipe.core.packed import TensorSets, pack_input, pack_result
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.rpc.codecs import ExecuteCodec, PostprocessCodec, TokenizeCodec
@@ -27,7 +28,12 @@ from neuronpipe.rpc.codecs import ExecuteCodec, PostprocessCodec, TokenizeCodec
 _MODEL = ModelKey("m", 3)
 _INPUT = TaskInput(question_answering=QuestionAnsweringInput(question="who?", context="nobody"))
 _TRACE = SpanContext(5, 6, True, "a=b")
-_CALL = Call("mine", priority=Priority.PRIORITY_BULK, trace=_TRACE, cost_tokens=7, is_beyond_share=True)
+_CALL = Call(
+    "mine",
+    priority=Priority.PRIORITY_BULK,
+    caller=Caller(tenant="a", cache_scope="b"),
+)
+_WORK = Work(_TRACE, cost_tokens=7, is_beyond_share=True, weight=0.5)
 
 
 def _sets(*values: int) -> TensorSets:
@@ -40,25 +46,26 @@ def _numbers(sets: TensorSets) -> list[int]:
 
 def test_an_item_to_encode_is_read_as_it_was_written() -> None:
     message = wire.TokenizeItem()
-    TokenizeCodec().write_item(TokenizeItem(_CALL, _MODEL, pack_input(_INPUT)), message)
+    TokenizeCodec().write_item(TokenizeItem(_CALL, _MODEL, pack_input(_INPUT), work=_WORK), message)
     item = TokenizeCodec().read_item(message)
-    assert (item.call, item.model, item.input.message) == (_CALL, _MODEL, _INPUT)
+    assert (item.call, item.work, item.model, item.input.message) == (_CALL, _WORK, _MODEL, _INPUT)
     assert stages_pb2.TokenizeItem.FromString(message.SerializeToString()).input == _INPUT
 
 
 def test_an_item_to_run_is_read_as_it_was_written() -> None:
     message = wire.ExecuteItem()
-    ExecuteCodec().write_item(ExecuteItem(_CALL, _MODEL, _sets(1, 2)), message)
+    ExecuteCodec().write_item(ExecuteItem(_CALL, _MODEL, _sets(1, 2), work=_WORK), message)
     item = ExecuteCodec().read_item(wire.ExecuteItem.FromString(message.SerializeToString()))
-    assert (item.call, item.model, _numbers(item.sequences)) == (_CALL, _MODEL, [1, 2])
+    assert (item.call, item.work, item.model, _numbers(item.sequences)) == (_CALL, _WORK, _MODEL, [1, 2])
     assert len(stages_pb2.ExecuteItem.FromString(message.SerializeToString()).sequences) == 2
 
 
 def test_an_item_to_decode_is_read_with_what_decoding_needs() -> None:
     message = wire.PostprocessItem()
-    PostprocessCodec().write_item(PostprocessItem(_CALL, _MODEL, pack_input(_INPUT), _sets(1), _sets(2, 3)), message)
+    asked = PostprocessItem(_CALL, _MODEL, pack_input(_INPUT), _sets(1), _sets(2, 3), work=_WORK)
+    PostprocessCodec().write_item(asked, message)
     item = PostprocessCodec().read_item(message)
-    assert (item.call, item.model, item.input.task) == (_CALL, _MODEL, "question_answering")
+    assert (item.call, item.work, item.model, item.input.task) == (_CALL, _WORK, _MODEL, "question_answering")
     assert (_numbers(item.annotations), _numbers(item.outputs)) == ([1], [2, 3])
 
 

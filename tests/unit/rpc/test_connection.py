@@ -13,7 +13,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.platform.tls import ServerTls, TlsFiles
 from neuronpipe.rpc import client as rpc_client
 from neuronpipe.rpc.client import Connection
-from tests.certificates import Authority, peer_names, replace, server_credentials
+from tests.servers.certificates import Authority, peer_names, replace, server_credentials
 from tests.unit.soon import soon
 
 _AUTHORITY = Authority()

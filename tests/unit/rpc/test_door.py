@@ -22,19 +22,20 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse, InferSt
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, NeuronpipeError, Overloaded, SetupError
+from neuronpipe.core.settings import fields_of
 from neuronpipe.core.status import CODES, from_status
 from neuronpipe.core.tracing import SpanContext
-from neuronpipe.gateway.settings import GatewaySettings
-from neuronpipe.platform.process.door import Handler
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.life import Life
+from neuronpipe.platform.process.settings import CALLERS_CONNECTION_AGE_S, ProcessSettings
 from neuronpipe.rpc import client as rpc_client
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.http2 import connection as http2_connection
 from neuronpipe.rpc.http2 import server as http2_server
-from neuronpipe.rpc.rpcs import Context, Rpc, by_path, call_of, rpcs_of
-from neuronpipe.serve.settings import AllSettings
+from neuronpipe.rpc.rpcs import Context, Rpc, RpcHandler, RpcHandlers, call_of
+from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.stages.settings import NeuronExecutorSettings, PostprocessorSettings, TokenizerSettings
+from tests.suite.constants import with_constants
 from tests.unit.every_error import EVERY_ERROR
 
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
@@ -49,6 +50,7 @@ _LIMIT_S = 10
 class _System:
     address: str
     life: Life
+    door: GrpcDoor
     channel: Any  # the stubs of grpc.aio know no calls without serializers, which this test needs to send bytes
 
     @property
@@ -56,46 +58,57 @@ class _System:
         return InferenceServiceStub(self.channel)
 
 
-def _settings(listen: str = "127.0.0.1:0", **changes: Any) -> GatewaySettings:
-    given: dict[str, Any] = {"repository": "/none", "listen": listen} | changes
-    return GatewaySettings(**given)
+def _settings(listen: str = "127.0.0.1:0", **changes: Any) -> ProcessSettings:
+    given: dict[str, Any] = {"listen": listen, "max_connection_age_s": CALLERS_CONNECTION_AGE_S} | changes
+    return with_constants(ProcessSettings, **given)
 
 
-def _life(settings: GatewaySettings) -> Life:
-    return Life("gateway", settings, [GrpcDoor(settings, rpcs_of(_SERVICE, is_work=True))])
+def _door(settings: ProcessSettings) -> GrpcDoor:
+    return GrpcDoor(settings, [_SERVICE.full_name])
+
+
+def _life(settings: ProcessSettings) -> Life:
+    return Life("gateway", settings, [_door(settings)])
+
+
+def _some(handlers: Mapping[str, RpcHandler]) -> RpcHandlers:
+    """Rpcs of the service with their handlers."""
+    return [(Rpc.of(_SERVICE.methods_by_name[name], is_work=True), handler) for name, handler in handlers.items()]
 
 
 @asynccontextmanager
 async def _listening(caplog: pytest.LogCaptureFixture, **changes: Any) -> AsyncIterator[_System]:
     """A server that listens and does not take calls yet."""
-    life = _life(_settings(**changes))
+    settings = _settings(**changes)
+    door = _door(settings)
+    life = Life("gateway", settings, [door])
     with caplog.at_level(logging.INFO, logger="neuronpipe"):
         await life.listen()
     address = caplog.records[-1].__dict__["fields"]["address"]  # the log is how an operator learns of the port
     async with grpc.aio.insecure_channel(address) as channel:
         try:
-            yield _System(address, life, channel)
+            yield _System(address, life, door, channel)
         finally:
             await life.stop()
 
 
 @asynccontextmanager
 async def _serving(
-    caplog: pytest.LogCaptureFixture, handlers: Mapping[str, Handler], **changes: Any
+    caplog: pytest.LogCaptureFixture, handlers: Mapping[str, RpcHandler], **changes: Any
 ) -> AsyncIterator[_System]:
     async with _listening(caplog, **changes) as system:
-        system.life.open(by_path(_SERVICE, **handlers))
+        system.life.open(partial(system.door.open, _some(handlers)))
         yield system
 
 
-def _raising(fault: Exception) -> Handler:
+def _raising(fault: Exception) -> RpcHandler:
     async def raising(request: object, context: Context) -> InferResponse:
         raise fault
 
     return raising
 
 
-def _raising_stream(fault: Exception) -> Handler:
+def _raising_stream(fault: Exception) -> RpcHandler:
     async def raising(
         requests: AsyncIterator[InferStreamRequest], context: Context
     ) -> AsyncIterator[InferStreamResponse]:
@@ -124,7 +137,7 @@ each_kind_of_call = pytest.mark.parametrize("call", [_infer, _infer_stream], ids
 Kind = Callable[[_System], Awaitable[object]]
 
 
-def _failing(fault: Exception) -> Mapping[str, Handler]:
+def _failing(fault: Exception) -> Mapping[str, RpcHandler]:
     return {"Infer": _raising(fault), "InferStream": _raising_stream(fault)}
 
 
@@ -261,7 +274,7 @@ async def test_a_call_beyond_the_limit_of_calls_is_an_overload(
     assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def _holding(began: asyncio.Event, released: asyncio.Event) -> Handler:
+def _holding(began: asyncio.Event, released: asyncio.Event) -> RpcHandler:
     async def holding(request: InferRequest, context: Context) -> InferResponse:
         began.set()
         await released.wait()
@@ -334,7 +347,7 @@ async def test_health_is_serving_from_ready_until_draining(caplog: pytest.LogCap
 
     async with _listening(caplog) as system:
         statuses.append(await _health(system, service))
-        system.life.open(by_path(_SERVICE, Infer=infer))
+        system.life.open(partial(system.door.open, _some({"Infer": infer})))
         statuses.append(await _health(system, service))
         call = system.stub.Infer(InferRequest(), timeout=10)
         await began.wait()
@@ -412,7 +425,7 @@ async def test_a_port_in_use_is_named_with_the_reason() -> None:
 async def test_a_door_that_listens_when_it_is_open_refuses_connections_until_then(
     caplog: pytest.LogCaptureFixture, is_taken: bool
 ) -> None:
-    door = GrpcDoor(_settings(), rpcs_of(_SERVICE), listens_when_open=True)
+    door = GrpcDoor(_settings(), [_SERVICE.full_name], listens_when_open=True)
     life = Life("gateway", _settings(), [door])
     await life.listen()
     with pytest.raises(ConnectionRefusedError):
@@ -423,10 +436,10 @@ async def test_a_door_that_listens_when_it_is_open_refuses_connections_until_the
             taker.bind(("127.0.0.1", door.port))
             taker.listen()
             with pytest.raises(SetupError, match=f"^--listen: cannot listen on {_settings().listen}: Address already"):
-                life.open({})
+                life.open(partial(door.open, []))
         else:
             with caplog.at_level(logging.INFO, logger="neuronpipe"):
-                life.open(by_path(_SERVICE, Infer=_empty))
+                life.open(partial(door.open, _some({"Infer": _empty})))
             assert [record.message for record in caplog.records] == ["listening", "ready"]
             async with grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel:
                 await InferenceServiceStub(channel).Infer(InferRequest(), timeout=_LIMIT_S)
@@ -500,7 +513,7 @@ async def test_a_connection_whose_caller_vanished_is_ended(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http2_server, "_KEEPALIVE_S", 1.0)
-    monkeypatch.setattr(http2_connection.Connection, "ping_limit_s", 0.5)
+    monkeypatch.setattr(http2_connection.Http2Connection, "ping_limit_s", 0.5)
     async with _serving(caplog, {}) as system:
         host, _, port = system.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -553,10 +566,11 @@ async def test_a_stream_outlives_the_age_of_its_connection_until_the_grace(caplo
 
 
 def test_callers_connect_again_from_time_to_time_and_gateways_keep_their_streams_to_stages() -> None:
-    ages_s = {kind: kind.model_fields["max_connection_age_s"].default for kind in (GatewaySettings, AllSettings)}
+    gateways = (PipelineProcessSettings, AllSettings)
+    ages_s = {kind: fields_of(kind)["max_connection_age_s"].default for kind in gateways}
     assert all(0 < age_s <= 600 for age_s in ages_s.values())
     stages = (TokenizerSettings, NeuronExecutorSettings, PostprocessorSettings)
-    assert [kind.model_fields["max_connection_age_s"].default for kind in stages] == [0, 0, 0]
+    assert [fields_of(kind)["max_connection_age_s"].default for kind in stages] == [0, 0, 0]
 
 
 async def test_a_connection_without_an_age_stays(caplog: pytest.LogCaptureFixture) -> None:
@@ -585,7 +599,7 @@ async def test_a_call_for_which_there_is_no_room_is_refused_before_its_message_i
         raise Overloaded("no room", retry_after_s=1)
 
     async with _serving(caplog, {"Infer": _empty, "Generate": _echo}) as system:
-        system.life.in_flight.check_room = check_room
+        system.life.in_flight.add_check(check_room)
         silent = system.channel.stream_stream(f"/{_SERVICE.full_name}/{method}")(timeout=_LIMIT_S)
         failure = await _failure(silent.read())
     assert (failure.code(), failure.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
@@ -625,21 +639,26 @@ async def _running_sum(numbers: AsyncIterator[int], context: Context) -> AsyncIt
         yield total
 
 
-_NUMBERS: Mapping[Rpc, Handler] = {
-    _rpc("Double"): _double,
-    _rpc("Count", server_streaming=True): _count,
-    _rpc("Sum", client_streaming=True): _sum,
-    _rpc("RunningSum", client_streaming=True, server_streaming=True): _running_sum,
-}
+_NUMBERS: RpcHandlers = [
+    (_rpc("Double"), _double),
+    (_rpc("Count", server_streaming=True), _count),
+    (_rpc("Sum", client_streaming=True), _sum),
+    (_rpc("RunningSum", client_streaming=True, server_streaming=True), _running_sum),
+]
 
 
 async def test_all_four_kinds_of_rpcs_are_answered_at_every_door_of_a_process(caplog: pytest.LogCaptureFixture) -> None:
-    doors = [GrpcDoor(_settings(), _NUMBERS) for _ in range(2)]
+    doors = [GrpcDoor(_settings(), ["test.Numbers"]) for _ in range(2)]
     life = Life("gateway", _settings(), doors)
     with caplog.at_level(logging.INFO, logger="neuronpipe"):
         await life.listen()
     addresses = [record.__dict__["fields"]["address"] for record in caplog.records if record.message == "listening"]
-    life.open({rpc.path: handler for rpc, handler in _NUMBERS.items()})
+
+    def open_doors() -> None:
+        for door in doors:
+            door.open(_NUMBERS)
+
+    life.open(open_doors)
     assert len(set(addresses)) == 2
     for address in addresses:
         async with grpc.aio.insecure_channel(address) as opened:
@@ -667,10 +686,11 @@ async def test_methods_of_one_name_in_two_services_have_their_own_handlers(caplo
         return number // 2
 
     other = replace(_rpc("Double"), path="/test.Others/Double")
-    life = Life("gateway", _settings(), [GrpcDoor(_settings(), [_rpc("Double"), other])])
+    door = GrpcDoor(_settings(), ["test.Numbers", "test.Others"])
+    life = Life("gateway", _settings(), [door])
     with caplog.at_level(logging.INFO, logger="neuronpipe"):
         await life.listen()
-    life.open({_rpc("Double").path: _double, other.path: halve})
+    life.open(partial(door.open, [(_rpc("Double"), _double), (other, halve)]))
     async with grpc.aio.insecure_channel(caplog.records[-1].__dict__["fields"]["address"]) as opened:
         channel: Any = opened
         answers = [
@@ -684,17 +704,18 @@ async def test_methods_of_one_name_in_two_services_have_their_own_handlers(caplo
 async def test_a_message_class_of_the_same_wire_format_takes_the_place_of_the_descriptors(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    (rpc,) = [replace(rpc, decode=bytes) for rpc in rpcs_of(_SERVICE) if rpc.path.endswith("/Infer")]
+    rpc = replace(Rpc.of(_SERVICE.methods_by_name["Infer"]), decode=bytes)
     seen = []
 
     async def infer(request: bytes, context: Context) -> InferResponse:
         seen.append(request)
         return InferResponse()
 
-    life = Life("gateway", _settings(), [GrpcDoor(_settings(), [rpc])])
+    door = _door(_settings())
+    life = Life("gateway", _settings(), [door])
     with caplog.at_level(logging.INFO, logger="neuronpipe"):
         await life.listen()
-    life.open({rpc.path: infer})
+    life.open(partial(door.open, [(rpc, infer)]))
     async with grpc.aio.insecure_channel(caplog.records[-1].__dict__["fields"]["address"]) as channel:
         await InferenceServiceStub(channel).Infer(InferRequest(model="a"), timeout=_LIMIT_S)
     await life.stop()

@@ -4,6 +4,7 @@ The processes are written by hand and send bytes, so that they can also send wha
 """
 
 import asyncio
+import contextlib
 import logging
 import re
 import socket
@@ -36,9 +37,11 @@ from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.packed import NO_TENSORS, Packed, pack_input
 from neuronpipe.core.status import to_status
-from neuronpipe.core.streams import Outcome
+from neuronpipe.core.streams import Outcome, Preparation
 from neuronpipe.rpc.endpoints import StageStream, follow_endpoints, resolve
+from neuronpipe.rpc.http2.client import Http2Channel
 from neuronpipe.rpc.items import TOKENIZE, stage_method
+from tests.interop import frames
 from tests.unit.every_error import EVERY_ERROR
 
 _LIMIT_S = 10
@@ -53,9 +56,11 @@ _Answer: TypeAlias = Callable[[_Requests, Any], AsyncIterator[bytes]]
 
 
 @asynccontextmanager
-async def _process(answer: _Answer, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+async def _process(
+    answer: _Answer, address: str = "127.0.0.1:0", options: Sequence[tuple[str, int]] = ()
+) -> AsyncIterator[str]:
     """A process that answers each stream so; gives its target."""
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *options])
     handler: Any = grpc.stream_stream_rpc_method_handler(answer, request_deserializer=TokenizeRequest.FromString)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(TOKENIZE.service, {"Tokenize": handler}),))
     port = server.add_insecure_port(address)
@@ -251,6 +256,37 @@ async def test_a_process_that_comes_back_at_its_address_gets_a_stream_again(serv
             assert await served.numbers(1) == [2]
 
 
+async def test_a_connection_that_the_process_wants_to_end_gets_a_successor_and_its_items_are_answered_first() -> None:
+    """A limit of a connection's age, or that of a proxy, costs no item and leaves no moment without a stream."""
+    begun, open_now, fewest, go_on = 0, 0, 1, asyncio.Event()
+
+    async def answer(requests: _Requests, context: Any) -> AsyncIterator[bytes]:
+        yield _READY
+        async for message in requests:
+            await go_on.wait()
+            for item in message.items:
+                yield _outcome(item.context.item_id)
+
+    async def serve(stream: StageStream) -> None:
+        nonlocal begun, open_now, fewest
+        begun, open_now = begun + 1, open_now + 1
+        number = begun
+        try:
+            await _send(stream, [(number, _item())])
+            if number > 1:
+                go_on.set()  # the first item is answered once its connection has a successor
+            [(item_id, _)] = (await stream.receive()).outcomes
+            assert item_id == number
+            await stream.retired.wait()
+        finally:
+            open_now -= 1
+            fewest = min(fewest, open_now)
+
+    async with _process(answer, options=[("grpc.max_connection_age_ms", 100)]) as target, _following(target, serve):
+        await _until(lambda: begun == 3)
+        assert fewest >= 1
+
+
 async def test_every_address_of_a_target_gets_a_stream(served: _Served, tmp_path: Path) -> None:
     async with (
         _process(_saying(1)) as first,
@@ -416,10 +452,12 @@ async def test_an_address_that_is_not_connected_is_retired_too(
             async with _following(_NAME, kept) as following:
                 await _until(lambda: kept.opened == 1)
                 names.ports = (_port(target),)
-                await _until(lambda: caplog.messages == ["a stage's stream is open", "a stage's address is gone"])
+                await _until(lambda: len(caplog.messages) == 3)
                 await _answers(names, 2)
                 assert not following.done()
-    assert caplog.records[1].__dict__["fields"] == {"rpc": TOKENIZE.path, "address": "ipv4:127.0.0.1:1"}
+    assert sorted(caplog.messages[:2]) == ["a stage cannot be reached", "a stage's stream is open"]
+    assert caplog.messages[2:] == ["a stage's address is gone"]
+    assert caplog.records[2].__dict__["fields"] == {"rpc": TOKENIZE.path, "address": "ipv4:127.0.0.1:1"}
 
 
 async def test_answers_that_name_some_addresses_in_turn_retire_none(
@@ -513,6 +551,86 @@ async def test_a_process_that_refuses_otherwise_is_logged_and_asked_again(
         "address": f"ipv4:{target}",
         "code": code.name,
     }
+
+
+@asynccontextmanager
+async def _answering(greeting: bytes, answer: bytes = b"") -> AsyncIterator[str]:
+    """A process that greets each connection so, answers its first call so, and ends it; gives its target."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # the caller has left
+            await reader.readexactly(len(frames.PREFACE))
+            writer.write(greeting)
+            kind = b""
+            while answer and kind != bytes([frames.HEADERS]):
+                head = await reader.readexactly(9)
+                kind = head[3:4]
+                await reader.readexactly(int.from_bytes(head[:3], "big"))
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+_HTTP_503 = frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, b"\x08\x03503")
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        ((b"",), "the server ends the connection"),
+        ((b"HTTP/1.1 400 Bad Request\r\n\r\n",), "the server does not speak HTTP/2"),
+        ((frames.settings(), _HTTP_503), "the server answered with HTTP 503"),
+        ((frames.settings(), frames.reset(1)), "reset by HTTP/2 code 8"),
+    ],
+    ids=["nothing", "HTTP/1.1", "a proxy's status", "a reset"],
+)
+async def test_the_log_says_once_why_a_stage_cannot_be_reached(
+    served: _Served,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    answers: tuple[bytes, ...],
+    reason: str,
+) -> None:
+    attempts, connect = 0, Http2Channel._connected
+
+    async def count(channel: Http2Channel) -> Any:
+        nonlocal attempts
+        attempts += 1
+        return await connect(channel)
+
+    monkeypatch.setattr(Http2Channel, "_connected", count)
+    monkeypatch.setattr("neuronpipe.rpc.http2.client._MAX_PAUSE_S", 0.01)
+    async with _answering(*answers) as target, _following(target, served):
+        await _until(lambda: attempts > 5)
+    assert caplog.messages == ["a stage cannot be reached"]
+    expected = {"rpc": TOKENIZE.path, "address": f"ipv4:{target}", "reason": reason}
+    assert caplog.records[0].__dict__["fields"] == expected
+
+
+async def test_a_stage_that_is_lost_again_is_logged_again(served: _Served, caplog: pytest.LogCaptureFixture) -> None:
+    port = _free_port()
+    async with _following(f"127.0.0.1:{port}", served):
+        for count in (1, 2):
+            await _until(lambda count=count: _reasons(caplog) == ["Connection refused"] * count)  # type: ignore[misc]
+            async with _process(_saying(count), f"127.0.0.1:{port}"):
+                assert await served.numbers(1) == [count]
+
+
+def _reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Of stages that cannot be reached; asyncio's own text of a refused connection as uvloop's."""
+    return [
+        str(record.__dict__["fields"]["reason"]).replace("Connect call failed", "Connection refused").split(" (")[0]
+        for record in caplog.records
+        if record.message == "a stage cannot be reached"
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 @asynccontextmanager
@@ -660,6 +778,41 @@ async def test_the_models_of_the_first_message_and_of_later_ones_are_told() -> N
         assert (await stream.receive()).models == frozenset()
 
 
+async def test_connections_that_are_all_to_end_at_once_get_few_successors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuronpipe.rpc.endpoints._PAUSE_S", 0.1)
+    begun = 0
+
+    async def answer(requests: _Requests, context: Any) -> AsyncIterator[bytes]:
+        yield _READY
+        async for _ in requests:
+            pass
+
+    async def serve(stream: StageStream) -> None:
+        nonlocal begun
+        begun += 1
+        stream._call.connection.goaway_received.set()  # as of a proxy that ends a connection after its first call
+        await stream.retired.wait()
+
+    async with _process(answer) as target, _following(target, serve):
+        await _until(lambda: begun > 0)
+        await asyncio.sleep(0.5)  # nearly nothing happens
+        assert begun <= 7
+
+
+async def test_how_far_models_are_prepared_is_told_in_the_first_message_and_in_later_ones() -> None:
+    said = []
+    for ready in 40, 41:
+        announcement = Announcement()
+        for version in "12", "?":
+            announcement.prepared.add(
+                name="one", version=version, shapes=138, shapes_ready=ready, lone_graphs=3, lone_graph_bytes=1 << 33
+            )
+        said.append(TokenizeResponse(announcement=announcement).SerializeToString())
+    async with _conversation(*said) as (stream, _):
+        assert stream.prepared == {ModelKey("one", 12): Preparation(138, 40, 3, 1 << 33)}
+        assert (await stream.receive()).prepared == {ModelKey("one", 12): Preparation(138, 41, 3, 1 << 33)}
+
+
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
 async def test_an_outcomes_error_is_told_as_its_class(error: NeuronpipeError) -> None:
     said = TokenizeResponse(
@@ -703,6 +856,7 @@ async def test_an_item_beyond_a_real_servers_limit_does_not_end_the_stream() -> 
         keys=frozenset(),
         problems={},
         unloaded={},
+        prepared={},
         watch=lambda changed: lambda: None,
         need=lambda user, keys: None,
         forget=lambda user: None,

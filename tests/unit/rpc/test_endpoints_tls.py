@@ -1,6 +1,8 @@
 """rpc/endpoints.py over TLS: the name of the target is verified, and new certificates take over without a gap."""
 
 import asyncio
+import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from neuronpipe.platform.tls import ServerTls, TlsFiles, WatchedTls, watched_tls
 from neuronpipe.rpc.endpoints import StageStream, follow_endpoints
 from neuronpipe.rpc.items import TOKENIZE
-from tests.certificates import Authority, peer_names, replace, server_credentials
+from tests.servers.certificates import Authority, peer_names, replace, server_credentials
 from tests.unit.soon import soon
 
 _AUTHORITY = Authority()
@@ -130,6 +132,60 @@ async def test_a_process_that_proves_another_name_gets_no_stream(
             await soon(lambda: served.now == 1)
             await asyncio.sleep(0.2)  # time for a stream to the wrong one, which nobody opens
     assert (wrong.taken, right.taken, served.begun) == ([], ["first.example"], 1)
+
+
+@asynccontextmanager
+async def _secured(context: ssl.SSLContext | None) -> AsyncIterator[str]:
+    """A process with TLS of its own, or none, that says nothing; gives its target."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
+        yield f"localhost:{server.sockets[0].getsockname()[1]}"
+
+
+def _context(folder: Path, authority: Authority, name: str, *protocols: str) -> ssl.SSLContext:
+    authority.issue(name).write(folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
+    return context
+
+
+@pytest.mark.parametrize(
+    ("authority", "name", "protocols", "reason"),
+    [
+        (Authority("another authority"), "localhost", ["h2"], "TLS: unable to get local issuer certificate"),
+        (_AUTHORITY, "other.example", ["h2"], "TLS: Hostname mismatch, certificate is not valid for 'localhost'."),
+        (_AUTHORITY, "localhost", ["http/1.1"], "the server does not speak HTTP/2"),
+        (_AUTHORITY, "localhost", [], "the server does not speak HTTP/2"),
+    ],
+    ids=["another authority", "another name", "another protocol", "no protocol"],
+)
+async def test_the_log_says_why_a_stage_cannot_be_reached_over_tls(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    authority: Authority,
+    name: str,
+    protocols: list[str],
+    reason: str,
+) -> None:
+    process = _Process()
+    tls = _gateway(tmp_path / "gateway")
+    async with _secured(_context(tmp_path / "stage", authority, name, *protocols)) as process.target:
+        async with _following(process, _Served(), tls):
+            await soon(lambda: reason in _reasons(caplog))
+        assert _reasons(caplog).count(reason) == 1
+
+
+def _reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Why stages cannot be reached at IPv4."""
+    fields = [record.__dict__["fields"] for record in caplog.records if record.message == "a stage cannot be reached"]
+    return [one["reason"] for one in fields if one["address"].startswith("ipv4:")]
 
 
 async def test_a_new_certificate_has_its_stream_before_the_old_one_loses_its_own(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.rpc.door import GrpcDoor
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -29,7 +29,7 @@ def board() -> HealthBoard:
 
 @pytest.fixture
 async def stub(board: HealthBoard, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Any]:
-    door = GrpcDoor(GatewaySettings(repository="/none", listen="127.0.0.1:0"), [])
+    door = GrpcDoor(ProcessSettings(listen="127.0.0.1:0"), [])
     with caplog.at_level(logging.INFO, logger="neuronpipe"):
         await door.listen(board, InFlight("gateway", 1 << 20, 1 << 20))
     async with grpc.aio.insecure_channel(caplog.records[-1].__dict__["fields"]["address"]) as channel:

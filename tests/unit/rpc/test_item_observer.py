@@ -4,7 +4,7 @@ import pytest
 
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded
-from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey
+from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, Work
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Attributes, Events, Metrics
 from neuronpipe.core.packed import TensorSets
@@ -16,7 +16,7 @@ _METHOD = "neuronpipe.api.v1.TokenizerService/Tokenize"
 
 
 def _item(trace: SpanContext | None) -> ExecuteItem:
-    return ExecuteItem(Call("mine", trace=trace), ModelKey("m", 1), TensorSets(arrays=()))
+    return ExecuteItem(Call("mine"), ModelKey("m", 1), TensorSets(arrays=()), work=Work(trace))
 
 
 def test_a_sampled_items_span_is_the_child_of_the_span_that_it_came_with() -> None:

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -16,16 +17,26 @@ import pytest
 from neuronpipe.api.forward.v1 import stages_pb2 as wire
 from neuronpipe.api.forward.v1.stages_pb2 import TokenizeOutcome, TokenizeRequest, TokenizeResponse
 from neuronpipe.api.v1 import stages_pb2
-from neuronpipe.api.v1.tasks_pb2 import TaskResult, TextClassificationResult
+from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult, TextClassificationResult
+from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, NeuronpipeError, Overloaded, Unavailable
+from neuronpipe.core.generated import NewTokens, TokenSink
 from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, Prediction, TokenizeItem
-from neuronpipe.core.packed import NO_TENSORS, TensorSets, pack_result
+from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.core.status import from_status, to_status
+from neuronpipe.core.streams import Preparation
 from neuronpipe.core.tensors import to_tensor_set
 from neuronpipe.core.tracing import SpanContext
+from neuronpipe.gateway.coalescing import Coalescer
+from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.platform.process.life import Life
+from neuronpipe.platform.process.settings import ProcessSettings
+from neuronpipe.rpc.door import GrpcDoor
+from neuronpipe.rpc.endpoints import follow_endpoints
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE, StageRpc, stage_method
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.recorded import Recorded
+from tests.unit.soon import soon
 
 _LIMIT_S = 10
 # The service's patience with a message of which nothing is ready, where a test is about something else.
@@ -71,6 +82,7 @@ class _Models:
         self.keys = frozenset(keys)
         self.problems: dict[ModelKey, str] = {}
         self.unloaded: dict[ModelKey, bool] = {}
+        self.prepared: dict[ModelKey, Preparation] = {}
         self.needed: list[frozenset[ModelKey] | None] = []
         self.watchers: list[Callable[[], None]] = []
 
@@ -366,6 +378,46 @@ async def test_what_was_read_before_draining_is_answered_before_the_stream_ends(
 
 
 @pytest.mark.usefixtures("patient")
+async def test_a_process_that_drains_begins_no_items_and_still_learns_which_of_its_items_are_abandoned(
+    stage: _Stage,
+) -> None:
+    in_flight = InFlight("tokenizer", 1 << 20, 1 << 20)
+    gateway = _Gateway(stage, in_flight=in_flight)
+    assert await gateway.receive() == []
+    gateway.send(1, 2, 3)
+    await _settled()
+    in_flight.drain()
+    assert await gateway.drained() == [1, 2, 3]
+    gateway.send(4, abandoned=(2,))
+    await _settled()
+    assert (stage.began, stage.cancelled) == ([1, 2, 3], [2])
+    stage.finish(1)
+    assert await gateway.receive() == [_outcome(1)]
+    assert not gateway.reading.done()
+    gateway.send(abandoned=(3,))  # the last one
+    with pytest.raises(Unavailable, match=r"^the tokenizer service is stopping$"):
+        await asyncio.wait_for(gateway.reading, _LIMIT_S)
+    assert stage.cancelled == [2, 3]
+
+
+@pytest.mark.parametrize("ends", ["before", "after"])
+async def test_a_gateway_may_end_its_stream_while_the_process_drains(stage: _Stage, ends: str) -> None:
+    in_flight = InFlight("tokenizer", 1 << 20, 1 << 20)
+    gateway = _Gateway(stage, in_flight=in_flight)
+    assert await gateway.receive() == []
+    gateway.send(1)
+    await _settled()
+    if ends == "before":
+        gateway.end()
+        await _settled()
+    in_flight.drain()
+    if ends == "after":
+        gateway.end()
+    stage.finish(1)
+    await asyncio.wait_for(gateway.reading, _LIMIT_S)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_what_is_left_unanswered_has_no_outcome_and_does_not_keep_the_stream_from_ending(stage: _Stage) -> None:
     gateway = _Gateway(stage, leaves_unavailable=True)
     assert await gateway.receive() == []
@@ -630,6 +682,21 @@ async def test_versions_that_could_not_be_loaded_are_announced_with_the_reason(s
 
 
 @pytest.mark.usefixtures("patient")
+async def test_how_far_models_are_prepared_is_announced(stage: _Stage) -> None:
+    models = _Models(_A, _B)
+    models.prepared = {_B: Preparation(138, 40, 3, 41_000_000)}
+    gateway = _Gateway(stage, models=models)
+    first = await asyncio.wait_for(gateway.received.get(), _LIMIT_S)
+    assert list(first.announcement.prepared) == [
+        stages_pb2.PreparedModel(
+            name="b", version="12", shapes=138, shapes_ready=40, lone_graphs=3, lone_graph_bytes=41_000_000
+        )
+    ]
+    gateway.end()
+    await gateway.reading
+
+
+@pytest.mark.usefixtures("patient")
 async def test_what_a_gateway_needs_is_anything_until_it_says_so_and_nothing_when_its_stream_has_ended(
     stage: _Stage,
 ) -> None:
@@ -668,6 +735,28 @@ async def test_an_item_whose_tensors_are_broken_fails_alone() -> None:
     assert isinstance(from_status(outcomes[2].error), InvalidInput)
 
 
+async def test_the_tokens_of_a_text_are_outcomes_of_their_own_before_its_value() -> None:
+    async def stage(item: ExecuteItem, sink: TokenSink) -> Prediction:
+        for token_id in (7, 8):
+            sink.put(NewTokens([token_id]))
+        return Prediction(NO_TENSORS, batch_size=3)
+
+    async def requests() -> AsyncIterator[Any]:
+        request = wire.ExecuteRequest()
+        item = request.items.add(model="m", version="1")
+        item.context.item_id = 1
+        item.options.max_new_tokens = 2
+        yield request
+        await asyncio.Event().wait()
+
+    answers: Any = stage_method(EXECUTE, stage)(requests(), None)
+    await anext(answers)
+    *tokens, last = (await anext(answers)).outcomes
+    await answers.aclose()
+    assert [list(outcome.new_tokens.token_ids) for outcome in tokens] == [[7], [8]]
+    assert (last.item_id, last.prediction.batch_size) == (1, 3)
+
+
 @pytest.mark.usefixtures("patient")
 async def test_an_item_for_no_version_fails_alone(stage: _Stage, gateway: _Gateway) -> None:
     request = _request(1, 2)
@@ -694,9 +783,9 @@ async def test_a_stage_makes_spans_of_what_the_gateway_sampled_and_of_nothing_el
     stage.finish(1)
     await gateway.receive()
     (item,) = stage.items
-    assert [span.context for span in telemetry.spans] == ([item.call.trace] if is_sampled else [])
-    assert item.call.trace
-    assert (item.call.trace == trace) == (not is_sampled)
+    assert [span.context for span in telemetry.spans] == ([item.work.trace] if is_sampled else [])
+    assert item.work.trace
+    assert (item.work.trace == trace) == (not is_sampled)
     gateway.end()
     await gateway.reading
 
@@ -818,3 +907,31 @@ async def test_over_a_connection_a_gateway_that_goes_takes_its_items_along(stage
         async with asyncio.timeout(_LIMIT_S):
             while stage.cancelled != [2]:
                 await asyncio.sleep(0)
+
+
+async def test_a_text_whose_caller_leaves_while_the_process_drains_is_not_computed_to_its_end(stage: _Stage) -> None:
+    settings = ProcessSettings(listen="127.0.0.1:0")
+    door = GrpcDoor(settings, [TOKENIZE.service])
+    life = Life("tokenizer", settings, [door])
+    await life.listen()
+    life.open(partial(door.open, [(TOKENIZE, stage_method(TOKENIZE, stage, in_flight=life.in_flight))]))
+    reports: list[bool] = []
+
+    async def report(is_reached: bool) -> None:
+        reports.append(is_reached)
+
+    gateway = Coalescer("tokenizer", report)
+    following = asyncio.create_task(follow_endpoints(TOKENIZE, f"127.0.0.1:{door.port}", gateway.serve))
+    await soon(lambda: reports == [True])
+    items = [TokenizeItem(Call(f"id-{number}"), ModelKey("m", 1), Packed(TaskInput, data=b"")) for number in (1, 2)]
+    left, asked = [asyncio.create_task(gateway(item)) for item in items]
+    await soon(lambda: stage.began == [1, 2])
+    draining = asyncio.create_task(life.drain(_LIMIT_S))
+    await soon(lambda: reports == [True, False])
+    left.cancel()
+    await soon(lambda: stage.cancelled == [1])
+    stage.finish(2)
+    assert (await asked).tokens == _tokens(2)
+    await asyncio.wait_for(draining, _LIMIT_S / 2)
+    following.cancel()
+    await asyncio.wait([following])

@@ -5,6 +5,7 @@ import socket
 import stat
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,10 +17,10 @@ from neuronpipe.api.v1.models_pb2 import ListModelsRequest, ListModelsResponse
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
 from neuronpipe.core.errors import SetupError
 from neuronpipe.platform.process.life import Life
+from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.rpc.client import open_channel
 from neuronpipe.rpc.door import GrpcDoor
-from neuronpipe.rpc.rpcs import Context, by_path, rpcs_of
-from neuronpipe.stages.settings import PostprocessorSettings
+from neuronpipe.rpc.rpcs import Context, Rpc
 
 _SERVICE = models_pb2.DESCRIPTOR.services_by_name["ModelService"]
 
@@ -42,11 +43,12 @@ async def _list_models(request: ListModelsRequest, context: Context) -> ListMode
 
 @asynccontextmanager
 async def _listening(path: Path) -> AsyncIterator[Life]:
-    settings = PostprocessorSettings(repository="/none", listen=f"unix:{path}")
-    life = Life("door", settings, [GrpcDoor(settings, rpcs_of(_SERVICE))])
+    settings = ProcessSettings(listen=f"unix:{path}")
+    door = GrpcDoor(settings, [_SERVICE.full_name])
+    life = Life("door", settings, [door])
     try:
         await life.listen()
-        life.open(by_path(_SERVICE, ListModels=_list_models))
+        life.open(partial(door.open, [(Rpc.of(_SERVICE.methods_by_name["ListModels"]), _list_models)]))
         yield life
     finally:
         await life.stop()

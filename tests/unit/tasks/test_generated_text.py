@@ -156,9 +156,9 @@ def _of_words() -> Tokenizer:
     return _with(Tokenizer(models.WordLevel({piece: number for number, piece in enumerate(_PIECES)}, "a")), None)
 
 
-def _unigram() -> Tokenizer:
+def _unigram(end: str = "\0</s>") -> Tokenizer:
     # As the compiler writes special tokens of Unigram models.
-    pieces = [(piece, -1.0) for piece in (*_PIECES, "\0</s>")]
+    pieces = [(piece, -1.0) for piece in (*_PIECES, end)]
     return _with(Tokenizer(models.Unigram(pieces, 0, byte_fallback=False)), decoders.Metaspace())
 
 
@@ -199,6 +199,12 @@ class _Case:
         kept = [one for one in ids if one != self.hidden]
         return str(reference.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
+    def whole_text(self, ids: Sequence[int]) -> str:
+        """As transformers decodes them with special tokens. Of a Unigram model, with the tokenizer as it was."""
+        tokenizer = self.tokenizer if self.hidden is None else _unigram("</s>")
+        reference = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+        return str(reference.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     def released(self, prompt: list[int], ids: list[int], stops: Sequence[str], most: int) -> tuple[list[str], int]:
         """The parts of a caller who passes up to so many tokens at once, and the number of tokens."""
         parts, done, passed = list[str](), 0, 0
@@ -219,6 +225,23 @@ def test_parts_are_what_transformers_decodes_however_the_tokens_are_divided(kind
         ids = case.ids()
         parts, tokens = case.released([], ids, [], case.chosen.choice([1, 3, 40]))
         assert ("".join(parts), tokens) == (case.text(ids), len(ids)), ids
+
+
+@pytest.mark.parametrize("kind", _TOKENIZERS)
+def test_parts_have_special_tokens_as_transformers_decodes_them_where_a_caller_wants_them(kind: str) -> None:
+    case = _Case(kind)
+    assert case.detokenizer.with_special
+    case.detokenizer = case.detokenizer.with_special
+    first = case.tokenizer.token_to_id(".") or 0
+    for prompt in ([], [first]):
+        behind = len(case.whole_text(prompt))
+        for _ in range(150):
+            ids = case.ids()
+            parts, tokens = case.released(prompt, ids, [], case.chosen.choice([1, 3, 40]))
+            assert ("".join(parts), tokens) == (case.whole_text([*prompt, *ids])[behind:], len(ids)), (prompt, ids)
+    assert (end := case.tokenizer.token_to_id("[E]")) is not None
+    assert case.detokenizer.bytes_of(end, []) == b"[E]"
+    assert case.hidden is None or case.detokenizer.bytes_of(case.hidden, []) == b"</s>"
 
 
 @pytest.mark.parametrize("kind", _TOKENIZERS)

@@ -9,6 +9,7 @@ import pytest
 from neuronpipe.api.v1.tasks_pb2 import RerankInput, RerankResult, ScoreFunction, Truncation
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
+from neuronpipe.tasks.base import EncodedText
 from neuronpipe.tasks.rerank import TASK
 from tests.unit.model_specs import model_spec
 from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer, encode_checked
@@ -33,6 +34,13 @@ def test_each_text_is_a_pair_with_the_query() -> None:
         [CLS, q, SEP, b, b, SEP],
     ]
     assert encoded.sequences[0]["token_type_ids"].tolist() == [0, 0, 0, 1, 1]
+
+
+def test_an_empty_text_is_scored_with_the_others() -> None:
+    tokenizer = WordTokenizer("q", "a")
+    q, a = tokenizer.ids("q a")
+    encoded = encode_checked(TASK, RerankInput(query="q", texts=["a", ""]), tokenizer, _MODEL)
+    assert [one["input_ids"].tolist() for one in encoded.sequences] == [[CLS, q, SEP, a, SEP], [CLS, q, SEP, SEP]]
 
 
 def test_the_models_prompt_goes_before_the_query_only() -> None:
@@ -82,7 +90,6 @@ def test_of_query_and_text_the_longer_loses_tokens() -> None:
         (RerankInput(texts=["a"]), "query: is empty"),
         (RerankInput(query="q"), "texts: 0 texts, must be from 1 to 1024"),
         (RerankInput(query="q", texts=["b"] * 1025), "texts: 1025 texts, must be from 1 to 1024"),
-        (RerankInput(query="q", texts=["a", ""]), "texts[1]: is empty"),
         (RerankInput(query="q\0", texts=["a"]), "query: has the character NUL at position 1"),
         (RerankInput(query="q", texts=["a"], top_n=2), "top_n: 2, there are 1 texts"),
         (RerankInput(query="q", texts=["a"], function=ScoreFunction.ValueType(9)), "function: 9 is not known"),
@@ -106,3 +113,20 @@ def test_a_bad_input_is_refused_by_its_fields_name(input: RerankInput, expected:
     with pytest.raises(InvalidInput) as caught:
         encode_checked(TASK, input, WordTokenizer(), _MODEL)
     assert caught.value.message == expected
+
+
+def test_texts_of_too_many_tokens_together_are_refused_before_the_last_is_tokenized() -> None:
+    class Growing(WordTokenizer):
+        texts = 0
+
+        def encode_truncated(self, text: str, text_pair: str | None, **options: Any) -> EncodedText:
+            self.texts += 1
+            return EncodedText(np.zeros(2, np.int32), np.zeros(2, np.int32), truncated_tokens=600_000)
+
+    tokenizer = Growing()
+    input = RerankInput(query="q", texts=["t"] * 9, truncation=Truncation.TRUNCATION_RIGHT)
+    with pytest.raises(
+        InvalidInput, match=r"^input: more than 2097152 tokens in the texts together, which is the limit$"
+    ):
+        encode_checked(TASK, input, tokenizer, _MODEL)
+    assert tokenizer.texts == 4

@@ -8,6 +8,7 @@ from sentence_transformers.util.quantization import quantize_embeddings
 
 from neuronpipe.api.v1.tasks_pb2 import EmbeddingPrecision, SentenceEmbeddingInput, Truncation
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.tasks.base import EncodedText
 from neuronpipe.tasks.sentence_embedding import TASK, decode
 from tests.unit.model_specs import model_spec
 from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer, encode_checked
@@ -130,12 +131,11 @@ def test_a_long_text_is_cut_where_asked_and_the_loss_is_counted() -> None:
 @pytest.mark.parametrize(
     ("input", "expected"),
     [
-        (SentenceEmbeddingInput(), "text: is empty"),
         (SentenceEmbeddingInput(text="ab\0c"), "text: has the character NUL at position 2"),
         (SentenceEmbeddingInput(text="a", dimensions=5), "dimensions: 5, the model has 4"),
         (SentenceEmbeddingInput(text="a b c d e"), "text: 7 tokens, the model takes 6; set truncation to cut"),
     ],
-    ids=["empty", "NUL", "dimensions", "length"],
+    ids=["NUL", "dimensions", "length"],
 )
 def test_a_bad_input_is_refused_by_its_fields_name(input: SentenceEmbeddingInput, expected: str) -> None:
     with pytest.raises(InvalidInput) as caught:
@@ -143,11 +143,21 @@ def test_a_bad_input_is_refused_by_its_fields_name(input: SentenceEmbeddingInput
     assert caught.value.message == expected
 
 
-def test_an_empty_text_is_refused_though_the_model_has_a_prompt() -> None:
-    with pytest.raises(InvalidInput, match="text: is empty"):
-        encode_checked(
-            TASK, SentenceEmbeddingInput(), WordTokenizer(), model_spec("sentence_embedding", prompt="query: ")
-        )
+def test_an_empty_text_is_what_the_model_adds_to_texts() -> None:
+    tokenizer = WordTokenizer("query:")
+    for prompt, ids in (("", [CLS, SEP]), ("query: ", [CLS, *tokenizer.ids("query:"), SEP])):
+        model = model_spec("sentence_embedding", prompt=prompt)
+        (sequence,) = encode_checked(TASK, SentenceEmbeddingInput(), tokenizer, model).sequences
+        assert sequence["input_ids"].tolist() == ids
+
+
+def test_an_empty_text_is_refused_where_the_model_adds_nothing() -> None:
+    class Bare(WordTokenizer):
+        def encode(self, text: str, text_pair: str | None = None, *, prompt: str = "") -> EncodedText:
+            return EncodedText(np.zeros(0, np.int32), np.zeros(0, np.int32))
+
+    with pytest.raises(InvalidInput, match=r"^text: is empty, and has no tokens, as the model adds no special ones$"):
+        encode_checked(TASK, SentenceEmbeddingInput(), Bare(), model_spec("sentence_embedding"))
 
 
 def _ids(token_ids: list[int], **fields: Any) -> tuple[list[int], int]:
@@ -174,7 +184,6 @@ def test_token_ids_are_cut_where_asked() -> None:
         ([1, 1000], "", "token_ids: the id 1000, the vocabulary has 1000"),
         ([1 << 31], "", "token_ids: the id 2147483648, the vocabulary has 1000"),
         ([1], "a", "token_ids: replace text; send one of them"),
-        ([], "", "text: is empty"),
     ],
 )
 def test_token_ids_that_the_model_cannot_take_are_refused(token_ids: list[int], text: str, problem: str) -> None:

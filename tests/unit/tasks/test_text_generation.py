@@ -1,17 +1,18 @@
 """tasks/text_generation.py: what no executor makes of a prompt is refused by the name of its array."""
 
+import re
 import string
 from typing import Any
 
 import numpy as np
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TextGenerationInput
+from neuronpipe.api.v1.tasks_pb2 import ChatMessage, FinishReason, GenerationOptions, TextGenerationInput
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generated import TokenLogprobs
 from neuronpipe.core.tensors import Array
 from neuronpipe.tasks.generated_text import Detokenizer
-from neuronpipe.tasks.text_generation import decode, logprob_arrays, part_arrays, prompt_arrays, window_arrays
+from neuronpipe.tasks.text_generation import TASK, decode, logprob_arrays, part_arrays, prompt_arrays, window_arrays
 from tests.unit.model_specs import model_spec
 
 _MODEL = model_spec("text_generation", max_tokens=4, vocabulary_size=26)
@@ -106,3 +107,17 @@ def test_tokens_beyond_the_vocabulary_may_be_alternatives() -> None:
     outputs = [_outputs(top_ids=np.full((2, 2), 30, _INT))]
     (text,) = decode(_INPUT, _MODEL, window_arrays([5]), outputs, skips).sequences
     assert [(top.token_id, top.text) for top in text.logprobs[0].top] == [(30, "")] * 2
+
+
+@pytest.mark.parametrize("name", ["messages[0]", "tools", "template_arguments", "options.json_schema"])
+def test_json_that_is_nested_too_deeply_is_refused_by_its_fields_name(name: str) -> None:
+    deep = '{"a":' * 600 + "0" + "}" * 600
+    model = model_spec("text_generation", chat_template="{{ messages }} {{ tools }}", end_token_ids=(1,))
+    message = ChatMessage(role="user", content="a", fields=deep if name == "messages[0]" else "")
+    input = TextGenerationInput(messages=[message])
+    if name in ("tools", "template_arguments"):
+        setattr(input, name, f"[{deep}]" if name == "tools" else deep)
+    if name == "options.json_schema":
+        input.options.json_schema = deep
+    with pytest.raises(InvalidInput, match=rf"^{re.escape(name)}: lists and objects are nested more than 128 deep"):
+        TASK.check(input, model)

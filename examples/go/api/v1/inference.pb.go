@@ -389,7 +389,7 @@ type InferBatchRequest struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// The requests, 1 to `--max-batch-items` of them (256 by default). They may be for different models.
+	// The requests, 1 to 256 of them. They may be for different models.
 	Requests []*InferRequest `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
 }
 

@@ -36,13 +36,13 @@ type InferenceServiceClient interface {
 	//
 	// Errors of the call as a whole:
 	//
-	// - INVALID_ARGUMENT: the call has no requests, or more than the limit (`--max-batch-items`, 256 by default).
+	// - INVALID_ARGUMENT: the call has no requests, or more than the limit (256).
 	// - RESOURCE_EXHAUSTED: too many calls are in flight.
 	// - DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, INTERNAL: as for Infer.
 	InferBatch(ctx context.Context, in *InferBatchRequest, opts ...grpc.CallOption) (*InferBatchResponse, error)
 	// Runs inputs as they arrive. Responses are sent as soon as they are ready, in any order. Each carries the id of its
 	// request. An input that fails does not end the stream. The server reads a limited number of requests ahead
-	// (`--max-stream-in-flight`, 64 by default) and leaves the rest to flow control.
+	// (64) and leaves the rest to flow control.
 	//
 	// These errors end the stream after the responses to all requests that were read before:
 	//
@@ -174,13 +174,13 @@ type InferenceServiceServer interface {
 	//
 	// Errors of the call as a whole:
 	//
-	// - INVALID_ARGUMENT: the call has no requests, or more than the limit (`--max-batch-items`, 256 by default).
+	// - INVALID_ARGUMENT: the call has no requests, or more than the limit (256).
 	// - RESOURCE_EXHAUSTED: too many calls are in flight.
 	// - DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, INTERNAL: as for Infer.
 	InferBatch(context.Context, *InferBatchRequest) (*InferBatchResponse, error)
 	// Runs inputs as they arrive. Responses are sent as soon as they are ready, in any order. Each carries the id of its
 	// request. An input that fails does not end the stream. The server reads a limited number of requests ahead
-	// (`--max-stream-in-flight`, 64 by default) and leaves the rest to flow control.
+	// (64) and leaves the rest to flow control.
 	//
 	// These errors end the stream after the responses to all requests that were read before:
 	//

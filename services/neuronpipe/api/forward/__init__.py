@@ -1,1 +1,1 @@
-"""The messages of v1 as services read and write them: what they only forward is bytes. Generated from protos/."""
+"""The messages of v1 that services read. Messages that they only forward stay bytes. Generated from protos/."""

@@ -1,11 +1,11 @@
-"""The .proto files of the public API. `python -m neuronpipe.api.protos --out DIR` writes them for other languages."""
+"""Finds the .proto files of the public API. `python -m neuronpipe.api.protos --out DIR` writes them to a folder."""
 
 import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-# With what they import. The files of the stages are internal and not among them.
+# The public files and the files that they import. The files of the stages are internal and are left out.
 PUBLIC = (
     "google/api/annotations.proto",
     "google/api/client.proto",
@@ -21,12 +21,12 @@ PUBLIC = (
     "neuronpipe/api/v1/registry.proto",
     "neuronpipe/api/v1/traces.proto",
 )
-# In a wheel the files are beside this one, in a checkout in its folder protos/.
+# A wheel has the files beside this file, a checkout has them in its folder protos/.
 _FOLDERS = (Path(__file__).parent, Path(__file__).parents[4] / "protos")
 
 
 def write_protos(out: Path) -> None:
-    """Writes the files below the folder, which is made where it does not exist. Raises OSError."""
+    """Writes the files below the folder `out`, and creates the folder if it is missing. Raises OSError."""
     for name in PUBLIC:
         file = out / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -35,20 +35,20 @@ def write_protos(out: Path) -> None:
 
 @cache
 def field_comments() -> Mapping[str, str]:
-    """What the files say of each field of their messages, by `Message.field`."""
-    found: dict[str, str] = {}
+    """Returns the comment of each field of the public messages, by `Message.field`."""
+    comments: dict[str, str] = {}
     for name in PUBLIC:
         message, lines = "", []
         for line in (_folder() / name).read_text(encoding="utf-8").splitlines():
-            if begun := re.match(r"message (\w+)", line):
-                message = begun[1]
+            if message_start := re.match(r"message (\w+)", line):
+                message = message_start[1]
             if comment := re.match(r" *// ?(.*)", line):
                 lines.append(comment[1])
                 continue
             if field := re.match(r" +(?:repeated |optional )?[\w.]+ (\w+) = \d+;", line):
-                found[f"{message}.{field[1]}"] = " ".join(lines)
+                comments[f"{message}.{field[1]}"] = " ".join(lines)
             lines = []
-    return found
+    return comments
 
 
 def _folder() -> Path:

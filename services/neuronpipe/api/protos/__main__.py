@@ -1,4 +1,4 @@
-"""`python -m neuronpipe.api.protos --out DIR`."""
+"""`python -m neuronpipe.api.protos --out DIR` writes the .proto files of the public API."""
 
 import argparse
 import sys

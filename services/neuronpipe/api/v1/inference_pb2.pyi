@@ -213,7 +213,7 @@ class InferBatchRequest(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___InferRequest]:
-        """The requests, 1 to `--max-batch-items` of them (256 by default). They may be for different models."""
+        """The requests, 1 to 256 of them. They may be for different models."""
 
     def __init__(
         self,

@@ -54,14 +54,14 @@ class InferenceServiceStub:
 
     Errors of the call as a whole:
 
-    - INVALID_ARGUMENT: the call has no requests, or more than the limit (`--max-batch-items`, 256 by default).
+    - INVALID_ARGUMENT: the call has no requests, or more than the limit (256).
     - RESOURCE_EXHAUSTED: too many calls are in flight.
     - DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, INTERNAL: as for Infer.
     """
     InferStream: _grpc.StreamStreamMultiCallable[_inference_pb2.InferStreamRequest, _inference_pb2.InferStreamResponse]
     """Runs inputs as they arrive. Responses are sent as soon as they are ready, in any order. Each carries the id of its
     request. An input that fails does not end the stream. The server reads a limited number of requests ahead
-    (`--max-stream-in-flight`, 64 by default) and leaves the rest to flow control.
+    (64) and leaves the rest to flow control.
 
     These errors end the stream after the responses to all requests that were read before:
 
@@ -107,14 +107,14 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
 
     Errors of the call as a whole:
 
-    - INVALID_ARGUMENT: the call has no requests, or more than the limit (`--max-batch-items`, 256 by default).
+    - INVALID_ARGUMENT: the call has no requests, or more than the limit (256).
     - RESOURCE_EXHAUSTED: too many calls are in flight.
     - DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, INTERNAL: as for Infer.
     """
     InferStream: _aio.StreamStreamMultiCallable[_inference_pb2.InferStreamRequest, _inference_pb2.InferStreamResponse]  # type: ignore[assignment]
     """Runs inputs as they arrive. Responses are sent as soon as they are ready, in any order. Each carries the id of its
     request. An input that fails does not end the stream. The server reads a limited number of requests ahead
-    (`--max-stream-in-flight`, 64 by default) and leaves the rest to flow control.
+    (64) and leaves the rest to flow control.
 
     These errors end the stream after the responses to all requests that were read before:
 
@@ -169,7 +169,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors of the call as a whole:
 
-        - INVALID_ARGUMENT: the call has no requests, or more than the limit (`--max-batch-items`, 256 by default).
+        - INVALID_ARGUMENT: the call has no requests, or more than the limit (256).
         - RESOURCE_EXHAUSTED: too many calls are in flight.
         - DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, INTERNAL: as for Infer.
         """
@@ -182,7 +182,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.InferStreamResponse], _abc.AsyncIterator[_inference_pb2.InferStreamResponse]]:
         """Runs inputs as they arrive. Responses are sent as soon as they are ready, in any order. Each carries the id of its
         request. An input that fails does not end the stream. The server reads a limited number of requests ahead
-        (`--max-stream-in-flight`, 64 by default) and leaves the rest to flow control.
+        (64) and leaves the rest to flow control.
 
         These errors end the stream after the responses to all requests that were read before:
 

@@ -120,7 +120,7 @@ class SubmitInferenceRequest(_message.Message):
     Default: the operation's response holds the outcomes.
     """
     time_to_live_s: _builtins.int
-    """The seconds that the job gets to end, from now on. Default: the gateway's `--jobs-ttl-s`."""
+    """The seconds that the job gets to end, from now on. Default: 21,600, six hours."""
     work_limit_s: _builtins.int
     """The seconds that the work on one input may take, at most 3600. Default: 900."""
     priority: Global___JobPriority.ValueType

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eneuronpipe/api/v1/models.proto\x12\x11neuronpipe.api.v1\"\x13\n\x11ListModelsRequest\">\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.neuronpipe.api.v1.Model\"0\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\";\n\x10GetModelResponse\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.neuronpipe.api.v1.Model\"\xc1\x03\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nis_default\x18\x03 \x01(\x08\x12\x0c\n\x04task\x18\x04 \x01(\t\x12\x0e\n\x06labels\x18\x05 \x03(\t\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x1c\n\x14\x65mbedding_dimensions\x18\x07 \x01(\r\x12\x14\n\x0c\x61rchitecture\x18\x08 \x01(\t\x12\x10\n\x08\x62\x61\x63kends\x18\t \x03(\t\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x0e\n\x06\x64igest\x18\x0b \x01(\t\x12\x12\n\nmask_token\x18\x0c \x01(\t\x12\r\n\x05tasks\x18\r \x03(\t\x12.\n\x05state\x18\x0e \x01(\x0e\x32\x1f.neuronpipe.api.v1.VersionState\x12\x0f\n\x07problem\x18\x0f \x01(\t\x12\x0f\n\x07\x61liases\x18\x10 \x03(\t\x12\r\n\x05share\x18\x11 \x01(\x01\x12\x12\n\nis_desired\x18\x12 \x01(\x08\x12\x19\n\x11has_chat_template\x18\x13 \x01(\x08\x12\x14\n\x0cprompt_names\x18\x14 \x03(\t\x12\x14\n\x0cshadow_share\x18\x18 \x01(\x01\x12\x0f\n\x07\x66\x65tched\x18\x1b \x01(\x01*\xb3\x01\n\x0cVersionState\x12\x1d\n\x19VERSION_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15VERSION_STATE_LOADING\x10\x01\x12\x17\n\x13VERSION_STATE_READY\x10\x02\x12\x1a\n\x16VERSION_STATE_DRAINING\x10\x03\x12\x18\n\x14VERSION_STATE_FAILED\x10\x04\x12\x1a\n\x16VERSION_STATE_UNLOADED\x10\x05\x32\xbe\x01\n\x0cModelService\x12Y\n\nListModels\x12$.neuronpipe.api.v1.ListModelsRequest\x1a%.neuronpipe.api.v1.ListModelsResponse\x12S\n\x08GetModel\x12\".neuronpipe.api.v1.GetModelRequest\x1a#.neuronpipe.api.v1.GetModelResponseB@\n\x11neuronpipe.api.v1P\x01Z)neuronpipe.example/go/api/v1;neuronpipev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eneuronpipe/api/v1/models.proto\x12\x11neuronpipe.api.v1\"\x13\n\x11ListModelsRequest\">\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.neuronpipe.api.v1.Model\"0\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\";\n\x10GetModelResponse\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.neuronpipe.api.v1.Model\"\x96\x04\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nis_default\x18\x03 \x01(\x08\x12\x0c\n\x04task\x18\x04 \x01(\t\x12\x0e\n\x06labels\x18\x05 \x03(\t\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x1c\n\x14\x65mbedding_dimensions\x18\x07 \x01(\r\x12\x14\n\x0c\x61rchitecture\x18\x08 \x01(\t\x12\x10\n\x08\x62\x61\x63kends\x18\t \x03(\t\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x0e\n\x06\x64igest\x18\x0b \x01(\t\x12\x12\n\nmask_token\x18\x0c \x01(\t\x12\r\n\x05tasks\x18\r \x03(\t\x12.\n\x05state\x18\x0e \x01(\x0e\x32\x1f.neuronpipe.api.v1.VersionState\x12\x0f\n\x07problem\x18\x0f \x01(\t\x12\x0f\n\x07\x61liases\x18\x10 \x03(\t\x12\r\n\x05share\x18\x11 \x01(\x01\x12\x12\n\nis_desired\x18\x12 \x01(\x08\x12\x19\n\x11has_chat_template\x18\x13 \x01(\x08\x12\x14\n\x0cprompt_names\x18\x14 \x03(\t\x12\x14\n\x0cshadow_share\x18\x18 \x01(\x01\x12\x0f\n\x07\x66\x65tched\x18\x1b \x01(\x01\x12\x0e\n\x06shapes\x18\x1c \x01(\r\x12\x14\n\x0cshapes_ready\x18\x1d \x01(\r\x12\x13\n\x0blone_graphs\x18\x1e \x01(\r\x12\x18\n\x10lone_graph_bytes\x18\x1f \x01(\x04*\xb3\x01\n\x0cVersionState\x12\x1d\n\x19VERSION_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15VERSION_STATE_LOADING\x10\x01\x12\x17\n\x13VERSION_STATE_READY\x10\x02\x12\x1a\n\x16VERSION_STATE_DRAINING\x10\x03\x12\x18\n\x14VERSION_STATE_FAILED\x10\x04\x12\x1a\n\x16VERSION_STATE_UNLOADED\x10\x05\x32\xbe\x01\n\x0cModelService\x12Y\n\nListModels\x12$.neuronpipe.api.v1.ListModelsRequest\x1a%.neuronpipe.api.v1.ListModelsResponse\x12S\n\x08GetModel\x12\".neuronpipe.api.v1.GetModelRequest\x1a#.neuronpipe.api.v1.GetModelResponseB@\n\x11neuronpipe.api.v1P\x01Z)neuronpipe.example/go/api/v1;neuronpipev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,8 +32,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'neuronpipe.api.v1.models_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\021neuronpipe.api.v1P\001Z)neuronpipe.example/go/api/v1;neuronpipev1'
-  _globals['_VERSIONSTATE']._serialized_start=702
-  _globals['_VERSIONSTATE']._serialized_end=881
+  _globals['_VERSIONSTATE']._serialized_start=787
+  _globals['_VERSIONSTATE']._serialized_end=966
   _globals['_LISTMODELSREQUEST']._serialized_start=53
   _globals['_LISTMODELSREQUEST']._serialized_end=72
   _globals['_LISTMODELSRESPONSE']._serialized_start=74
@@ -43,7 +43,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMODELRESPONSE']._serialized_start=188
   _globals['_GETMODELRESPONSE']._serialized_end=247
   _globals['_MODEL']._serialized_start=250
-  _globals['_MODEL']._serialized_end=699
-  _globals['_MODELSERVICE']._serialized_start=884
-  _globals['_MODELSERVICE']._serialized_end=1074
+  _globals['_MODEL']._serialized_end=784
+  _globals['_MODELSERVICE']._serialized_start=969
+  _globals['_MODELSERVICE']._serialized_end=1159
 # @@protoc_insertion_point(module_scope)

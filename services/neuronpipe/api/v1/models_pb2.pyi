@@ -176,6 +176,10 @@ class Model(_message.Message):
     PROMPT_NAMES_FIELD_NUMBER: _builtins.int
     SHADOW_SHARE_FIELD_NUMBER: _builtins.int
     FETCHED_FIELD_NUMBER: _builtins.int
+    SHAPES_FIELD_NUMBER: _builtins.int
+    SHAPES_READY_FIELD_NUMBER: _builtins.int
+    LONE_GRAPHS_FIELD_NUMBER: _builtins.int
+    LONE_GRAPH_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name of the model, as requests give it."""
     version: _builtins.str
@@ -216,6 +220,16 @@ class Model(_message.Message):
     """The share of the requests without a version that are copied to it now, from 0 to 1. Results of copies are dropped."""
     fetched: _builtins.float
     """While the process that answers fetches the version from a bucket: the share of the bytes that it has, from 0 to 1."""
+    shapes: _builtins.int
+    """The number of shapes of batches that executors prepare for the version, in all processes and on all cores; 0 for a
+    model without such shapes. This field and the next three may be some seconds old.
+    """
+    shapes_ready: _builtins.int
+    """The number of these that are ready: the next batch of such a shape needs no preparation."""
+    lone_graphs: _builtins.int
+    """The number of static graphs that executors keep for frequent lengths of single texts."""
+    lone_graph_bytes: _builtins.int
+    """The memory of these graphs, in bytes."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The labels of a classifier, in the order of its logits. Empty for other models."""
@@ -261,10 +275,14 @@ class Model(_message.Message):
         prompt_names: _abc.Iterable[_builtins.str] | None = ...,
         shadow_share: _builtins.float = ...,
         fetched: _builtins.float = ...,
+        shapes: _builtins.int = ...,
+        shapes_ready: _builtins.int = ...,
+        lone_graphs: _builtins.int = ...,
+        lone_graph_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "fetched", b"fetched", "has_chat_template", b"has_chat_template", "is_default", b"is_default", "is_desired", b"is_desired", "labels", b"labels", "mask_token", b"mask_token", "max_tokens", b"max_tokens", "name", b"name", "problem", b"problem", "prompt_names", b"prompt_names", "shadow_share", b"shadow_share", "share", b"share", "state", b"state", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "backends", b"backends", "digest", b"digest", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "fetched", b"fetched", "has_chat_template", b"has_chat_template", "is_default", b"is_default", "is_desired", b"is_desired", "labels", b"labels", "lone_graph_bytes", b"lone_graph_bytes", "lone_graphs", b"lone_graphs", "mask_token", b"mask_token", "max_tokens", b"max_tokens", "name", b"name", "problem", b"problem", "prompt_names", b"prompt_names", "shadow_share", b"shadow_share", "shapes", b"shapes", "shapes_ready", b"shapes_ready", "share", b"share", "state", b"state", "task", b"task", "tasks", b"tasks", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,6 +47,8 @@ class ItemContext(_message.Message):
     COST_TOKENS_FIELD_NUMBER: _builtins.int
     CACHE_SCOPE_FIELD_NUMBER: _builtins.int
     IS_BEYOND_SHARE_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The id of the request."""
     traceparent: _builtins.str
@@ -71,6 +73,12 @@ class ItemContext(_message.Message):
     """Whether its tenant had more than its share of the model when the request began to run. Among items of the same
     priority, the executor runs the others first. Default: false.
     """
+    tenant: _builtins.str
+    """Whose request it is: tenants share the rows and blocks of generated texts, and the places for compiling grammars.
+    Default: empty, callers are anonymous.
+    """
+    weight: _builtins.float
+    """The tenant's part of what tenants share. Default: 0, it counts as 1."""
     def __init__(
         self,
         *,
@@ -83,10 +91,12 @@ class ItemContext(_message.Message):
         cost_tokens: _builtins.int = ...,
         cache_scope: _builtins.str = ...,
         is_beyond_share: _builtins.bool = ...,
+        tenant: _builtins.str = ...,
+        weight: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "cost_tokens", b"cost_tokens", "is_beyond_share", b"is_beyond_share", "item_id", b"item_id", "priority", b"priority", "remaining_ns", b"remaining_ns", "request_id", b"request_id", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "cost_tokens", b"cost_tokens", "is_beyond_share", b"is_beyond_share", "item_id", b"item_id", "priority", b"priority", "remaining_ns", b"remaining_ns", "request_id", b"request_id", "tenant", b"tenant", "traceparent", b"traceparent", "tracestate", b"tracestate", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -102,6 +112,7 @@ class Announcement(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     UNLOADED_FIELD_NUMBER: _builtins.int
+    PREPARED_FIELD_NUMBER: _builtins.int
     max_message_bytes: _builtins.int
     """The largest message that the process accepts, in bytes. Default: 0, not known."""
     @_builtins.property
@@ -116,6 +127,10 @@ class Announcement(_message.Message):
     def unloaded(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnloadedModel]:
         """Those of the models that are not in memory. The process loads one when an item for it comes."""
 
+    @_builtins.property
+    def prepared(self) -> _containers.RepeatedCompositeFieldContainer[Global___PreparedModel]:
+        """How far the executor has prepared its models. Absent: models without shapes that are prepared."""
+
     def __init__(
         self,
         *,
@@ -123,14 +138,57 @@ class Announcement(_message.Message):
         max_message_bytes: _builtins.int = ...,
         failed: _abc.Iterable[Global___FailedModel] | None = ...,
         unloaded: _abc.Iterable[Global___UnloadedModel] | None = ...,
+        prepared: _abc.Iterable[Global___PreparedModel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "max_message_bytes", b"max_message_bytes", "models", b"models", "unloaded", b"unloaded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "max_message_bytes", b"max_message_bytes", "models", b"models", "prepared", b"prepared", "unloaded", b"unloaded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Announcement: _TypeAlias = Announcement  # noqa: Y015
+
+@_typing.final
+class PreparedModel(_message.Message):
+    """The shapes and graphs that a process has prepared for a version of a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SHAPES_FIELD_NUMBER: _builtins.int
+    SHAPES_READY_FIELD_NUMBER: _builtins.int
+    LONE_GRAPHS_FIELD_NUMBER: _builtins.int
+    LONE_GRAPH_BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of the model."""
+    version: _builtins.str
+    """The version of the model."""
+    shapes: _builtins.int
+    """The number of shapes of batches that the process prepares, on all cores."""
+    shapes_ready: _builtins.int
+    """The number of these that are ready."""
+    lone_graphs: _builtins.int
+    """The number of static graphs of single texts."""
+    lone_graph_bytes: _builtins.int
+    """The memory of these graphs, in bytes."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.str = ...,
+        shapes: _builtins.int = ...,
+        shapes_ready: _builtins.int = ...,
+        lone_graphs: _builtins.int = ...,
+        lone_graph_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lone_graph_bytes", b"lone_graph_bytes", "lone_graphs", b"lone_graphs", "name", b"name", "shapes", b"shapes", "shapes_ready", b"shapes_ready", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PreparedModel: _TypeAlias = PreparedModel  # noqa: Y015
 
 @_typing.final
 class UnloadedModel(_message.Message):
@@ -246,7 +304,7 @@ Global___ServedModel: _TypeAlias = ServedModel  # noqa: Y015
 
 @_typing.final
 class Draining(_message.Message):
-    """A notice that the service is stopping. It reads no message that is sent from now on."""
+    """A notice that the service is stopping. It begins no item that is sent from now on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -629,13 +687,18 @@ Global___ExecuteOutcome: _TypeAlias = ExecuteOutcome  # noqa: Y015
 
 @_typing.final
 class NewTokens(_message.Message):
-    """The tokens that an item got in a step. One message has those of all items."""
+    """The tokens that an item got in a step, or whether it waits. One message has those of all items."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    IS_WAITING_FIELD_NUMBER: _builtins.int
+    is_waiting: _builtins.bool
+    """Whether it waits until its grammar is compiled, or is a search that has begun. Then it has no tokens, and others may
+    run in its place until the next message of it. Default: false.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens, in order."""
@@ -654,10 +717,11 @@ class NewTokens(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         figures: Global___GenerationFigures | None = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        is_waiting: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "is_waiting", b"is_waiting", "logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

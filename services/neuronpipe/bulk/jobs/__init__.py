@@ -1,4 +1,4 @@
-"""Asynchronous inference: jobs in Redis Streams, their API at the gateway, and the workers that run them.
+"""Asynchronous inference: jobs in Redis, their API at the gateway, and the workers that run them.
 
-It stands above the gateway, which workers call as everybody does, with bulk priority (docs/jobs.md).
+This package is above the gateway, which workers call like any client, with bulk priority (docs/jobs.md).
 """

@@ -1,6 +1,6 @@
-"""Jobs as a part of a gateway: JobService and google.longrunning.Operations over gRPC, and what answers."""
+"""Jobs as a part of a gateway: JobService and google.longrunning.Operations over gRPC, and their handlers."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,21 +11,25 @@ from neuronpipe.api.v1 import jobs_pb2
 from neuronpipe.bulk.jobs.service import Jobs
 from neuronpipe.bulk.jobs.settings import JobSettings
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.assembly import Addition
-from neuronpipe.doors.http.exchange import Route
+from neuronpipe.doors.assembly import Protocols
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.settings import HttpSettings, PipelineSettings
 from neuronpipe.gateway.tenants.tenants import Tenants
-from neuronpipe.platform.process.door import Handler
 from neuronpipe.platform.process.life import Life
-from neuronpipe.rpc.rpcs import Context, by_path, call_of, rpcs_of
+from neuronpipe.rpc.rpcs import Context, RpcHandlers, call_of, handlers_of
 
 JOB_SERVICE = jobs_pb2.DESCRIPTOR.services_by_name["JobService"]
 OPERATIONS = operations_pb2.Operation.DESCRIPTOR.file.services_by_name["Operations"]
 
 
-def job_rpc_handlers(jobs: Jobs) -> dict[str, Handler]:
-    """The handlers of both services, by path."""
+def job_rpc_handlers(jobs: Jobs) -> RpcHandlers:
+    """Both services."""
+
+    async def submit(message: jobs_pb2.SubmitInferenceRequest, context: Context) -> Any:
+        return await jobs.submit(message, call_of(context))
+
+    async def get(message: operations_pb2.GetOperationRequest, context: Context) -> Any:
+        return await jobs.get(message.name, call_of(context))
 
     async def list_all(message: operations_pb2.ListOperationsRequest, context: Context) -> Any:
         if message.filter:
@@ -44,27 +48,18 @@ def job_rpc_handlers(jobs: Jobs) -> dict[str, Handler]:
         await jobs.delete(message.name, call_of(context))
         return Empty()
 
-    return {
-        **by_path(JOB_SERVICE, SubmitInference=lambda message, context: jobs.submit(message, call_of(context))),
-        **by_path(
-            OPERATIONS,
-            GetOperation=lambda message, context: jobs.get(message.name, call_of(context)),
-            ListOperations=list_all,
-            WaitOperation=wait,
-            CancelOperation=cancel,
-            DeleteOperation=delete,
-        ),
+    operations = {
+        "GetOperation": get,
+        "ListOperations": list_all,
+        "WaitOperation": wait,
+        "CancelOperation": cancel,
+        "DeleteOperation": delete,
     }
+    return [*handlers_of(JOB_SERVICE, {"SubmitInference": submit}), *handlers_of(OPERATIONS, operations)]
 
 
-def _routes() -> Sequence[Route]:
-    from neuronpipe.bulk.jobs.http import ROUTES  # what HTTP needs is imported for an HTTP door only
-
-    return ROUTES
-
-
-# What the doors take, whether jobs are set up or not.
-JOBS = Addition(rpcs=(*rpcs_of(JOB_SERVICE), *rpcs_of(OPERATIONS)), routes=_routes)
+# The gRPC services, whether jobs are set up or not.
+JOB_SERVICES = [JOB_SERVICE.full_name, OPERATIONS.full_name]
 
 
 @asynccontextmanager
@@ -75,8 +70,8 @@ async def running_jobs(
     gateway: Gateway,
     tenants: Tenants | None,
     life: Life,
-) -> AsyncIterator[dict[str, Handler]]:
-    """The handlers of jobs. Raises SetupError."""
+) -> AsyncIterator[Protocols]:
+    """Runs the jobs of a gateway during the block, and yields their rpcs and routes. Raises SetupError."""
     store = None
     if settings.jobs_redis_url:
         from neuronpipe.bulk.jobs.store import JobStore  # redis-py takes 0.1 s to import
@@ -85,11 +80,9 @@ async def running_jobs(
     jobs = Jobs(store, settings, pipeline, gateway.catalog, tenants, life.in_flight.set_aside)
     async with jobs.running():
         life.on_draining(jobs.drain)
-        handlers = job_rpc_handlers(jobs)
+        protocols = Protocols(job_rpc_handlers(jobs))
         if http.http_listen:
             from neuronpipe.bulk.jobs.http import job_http_handlers
-            from neuronpipe.doors.http.handlers import DESCRIBED
-            from neuronpipe.doors.http.openapi import openapi_handlers
 
-            handlers |= job_http_handlers(jobs) | openapi_handlers((*DESCRIBED, *_routes()))
-        yield handlers
+            protocols = Protocols(protocols.rpcs, job_http_handlers(jobs))
+        yield protocols

@@ -12,7 +12,7 @@ from neuronpipe.bulk.jobs.job import Invocation
 from neuronpipe.bulk.jobs.service import Jobs
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.doors.http.bodies import write_body
-from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.messages import message_body
 
 _OPERATION = dict[str, Any]
@@ -49,12 +49,11 @@ INVOKE = Route(
     is_raw=True,
     takes_media=("application/octet-stream", "application/x-amz-json-1.1"),
 )
-ROUTES = (SUBMIT, LIST, GET, CANCEL, INVOKE)
 _AMAZON = "x-amzn-sagemaker-"
 
 
-def job_http_handlers(jobs: Jobs) -> dict[str, HttpHandler]:
-    """The handlers, by route."""
+def job_http_handlers(jobs: Jobs) -> HttpHandlers:
+    """Returns the routes with their handlers."""
 
     async def submit(request: HttpRequest) -> HttpResponse:
         submitted = await request.make(lambda: SubmitInferenceRequest(**request.body.arguments()))
@@ -64,8 +63,8 @@ def job_http_handlers(jobs: Jobs) -> dict[str, HttpHandler]:
 
     async def list_all(request: HttpRequest) -> HttpResponse:
         size = _number("page_size", request.parameter("page_size"))
-        found = await jobs.list_jobs(int(size), request.parameter("page_token"), request.call)
-        return HttpResponse(await _written(found))
+        listed = await jobs.list_jobs(int(size), request.parameter("page_token"), request.call)
+        return HttpResponse(await _written(listed))
 
     async def get(request: HttpRequest) -> HttpResponse:
         name, wait_s = f"jobs/{request.names['id']}", _number("wait_s", request.parameter("wait_s"))
@@ -102,16 +101,16 @@ def job_http_handlers(jobs: Jobs) -> dict[str, HttpHandler]:
         headers = [(f"{_AMAZON}{name}".encode(), uri.encode()) for name, uri in places.items()]
         return HttpResponse(write_body({"InferenceId": id}), status=202, headers=headers)
 
-    return {SUBMIT.key: submit, LIST.key: list_all, GET.key: get, CANCEL.key: cancel, INVOKE.key: invoke}
+    return [(SUBMIT, submit), (LIST, list_all), (GET, get), (CANCEL, cancel), (INVOKE, invoke)]
 
 
 async def _written(answer: Message) -> bytes:
-    """In a thread: of a job's results, json_format takes seconds."""
+    """Writes a message as JSON, in a thread: json_format takes seconds for the results of a job."""
     return await asyncio.to_thread(lambda: write_body(MessageToDict(answer, preserving_proto_field_name=True)))
 
 
 def _number(name: str, text: str) -> float:
-    """A number from 0; 0 for none. Raises InvalidInput."""
+    """Parses a number from 0 on; 0 for an empty text. Raises InvalidInput."""
     if not text:
         return 0.0
     if not (text.isascii() and text.replace(".", "", 1).isdigit()) or len(text) > 9:

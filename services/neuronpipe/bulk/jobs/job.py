@@ -1,13 +1,15 @@
 """A job as the store has it, and its form as an operation of google.longrunning."""
 
+import asyncio
 import dataclasses
 import hashlib
 import hmac
 import json
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from google.longrunning.operations_pb2 import Operation
@@ -16,7 +18,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc.status_pb2 import Status
 
 from neuronpipe.api.v1.jobs_pb2 import JobMetadata, JobPriority, JobResult, JobState
-from neuronpipe.core.errors import Cancelled, DeadlineExceeded, NeuronpipeError
+from neuronpipe.core.errors import Cancelled, DeadlineExceeded, InternalError, NeuronpipeError, Overloaded
 from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import SpanContext
 
@@ -30,15 +32,18 @@ _PRIORITY_OF = {word: number for number, word in PRIORITIES.items() if number}
 EndState = Literal["succeeded", "failed", "cancelled", "expired", "dead"]
 _RESULT, _ERROR = b"r", b"e"
 _NAME = "jobs/"
+_NO_ROOM_RETRY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A job. Times are Redis's, in milliseconds since 1970; 0 for what has not happened.
+class StoredJob:
+    """A job. Times are Redis's, in milliseconds since 1970; 0 for events that have not happened.
 
-    `end`: the form of `end_of`, empty before. `request`: the serialized SubmitInferenceRequest, empty once it has
-    ended. `invocation`: in place of it, an Invocation of SageMaker's clients as JSON. `trace`: the traceparent of the
-    submitter. `limit_s`: of the work on an input.
+    - `end`: the form of `end_of`; empty until the job ends.
+    - `request`: the serialized SubmitInferenceRequest; empty after the job has ended.
+    - `invocation`: instead of `request`, an Invocation of SageMaker's clients as JSON.
+    - `trace`: the traceparent of the submitter.
+    - `limit_s`: for the work on an input.
     """
 
     id: str
@@ -65,20 +70,22 @@ class Job:
 
     @classmethod
     def of(cls, id: str, fields: Mapping[bytes, bytes]) -> Self:
-        """The job of a hash, whose fields have no units in their names."""
-        found: dict[str, Any] = {}
-        for one in dataclasses.fields(cls)[1:]:
-            value = fields.get(one.name.removesuffix("_ms").removesuffix("_s").encode(), b"")
-            found[one.name] = value.decode() if one.type is str else int(value or 0) if one.type is int else value
-        return cls(id, **found)
+        """Reads a job from its hash, whose fields have no units in their names."""
+        values: dict[str, Any] = {}
+        for job_field in dataclasses.fields(cls)[1:]:
+            value = fields.get(stored_name(job_field.name).encode(), b"")
+            values[job_field.name] = (
+                value.decode() if job_field.type is str else int(value or 0) if job_field.type is int else value
+            )
+        return cls(id, **values)
 
     @property
     def name(self) -> str:
-        """The name of its operation."""
+        """The name of the job's operation."""
         return f"{_NAME}{self.id}"
 
     def is_signed(self, secret: bytes) -> bool:
-        """Whether a gateway with this secret stored it as it is."""
+        """Whether a gateway with this secret stored the job in its current form."""
         own = self.id, self.tenant, self.priority, self.digest, self.request_id, self.notify, self.limit_s
         content = self.invocation.encode() or self.request
         is_content = not content or hashlib.sha256(content).hexdigest() == self.digest
@@ -86,11 +93,11 @@ class Job:
 
     @property
     def span(self) -> SpanContext | None:
-        """The span in which it was submitted; None for none."""
+        """The span in which the job was submitted; None without a span."""
         return SpanContext.parse(self.trace) if self.trace else None
 
     def operation(self) -> Operation:
-        """Its operation."""
+        """Returns the job's operation."""
         operation, metadata = Operation(name=self.name, done=bool(self.end)), self._metadata()
         if self.end[:1] == _RESULT:
             result = JobResult.FromString(self.end[1:])
@@ -119,19 +126,24 @@ class Job:
         return metadata
 
 
-# Of a job's own fields, those that its gateway signs, with its id, its tenant, its priority and the digest of its
-# content: what of it a worker acts on.
+def stored_name(field: str) -> str:
+    """Returns the name that a field of StoredJob has in its hash."""
+    return field.removesuffix("_ms").removesuffix("_s")
+
+
+# The fields of a job that its gateway signs, with the job's id, tenant, priority and the digest of its content: workers
+# act on all of these.
 SIGNED_FIELDS = ("request_id", "notify", "limit")
 
 
 def job_signature(secret: bytes, own: Sequence[str | int]) -> str:
-    """What a gateway writes into a job."""
+    """Returns the signature that a gateway writes into a job."""
     return hmac.new(secret, json.dumps([str(part) for part in own]).encode(), hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job that is submitted. `key`: what makes it the same as an earlier one, of which `digest` is the content."""
+    """A job that is submitted. `key`: equal for equal jobs. `digest`: the digest of its content, then also equal."""
 
     id: str
     key: str
@@ -146,10 +158,9 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class TakenJob:
-    """A job that a worker has, until its lease ends. `left_s`: of its time to live."""
+    """A job that a worker has, until its lease ends. `left_s`: the rest of its time to live."""
 
-    job: Job
-    entry: str
+    job: StoredJob
     left_s: float
 
 
@@ -166,20 +177,39 @@ class Invocation:
 
 
 @dataclass(slots=True)
-class Progress:
-    """How far a job is. `has_begun`: anything was sent to the gateway."""
+class JobProgress:
+    """The progress of a job.
+
+    - `has_begun`: whether anything was sent to the gateway.
+    - `is_stalled`: whether its object cannot be written now.
+    - `lease_ends_s`: by the clock of time.monotonic.
+    """
 
     completed: int = 0
     has_begun: bool = False
+    is_stalled: bool = False
+    lease_ends_s: float = math.inf
+    _renewed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self) -> None:
-        """Something is sent."""
+        """Records that an input is sent."""
         self.has_begun = True
+
+    def renew(self, lease_ends_s: float) -> None:
+        """Renews the lease."""
+        self.lease_ends_s = lease_ends_s
+        self._renewed.set()
+
+    async def leased(self) -> None:
+        """Returns while the lease lasts, or when it is renewed: after its end, another worker may have the job."""
+        while time.monotonic() > self.lease_ends_s:
+            self._renewed.clear()
+            await self._renewed.wait()
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of one priority: jobs that wait, jobs that workers have, and for how long the first one waits."""
+    """The counts of a priority: waiting jobs, running jobs, and the seconds for which the first job has waited."""
 
     waiting: int
     running: int
@@ -187,29 +217,44 @@ class Counts:
 
 
 def end_of(outcome: JobResult | NeuronpipeError) -> bytes:
-    """How a job ended, as the store keeps it."""
+    """Returns the end of a job as the store keeps it."""
     if isinstance(outcome, NeuronpipeError):
         return b"".join((_ERROR, to_status(outcome).SerializeToString()))
     return b"".join((_RESULT, outcome.SerializeToString()))
 
 
 def expired() -> DeadlineExceeded:
-    """The error of a job whose time to live is over."""
+    """Returns the error of a job whose time to live is over."""
     return DeadlineExceeded("the job's time to live was over before it ended")
 
 
 def cancelled() -> Cancelled:
-    """The error of a job that its caller cancelled."""
+    """Returns the error of a job that its caller cancelled."""
     return Cancelled("the job was cancelled")
 
 
+def damaged() -> InternalError:
+    """Returns the error of a job whose fields in Redis are invalid."""
+    return InternalError("the job is damaged in Redis")
+
+
+def no_room(result_bytes: int, limit_bytes: int) -> Overloaded:
+    """Returns the error of a job whose tenant has no room for the result."""
+    return Overloaded(
+        f"the result has {result_bytes} bytes: with it, the tenant's jobs and their results have more than "
+        f"{limit_bytes} bytes, the limit (the gateway's jobs_max_tenant_bytes); delete those that are no longer "
+        "needed, or give an output_uri, and submit it again",
+        _NO_ROOM_RETRY_S,
+    )
+
+
 def new_id() -> str:
-    """An id that nobody can guess. Ids sort by time."""
+    """Returns an id that cannot be guessed. Ids sort by time."""
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
 def id_of(name: str) -> str:
-    """The id in an operation's name; empty for another name."""
+    """Returns the id in an operation's name; empty for another name."""
     id = name.removeprefix(_NAME)
     return id if id != name and id.isalnum() and id.isascii() else ""
 

@@ -1,20 +1,22 @@
-"""HTTP requests of workers, by Python's own client: they follow no redirect, and go to an address that is known."""
+"""HTTP requests of workers on the event loop: they follow no redirect, and go to a known address."""
 
 import asyncio
-import contextlib
 import http.client
+import io
 import ipaddress
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 from urllib.parse import urlsplit
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _PORTS = {"http": 80, "https": 443}
-# Public by their numbers, but they may lead to addresses inside: those of IPv4 in an older form (RFC 4291, 2765), NAT64
-# (RFC 6052, 8215), Teredo, 6to4, and site-local addresses, which Python takes for public ones.
+_MAX_HEAD_BYTES = 64 << 10
+# Networks that are public by their numbers, but may lead to private addresses: IPv4 in an older form (RFC 4291, 2765),
+# NAT64 (RFC 6052, 8215), Teredo, 6to4, and site-local addresses, which Python counts as public.
 _LEADING_INSIDE = [
     ipaddress.IPv6Network(network)
     for network in ["::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16", "fec0::/10"]
@@ -22,8 +24,8 @@ _LEADING_INSIDE = [
 
 
 class PostFailed(Exception):
-    """There was no answer, or none that is allowed to be asked for. `status`: of HTTP, where the request is the reason,
-    so that another attempt would fare no better; else 0.
+    """There was no answer, or the request is not allowed. `status`: the HTTP status of the failure if the request is
+    its reason, so that another attempt cannot succeed; otherwise 0.
     """
 
     def __init__(self, problem: str, status: int = 0) -> None:
@@ -32,8 +34,8 @@ class PostFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a server answered."""
+class HttpAnswer:
+    """A server's answer."""
 
     status: int
     headers: Mapping[str, str]
@@ -42,7 +44,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a URL leads. `path` with the query."""
+    """The target of a URL. `path`: with the query."""
 
     scheme: str
     host: str
@@ -51,7 +53,7 @@ class Destination:
 
     @classmethod
     def of(cls, url: str) -> "Destination":
-        """Raises ValueError, which says what is wrong."""
+        """Parses a URL. Raises ValueError, which names the problem."""
         parts = urlsplit(url)
         if parts.scheme not in _PORTS:
             raise ValueError("must begin with https:// or http://")
@@ -64,15 +66,15 @@ class Destination:
 
 
 async def resolve(to: Destination, allowed: Sequence[Network] | None) -> str:
-    """The address of a host. `allowed`: networks that may be reached besides public addresses; None for all.
+    """Resolves a host's address. `allowed`: networks that may be reached in addition to public addresses; None for all.
 
     A host with any address that may not be reached is refused. Raises PostFailed.
     """
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM)
+        entries = await asyncio.get_running_loop().getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise PostFailed("the host has no address") from error
-    addresses = [ipaddress.ip_address(str(one[4][0]).partition("%")[0]) for one in found]
+    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]
     if allowed is not None:
         for address in addresses:
             plain = getattr(address, "ipv4_mapped", None) or address
@@ -84,65 +86,92 @@ async def resolve(to: Destination, allowed: Sequence[Network] | None) -> str:
 
 
 async def post(
-    to: Destination,
-    address: str,
-    headers: Mapping[str, str],
-    body: bytes,
-    limits: tuple[float, int],
-    threads: Executor | None = None,
-) -> Answer:
-    """Sends a body to an address of the host. `limits`: seconds, and bytes of the answer. Raises PostFailed."""
+    to: Destination, address: str, headers: Mapping[str, str], body: bytes, limits: tuple[float, int]
+) -> HttpAnswer:
+    """Sends a body to an address of the host. `limits`: seconds, and bytes of the answer. Raises PostFailed.
+
+    Uses no thread: the call never waits for a thread, and after a cancellation nothing is sent.
+    """
     timeout_s, max_bytes = limits
-    connection = _Pinned(to, address, timeout_s)
-
-    def send() -> Answer:
-        connection.request("POST", to.path, body, dict(headers))
-        response = connection.getresponse()
-        data = response.read(max_bytes + 1)
-        if len(data) > max_bytes:
-            raise PostFailed(f"the answer is larger than {max_bytes} bytes, the limit", 502)
-        return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, data)
-
-    sending = asyncio.get_running_loop().run_in_executor(threads, send)
     try:
-        # Of the whole exchange; the timeout of a socket is one of each part.
         async with asyncio.timeout(timeout_s):
-            return await asyncio.shield(sending)
+            answer = await _exchange(to, address, headers, body, max_bytes)
     except TimeoutError as error:
         raise PostFailed(f"no answer within {timeout_s:g} s", 504) from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, EOFError, ValueError, http.client.HTTPException) as error:
         raise PostFailed(f"the request failed: {type(error).__name__}") from error
+    if len(answer.body) > max_bytes:
+        raise PostFailed(f"the answer is larger than {max_bytes} bytes, the limit", 502)
+    return answer
+
+
+async def _exchange(
+    to: Destination, address: str, headers: Mapping[str, str], body: bytes, max_bytes: int
+) -> HttpAnswer:
+    # The address was resolved and checked before, so that DNS cannot change it now. The certificate must be the host's.
+    tls: dict[str, Any] = {"ssl": _public_tls(), "server_hostname": to.host} if to.scheme == "https" else {}
+    reader, writer = await asyncio.open_connection(address, to.port, **tls)
+    try:
+        host = f"[{to.host}]" if ":" in to.host else to.host
+        lines = {
+            "Host": host if to.port == _PORTS[to.scheme] else f"{host}:{to.port}",
+            "Accept-Encoding": "identity",
+            "Connection": "close",
+            "Content-Length": len(body),
+            **headers,
+        }
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        if head.count("\n") != len(lines):
+            raise ValueError("a header has a line break")
+        writer.writelines([f"POST {to.path} HTTP/1.1\r\n{head}\r\n".encode("latin-1"), body])
+        return await _read_answer(reader, max_bytes)  # the answer may come before the whole body is sent
     finally:
-        connection.cut()
-        sending.add_done_callback(lambda done: done.cancelled() or done.exception())
+        writer.transport.abort()
 
 
-class _Pinned(http.client.HTTPConnection):
-    """A connection to an address that was resolved before, so that nobody can change it in between."""
+@cache
+def _public_tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
 
-    def __init__(self, to: Destination, address: str, timeout_s: float) -> None:
-        super().__init__(to.host, to.port, timeout=timeout_s)
-        self._pinned = address
-        self._tls = ssl.create_default_context() if to.scheme == "https" else None
 
-    def connect(self) -> None:
-        """Connects to the address; the certificate must be the host's."""
-        plain = socket.create_connection((self._pinned, self.port), self.timeout)
-        self.sock = self._tls.wrap_socket(plain, server_hostname=self.host) if self._tls else plain
+async def _read_answer(reader: asyncio.StreamReader, max_bytes: int) -> HttpAnswer:
+    """Reads an answer, with at most `max_bytes` + 1 bytes of body. Raises EOFError, ValueError or HTTPException."""
+    status = 0
+    while not 200 <= status < 600:  # other statuses come before the answer
+        version, code, *_ = (await reader.readline()).split(maxsplit=2)
+        if not version.startswith(b"HTTP/1."):
+            raise ValueError("is not HTTP/1")
+        status, head = int(code), b""
+        while line := (await reader.readline()).rstrip():
+            head += line + b"\r\n"
+            if len(head) > _MAX_HEAD_BYTES:
+                raise ValueError("has too many headers")
+    headers = {name.lower(): value for name, value in http.client.parse_headers(io.BytesIO(head)).items()}
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        body = bytearray()
+        while len(body) <= max_bytes and (size := int((await reader.readline()).partition(b";")[0], 16)):
+            body += await _read(reader, size, max_bytes - len(body))
+            await reader.readline()
+        return HttpAnswer(status, headers, bytes(body))
+    size = 0 if status in (204, 304) else int(headers.get("content-length", -1))
+    return HttpAnswer(status, headers, await _read(reader, size, max_bytes))
 
-    def cut(self) -> None:
-        """Ends the exchange, also where a thread waits for it."""
-        if self.sock:
-            with contextlib.suppress(OSError):
-                self.sock.shutdown(socket.SHUT_RDWR)
-            self.close()
+
+async def _read(reader: asyncio.StreamReader, size: int, most: int) -> bytes:
+    """Reads `size` bytes, but at most `most` + 1; with a negative size, all until the connection ends."""
+    try:
+        return await reader.readexactly(min(size, most + 1) if size >= 0 else most + 1)
+    except asyncio.IncompleteReadError as error:
+        if size >= 0:
+            raise
+        return error.partial
 
 
 def check_host(url: str, hosts: str) -> None:
-    """Raises ValueError for a URL whose host is not among the allowed ones, `hosts` with commas."""
+    """Raises ValueError for a URL whose host is not allowed. `hosts`: the allowed hosts, with commas."""
     allowed = [host.lower() for host in map(str.strip, hosts.split(",")) if host]
     if not allowed:
         raise ValueError("this gateway sends no notifications of jobs: set jobs_notification_hosts")
     host = Destination.of(url).host.lower()
-    if not any(host == one or (one.startswith("*.") and host.endswith(one[1:])) for one in allowed):
+    if not any(host == pattern or (pattern.startswith("*.") and host.endswith(pattern[1:])) for pattern in allowed):
         raise ValueError(f"its host must be {' or '.join(allowed)}")

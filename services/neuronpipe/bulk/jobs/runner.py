@@ -1,27 +1,31 @@
-"""Runs a job: reads its inputs, sends them to the gateway with bulk priority, writes what came of them.
+"""Runs a job: reads its inputs, sends them to the gateway with bulk priority, and writes the outcomes, in pieces.
 
 An asynchronous invocation of a SageMaker client is sent as the body of a request to /endpoints/NAME/invocations, and
-what comes back is written as an object.
+the answer is written as an object.
 """
 
 import asyncio
 import codecs
 import json
 import random
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from functools import partial
-from typing import TypeVar
+from itertools import islice
+from typing import BinaryIO, TypeAlias, TypeVar, cast
 
 import grpc
 from google.protobuf import json_format
+from google.rpc import code_pb2
+from google.rpc.status_pb2 import Status
 
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, Priority
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.api.v1.jobs_pb2 import JobResult, SubmitInferenceRequest
-from neuronpipe.bulk.jobs.job import Invocation, Job, Progress
-from neuronpipe.bulk.jobs.post import Answer, Destination, PostFailed, post, resolve
-from neuronpipe.core.background import Places
+from neuronpipe.bulk.jobs.job import Invocation, JobProgress, StoredJob
+from neuronpipe.bulk.jobs.post import Destination, HttpAnswer, PostFailed, post, resolve
 from neuronpipe.core.errors import (
     Cancelled,
     InvalidInput,
@@ -32,25 +36,32 @@ from neuronpipe.core.errors import (
     Unauthenticated,
     Unavailable,
 )
+from neuronpipe.core.files import lines_of
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.names import ON_BEHALF, TRACEPARENT
+from neuronpipe.core.parsing import too_much
 from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import SpanContext
+from neuronpipe.platform.process.background import Places, run_apart
 from neuronpipe.platform.storage import ObjectUri, Storage, StorageError
 from neuronpipe.platform.tls import TlsFiles
 from neuronpipe.rpc.client import Connection, error_of, key_metadata
 
 ResultT = TypeVar("ResultT")
 
-# An answer over HTTP may come so long after the limit of the work.
+# The longest time between the limit of the work and an answer over HTTP.
 _ANSWER_S = 5.0
-# Between attempts while the gateway cannot be reached: doubled each time.
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0
+# Pauses between attempts while the gateway cannot be reached, doubled each time; and the longest pause between writes.
+_FIRST_PAUSE_S, _LAST_PAUSE_S, _LAST_WRITE_PAUSE_S = 0.1, 5.0, 30.0
+# The most reasons in the log why the gateway does not answer.
+_MAX_REASONS = 8
 
 
-class Gateway:
-    """Calls a gateway as fast as it admits bulk work: where it refuses a tenant's call, or cannot answer it, no other
-    one of that tenant is sent for as long as it says.
+class BulkGateway:
+    """Calls a gateway as fast as it admits bulk work.
+
+    If the gateway refuses a tenant's call, or cannot answer it, no other call of this tenant is sent for the time that
+    the gateway asks for.
     """
 
     def __init__(self, target: str, tls: TlsFiles | None, max_in_flight: int) -> None:
@@ -59,9 +70,11 @@ class Gateway:
         self._key = key_metadata(target=target, is_encrypted=tls is not None)
         self._places = Places(max_in_flight)
         self._closed_until_s: dict[str, float] = {}
+        # Reasons why calls are not answered that the log has already; cleared by an answer.
+        self._logged_reasons: set[str] = set()
 
     def closed_s(self) -> dict[str, float]:
-        """The tenants of which it admits no more work, and for how many seconds."""
+        """Returns the tenants of which the gateway admits no more work now, with the seconds until it may."""
         now_s = time.monotonic()
         self._closed_until_s = {tenant: until_s for tenant, until_s in self._closed_until_s.items() if until_s > now_s}
         return {tenant: until_s - now_s for tenant, until_s in self._closed_until_s.items()}
@@ -69,8 +82,10 @@ class Gateway:
     async def outcome(
         self, request: InferRequest, tenant: str, trace: SpanContext | None, limit_s: float, sent: Callable[[], None]
     ) -> InferOutcome:
-        """What comes of a request. It is sent until the gateway has worked on it, which may take `limit_s` seconds.
-        Calls `sent` each time.
+        """Returns the outcome of a request, which is sent until the gateway has processed it, in at most `limit_s`
+        seconds.
+
+        Calls `sent` at each attempt.
         """
         request.priority = Priority.PRIORITY_BULK
         metadata = self.metadata(tenant, trace)
@@ -80,12 +95,12 @@ class Gateway:
             return InferOutcome(error=to_status(error))
 
     def metadata(self, tenant: str, trace: SpanContext | None) -> list[tuple[str, str]]:
-        """What a call for a tenant shows the gateway."""
+        """Returns the metadata of a call for a tenant."""
         metadata = [*self._key, *([(ON_BEHALF, tenant)] if tenant else [])]
         return [*metadata, (TRACEPARENT, trace.traceparent)] if trace else metadata
 
     async def admitted(self, call: Callable[[], Awaitable[ResultT]], tenant: str, sent: Callable[[], None]) -> ResultT:
-        """What a call returns, which is made until the gateway admits it. Raises the call's other errors."""
+        """Makes a call until the gateway admits it, and returns its result. Raises the call's other errors."""
         pause_s = _FIRST_PAUSE_S
         while True:
             if closed_s := self._closed_until_s.get(tenant, 0.0) - time.monotonic():
@@ -95,14 +110,20 @@ class Gateway:
                     continue  # another call of the tenant was refused meanwhile
                 sent()
                 try:
-                    return await call()
+                    result = await call()
                 except Overloaded as error:
                     self._close(tenant, error.retry_after_s)
                 except (Unavailable, Cancelled, Unauthenticated) as error:
                     if isinstance(error, Unauthenticated):
                         log_warning("the gateway does not let this worker call for the tenant of a job", tenant=tenant)
+                    elif error.message not in self._logged_reasons and len(self._logged_reasons) < _MAX_REASONS:
+                        self._logged_reasons.add(error.message)
+                        log_warning("the gateway does not answer for jobs; they wait", reason=error.message)
                     self._close(tenant, pause_s)
                     pause_s = min(_LAST_PAUSE_S, 2 * pause_s)
+                else:
+                    self._logged_reasons.clear()
+                    return result
 
     async def close(self) -> None:
         """Ends all calls."""
@@ -122,33 +143,38 @@ class Gateway:
 
 
 class Invoker:
-    """Calls the gateway over HTTP. `max_bytes`: of an object, and of an answer."""
+    """Calls the gateway over HTTP. `max_bytes`: the limit of an object, and of an answer."""
 
-    def __init__(self, target: str, gateway: Gateway, storage: Storage, max_bytes: int) -> None:
-        """`target`: http://HOST:PORT; empty for none. Raises SetupError for another one."""
+    def __init__(self, target: str, gateway: BulkGateway, storage: Storage, max_bytes: int) -> None:
+        """`target`: http://HOST:PORT; empty for none. Raises SetupError for any other target."""
         try:
-            self._to = Destination.of(target) if target else None
+            self._destination = Destination.of(target) if target else None
         except ValueError as error:
             raise SetupError(f"--http-target: {error}") from error
         self._gateway = gateway
         self._storage = storage
         self._max_bytes = max_bytes
 
-    async def run(self, job: Job, progress: Progress, trace: SpanContext | None) -> JobResult:
-        """What comes of an invocation. Raises NeuronpipeError where its objects cannot be read or written."""
+    async def run(self, job: StoredJob, progress: JobProgress, trace: SpanContext | None) -> JobResult:
+        """Returns the result of an invocation. Raises NeuronpipeError if its objects cannot be read or written."""
         invocation = Invocation(**json.loads(job.invocation))
         body = await self._read(invocation.input_uri)
         send = partial(self._send, invocation, job, body, trace)
         answer = await self._gateway.admitted(send, job.tenant, progress.begin)
         has_failed = answer.status >= 300
         uri = invocation.failure_uri if has_failed else invocation.output_uri
-        await self._write(uri, answer.body)
+        await write_object(self._storage, uri, answer.body, progress)
         return JobResult(output_uri=uri, succeeded=not has_failed, failed=has_failed)
 
-    async def _send(self, invocation: Invocation, job: Job, body: bytes, trace: SpanContext | None) -> Answer:
-        if not self._to:
+    async def _send(self, invocation: Invocation, job: StoredJob, body: bytes, trace: SpanContext | None) -> HttpAnswer:
+        if not self._destination:
             raise NotConfigured("the worker that had this job knows no HTTP address of the gateway: set http_target")
-        to = Destination(self._to.scheme, self._to.host, self._to.port, f"/endpoints/{invocation.endpoint}/invocations")
+        destination = Destination(
+            self._destination.scheme,
+            self._destination.host,
+            self._destination.port,
+            f"/endpoints/{invocation.endpoint}/invocations",
+        )
         headers = dict(self._gateway.metadata(job.tenant, trace)) | {
             "content-type": invocation.content_type,
             "accept": invocation.accept,
@@ -157,12 +183,12 @@ class Invoker:
             "x-request-timeout-ms": str(job.limit_s * 1000),
         }
         try:
-            # The gateway says first that the time is over.
+            # Longer than the limit, so that the gateway reports first that the time is over.
             limits = job.limit_s + _ANSWER_S, self._max_bytes
-            answer = await post(to, await resolve(to, None), headers, body, limits)
+            answer = await post(destination, await resolve(destination, None), headers, body, limits)
         except PostFailed as error:
             if error.status:
-                return Answer(error.status, {}, json.dumps({"error": str(error)}).encode())
+                return HttpAnswer(error.status, {}, json.dumps({"error": str(error)}).encode())
             raise Unavailable(f"the gateway does not answer over HTTP: {error}") from error
         if answer.status == 429:
             raise Overloaded("the gateway is overloaded", int(answer.headers.get("retry-after-ms", "1000")) / 1000)
@@ -174,122 +200,222 @@ class Invoker:
 
     async def _read(self, uri: str) -> bytes:
         try:
-            return await asyncio.to_thread(self._storage.read, ObjectUri.parse(uri), self._max_bytes)
+            return await run_apart(self._storage.read, ObjectUri.parse(uri), self._max_bytes)
         except StorageError as error:
             raise object_failed("input_uri", uri, error) from error
-
-    async def _write(self, uri: str, data: bytes) -> None:
-        try:
-            await asyncio.to_thread(self._storage.write, ObjectUri.parse(uri), data)
-        except StorageError as error:
-            raise object_failed("output_uri", uri, error) from error
 
 
 def object_failed(field: str, uri: str, error: StorageError) -> NeuronpipeError:
-    """The error of a job whose object cannot be used; an Unavailable may be tried again."""
+    """Returns the error of a job whose object cannot be used. After an Unavailable, another attempt may succeed."""
     return InvalidInput(field, f"{uri} {error}") if error.is_lasting else Unavailable(f"{field}: {uri} {error}")
 
 
-# Requests of one job that wait for a place at the gateway at once.
-_LANES = 64
+async def write_object(storage: Storage, uri: str, content: bytes | BinaryIO, progress: JobProgress) -> None:
+    """Writes the outcomes of a job, and tries until they are written, because they are not computed again. Raises
+    InvalidInput for an object that can never be written.
+    """
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            return await run_apart(storage.write, ObjectUri.parse(uri), content)
+        except StorageError as error:
+            if error.is_lasting:
+                raise object_failed("output_uri", uri, error) from error
+            log_warning("the object of a job cannot be written yet", problem=str(error))
+        progress.is_stalled = True
+        await asyncio.sleep(pause_s)
+        pause_s = min(_LAST_WRITE_PAUSE_S, 2 * pause_s)
+
+
+# The longest line of a file, with its end: an image of 10 MiB as Base64 has room.
+_MAX_LINE_BYTES = 16 << 20
+# Inputs that are read at once, and run side by side: fewer if they or their outcomes are large.
+_FIRST_INPUTS, _MOST_INPUTS = 32, 256
+_READ_BYTES, _OUTCOME_BYTES = 1 << 20, 4 << 20
+# The most jobs at once whose inputs exceed this size.
+_LARGE_BYTES, _LARGE_AT_ONCE = 4 << 20, 2
+# Bytes of outcomes in memory, before they go to a temporary file.
+_SPOOLED_BYTES = 1 << 20
+# Inputs in a file that are always allowed without an output_uri, as many as a job has without a file.
+_FEW_INPUTS = 1000
+
+# A request, or a line with its number.
+_Given: TypeAlias = InferRequest | tuple[int, bytes]
 
 
 class Runner:
-    """Runs jobs. `max_input_bytes`: of an object; `max_result_bytes`: of outcomes that are in no object."""
+    """Runs jobs. `limits`: bytes of an object, bytes of outcomes that are in no object, lines of a file."""
 
-    def __init__(
-        self, gateway: Gateway, invoker: Invoker, storage: Storage, max_input_bytes: int, max_result_bytes: int
-    ) -> None:
+    def __init__(self, gateway: BulkGateway, invoker: Invoker, storage: Storage, limits: tuple[int, int, int]) -> None:
         self._gateway = gateway
         self._invoker = invoker
         self._storage = storage
-        self._max_input_bytes = max_input_bytes
-        self._max_result_bytes = max_result_bytes
+        self._max_input_bytes, self._max_result_bytes, self._max_lines = limits
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
 
-    async def run(self, job: Job, progress: Progress, trace: SpanContext | None) -> JobResult:
-        """What comes of a job. Raises NeuronpipeError where it fails as a whole."""
+    async def run(self, job: StoredJob, progress: JobProgress, trace: SpanContext | None) -> JobResult:
+        """Runs a job, and returns its result. Raises NeuronpipeError if it fails as a whole, and Unavailable if an
+        object cannot be read now.
+        """
         if job.invocation:
             return await self._invoker.run(job, progress, trace)
         submitted = SubmitInferenceRequest.FromString(job.request)
-        inputs = await self._inputs(submitted)
-        outcomes = await self._outcomes(job, inputs, progress, trace)
-        failed = sum(outcome.HasField("error") for outcome in outcomes)
-        result = JobResult(succeeded=len(outcomes) - failed, failed=failed)
-        if submitted.output_uri:
-            result.output_uri = submitted.output_uri
-            await self._write(submitted.output_uri, outcomes)
-        else:
-            self._add_outcomes(result, outcomes)
-        return result
+        given: Iterator[_Given] = iter(submitted.requests)
+        count = len(submitted.requests)
+        with ExitStack() as opened:
+            if submitted.input_uri:
+                file = opened.enter_context(await run_apart(self._open, submitted.input_uri))
+                count = await asyncio.to_thread(self._count_lines, file, submitted)
+                given = _lines(file)
+            outcomes = opened.enter_context(closing(_Outcomes(submitted.output_uri, count, self._max_result_bytes)))
+            while next_inputs := await asyncio.to_thread(lambda: list(_next_of(given, outcomes.inputs_at_once))):
+                new_outcomes = await self._infer(job, outcomes.count, next_inputs, progress, trace)
+                await asyncio.to_thread(outcomes.add, new_outcomes)
+            if outcomes.file:
+                await write_object(self._storage, submitted.output_uri, outcomes.file, progress)
+            return outcomes.result
 
-    async def _inputs(self, submitted: SubmitInferenceRequest) -> "Sequence[InferRequest | InvalidInput]":
-        if not submitted.input_uri:
-            return submitted.requests
-        return await asyncio.to_thread(self._read_inputs, submitted.input_uri)
+    async def _infer(
+        self, job: StoredJob, first: int, given: Sequence[_Given], progress: JobProgress, trace: SpanContext | None
+    ) -> list[InferOutcome]:
+        """Runs some inputs, and returns their outcomes. `first`: the number of inputs before them."""
 
-    def _read_inputs(self, uri: str) -> "list[InferRequest | InvalidInput]":
+        async def outcome(number: int, request: InferRequest | InvalidInput) -> InferOutcome:
+            if isinstance(request, InvalidInput):
+                result = InferOutcome(error=to_status(request))
+            else:
+                await progress.leased()
+                request.request_id = request.request_id or f"{job.id}/{number}"
+                result = await self._gateway.outcome(request, job.tenant, trace, job.limit_s, progress.begin)
+            progress.completed += 1
+            return result
+
+        async with self._large if sum(map(_size, given)) > _LARGE_BYTES else nullcontext():
+            inputs = await asyncio.to_thread(lambda: list(map(_read_input, given)))
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(outcome(*numbered)) for numbered in enumerate(inputs, first)]
+            return [task.result() for task in tasks]
+
+    def _open(self, uri: str) -> BinaryIO:
         try:
-            data = self._storage.read(ObjectUri.parse(uri), self._max_input_bytes)
+            return self._storage.open(ObjectUri.parse(uri), self._max_input_bytes)
         except StorageError as error:
             raise object_failed("input_uri", uri, error) from error
-        lines = data.removeprefix(codecs.BOM_UTF8).splitlines()
-        return [_read_line(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
-    async def _outcomes(
-        self,
-        job: Job,
-        inputs: "Sequence[InferRequest | InvalidInput]",
-        progress: Progress,
-        trace: SpanContext | None,
-    ) -> list[InferOutcome]:
-        outcomes = [InferOutcome() for _ in inputs]
-        numbers = iter(range(len(inputs)))
-
-        async def lane() -> None:
-            for number in numbers:
-                one = inputs[number]
-                if isinstance(one, InvalidInput):
-                    outcomes[number].error.CopyFrom(to_status(one))
-                else:
-                    one.request_id = one.request_id or f"{job.id}/{number}"
-                    outcomes[number] = await self._gateway.outcome(one, job.tenant, trace, job.limit_s, progress.begin)
-                progress.completed += 1
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(_LANES, len(inputs))):
-                group.create_task(lane())
-        return outcomes
-
-    async def _write(self, uri: str, outcomes: Sequence[InferOutcome]) -> None:
-        def write() -> None:
-            lines = [
-                json_format.MessageToJson(outcome, preserving_proto_field_name=True, indent=None, ensure_ascii=False)
-                for outcome in outcomes
-            ]
-            self._storage.write(ObjectUri.parse(uri), "".join(f"{line}\n" for line in lines).encode())
-
-        try:
-            await asyncio.to_thread(write)
-        except StorageError as error:
-            raise object_failed("output_uri", uri, error) from error
-
-    def _add_outcomes(self, result: JobResult, outcomes: Sequence[InferOutcome]) -> None:
-        """Those that would make the result larger than its limit become errors, as in InferBatch."""
-        size_bytes = 0
-        for outcome in outcomes:
-            outcome_bytes = outcome.ByteSize()
-            if size_bytes + outcome_bytes > self._max_result_bytes:
-                problem = f"the result is larger than {self._max_result_bytes} bytes, the limit; give an output_uri"
-                result.outcomes.add(error=to_status(InvalidInput("requests", problem)))
-                if outcome.HasField("response"):
-                    result.succeeded, result.failed = result.succeeded - 1, result.failed + 1
-                continue
-            size_bytes += outcome_bytes
-            result.outcomes.append(outcome)
+    def _count_lines(self, file: BinaryIO, submitted: SubmitInferenceRequest) -> int:
+        """Returns the number of lines of a file. Raises InvalidInput for too many."""
+        limit, setting = self._max_lines, "max_input_lines"
+        if not submitted.output_uri:
+            most = max(_FEW_INPUTS, self._max_result_bytes // _too_large(self._max_result_bytes).ByteSize())
+            limit, setting = min((limit, setting), (most, "max_result_bytes, without an output_uri"))
+        count = sum(1 for _ in islice(_all_lines(file), limit + 1))
+        if count > limit:
+            problem = f"{submitted.input_uri} has more than {limit} lines, the limit (the worker's {setting})"
+            raise InvalidInput("input_uri", f"{problem}; use several jobs, or a batch transform")
+        file.seek(0)
+        return count
 
 
-def _read_line(number: int, line: bytes) -> InferRequest | InvalidInput:
+def _all_lines(file: BinaryIO) -> Iterator[bytes]:
+    try:
+        for line, _ in lines_of(file, _MAX_LINE_BYTES):
+            yield line
+    except OSError as error:
+        raise Unavailable("input_uri: the object cannot be read now") from error
+
+
+def _lines(file: BinaryIO) -> Iterator[_Given]:
+    """Yields the lines that are not blank, with their numbers from 1 on."""
+    for number, line in enumerate(_all_lines(file), 1):
+        if line := line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").strip():
+            yield number, line
+
+
+def _size(entry: _Given) -> int:
+    return len(entry[1]) if isinstance(entry, tuple) else 0
+
+
+def _next_of(given: Iterator[_Given], count: int) -> Iterator[_Given]:
+    """Yields the next inputs: up to `count`, and fewer if they are large."""
+    left_bytes = _READ_BYTES
+    for entry in islice(given, count):
+        yield entry
+        left_bytes -= _size(entry)
+        if left_bytes < 0:
+            return
+
+
+def _read_input(entry: _Given) -> InferRequest | InvalidInput:
+    if isinstance(entry, InferRequest):
+        return entry
+    number, line = entry
+    problem = too_much(line) if len(line) <= _MAX_LINE_BYTES else f"is longer than {_MAX_LINE_BYTES} bytes, the limit"
+    if problem:
+        return InvalidInput("input_uri", f"line {number} {problem}")
     try:
         return json_format.Parse(line, InferRequest())
     except (json_format.ParseError, UnicodeDecodeError, RecursionError):
         return InvalidInput("input_uri", f"line {number} is no InferRequest in JSON")
+
+
+class _Outcomes:
+    """The outcomes of a job in the order of its inputs: in a file, for an object, or in the result itself."""
+
+    def __init__(self, output_uri: str, most: int, max_bytes: int) -> None:
+        """`most`: the most outcomes. `max_bytes`: the limit of the result. Beyond it, outcomes become errors, as in
+        InferBatch. Space for these errors is reserved, unless `max_bytes` is too small for anything else then.
+        """
+        self.result = JobResult(output_uri=output_uri)
+        file = tempfile.SpooledTemporaryFile(_SPOOLED_BYTES) if output_uri else None  # noqa: SIM115 (see close)
+        self.file = cast(BinaryIO | None, file)
+        self.inputs_at_once = _FIRST_INPUTS
+        self._too_large = _too_large(max_bytes)
+        self._left_bytes = max_bytes
+        self._left = most if most * _size_in_list(self._too_large) <= max_bytes else 0
+
+    @property
+    def count(self) -> int:
+        """The number of outcomes so far."""
+        return self.result.succeeded + self.result.failed
+
+    def close(self) -> None:
+        """Deletes the file."""
+        if self.file:
+            self.file.close()
+
+    def add(self, outcomes: Sequence[InferOutcome]) -> None:
+        """Adds outcomes. Raises Overloaded if there is no room for a file."""
+        mean_bytes = sum(map(_size_in_list, outcomes)) // len(outcomes)
+        self.inputs_at_once = max(1, min(_MOST_INPUTS, _OUTCOME_BYTES // mean_bytes))
+        for outcome in outcomes:
+            kept = outcome if self.file else self._within_limit(outcome)
+            self.result.failed += kept.HasField("error")
+            self.result.succeeded += kept.HasField("response")
+        if self.file:
+            lines = [
+                json_format.MessageToJson(outcome, preserving_proto_field_name=True, indent=None, ensure_ascii=False)
+                for outcome in outcomes
+            ]
+            try:
+                self.file.write("".join(f"{line}\n" for line in lines).encode())
+                self.file.flush()
+            except OSError as error:
+                raise Overloaded("the worker has no room left for outcomes in its temporary folder", 60) from error
+
+    def _within_limit(self, outcome: InferOutcome) -> InferOutcome:
+        self._left = max(0, self._left - 1)
+        if _size_in_list(outcome) + self._left * _size_in_list(self._too_large) > self._left_bytes:
+            outcome = self._too_large
+        self._left_bytes -= _size_in_list(outcome)
+        self.result.outcomes.append(outcome)
+        return outcome
+
+
+def _size_in_list(outcome: InferOutcome) -> int:
+    return outcome.ByteSize() + 5
+
+
+def _too_large(max_bytes: int) -> InferOutcome:
+    """Returns the replacement of an outcome that is too large; short, because there may be thousands."""
+    problem = f"requests: the result is larger than {max_bytes} bytes, the limit; give an output_uri"
+    return InferOutcome(error=Status(code=code_pb2.INVALID_ARGUMENT, message=problem))

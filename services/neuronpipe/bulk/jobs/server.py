@@ -1,77 +1,82 @@
 """A worker as a process of its own: it takes jobs from the store and runs several at once, as the gateway admits them.
 
-It also says how many workers KEDA shall start, also where there are none. KEDA's own scaler for Redis Streams counts
-what groups lag behind, and does not wake up for one message (keda #6478).
+A worker also reports the needed number of workers to KEDA. KEDA's own scaler for Redis counts one list, without the
+running jobs.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from neuronpipe.api.v1.jobs_pb2 import JobResult
-from neuronpipe.bulk.jobs.job import EndState, Progress, TakenJob, end_of, expired
+from neuronpipe.bulk.jobs.job import EndState, JobProgress, TakenJob, end_of, expired
 from neuronpipe.bulk.jobs.notifications import Notifier
-from neuronpipe.bulk.jobs.runner import Gateway, Invoker, Runner
+from neuronpipe.bulk.jobs.runner import BulkGateway, Invoker, Runner
 from neuronpipe.bulk.jobs.settings import WorkerSettings, read_secret
 from neuronpipe.bulk.jobs.store import JobStore, worker_name
-from neuronpipe.core.background import run_beside
 from neuronpipe.core.calls import Call, told_error
 from neuronpipe.core.errors import NeuronpipeError, NotAllowed, SetupError, Unavailable
 from neuronpipe.core.logs import log_warning
-from neuronpipe.core.metrics import Meters, Telemetry
+from neuronpipe.core.metrics import Meters, Telemetry, all_may_read
 from neuronpipe.core.names import Attributes, Metrics, Spans
 from neuronpipe.core.tracing import Link, Span, SpanContext, enter_span
-from neuronpipe.platform.process.door import Handler
-from neuronpipe.platform.process.life import Life, serve
+from neuronpipe.platform.process.background import run_beside
+from neuronpipe.platform.process.life import Life, OpenDoors, serve
 from neuronpipe.platform.storage import Storage
 from neuronpipe.platform.tls import ServerTls
 from neuronpipe.rpc.door import GrpcDoor
-from neuronpipe.rpc.scaler import Load, scaler_handlers, scaler_rpcs
-from neuronpipe.rpc.trace_service import trace_handlers, trace_rpcs
+from neuronpipe.rpc.scaler import SCALER, ScaledLoad, scaler_handlers
+from neuronpipe.rpc.trace_service import trace_handlers, trace_services
 
-# How often it looks for jobs of workers that have died, and for new ones where no message tells of them.
+# The interval of looking for jobs of workers that have died, and for new jobs that no message has announced.
 _LOOK_EVERY_S = 1.0
 _SWEEP_EVERY_S = 5.0
 _SWEPT_AT_ONCE = 1000
-# A worker holds so many times its jobs at once, where tenants may run no more of theirs.
+# Looks per lease, at least: Redis counts workers as running while it hears of any (scripts.py).
+_LOOKS = 4
+# A worker holds at most this number of times its jobs at once, if tenants may run no more of theirs.
 _MOST_HELD = 4
-# Before the next attempt where Redis does not answer.
+# The pause before the next attempt while Redis does not answer.
 _PAUSE_S = 0.5
-# A worker that stops waits no longer for Redis.
+# The longest time for which a stopping worker waits for Redis.
 _GIVE_BACK_LIMIT_S = 3.0
-# A lease is renewed so often while it lasts.
+# Renewals in the time of a lease.
 _RENEWALS = 3
-# Attempts to read or write an object that may work another time.
+# Attempts to read an object that may become readable.
 _OBJECT_ATTEMPTS, _OBJECT_PAUSE_S = 4, 1.0
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A job that this worker has. `is_lost`: it has ended elsewhere, or another worker has it."""
+    """A job that this worker has. `is_lost`: it has ended elsewhere, or another worker has it. `is_done`: only its end
+    is left to be stored, which counts even if another worker has the job by now.
+    """
 
     taken: TakenJob
-    progress: Progress = field(default_factory=Progress)
+    progress: JobProgress = field(default_factory=JobProgress)
     task: "asyncio.Task[None] | None" = None
     is_lost: bool = False
+    is_done: bool = False
 
 
-class Worker:
+class JobWorker:
     """Runs jobs of a store."""
 
     def __init__(
         self,
         store: JobStore,
-        gateway: Gateway,
+        gateway: BulkGateway,
         runner: Runner,
         limits: tuple[int, float, int],
         telemetry: Telemetry,
         secret: bytes = b"",
     ) -> None:
-        """`limits`: jobs at once, seconds of a lease, attempts of a job. `secret`: of the gateways that sign jobs;
-        empty to run all.
+        """`limits`: jobs at once, seconds of a lease, attempts of a job. `secret`: the secret with which gateways
+        sign jobs; empty to run all jobs.
         """
         self._secret = secret
         self.name = worker_name()
@@ -79,13 +84,14 @@ class Worker:
         self._gateway = gateway
         self._runner = runner
         self._max_jobs, self._lease_s, self._max_attempts = limits
+        self._look_s = min(_LOOK_EVERY_S, self._lease_s / _LOOKS)
         self._telemetry = telemetry
         self._running: set[_Running] = set()
         self._woken = asyncio.Event()
         self._is_draining = False
 
     async def run(self) -> None:
-        """Takes and runs jobs until it is cancelled. Then it gives back those that it still has."""
+        """Takes and runs jobs until it is cancelled. Then it gives back the jobs that it still has."""
         try:
             async with run_beside(self._renew(), self._listen(), self._sweep()):
                 await self._take()
@@ -93,7 +99,7 @@ class Worker:
             await self._end_all()
 
     async def drain(self) -> None:
-        """Takes no more jobs, gives back those that it has not begun, and waits for the others."""
+        """Takes no more jobs, gives back jobs that it has not begun, and waits for the others."""
         self._is_draining = True
         self._woken.set()
         for running in self._running:
@@ -107,24 +113,29 @@ class Worker:
             self._woken.clear()
             closed_s = self._gateway.closed_s()
             tenants = Counter(running.taken.job.tenant for running in self._running)
-            # Jobs that wait for their tenant's quota leave room for others.
-            busy = sum(count for tenant, count in tenants.items() if tenant not in closed_s)
+            # Jobs that wait for their tenant's quota, or for their object's storage, leave room for others.
+            busy = sum(
+                not (running.progress.is_stalled or running.taken.job.tenant in closed_s) for running in self._running
+            )
             free = min(self._max_jobs - busy, _MOST_HELD * self._max_jobs - len(self._running))
             taken: list[TakenJob] = []
+            began_s = time.monotonic()
             if free > 0 and not self._is_draining:
-                full_s = {name: _LOOK_EVERY_S for name, count in tenants.items() if name and count >= self._max_jobs}
+                full = [name for name, count in tenants.items() if name and count >= self._max_jobs]
+                has = [running.taken.job.id for running in self._running]
                 try:
-                    taken = await self._store.take(self.name, self._lease_s, free, full_s | closed_s)
+                    taken = await self._store.take(self.name, self._lease_s, free, {*full, *closed_s}, has)
                 except NeuronpipeError as error:
                     log_warning("no jobs can be taken", problem=error.message)
                     await asyncio.sleep(_PAUSE_S)
-            for one in taken:
-                running = _Running(one)
+            for job in taken:
+                running = _Running(job, JobProgress(lease_ends_s=began_s + self._lease_s))
                 self._running.add(running)
                 running.task = asyncio.create_task(self._hold(running))
             if len(taken) < free or free <= 0:
+                opens_s = max(_PAUSE_S, min(closed_s.values(), default=_LOOK_EVERY_S))
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(max(_PAUSE_S, min([_LOOK_EVERY_S, *closed_s.values()]))):
+                    async with asyncio.timeout(min(self._look_s, opens_s)):
                         await self._woken.wait()
 
     async def _hold(self, running: _Running) -> None:
@@ -134,6 +145,7 @@ class Worker:
             if self._is_draining:
                 raise asyncio.CancelledError
             state, end = await self._attempt(running)
+            running.is_done = True
             await self._end(job.id, state, end)
         except asyncio.CancelledError:
             if not running.is_lost:
@@ -143,7 +155,7 @@ class Worker:
             self._woken.set()
 
     async def _attempt(self, running: _Running) -> tuple[EndState, bytes]:
-        """How the job ended."""
+        """Runs a job, and returns its end."""
         taken, job = running.taken, running.taken.job
         if self._secret and not job.is_signed(self._secret):
             log_warning("a job is not run: no gateway with this --jobs-secret has signed it", job=job.id)
@@ -182,7 +194,7 @@ class Worker:
                 self._telemetry.tracer.record(span)
 
     async def _run(self, running: _Running, trace: SpanContext | None) -> JobResult:
-        """The result. An object that cannot be read or written now is tried again."""
+        """Returns the job's result. An object that cannot be read now is read again later."""
         for attempt in range(1, _OBJECT_ATTEMPTS):
             with suppress(Unavailable):
                 return await self._runner.run(running.taken.job, running.progress, trace)
@@ -191,7 +203,9 @@ class Worker:
         return await self._runner.run(running.taken.job, running.progress, trace)
 
     def _begin_span(self, running: _Running) -> Span | None:
-        """The span of an attempt. It is sampled where the submitter's was, or else by this process's own choice."""
+        """Begins the span of an attempt. It is sampled if the submitter's span was, otherwise by this process's own
+        choice.
+        """
         job, tracer = running.taken.job, self._telemetry.tracer
         submitter = job.span
         context = tracer.joined(submitter and SpanContext.new(is_sampled=submitter.is_sampled)) or tracer.begin(None)
@@ -209,11 +223,11 @@ class Worker:
         return span
 
     async def _end(self, id: str, state: EndState, end: bytes) -> None:
-        """Tells the store until it has understood. A worker that dies before has its job run again."""
+        """Stores the end of a job, and tries until it is stored. If the worker dies before, the job runs again."""
         while True:
             try:
-                if await self._store.end(id, state, end):
-                    self._telemetry.meters.counter(Metrics.JOBS_ENDED, state).add()
+                if ended := await self._store.end(id, state, end):
+                    self._telemetry.meters.counter(Metrics.JOBS_ENDED, ended).add()
                 return
             except NeuronpipeError as error:
                 log_warning("the end of a job cannot be stored yet", job=id, problem=error.message)
@@ -223,25 +237,31 @@ class Worker:
         try:
             async with asyncio.timeout(_GIVE_BACK_LIMIT_S):
                 await self._store.give_back(self.name, taken)
-        except (NeuronpipeError, TimeoutError) as error:  # its lease ends soon
+        except (NeuronpipeError, TimeoutError) as error:  # the lease ends soon
             log_warning("a job cannot be given back", job=taken.job.id, problem=str(error) or "no answer in time")
 
     async def _renew(self) -> None:
         """Renews leases, and stops jobs that have ended elsewhere."""
+        pause_s = self._lease_s / _RENEWALS
         while True:
-            await asyncio.sleep(self._lease_s / _RENEWALS)
-            held = [running for running in self._running if running.task]
-            if not held:
+            await asyncio.sleep(pause_s)
+            pause_s = self._lease_s / _RENEWALS
+            began_s = time.monotonic()
+            held_jobs = [running for running in self._running if running.task]
+            if not held_jobs:
                 continue
             try:
                 kept: list[bool] = await self._store.renew(
-                    self.name, [(one.taken, one.progress.completed) for one in held]
+                    self.name, [(running.taken, running.progress.completed) for running in held_jobs]
                 )
             except NeuronpipeError as error:
                 log_warning("leases cannot be renewed", problem=error.message)
+                pause_s = min(pause_s, _PAUSE_S)
                 continue
-            for running, is_mine in zip(held, kept, strict=True):
-                if not is_mine and running in self._running and running.task:
+            for running, is_mine in zip(held_jobs, kept, strict=True):
+                if is_mine:
+                    running.progress.renew(began_s + self._lease_s)
+                elif running in self._running and running.task and not running.is_done:
                     running.is_lost = True
                     running.task.cancel()
 
@@ -256,7 +276,7 @@ class Worker:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _sweep(self) -> None:
-        """Ends jobs whose time is over before anybody took them."""
+        """Ends jobs whose time is over before a worker took them."""
         while True:
             await asyncio.sleep(_SWEEP_EVERY_S)
             with suppress(NeuronpipeError):
@@ -271,24 +291,24 @@ class Worker:
 
 
 _METRIC = "neuronpipe-jobs"
-# Of a trigger: jobs for one worker.
+# The key of a trigger's metadata: jobs for one worker.
 _TARGET = "jobsPerWorker"
 _DEFAULT_TARGET = 8.0
 _COUNT_EVERY_S = 1.0
 _SHOW_EVERY_S = 2.0
 
 
-def job_load(store: JobStore) -> Load:
-    """The jobs that wait or run."""
+def job_load(store: JobStore) -> ScaledLoad:
+    """Returns the load of the waiting and running jobs."""
 
     async def count() -> int:
         counts, _, _ = await store.count()
-        return sum(one.waiting + one.running for one in counts.values())
+        return sum(priority_counts.waiting + priority_counts.running for priority_counts in counts.values())
 
     async def is_active() -> bool:
         return bool(await count())
 
-    return Load(_METRIC, _TARGET, _DEFAULT_TARGET, count, is_active, _COUNT_EVERY_S)
+    return ScaledLoad(_METRIC, _TARGET, _DEFAULT_TARGET, count, is_active, _COUNT_EVERY_S)
 
 
 async def show_counts(store: JobStore, meters: Meters) -> None:
@@ -296,9 +316,9 @@ async def show_counts(store: JobStore, meters: Meters) -> None:
     while True:
         try:
             counts, dead, notifications = await store.count()
-            meters.show(Metrics.JOBS_WAITING, {(word,): one.waiting for word, one in counts.items()})
-            meters.show(Metrics.JOBS_RUNNING, {(word,): one.running for word, one in counts.items()})
-            meters.show(Metrics.JOBS_OLDEST, {(word,): one.oldest_s * 1e9 for word, one in counts.items()})
+            meters.show(Metrics.JOBS_WAITING, {(word,): count.waiting for word, count in counts.items()})
+            meters.show(Metrics.JOBS_RUNNING, {(word,): count.running for word, count in counts.items()})
+            meters.show(Metrics.JOBS_OLDEST, {(word,): count.oldest_s * 1e9 for word, count in counts.items()})
             meters.show(Metrics.JOBS_DEAD, {(): dead})
             meters.show(Metrics.NOTIFICATIONS_WAITING, {(): notifications})
         except NeuronpipeError:
@@ -309,29 +329,31 @@ async def show_counts(store: JobStore, meters: Meters) -> None:
 
 async def run(settings: WorkerSettings, telemetry: Telemetry, tls: ServerTls | None = None) -> None:
     """Runs jobs until SIGTERM. Raises SetupError."""
-    if not settings.jobs_redis_url:
+    if not settings.jobs.jobs_redis_url:
         raise SetupError("--jobs-redis-url: is missing; it names the Redis of jobs (see docs/jobs.md)")
+    door = GrpcDoor(settings.process, [SCALER.full_name, *trace_services(telemetry.traces)], tls)
 
     @asynccontextmanager
-    async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
-        secret = read_secret("--jobs-secret", settings.jobs_secret) if settings.jobs_secret else b""
-        store = JobStore(settings)
-        gateway = Gateway(settings.target, settings.gateway_tls_files, settings.max_requests_in_flight)
+    async def assemble(life: Life) -> AsyncIterator[OpenDoors]:
+        secret = read_secret("--jobs-secret", file) if (file := settings.jobs.jobs_secret) else b""
+        store = JobStore(settings.jobs)
+        gateway = BulkGateway(settings.target, settings.gateway_tls_files, settings.max_requests_in_flight)
         try:
             tells = settings.notification_secret
             notifier = Notifier.of(settings, store, telemetry.meters, secret) if tells else None
             invoker = Invoker(settings.http_target, gateway, storage := Storage(), settings.max_input_bytes)
-            runner = Runner(gateway, invoker, storage, settings.max_input_bytes, settings.max_result_bytes)
+            bounds = (settings.max_input_bytes, settings.max_result_bytes, settings.max_input_lines)
+            runner = Runner(gateway, invoker, storage, bounds)
             limits = (settings.max_jobs, settings.lease_s, settings.max_attempts)
-            worker = Worker(store, gateway, runner, limits, telemetry, secret)
+            worker = JobWorker(store, gateway, runner, limits, telemetry, secret)
             life.on_draining(worker.drain)
             await store.wait_until_usable()
             parts = [show_counts(store, telemetry.meters), *([worker.run()] if settings.max_jobs else [])]
             async with run_beside(*parts, *([notifier.run()] if notifier else [])):
-                yield scaler_handlers(job_load(store)) | trace_handlers(telemetry.traces)
+                yield partial(door.open, [*scaler_handlers(job_load(store)), *trace_handlers(telemetry.traces)])
         finally:
             await gateway.close()
             await store.close()
 
-    door = GrpcDoor(settings, [*scaler_rpcs(), *trace_rpcs(telemetry.traces)], tls)
-    await serve("worker", settings, [door], assemble, telemetry.meters)
+    with telemetry.metrics_port(all_may_read):
+        await serve("worker", settings.process, [door], assemble, telemetry.meters)

@@ -1,4 +1,4 @@
-"""What callers can do with jobs, behind every protocol of the gateway. A tenant sees only its own jobs."""
+"""The operations of callers on jobs, behind every protocol of the gateway. A tenant sees only its own jobs."""
 
 import asyncio
 import hashlib
@@ -17,8 +17,8 @@ from neuronpipe.bulk.jobs.job import (
     PRIORITIES,
     SIGNED_FIELDS,
     Invocation,
-    Job,
     NewJob,
+    StoredJob,
     cancelled,
     end_of,
     expired,
@@ -28,7 +28,6 @@ from neuronpipe.bulk.jobs.job import (
 )
 from neuronpipe.bulk.jobs.post import check_host
 from neuronpipe.bulk.jobs.settings import MAX_TTL_S, MAX_WORK_S, JobSettings, read_secret
-from neuronpipe.core.background import run_beside
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import AlreadyExists, InvalidInput, JobNotFound, NeuronpipeError, NotConfigured, Overloaded
 from neuronpipe.core.packed import Packed
@@ -37,26 +36,31 @@ from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.request_checks import check_fields, check_input
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.gateway.tenants.tenants import Shares, Tenants
+from neuronpipe.platform.process.background import run_beside
 from neuronpipe.platform.storage import parse_below
 
 if TYPE_CHECKING:
     from neuronpipe.bulk.jobs.store import JobStore
 
 _MAX_REQUEST_ID, _MAX_URL = 256, 2048
-# Of one input.
-_WORK_LIMIT_S = 900
+# Waiting and running jobs of all callers.
+_MAX_OPEN = 100_000
+# Inputs of a job that is not from a URI, and the largest job in Redis.
+_MAX_INPUTS, _MAX_PAYLOAD_BYTES = 1000, 1 << 20
+# Time that a job gets to end, and deadline of one of its inputs, where its caller gives none.
+_TTL_S, _WORK_LIMIT_S = 21_600, 900
 _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
-# Waiters look so often where no message has told of the end.
+# The interval of looking for a job's end if no message announces it.
 _LOOK_EVERY_S = 5.0
 _PAUSE_S = 1.0
-# The longest wait, after which a caller asks again; and how many wait at once.
+# The longest wait, after which a caller asks again; and the most waits at once.
 _MAX_WAIT_S, _MAX_WAITS = 600.0, 2048
 
 
 class _Watch:
     """A job that callers wait for: one task looks for all of them."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: StoredJob) -> None:
         self.job = job
         self.waiters = 0
         self.ended = asyncio.Event()
@@ -64,8 +68,8 @@ class _Watch:
 
 
 class Jobs:
-    """The jobs of a gateway. `tenants`: their quotas; None where callers are anonymous. `set_aside`: of a call that
-    waits, which has places of its own.
+    """The jobs of a gateway. `tenants`: their quotas; None if callers are anonymous. `set_aside`: takes a waiting call
+    out of the calls in flight, because waits have their own limit.
     """
 
     def __init__(
@@ -94,15 +98,19 @@ class Jobs:
         self._check_limits(submitted)
         self._check_content(submitted, call.caller.tenant, call)
         content = submitted.SerializeToString(deterministic=True)
-        if len(content) > self._settings.jobs_max_payload_bytes:
-            limit = f"the limit is {self._settings.jobs_max_payload_bytes} (the gateway's jobs_max_payload_bytes)"
-            raise InvalidInput("requests", f"{len(content)} bytes, {limit}; submit larger jobs as an input_uri")
-        about: dict[str, str | int] = {"inputs": len(submitted.requests), "notify": submitted.notification_url}
-        return await self._submit(submitted, content, about, call)
+        if len(content) > _MAX_PAYLOAD_BYTES:
+            problem = f"{len(content)} bytes, the limit is {_MAX_PAYLOAD_BYTES}; submit larger jobs as an input_uri"
+            raise InvalidInput("requests", problem)
+        inputs = len(submitted.requests)
+        fields: dict[str, str | int] = {"inputs": inputs, "notify": submitted.notification_url}
+        # The number of outcomes for which a worker reserves room in Redis.
+        fields["outcomes"] = 0 if submitted.output_uri else inputs or _MAX_INPUTS
+        return await self._submit(submitted, content, fields, call)
 
     async def invoke(self, invocation: Invocation, timing: SubmitInferenceRequest, call: Call) -> Invocation:
-        """Stores a job of SageMaker's clients. `timing`: its id and its limits. Returns it with the objects to which
-        its output goes. Raises NeuronpipeError.
+        """Stores a job of SageMaker's clients, and returns it with the objects to which its output goes.
+
+        `timing`: its id and its limits. Raises NeuronpipeError.
         """
         folder = self._settings.sagemaker_folder(call.caller.tenant)
         if not folder:
@@ -119,7 +127,7 @@ class Jobs:
     async def _submit(
         self, submitted: SubmitInferenceRequest, content: bytes, about: Mapping[str, str | int], call: Call
     ) -> Operation:
-        """Stores a job, or finds the one with the same id and content."""
+        """Stores a job, or finds the stored job with the same id and content."""
         tenant, id, digest = call.caller.tenant, new_id(), hashlib.sha256(content).hexdigest()
         priority = PRIORITIES[submitted.priority]
         if priority == "high" and self._tenants and not self._tenants.is_interactive(tenant):
@@ -141,43 +149,47 @@ class Jobs:
             tenant=tenant,
             priority=priority,
             request=content,
-            ttl_s=submitted.time_to_live_s or self._settings.jobs_ttl_s,
+            ttl_s=submitted.time_to_live_s or _TTL_S,
             retention_s=self._settings.jobs_retention_s,
             fields=fields,
         )
-        of_tenant = (self._tenants.max_jobs(tenant), self._settings.jobs_max_tenant_bytes) if self._tenants else (0, 0)
-        known, known_digest = await self._store.submit(new, self._settings.jobs_max_open, *of_tenant)
+        tenant_limits = (
+            (self._tenants.max_jobs(tenant), self._settings.jobs_max_tenant_bytes) if self._tenants else (0, 0)
+        )
+        known, known_digest = await self._store.submit(new, _MAX_OPEN, *tenant_limits)
         if known_digest != digest:
             raise AlreadyExists("request_id: another job has it, with other content")
         return (await self._find(known, tenant)).operation()
 
     async def get(self, name: str, call: Call) -> Operation:
-        """A job. Raises JobNotFound."""
+        """Returns a job. Raises JobNotFound."""
         return (await self._find(id_of(name), call.caller.tenant)).operation()
 
     async def list_jobs(self, page_size: int, page_token: str, call: Call) -> ListOperationsResponse:
-        """The caller's jobs, the newest first. Large results make a page shorter."""
+        """Lists the caller's jobs, the newest first. Large results make a page shorter."""
         count = min(page_size if page_size > 0 else _DEFAULT_PAGE, _MAX_PAGE)
         if page_token and not (page_token.isalnum() and page_token.isascii()):
             raise InvalidInput("page_token", "is none that an answer had")
-        found, has_more = await self._store.jobs_of(call.caller.tenant, page_token, count)
-        response = ListOperationsResponse(operations=[job.operation() for job in found])
+        listed, has_more = await self._store.jobs_of(call.caller.tenant, page_token, count)
+        response = ListOperationsResponse(operations=[job.operation() for job in listed])
         if has_more:
-            response.next_page_token = found[-1].id
+            response.next_page_token = listed[-1].id
         return response
 
     async def wait(self, name: str, timeout_s: float | None, call: Call) -> Operation:
-        """A job once it has ended, or as it is when the time is over. `timeout_s`: None for as long as the call, and
-        as the longest wait. Raises Overloaded where the tenant waits for as many jobs as it may.
+        """Returns a job when it has ended, or its current state when the time is over.
+
+        `timeout_s`: None: until the call's deadline, at most the longest wait. Raises Overloaded if the tenant waits
+        for as many jobs as it may.
         """
         id, tenant = id_of(name), call.caller.tenant
         limits = [limit for limit in (timeout_s, call.remaining_s) if limit is not None]
-        # First of all: else those that are refused would all wait for Redis.
+        # Checked first: otherwise refused calls would also wait for Redis.
         if not self._waits.has_room(tenant):
             raise Overloaded(f"{self._waits.total} calls wait for jobs, the limit", _PAUSE_S)
         self._waits.take(tenant)
         try:
-            # Of a job that others wait for already, Redis is not asked for each of thousands.
+            # For a job that others wait for already, thousands of callers do not each ask Redis.
             watch = self._watches.get(id)
             job = watch.job if watch and watch.job.tenant == tenant else await self._find(id, tenant)
             if job.end:
@@ -187,7 +199,7 @@ class Jobs:
         finally:
             self._waits.give_back(tenant)
 
-    async def _wait(self, job: Job, seconds: float) -> Operation:
+    async def _wait(self, job: StoredJob, seconds: float) -> Operation:
         id = job.id
         watch = self._watches.get(id) or self._watches.setdefault(id, _Watch(job))
         watch.waiters += 1
@@ -209,19 +221,19 @@ class Jobs:
         await self._store.end(job.id, "cancelled", end_of(cancelled()))
 
     async def delete(self, name: str, call: Call) -> None:
-        """Deletes a job and its result; cancels it first where it has not ended. Raises JobNotFound."""
+        """Deletes a job and its result; cancels it first if it has not ended. Raises JobNotFound."""
         await self.cancel(name, call)
         await self._store.delete(id_of(name))
 
     async def drain(self) -> None:
-        """Answers those who wait."""
+        """Answers the callers who wait."""
         self._is_draining = True
         for watch in self._watches.values():
             watch.ended.set()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Tells waiters of ends while the block runs. Raises SetupError for a Redis that would lose jobs."""
+        """Announces ends to waiting callers during the block. Raises SetupError for a Redis that would lose jobs."""
         store = self._given_store
         if store is None:
             yield
@@ -239,8 +251,8 @@ class Jobs:
             raise NotConfigured("this gateway takes no jobs: set jobs_redis_url (see docs/jobs.md)")
         return self._given_store
 
-    async def _find(self, id: str, tenant: str) -> Job:
-        """A job of a tenant; one whose time is over is ended. Raises JobNotFound."""
+    async def _find(self, id: str, tenant: str) -> StoredJob:
+        """Finds a job of a tenant, and ends it if its time is over. Raises JobNotFound."""
         store = self._store
         job = await store.get(id) if id else None
         if job is None or job.tenant != tenant:
@@ -251,12 +263,12 @@ class Jobs:
         return job
 
     async def _look(self, watch: _Watch) -> None:
-        """Returns once a job has ended, or the gateway drains: callers ask another one then. Raises JobNotFound, and
-        Unavailable where Redis does not answer.
+        """Returns when a job has ended, or when the gateway drains: callers then ask another gateway. Raises
+        JobNotFound, and Unavailable if Redis does not answer.
         """
         while True:
             watch.ended.clear()
-            # Also at first: it may have ended between the look that found it and the watch.
+            # Also at first: the job may have ended before the watch began.
             watch.job = await self._find(watch.job.id, watch.job.tenant)
             if watch.job.end or self._is_draining:
                 return
@@ -287,7 +299,7 @@ class Jobs:
         """Raises InvalidInput, ModelNotFound and WrongTask."""
         if bool(submitted.requests) == bool(submitted.input_uri):
             raise InvalidInput("requests", "one of requests and input_uri must be given, and not both")
-        count, limit = len(submitted.requests), self._settings.jobs_max_inputs
+        count, limit = len(submitted.requests), _MAX_INPUTS
         if count > limit:
             raise InvalidInput("requests", f"{count} inputs, the limit is {limit}; submit more as an input_uri")
         for field in ("input_uri", "output_uri"):
@@ -314,8 +326,8 @@ class Jobs:
             raise InvalidInput(field, str(error)) from error
 
     def _check_request(self, number: int, request: InferRequest, call: Call) -> None:
-        """What would fail for certain fails now."""
-        one = InferenceRequest(
+        """Raises the error with which the request would certainly fail later."""
+        checked = InferenceRequest(
             call.for_request(request.request_id, request.priority),
             request.model,
             request.version,
@@ -323,12 +335,12 @@ class Jobs:
             request.cache_control,
         )
         try:
-            check_fields(one)
-            check_input(one, self._catalog.spec(request.model, request.version), self._pipeline)
+            check_fields(checked)
+            check_input(checked, self._catalog.spec(request.model, request.version), self._pipeline)
         except InvalidInput as error:
-            raise InvalidInput(f"requests[{number}].{error.field}", error.problem) from error
+            raise InvalidInput(f"requests[{number}].{error.field}", error.problem, error.mentions) from error
 
 
 def _key(tenant: str, request_id: str) -> str:
-    """What two jobs have in common that are the same."""
+    """Returns a text that is equal for equal jobs."""
     return hashlib.sha256(f"{tenant}\0{request_id}".encode()).hexdigest()

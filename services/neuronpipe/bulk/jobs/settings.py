@@ -1,16 +1,16 @@
 """The settings of jobs: at a gateway, and of workers."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, ClassVar, Self
 from urllib.parse import quote
 
 from pydantic import Field, model_validator
-from pydantic_settings import SettingsConfigDict
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import files_told
 from neuronpipe.core.settings import Settings
-from neuronpipe.platform.process.settings import ProcessSettings, listen_field
+from neuronpipe.platform.process.settings import ServiceSettings
 from neuronpipe.platform.storage import ObjectUri
 from neuronpipe.platform.tls import TlsFiles
 
@@ -27,17 +27,12 @@ class JobStoreSettings(Settings):
         "",
         repr=False,
         description="Redis for jobs, as redis://HOST:PORT/0, with maxmemory-policy noeviction and appendonly yes, and "
-        "not that of the caches (see docs/jobs.md); empty: none",
-    )
-    jobs_redis_prefix: str = Field(
-        "neuronpipe-jobs",
-        pattern=r"^[^:]{1,64}$",
-        description="prefix of the keys of jobs, without a colon; gateways and workers of a deployment have the same",
+        "not the Redis of the caches (see docs/jobs.md); empty: none",
     )
     jobs_secret: str = Field(
         "",
-        description="file of the secret with which gateways sign jobs, of 32 bytes or more; workers that have it run "
-        "only what is signed; read at start; empty: any writer of the Redis of jobs can run any",
+        description="file of the secret, 32 bytes or more, with which gateways sign jobs; workers that have it run "
+        "only signed jobs; read at start; empty: any writer of the Redis of jobs can run jobs",
     )
 
 
@@ -49,21 +44,11 @@ class JobSettings(JobStoreSettings):
         description="folders in which jobs may read and write objects, with commas, as s3://BUCKET/jobs/{tenant}/ or "
         "file:///data/, with {tenant} for the caller's tenant; workers reach them; empty: none",
     )
-    jobs_max_open: int = Field(
-        100_000, ge=1, description="jobs that wait or run, of all callers; more are refused with RESOURCE_EXHAUSTED"
-    )
     jobs_max_tenant_bytes: int = Field(
         64 << 20,
         ge=1 << 10,
-        description="memory of Redis for the jobs of one tenant, with the results of those that have ended, in bytes; "
-        "more are refused likewise",
-    )
-    jobs_max_inputs: int = Field(1000, ge=1, description="maximum number of inputs in a job that is not from a URI")
-    jobs_max_payload_bytes: int = Field(
-        1 << 20, ge=1 << 10, description="largest job in Redis, in bytes; larger ones are submitted as a URI"
-    )
-    jobs_ttl_s: int = Field(
-        21_600, ge=1, le=MAX_TTL_S, description="seconds that a job gets to end, where its caller does not say"
+        description="memory of Redis for the jobs of one tenant, with the results of ended jobs, in bytes; more "
+        "are refused with RESOURCE_EXHAUSTED",
     )
     jobs_retention_s: int = Field(
         86_400, ge=1, le=30 * 86_400, description="seconds for which results are kept after jobs have ended"
@@ -87,25 +72,25 @@ class JobSettings(JobStoreSettings):
         return self
 
     def job_folders(self, tenant: str) -> list[ObjectUri]:
-        """Where a tenant's jobs may read and write."""
+        """Returns the folders in which a tenant's jobs may read and write."""
         given = filter(None, map(str.strip, self.jobs_uris.split(",")))
         return [ObjectUri.parse(text.replace(_TENANT, _step(tenant))) for text in given]
 
     def sagemaker_folder(self, tenant: str) -> str:
-        """Where results for SageMaker's clients go, with a slash at its end; empty for nowhere."""
+        """Returns the folder for results of SageMaker's clients, with a slash at its end; empty without a folder."""
         folder = self.jobs_sagemaker_output.replace(_TENANT, _step(tenant))
         return f"{folder.rstrip('/')}/" if folder else ""
 
 
 def _step(tenant: str) -> str:
-    """A tenant's name as one step of a URI's path: what is more than letters, digits and -._~ is quoted in the path,
-    and once more in its URI.
+    """Returns a tenant's name as one step of a URI's path: characters other than letters, digits and -._~ are quoted in
+    the path, and again in its URI.
     """
     return quote(quote(tenant, safe=""), safe="")
 
 
 def read_secret(option: str, file: str) -> bytes:
-    """The secret of a file. Raises SetupError."""
+    """Reads the secret in a file. Raises SetupError."""
     with files_told(f"{option} {file}"):
         secret = Path(file).read_bytes().strip()
     if len(secret) < _MIN_SECRET_BYTES:
@@ -113,18 +98,22 @@ def read_secret(option: str, file: str) -> bytes:
     return secret
 
 
-class JobCommandSettings(JobStoreSettings):
+class JobCommandSettings(Settings):
     """Settings of `neuronpipe job dead`."""
 
-    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_JOB_")
+    prefix: ClassVar[str] = "NEURONPIPE_JOB_"
+
+    jobs: JobStoreSettings
 
 
-class WorkerSettings(JobStoreSettings, ProcessSettings):
+class WorkerSettings(ServiceSettings):
     """Settings of a worker, which runs jobs."""
 
-    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_WORKER_")
+    prefix: ClassVar[str] = "NEURONPIPE_WORKER_"
+    defaults: ClassVar[Mapping[str, Any]] = {"listen": "127.0.0.1:50054"}
 
-    listen: str = listen_field("127.0.0.1:50054")
+    jobs: JobStoreSettings
+
     target: str = Field("127.0.0.1:50050", description="gRPC target of the gateway that it calls")
     http_target: str = Field(
         "",
@@ -145,16 +134,17 @@ class WorkerSettings(JobStoreSettings, ProcessSettings):
         8,
         ge=1,
         le=4096,
-        description="requests that it has at the gateway at once, of all of its jobs; more makes larger batches, and "
-        "longer tails of real-time requests",
+        description="requests of all its jobs at the gateway at once; more makes larger batches, and longer tails of "
+        "real-time requests",
     )
     lease_s: float = Field(
-        30.0, ge=1, le=3600, description="seconds after which another worker takes the jobs of one that has died"
+        30.0, ge=1, le=3600, description="seconds after which other workers take the jobs of a dead worker"
     )
     max_attempts: int = Field(
         3, ge=1, le=100, description="workers that may die while they have a job; then it is set aside"
     )
     max_input_bytes: int = Field(64 << 20, ge=1 << 10, description="largest object that a job may read, in bytes")
+    max_input_lines: int = Field(1_000_000, ge=1, description="maximum number of lines in a file of inputs")
     max_result_bytes: int = Field(
         4 << 20, ge=1 << 10, description="largest result in Redis, in bytes; outcomes beyond it become errors"
     )
@@ -171,10 +161,6 @@ class WorkerSettings(JobStoreSettings, ProcessSettings):
 
     @property
     def gateway_tls_files(self) -> TlsFiles | None:
-        """The files of the connection to the gateway, None without TLS. Raises SetupError."""
+        """The files of the connection to the gateway; None without TLS. Raises SetupError."""
         own = TlsFiles(self.gateway_tls_certificate, self.gateway_tls_key, self.tls_ca)
-        if not own.ca:
-            if own.certificate:
-                raise SetupError("--gateway-tls-certificate: needs --tls-ca, the authorities of the gateway")
-            return None
-        return own if own.certificate else TlsFiles(self.tls_certificate, self.tls_key, self.tls_ca)
+        return self.tls.client_files("--gateway-tls-certificate", own, "the authorities of the gateway")

@@ -1,4 +1,4 @@
-"""A gateway that runs the model."""
+"""An engine over a gateway that runs the model."""
 
 import asyncio
 import random
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, Priority
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
-from neuronpipe.bulk.transform.request import Answer, ModelFacts, Outcome
+from neuronpipe.bulk.transform.request import InputAnswer, InputOutcome, ModelFacts
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import (
     Cancelled,
@@ -23,10 +23,10 @@ from neuronpipe.core.errors import (
 from neuronpipe.core.status import from_status
 from neuronpipe.platform.tls import TlsFiles
 
-# Each is a stream, on which a gateway has 64 rows in flight (max_stream_in_flight).
+# The most windows in flight. Each is a stream, on which a gateway has 64 rows in flight (max_stream_in_flight).
 _WINDOWS = 4
 _WINDOW_ROWS = 256
-# What may pass by waiting. Other errors are the row's own, or end the run.
+# Errors that may pass by waiting. Other errors are the row's own, or end the run.
 _PASSING = (Overloaded, Unavailable, Cancelled, DeadlineExceeded)
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
 
@@ -38,36 +38,38 @@ class FarEngine:
     window_rows = _WINDOW_ROWS
 
     def __init__(self, client: AsyncClient, model: ModelFacts, patience_s: float) -> None:
-        """`patience_s`: for so long without a single answer, the run waits for a gateway."""
+        """`patience_s`: the longest time without any answer for which the run waits for a gateway."""
         self.model = model
         self._client = client
         self._patience_s = patience_s
 
-    async def infer(self, inputs: Sequence[TaskInput]) -> Sequence[Outcome]:
-        """See Engine. Raises what keeps a gateway from answering: Unavailable, Unauthenticated, ModelNotFound."""
-        outcomes: dict[int, Outcome] = {}
-        # Neighbours in length are in flight together, and find themselves in a batch.
+    async def infer(self, inputs: Sequence[TaskInput]) -> Sequence[InputOutcome]:
+        """See Engine. Raises the reason why no gateway answers: Unavailable, Unauthenticated, ModelNotFound."""
+        outcomes: dict[int, InputOutcome] = {}
+        # Rows of similar length are in flight together, so that batches are made of them.
         left = sorted(range(len(inputs)), key=lambda row: inputs[row].ByteSize())
         wait_s, last_answer_s = _FIRST_WAIT_S, time.monotonic()
         while left:
-            found, refusal = await self._send(inputs, left)
-            outcomes |= found
-            left = [row for row in left if row not in found]
-            if found:
+            answered, refusal = await self._send(inputs, left)
+            outcomes |= answered
+            left = [row for row in left if row not in answered]
+            if answered:
                 wait_s, last_answer_s = _FIRST_WAIT_S, time.monotonic()
             if left and refusal:
                 if time.monotonic() > last_answer_s + self._patience_s:
                     raise refusal
                 retry_after_s = refusal.retry_after_s if isinstance(refusal, Overloaded) else 0.0
-                # Spread, as many windows are refused at once.
+                # Randomized, because many windows are refused at once.
                 await asyncio.sleep(max(wait_s, retry_after_s) * random.uniform(1, 1.5))  # noqa: S311
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
         return [outcomes[row] for row in range(len(inputs))]
 
     async def _send(
         self, inputs: Sequence[TaskInput], rows: Sequence[int]
-    ) -> tuple[dict[int, Outcome], NeuronpipeError | None]:
-        """What became of rows, and why others have no answer. Raises what ends the run."""
+    ) -> tuple[dict[int, InputOutcome], NeuronpipeError | None]:
+        """Sends rows. Returns the outcomes, and the reason why other rows have no answer. Raises errors that end the
+        run.
+        """
         requests = [
             InferRequest(
                 model=self.model.name,
@@ -78,28 +80,28 @@ class FarEngine:
             )
             for row in rows
         ]
-        found: dict[int, Outcome] = {}
+        outcomes: dict[int, InputOutcome] = {}
         refusal: NeuronpipeError | None = None
         try:
             async for answer in self._client.infer_stream(requests):
                 outcome = _outcome(answer.outcome)
                 if isinstance(outcome, _PASSING):
                     refusal = outcome
-                elif isinstance(outcome, Answer | InvalidInput | WrongTask | InternalError):
-                    found[int(answer.request_id)] = outcome
+                elif isinstance(outcome, InputAnswer | InvalidInput | WrongTask | InternalError):
+                    outcomes[int(answer.request_id)] = outcome
                 else:
                     raise outcome
         except _PASSING as error:
             refusal = error
-        return found, refusal or Unavailable("the gateway ended the call without answers to all rows")
+        return outcomes, refusal or Unavailable("the gateway ended the call without answers to all rows")
 
 
-def _outcome(outcome: InferOutcome) -> Outcome:
+def _outcome(outcome: InferOutcome) -> InputOutcome:
     if outcome.HasField("error"):
         return from_status(outcome.error)
     response = outcome.response
     usage = response.usage
-    return Answer(response.result, usage.tokens, usage.truncated_tokens, usage.padded_tokens)
+    return InputAnswer(response.result, usage.tokens, usage.truncated_tokens, usage.padded_tokens)
 
 
 @asynccontextmanager
@@ -109,5 +111,6 @@ async def running_far_engine(
     """The engine of a model, whose version stays the same for the run. Raises the error of asking for the model."""
     async with AsyncClient(target, timeout_s=patience_s, tls=tls) as client:
         model = await client.get_model(name, version)
-        facts = ModelFacts(model.name, model.version, model.digest, list(dict.fromkeys([model.task, *model.tasks])))
+        tasks = list(dict.fromkeys([model.task, *model.tasks]))
+        facts = ModelFacts(model.name, model.version, model.digest, tasks, prompt_names=model.prompt_names)
         yield FarEngine(client, facts, patience_s)

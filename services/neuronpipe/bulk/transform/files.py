@@ -27,17 +27,17 @@ from neuronpipe.platform.storage import BucketFolder, ObjectUri, StorageError, f
 _READ_BYTES = 1 << 20
 _ENDINGS = tuple(
     ending + compression
-    for of_format in ENDINGS.values()
-    for ending in of_format
+    for format_endings in ENDINGS.values()
+    for ending in format_endings
     for compression in ("", *COMPRESSIONS)
 )
-# What a damaged compressed file raises. pyarrow raises OSError without a number.
+# Errors of a damaged compressed file. pyarrow raises OSError without a number.
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
 def find_inputs(patterns: Sequence[str]) -> list[str]:
-    """The files that names, folders and patterns stand for, each once, sorted within each. Raises SetupError."""
-    found: dict[str, None] = {}
+    """Returns the files of names, folders and patterns, each once, sorted for each pattern. Raises SetupError."""
+    files: dict[str, None] = {}
     for pattern in patterns:
         if is_object(pattern):
             matching = _find_objects(pattern)
@@ -47,21 +47,23 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
             matching = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (also absolute)
         if not matching:
             raise SetupError(f"--input {pattern}: no such file")
-        if odd := next((one for one in matching if not (is_object(one) or Path(one).is_file())), ""):
-            raise SetupError(f"--input {odd}: is no regular file; rows are read twice, so save them in a file first")
-        found |= dict.fromkeys(matching)
-    return list(found)
+        if irregular := next((file for file in matching if not (is_object(file) or Path(file).is_file())), ""):
+            raise SetupError(
+                f"--input {irregular}: is no regular file; rows are read twice, so save them in a file first"
+            )
+        files |= dict.fromkeys(matching)
+    return list(files)
 
 
 def _find_objects(pattern: str) -> list[str]:
-    """The objects that a URI stands for: one, those below a folder, or those of a pattern. Raises SetupError."""
+    """Returns the objects of a URI: one object, or the objects of a folder or pattern. Raises SetupError."""
     uri = object_uri(pattern)
     with naming(pattern):
         begin = ObjectUri(uri.scheme, uri.bucket, re.split(r"[*?\[]", uri.path, maxsplit=1)[0])
-        found = [str(one) for one in list_objects(begin)]
+        objects = [str(listed) for listed in list_objects(begin)]
     if begin == uri:
-        return [one for one in found if one == pattern or (pattern.endswith("/") and one.endswith(_ENDINGS))]
-    return [one for one in found if fnmatch.fnmatchcase(one, pattern)]
+        return [name for name in objects if name == pattern or (pattern.endswith("/") and name.endswith(_ENDINGS))]
+    return [name for name in objects if fnmatch.fnmatchcase(name, pattern)]
 
 
 def is_object(file: str) -> bool:
@@ -70,7 +72,7 @@ def is_object(file: str) -> bool:
 
 
 def object_uri(file: str) -> ObjectUri:
-    """The object of a URI. Raises SetupError."""
+    """Parses the URI of an object. Raises SetupError."""
     try:
         return ObjectUri.parse(file)
     except ValueError as error:
@@ -79,11 +81,11 @@ def object_uri(file: str) -> ObjectUri:
 
 @contextmanager
 def local_copy(file: str) -> Iterator[str]:
-    """The path of a file during the block: its own, or that of a copy of the object. Raises SetupError."""
+    """Yields the path of a file for the block: its own, or a temporary copy of the object. Raises SetupError."""
     if not is_object(file):
         yield file
         return
-    # With its ending, which says how it is compressed.
+    # The suffix keeps the ending, which says how the file is compressed.
     with tempfile.NamedTemporaryFile(suffix=Path(file).name) as copy:
         with naming(file):
             fetch(object_uri(file), cast(BinaryIO, copy))
@@ -92,10 +94,10 @@ def local_copy(file: str) -> Iterator[str]:
 
 
 def open_input(file: str) -> BinaryIO:
-    """A file of rows, decompressed. Raises SetupError."""
+    """Opens a file of rows, decompressed. Raises SetupError."""
     if is_object(file):
         with local_copy(file) as copy:
-            return open_input(copy)  # which stays until it is closed
+            return open_input(copy)  # the open file stays until it is closed
     compression = COMPRESSIONS.get(Path(file).suffix)
     try:
         if compression == "gzip":
@@ -126,7 +128,7 @@ def naming(file: str) -> Iterator[None]:
 
 
 def digest(file: str) -> str:
-    """The SHA-256 of a file as it is stored. Raises OSError."""
+    """Returns the SHA-256 of a file as it is stored. Raises OSError."""
     with Path(file).open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
@@ -153,7 +155,7 @@ class NewFile:
     """A file that has no name until it is complete."""
 
     def __init__(self, path: object, file: BinaryIO, keep: Callable[[], None], drop: Callable[[], None]) -> None:
-        """`path`: for messages. `keep`: stores all of the open file under its name. `drop`: deletes what is left."""
+        """`path`: for messages. `keep`: stores the whole open file under its name. `drop`: deletes what is left."""
         self.file = file
         self._path = path
         self._keep = keep
@@ -166,20 +168,20 @@ class NewFile:
             self.file.close()
 
     def discard(self) -> None:
-        """Deletes what was written, unless it is complete."""
-        with contextlib.suppress(OSError):  # what is left to be written finds no room, either
+        """Deletes the written bytes, unless the file is complete."""
+        with contextlib.suppress(OSError):  # the buffered rest may also find no room
             self.file.close()
         self._drop()
 
 
 class _LocalFolder:
-    """Files by their names, which may have a folder before. Every method raises SetupError."""
+    """Files by their names, which may begin with a folder. Every method raises SetupError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def create(self, name: str) -> NewFile:
-        """A new file, to write to."""
+        """Creates a new file, to write to."""
         path = self._path / name
         unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
         with unwritable(path):
@@ -194,7 +196,7 @@ class _LocalFolder:
         return NewFile(path, file, keep, lambda: unfinished.unlink(missing_ok=True))
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file; None where there is none."""
+        """Returns the content of a file; None if it does not exist."""
         with naming(str(self._path / name)):
             try:
                 return (self._path / name).read_bytes()
@@ -202,17 +204,17 @@ class _LocalFolder:
                 return None
 
     def sizes(self, names: list[str]) -> dict[str, int]:
-        """The sizes of those files that are there."""
+        """Returns the sizes of the files that exist."""
         paths = {name: self._path / name for name in names}
         return {name: path.stat().st_size for name, path in paths.items() if path.exists()}
 
     def names(self, folder: str) -> list[str]:
-        """The complete files in a folder below, in order."""
+        """Returns the complete files in a subfolder, in order."""
         return sorted(f"{folder}/{path.name}" for path in (self._path / folder).glob("[!.]*"))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Makes the folder; during the block no other run may have it. Deletes what runs that were killed have left."""
+        """Makes the folder, and locks it against other runs for the block. Deletes unfinished files of killed runs."""
         with unwritable(self._path):
             self._path.mkdir(parents=True, exist_ok=True)
             lock = (self._path / ".lock").open("w")
@@ -237,7 +239,7 @@ class _S3Folder:
             self._objects = BucketFolder(uri)
 
     def create(self, name: str) -> NewFile:
-        """See _LocalFolder. It is written to a temporary file, which is uploaded when it is complete."""
+        """See _LocalFolder. The file is written to a temporary file, which is uploaded when it is complete."""
         uri = self._objects.uri(name)
         with unwritable(uri):
             file = cast(BinaryIO, tempfile.TemporaryFile("w+b"))  # noqa: SIM115 (closed by discard)
@@ -251,23 +253,23 @@ class _S3Folder:
     def read(self, name: str) -> bytes | None:
         """See _LocalFolder."""
         with naming(self._objects.uri(name)):
-            found = self._objects.read(name)
-        return found.data if found else None
+            content = self._objects.read(name)
+        return content.data if content else None
 
     def sizes(self, names: list[str]) -> dict[str, int]:
         """See _LocalFolder."""
         with naming(str(self._uri)):
-            found = {name: self._objects.size(name) for name in names}
-        return {name: size for name, size in found.items() if size is not None}
+            sizes = {name: self._objects.size(name) for name in names}
+        return {name: size for name, size in sizes.items() if size is not None}
 
     def names(self, folder: str) -> list[str]:
         """See _LocalFolder."""
         with naming(str(self._uri)):
-            return sorted(one.name for one in self._objects.list_all() if one.name.startswith(f"{folder}/"))
+            return sorted(listed.name for listed in self._objects.list_all() if listed.name.startswith(f"{folder}/"))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """See _LocalFolder. S3 has no locks: two runs would do the same work, and write the same."""
+        """See _LocalFolder. S3 has no locks: two runs would do the same work, and write the same files."""
         yield
 
 
@@ -275,7 +277,7 @@ Folder: TypeAlias = _LocalFolder | _S3Folder
 
 
 def open_folder(name: str) -> Folder:
-    """The folder of a path or a URI. Raises SetupError."""
+    """Opens the folder of a path or a URI. Raises SetupError."""
     return _S3Folder(object_uri(name)) if is_object(name) else _LocalFolder(Path(name))
 
 

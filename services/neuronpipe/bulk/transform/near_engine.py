@@ -1,29 +1,27 @@
-"""The whole pipeline in this process, for one model, with batches that follow from the rows alone: so a run that is
-resumed computes the same bits as one that is not.
+"""The whole pipeline in this process, for one model. Its batches depend on the rows alone, so that a resumed run
+computes the same bits as an uninterrupted run.
 
-The rows of a window go through the pipeline side by side. Each arrives at BatchMaker with its sequences, in place of
-the executor. When all have arrived, or failed before, the sequences are sorted by length, cut into batches, and each
-batch is one item for the executor (stages/neuron_executor/batching.py).
+The rows of a window go through the pipeline side by side. Each row arrives at BatchMaker with its sequences, instead of
+at the executor. When all have arrived, or failed before, the sequences are sorted by length and cut into batches, and
+each batch is one item for the executor (stages/neuron_executor/batching.py).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
-from pydantic_settings import SettingsConfigDict
 
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
-from neuronpipe.bulk.transform.request import Answer, ModelFacts, Outcome
+from neuronpipe.bulk.transform.request import InputAnswer, InputOutcome, ModelFacts
 from neuronpipe.bundles.buckets import BucketPlan
 from neuronpipe.bundles.repository import Bundle, read_trusted_repository
 from neuronpipe.bundles.served import running_models
 from neuronpipe.bundles.sources import FolderRepository
-from neuronpipe.core.background import run_together
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import (
     InternalError,
@@ -38,11 +36,15 @@ from neuronpipe.core.items import Execute, ExecuteItem, Prediction, Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.packed import TensorSets, pack_input
+from neuronpipe.core.settings import Settings
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.routing import open_gateway_models
 from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.platform.cache.economics import RedisSettings
+from neuronpipe.platform.process.background import run_together
+from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from neuronpipe.stages.neuron_executor.stage import running_executor
 from neuronpipe.stages.postprocessor.stage import running_postprocessor
 from neuronpipe.stages.settings import EncodingSettings, EngineSettings
@@ -50,44 +52,50 @@ from neuronpipe.stages.tokenizer.stage import running_tokenizer
 from neuronpipe.tasks.inputs.kind import input_kind
 
 
-class TransformSettings(EngineSettings, EncodingSettings, PipelineSettings):
+class BulkEngineSettings(EngineSettings):
+    """Settings of the executor for a transform. No row is refused, because rows wait for the rest of their window."""
+
+    whole_items: ClassVar[bool] = True
+    max_queue_sequences: ClassVar[int] = 1 << 20
+
+
+class TransformSettings(Settings):
     """Settings of `neuronpipe transform --repository`."""
 
-    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_TRANSFORM_")
-    whole_items: ClassVar[bool] = True
+    prefix: ClassVar[str] = "NEURONPIPE_TRANSFORM_"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        # A batch of MiniLM with 256 to 512 tokens was fastest on CPUs (docs/benchmarks/README.md). Devices want more.
+        "max_batch_tokens": 512,
+        "max_batch_size": 256,
+        # Memory is bounded by the windows in flight.
+        "max_requests_in_flight": 1 << 20,
+        "max_tokens_in_flight": 1 << 40,
+        "max_request_s": 86_400.0,
+        # Texts seldom come twice.
+        "token_cache_bytes": 0,
+    }
 
-    # A batch of MiniLM with 256 to 512 tokens was fastest on CPUs (docs/benchmarks/README.md). Devices want more.
-    max_batch_tokens: int = Field(
-        512, ge=1, description="padded tokens of a batch of several sequences; not for buckets. More for GPUs, as 16384"
-    )
-    max_batch_size: int = Field(256, ge=1, le=4096, description="sequences in a batch; not for buckets")
+    executor: BulkEngineSettings
+    tokenizer: EncodingSettings
+    redis: RedisSettings
+    pipeline: PipelineSettings
     window_rows: int = Field(
         1024,
         ge=1,
         le=1 << 16,
         description="neighbouring rows of a shard whose sequences are sorted by length and cut into batches",
     )
-    # Rows wait for those of their window, and memory is bounded by the windows in flight.
-    max_requests_in_flight: int = Field(1 << 20, ge=1, description="as of the gateway; a window's rows must fit in")
-    max_tokens_in_flight: int = Field(1 << 40, ge=1, description="as of the gateway")
-    max_queue_sequences: int = Field(1 << 20, ge=1, description="as of the neuron-executor")
-    max_request_s: float = Field(86_400.0, gt=0, le=86_400, description="as of the gateway")
-    # Texts seldom come twice.
-    token_cache_bytes: int = Field(0, ge=0, description="as of the tokenizer")
-    image_cache_bytes: int = Field(0, ge=0, description="as of the tokenizer")
 
 
-# Batches at the executor at once: enough for all cores, few enough for windows to end one after the other.
+# The most batches at the executor: enough for all cores, few enough that windows end one after the other.
 _BATCHES = 64
-# As the OpenVINO back end pads. Within a step the order is that of the rows.
-_TOKEN_STEP = 4
 
 CutBatches = Callable[[Sequence[int]], Iterator[list[int]]]
 
 
 @dataclass(slots=True)
 class _Row:
-    """A row's sequences, and what is known of their outputs."""
+    """A row's sequences, and their outputs so far."""
 
     item: ExecuteItem
     done: "asyncio.Future[Prediction]"
@@ -99,8 +107,8 @@ class _Row:
 
 
 @dataclass(slots=True)
-class Window:
-    """The rows that share batches. `expected`: those that have neither arrived nor failed."""
+class BatchWindow:
+    """The rows that share batches. `expected`: the number of rows that have neither arrived nor failed."""
 
     expected: int
     rows: dict[int, _Row] = field(default_factory=dict)
@@ -108,21 +116,29 @@ class Window:
 
 
 class BatchMaker:
-    """The executor's place in the pipeline: its `execute` is the stage function."""
+    """The executor's replacement in the pipeline: its `execute` is the stage function."""
 
     def __init__(self, execute: Execute, bundle: Bundle, settings: EngineSettings) -> None:
         self._execute = execute
         self._tokens_of = input_kind(bundle.spec).tokens_of
         self._cut = cut_batches(bundle, settings)
-        self._windows: dict[int, Window] = {}
+        self._windows: dict[int, BatchWindow] = {}
         self._opened = 0
+        # The window and the row of each request in the pipeline, by the id of the request.
+        self._requests: dict[str, tuple[int, int]] = {}
         self._places = asyncio.Semaphore(_BATCHES)
 
     def open(self, rows: int) -> int:
-        """A window of so many rows, whose requests have the ids that `request_id` makes."""
+        """Opens a window for a number of rows, and returns the number of the window."""
         self._opened += 1
-        self._windows[self._opened] = Window(rows)
+        self._windows[self._opened] = BatchWindow(rows)
         return self._opened
+
+    def expect(self, number: int, row: int) -> str:
+        """Returns the id that the request of a row must have. `leave` ends it."""
+        request_id = f"{number}/{row}"
+        self._requests[request_id] = number, row
+        return request_id
 
     async def close(self, number: int) -> None:
         """Ends a window whose rows have all left."""
@@ -130,16 +146,17 @@ class BatchMaker:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    def leave(self, number: int, row: int) -> None:
-        """A row has ended, with its result or an error."""
+    def leave(self, request_id: str) -> None:
+        """Notes that the request of a row has ended, with its result or an error."""
+        number, row = self._requests.pop(request_id)
         window = self._windows[number]
         if row not in window.rows:
             window.expected -= 1
             self._begin(window)
 
     async def execute(self, item: ExecuteItem) -> Prediction:
-        """Waits for the row's window, and computes it. Raises InternalError where the model cannot compute the row."""
-        number, row = map(int, item.call.request_id.split("/"))
+        """Waits for the row's window, and computes it. Raises InternalError if the model cannot compute the row."""
+        number, row = self._requests[item.call.request_id]
         window, count = self._windows[number], len(item.sequences)
         done: asyncio.Future[Prediction] = asyncio.get_running_loop().create_future()
         window.rows[row] = _Row(item, done, [None] * count, count)
@@ -147,12 +164,12 @@ class BatchMaker:
         self._begin(window)
         return await done
 
-    def _begin(self, window: Window) -> None:
+    def _begin(self, window: BatchWindow) -> None:
         if not window.expected and window.rows and not window.running:
             window.running = asyncio.create_task(self._compute(window))
 
-    async def _compute(self, window: Window) -> None:
-        """Computes all rows, and answers each as soon as its last sequence is computed."""
+    async def _compute(self, window: BatchWindow) -> None:
+        """Computes all rows, and answers each when its last sequence is computed."""
         rows = [window.rows[number] for number in sorted(window.rows)]
         places = [(row, index) for row in rows for index in range(len(row.outputs))]
         lengths = [self._tokens_of(row.item.sequences.arrays[index]) for row, index in places]
@@ -166,23 +183,19 @@ class BatchMaker:
         first = batch[0][0].item
         arrays = [row.item.sequences.arrays[index] for row, index in batch]
         try:
-            found = await self._execute(ExecuteItem(first.call, first.model, TensorSets(arrays=arrays)))
+            item = ExecuteItem(first.call, first.model, TensorSets(arrays=arrays), work=first.work)
+            prediction = await self._execute(item)
         except InternalError as error:
-            if len(batch) > 1:  # one of them is the reason
-                for one in batch:
-                    await self._run([one])
+            if len(batch) > 1:  # a sequence of the batch is the reason
+                for sequence in batch:
+                    await self._run([sequence])
                 return
             _fail(batch, error)
-        except Exception as error:  # the rows that wait get it, and the pipeline tells faults from errors
+        except Exception as error:  # the waiting rows get it, and the pipeline tells faults from errors
             _fail(batch, error)
         else:
-            for (row, index), outputs in zip(batch, found.outputs.arrays, strict=True):
-                _note(row, index, outputs, found)
-
-
-def request_id(window: int, row: int) -> str:
-    """The id of a row's request."""
-    return f"{window}/{row}"
+            for (row, index), outputs in zip(batch, prediction.outputs.arrays, strict=True):
+                _note(row, index, outputs, prediction)
 
 
 def _fail(batch: Sequence[tuple[_Row, int]], error: Exception) -> None:
@@ -191,14 +204,14 @@ def _fail(batch: Sequence[tuple[_Row, int]], error: Exception) -> None:
             row.done.set_exception(error)
 
 
-def _note(row: _Row, index: int, outputs: Arrays, found: Prediction) -> None:
-    """Keeps the outputs of a sequence; the row's last one answers it."""
+def _note(row: _Row, index: int, outputs: Arrays, prediction: Prediction) -> None:
+    """Keeps the outputs of a sequence. The last sequence of a row answers the row."""
     row.outputs[index] = outputs
     row.missing -= 1
-    row.padded_tokens += found.bucket_tokens
-    row.batch_size, row.bucket_tokens = found.batch_size, found.bucket_tokens
+    row.padded_tokens += prediction.bucket_tokens
+    row.batch_size, row.bucket_tokens = prediction.batch_size, prediction.bucket_tokens
     if not row.missing and not row.done.done():
-        complete = [one for one in row.outputs if one is not None]
+        complete = [arrays for arrays in row.outputs if arrays is not None]
         row.done.set_result(
             Prediction(
                 TensorSets(arrays=complete),
@@ -210,32 +223,36 @@ def _note(row: _Row, index: int, outputs: Arrays, found: Prediction) -> None:
 
 
 def cut_batches(bundle: Bundle, settings: EngineSettings) -> CutBatches:
-    """What cuts sequences, given by their lengths, into batches of their places, the longest first."""
+    """Returns a function that cuts sequences, given by length, into batches of their places, the longest first."""
     if buckets := bundle.artifact(settings.backend).buckets:
         plan = BucketPlan(buckets)
 
         def most(length: int) -> int:
             return plan.batches(plan.round_tokens(length))[-1]
     else:
+        menu = ShapeMenu(bundle.spec, settings.max_batch_tokens)
 
         def most(length: int) -> int:
-            padded = -(-length // _TOKEN_STEP) * _TOKEN_STEP
-            return max(1, min(settings.max_batch_size, settings.max_batch_tokens // padded))
+            return menu.rows_within(settings.max_batch_size, menu.round_tokens(length))
 
     def cut(lengths: Sequence[int]) -> Iterator[list[int]]:
         order = sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))
+        # Images are longer than all texts of their model, and have batches without texts.
+        images = sum(length > bundle.spec.max_tokens for length in lengths)
         start = 0
         while start < len(order):
             end = start + most(lengths[order[start]])
+            if start < images:
+                end = min(end, images)
             yield order[start:end]
             start = end
 
     return cut
 
 
-# A window is computed while the next one is tokenized and the last one written.
+# A window is computed while the next window is tokenized and the last window written.
 _WINDOWS = 3
-# Images of a window are in memory as pixels.
+# The most rows of a window with images, which are in memory as pixels.
 _IMAGES = 64
 # Errors of a row; all others end the run.
 _OF_ROWS = (InvalidInput, WrongTask, InternalError)
@@ -252,31 +269,31 @@ class NearEngine:
         self._pipeline = pipeline
         self._batches = batches
 
-    async def infer(self, inputs: Sequence[TaskInput]) -> Sequence[Outcome]:
+    async def infer(self, inputs: Sequence[TaskInput]) -> Sequence[InputOutcome]:
         """See Engine."""
         window = self._batches.open(len(inputs))
         try:
-            return await run_together(self._one(window, row, input) for row, input in enumerate(inputs))
+            return await run_together(self._infer_row(window, row, input) for row, input in enumerate(inputs))
         finally:
             await self._batches.close(window)
 
-    async def _one(self, window: int, row: int, input: TaskInput) -> Outcome:
-        call = Call(request_id(window, row), priority=Priority.PRIORITY_BULK)
+    async def _infer_row(self, window: int, row: int, input: TaskInput) -> InputOutcome:
+        call = Call(self._batches.expect(window, row), priority=Priority.PRIORITY_BULK)
         request = InferenceRequest(call, self.model.name, self.model.version, pack_input(input))
         try:
-            found = await self._pipeline.infer(request)
+            answer = await self._pipeline.infer(request)
         except NeuronpipeError as error:
             if isinstance(error, _OF_ROWS):
                 return error
             raise
         finally:
-            self._batches.leave(window, row)
-        usage = found.usage
-        return Answer(found.result.message, usage.tokens, usage.truncated_tokens, usage.padded_tokens)
+            self._batches.leave(call.request_id)
+        usage = answer.usage
+        return InputAnswer(answer.result.message, usage.tokens, usage.truncated_tokens, usage.padded_tokens)
 
 
 def find_bundle(repository: Path, model: str, version: str = "", trusted_keys: Path | None = None) -> Bundle:
-    """A version of a model by its number or alias; without one as the registry says, or the newest.
+    """Finds a version of a model by its number or alias; by default the registry's choice, or the newest.
 
     `trusted_keys`: see read_trusted_repository. Raises SetupError.
     """
@@ -289,30 +306,33 @@ def find_bundle(repository: Path, model: str, version: str = "", trusted_keys: P
 
 
 def facts_of(bundle: Bundle, settings: TransformSettings) -> ModelFacts:
-    """The model, with what its batches follow from."""
+    """Returns the facts of a model, with the settings that determine its batches."""
+    executor = settings.executor
     batching = (
-        f"{bundle.artifact(settings.backend).backend}: {settings.window_rows} rows, "
-        f"{settings.max_batch_size} sequences, {settings.max_batch_tokens} tokens"
+        f"{bundle.artifact(executor.backend).backend}: {settings.window_rows} rows, "
+        f"{executor.max_batch_size} sequences, {executor.max_batch_tokens} tokens"
     )
-    return ModelFacts(bundle.spec.name, str(bundle.spec.version), bundle.digest, bundle.spec.tasks, batching)
+    spec, prompts = bundle.spec, bundle.spec.told_facts.get("prompt_names", ())
+    return ModelFacts(spec.name, str(spec.version), bundle.digest, spec.tasks, batching, prompts)
 
 
 @asynccontextmanager
 async def running_near_engine(
     bundle: Bundle, settings: TransformSettings, observe: Callable[[Execute], Execute] = lambda execute: execute
 ) -> AsyncIterator[NearEngine]:
-    """The engine, loaded and warmed up. `observe`: put around what computes a batch.
+    """The engine, loaded and warmed up. `observe`: wraps the function that computes a batch.
 
     Raises SetupError for a bundle that cannot run here.
     """
     telemetry = Telemetry()
     async with AsyncExitStack() as stack:
-        executor = await stack.enter_async_context(running_executor([bundle], settings, telemetry))
-        tokenizer = await stack.enter_async_context(running_tokenizer([bundle], settings, telemetry))
+        executor = await stack.enter_async_context(running_executor([bundle], settings.executor, telemetry))
+        running_texts = running_tokenizer([bundle], settings.tokenizer, telemetry, settings.redis)
+        tokenizer = await stack.enter_async_context(running_texts)
         postprocessor = await stack.enter_async_context(running_postprocessor([bundle]))
-        # Results are not cached: of a result that another batch computed the last bits may differ.
+        # Results are not cached: the last bits of a result from another batch may differ.
         models = open_gateway_models(telemetry.meters, lambda bundle: False)
         await stack.enter_async_context(running_models(models, [bundle]))
-        batches = BatchMaker(observe(executor.execute), bundle, settings)
+        batches = BatchMaker(observe(executor.execute), bundle, settings.executor)
         stages = Stages(tokenizer.tokenize, batches.execute, postprocessor.postprocess)
-        yield NearEngine(bundle, Pipeline(models, stages, settings, telemetry), batches, settings)
+        yield NearEngine(bundle, Pipeline(models, stages, settings.pipeline, telemetry), batches, settings)

@@ -1,4 +1,4 @@
-"""What a run shall do, and what an engine answers."""
+"""The request for a run, and the answers of an engine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +10,16 @@ from neuronpipe.core.errors import NeuronpipeError
 
 @dataclass(frozen=True, slots=True)
 class TransformRequest:
-    """The rows, the model's work on them, and where results go.
+    """The rows, the model's work on them, and the place of the results.
 
-    `inputs`: files, or patterns of their names. `columns`: field of the task's input → column that holds it. `keep`:
-    columns that results are joined to. `options`: fields of the task's input that all rows share, as JSON. `prefix`: of
-    the result's columns. `input_format`, `output_format`: empty where the files' names say it. `max_errors`: rows that
-    may fail; None for any number. `price_per_hour`: of the machine, 0 if unknown.
+    - `inputs`: files, or patterns of their names.
+    - `columns`: field of the task's input → column that holds it.
+    - `keep`: columns that are copied to the results.
+    - `options`: fields of the task's input that all rows share, as JSON.
+    - `prefix`: begins the names of the result's columns.
+    - `input_format`, `output_format`: empty if the filenames say it.
+    - `max_errors`: rows that may fail; None for any number.
+    - `price_per_hour`: the price of the machine; 0 if unknown.
     """
 
     inputs: Sequence[str]
@@ -36,8 +40,8 @@ class TransformRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The model that answers: one version of it. `batching`: what makes the batches, as results' last bits depend on
-    them; empty where that is not known.
+    """The version of a model that answers. `batching`: the settings that determine the batches, because results' last
+    bits depend on them; empty if unknown.
     """
 
     name: str
@@ -45,10 +49,11 @@ class ModelFacts:
     digest: str
     tasks: Sequence[str]
     batching: str = ""
+    prompt_names: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class InputAnswer:
     """The result of one input, and its tokens."""
 
     result: TaskResult
@@ -57,17 +62,19 @@ class Answer:
     padded_tokens: int
 
 
-# What became of one input.
-Outcome: TypeAlias = Answer | NeuronpipeError
+# The outcome of one input.
+InputOutcome: TypeAlias = InputAnswer | NeuronpipeError
 
 
 class Engine(Protocol):
-    """What runs inputs: a pipeline in this process, or a gateway."""
+    """The contract of an engine, which runs inputs: a pipeline in this process, or a gateway."""
 
     model: ModelFacts
-    # Rows that are handed over at once, and how often that may happen at a time.
+    # Rows that are handed over at once, and the most hand-overs at a time.
     window_rows: int
     windows_in_flight: int
 
-    async def infer(self, inputs: Sequence[TaskInput]) -> Sequence[Outcome]:
-        """What became of each input, in their order. Raises what ends a run, as Unavailable and ModelNotFound."""
+    async def infer(self, inputs: Sequence[TaskInput]) -> Sequence[InputOutcome]:
+        """Returns the outcome of each input, in order. Raises errors that end a run, such as Unavailable and
+        ModelNotFound.
+        """

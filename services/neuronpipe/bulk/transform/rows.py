@@ -1,6 +1,6 @@
-"""Rows to inputs of a task, and results to columns.
+"""Converts rows to inputs of a task, and results to columns.
 
-OpenAI's batch files have a request to /v1/embeddings a row; its response has the same custom_id.
+OpenAI's batch files have a request to /v1/embeddings per row; its response has the same custom_id.
 """
 
 import hashlib
@@ -14,8 +14,8 @@ from google.protobuf.message import Message
 from pydantic import TypeAdapter
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
-from neuronpipe.bulk.transform.formats import Column, Kind, Record, Row
-from neuronpipe.bulk.transform.request import Answer, Outcome
+from neuronpipe.bulk.transform.formats import Column, ColumnKind, InputRow, Record
+from neuronpipe.bulk.transform.request import InputAnswer, InputOutcome
 from neuronpipe.client.task_call import to_array
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from neuronpipe.doors.http.bodies import check_body, read_base64
@@ -34,34 +34,34 @@ class OpenAiRows:
 
     columns = tuple(map(Column, ("id", "custom_id", "response", "error")))
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self, model: str, prompt_names: Sequence[str] = ()) -> None:
+        self._model, self._prompt_names = model, prompt_names
 
-    def inputs(self, row: Row) -> Sequence[TaskInput]:
+    def inputs(self, row: InputRow) -> Sequence[TaskInput]:
         """See TaskRows."""
         try:
-            return embeddings_inputs(self._body(row))
+            return embeddings_inputs(self._body(row), self._prompt_names)
         except UnicodeEncodeError:
             raise InvalidInput("body.input", _HALF_PAIR_PROBLEM) from None
 
-    def record(self, row: Row, outcomes: Sequence[Outcome]) -> Record:
-        """See TaskRows. The ids follow from the request's own, so that they are the same in every run."""
+    def record(self, row: InputRow, outcomes: Sequence[InputOutcome]) -> Record:
+        """See TaskRows. The ids are made from the request's own id, so that they are the same in every run."""
         custom_id = None if isinstance(row, str) else row.get("custom_id")
         mark = hashlib.sha256(str(custom_id).encode(errors="replace")).hexdigest()[:24]
-        error = next((one for one in outcomes if isinstance(one, NeuronpipeError)), None)
+        error = next((outcome for outcome in outcomes if isinstance(outcome, NeuronpipeError)), None)
         if error:
             problem = problem_of(error)
             status, body = problem.codes.status, OPENAI_ERROR.write(problem)
         else:
-            answers = [one for one in outcomes if isinstance(one, Answer)]
-            vectors = [one.result.sentence_embedding for one in answers]
+            answers = [outcome for outcome in outcomes if isinstance(outcome, InputAnswer)]
+            vectors = [answer.result.sentence_embedding for answer in answers]
             status = 200
-            body = embeddings_answer(self._body(row), self._model, vectors, sum(one.tokens for one in answers))
+            body = embeddings_answer(self._body(row), self._model, vectors, sum(answer.tokens for answer in answers))
         response = {"status_code": status, "request_id": f"req_{mark}", "body": body}
         return {"id": f"batch_req_{mark}", "custom_id": custom_id, "response": response, "error": None}
 
-    def _body(self, row: Row) -> EmbeddingsRequest:
-        """The request in a row. Raises InvalidInput."""
+    def _body(self, row: InputRow) -> EmbeddingsRequest:
+        """Returns the request in a row. Raises InvalidInput."""
         if isinstance(row, str):
             raise InvalidInput("row", row)
         if not isinstance(row.get("custom_id"), str):
@@ -97,7 +97,7 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 class TaskRows:
-    """One input a row, whose fields are columns. `columns`: those of the results."""
+    """Rows with one input each, whose fields are columns. `columns`: the columns of the results."""
 
     def __init__(
         self,
@@ -109,8 +109,8 @@ class TaskRows:
         *,
         cells_are_texts: bool,
     ) -> None:
-        """`template`: what all inputs share. `fields`: the others' columns. `cells_are_texts`: the format has no types,
-        so that all but texts is JSON in a cell.
+        """`template`: the fields that all inputs share. `fields`: the columns of the other fields. `cells_are_texts`:
+        the format has no types, so that all values except texts are JSON in a cell.
         """
         self._arguments = (task, template, fields, kept, prefix, cells_are_texts)
         self._task = task
@@ -127,11 +127,11 @@ class TaskRows:
         self.columns = [*kept, *(Column(self._names[name], kind) for name, kind in kinds.items())]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """So that workers on other machines can have it."""
+        """Makes the object picklable, for workers on other machines."""
         return _task_rows, self._arguments
 
-    def inputs(self, row: Row) -> Sequence[TaskInput]:
-        """The row's inputs. Raises InvalidInput."""
+    def inputs(self, row: InputRow) -> Sequence[TaskInput]:
+        """Returns the row's inputs. Raises InvalidInput."""
         if isinstance(row, str):
             raise InvalidInput("row", row)
         input = TaskInput()
@@ -141,19 +141,19 @@ class TaskRows:
             self._set(part, field, column, row.get(column))
         return [input]
 
-    def record(self, row: Row, outcomes: Sequence[Outcome]) -> Record:
-        """The row of results. `outcomes`: of the row's inputs, or the row's own error."""
+    def record(self, row: InputRow, outcomes: Sequence[InputOutcome]) -> Record:
+        """Returns the row of results. `outcomes`: the outcomes of the row's inputs, or its own error."""
         kept = {} if isinstance(row, str) else row
         record: dict[str, Any] = {name: kept.get(name) for name in self._kept}
         record |= dict.fromkeys(self._names.values())
         (outcome,) = outcomes
         if isinstance(outcome, NeuronpipeError):
-            found: Mapping[str, Any] = {"error": outcome.message, "error_reason": outcome.reason}
+            values: Mapping[str, Any] = {"error": outcome.message, "error_reason": outcome.reason}
         else:
-            found = self._values(outcome.result)
+            values = self._values(outcome.result)
             if "truncated_tokens" in self._names:
-                found = {**found, "truncated_tokens": outcome.truncated_tokens}
-        return record | {self._names[name]: value for name, value in found.items()}
+                values = {**values, "truncated_tokens": outcome.truncated_tokens}
+        return record | {self._names[name]: value for name, value in values.items()}
 
     def _set(self, part: Any, field: FieldDescriptor, column: str, value: Any) -> None:
         """Sets a field of an input. Raises InvalidInput."""
@@ -166,17 +166,17 @@ class TaskRows:
         if self._cells_are_texts and (field.is_repeated or field.type not in _BYTES_OR_TEXT):
             try:
                 value = json.loads(value)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise InvalidInput(f"column {column!r}", "is no valid JSON") from None
         if field.is_repeated:
             if not isinstance(value, list):
                 raise InvalidInput(f"column {column!r}", "must be a list")
-            getattr(part, field.name).extend(_checked(one, field, column) for one in value)
+            getattr(part, field.name).extend(_checked(element, field, column) for element in value)
         else:
             setattr(part, field.name, _checked(value, field, column))
 
 
-# What a run does with a row.
+# The work of a run on a row.
 RowTask: TypeAlias = OpenAiRows | TaskRows
 
 
@@ -200,8 +200,10 @@ def _checked(value: Any, field: FieldDescriptor, column: str) -> Any:
     return value
 
 
-def _result_columns(task: str, part: Any) -> tuple[Callable[[TaskResult], Mapping[str, Any]], dict[str, Kind]]:
-    """What reads the columns out of a result, and their kinds. Raises SetupError for a task without columns."""
+def _result_columns(task: str, part: Any) -> tuple[Callable[[TaskResult], Mapping[str, Any]], dict[str, ColumnKind]]:
+    """Returns a function that reads the columns of a result, and their kinds. Raises SetupError for a task without
+    columns.
+    """
     if ANSWERED_TASKS[task].generates:
         raise SetupError(f"--task {task.replace('_', '-')}: generated texts are not transformed; submit them as a job")
     if task == "multi_vector_embedding":
@@ -209,11 +211,11 @@ def _result_columns(task: str, part: Any) -> tuple[Callable[[TaskResult], Mappin
     if task in ("sentence_embedding", "image_embedding"):
         return lambda result: {"embedding": vector(getattr(result, task))}, {"embedding": ["float32"]}
     if task == "feature_extraction":
-        kind: Kind = ["float32"] if part.pooling > 1 else [["float32"]]
+        kind: ColumnKind = ["float32"] if part.pooling > 1 else [["float32"]]
 
         def features(result: TaskResult) -> Mapping[str, Any]:
-            found = to_array(result.feature_extraction)
-            return {"features": found if found.ndim == 1 else list(found)}
+            array = to_array(result.feature_extraction)
+            return {"features": array if array.ndim == 1 else list(array)}
 
         return features, {"features": kind}
     message: Any = TaskResult.DESCRIPTOR.fields_by_name[task].message_type
@@ -223,34 +225,34 @@ def _result_columns(task: str, part: Any) -> tuple[Callable[[TaskResult], Mappin
         kinds = _struct(message.fields_by_name[single].message_type)
 
         def first(result: TaskResult) -> Mapping[str, Any]:
-            found = getattr(getattr(result, task), single)
-            return {names.get(name, name): value for name, value in _plain(found[0]).items()} if found else {}
+            elements = getattr(getattr(result, task), single)
+            return {names.get(name, name): value for name, value in _plain(elements[0]).items()} if elements else {}
 
         return first, {names.get(name, name): kind for name, kind in kinds.items()}
     return lambda result: _plain(getattr(result, task)), _struct(message)
 
 
-def _struct(message: Any) -> dict[str, Kind]:
-    """The kinds of a message's fields."""
+def _struct(message: Any) -> dict[str, ColumnKind]:
+    """Returns the kinds of a message's fields."""
     return {field.name: _field_kind(field) for field in message.fields}
 
 
-def _field_kind(field: Any) -> Kind:
-    kind: Kind = _struct(field.message_type) if field.message_type else _KINDS[field.type]
+def _field_kind(field: Any) -> ColumnKind:
+    kind: ColumnKind = _struct(field.message_type) if field.message_type else _KINDS[field.type]
     return [kind] if field.is_repeated else kind
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """A message as JSON has it, with every field."""
+    """Returns a message as in JSON, with every field."""
     return {field.name: _plain_value(getattr(message, field.name), field) for field in message.DESCRIPTOR.fields}
 
 
 def _plain_value(value: Any, field: Any) -> Any:
     if field.message_type:
-        return [_plain(one) for one in value] if field.is_repeated else _plain(value)
+        return [_plain(part) for part in value] if field.is_repeated else _plain(value)
     return list(value) if field.is_repeated else value
 
 
-def is_failed(outcomes: Sequence[Outcome]) -> bool:
+def is_failed(outcomes: Sequence[InputOutcome]) -> bool:
     """Whether a row failed."""
-    return not all(isinstance(outcome, Answer) for outcome in outcomes)
+    return not all(isinstance(outcome, InputAnswer) for outcome in outcomes)

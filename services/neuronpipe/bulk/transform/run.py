@@ -1,4 +1,4 @@
-"""A whole run: cuts the input into shards, goes on where a run before has ended, shows its progress, and reports."""
+"""A whole run: cuts the input into shards, continues an earlier run, shows its progress, and reports."""
 
 import hashlib
 import json
@@ -17,16 +17,16 @@ from neuronpipe.bulk.transform.files import (
     open_input,
     write_file,
 )
-from neuronpipe.bulk.transform.formats import Column, Format, Kind, find_format, format_of
+from neuronpipe.bulk.transform.formats import Column, ColumnKind, Format, find_format, format_of
 from neuronpipe.bulk.transform.request import Engine, ModelFacts, TransformRequest
 from neuronpipe.bulk.transform.rows import OpenAiRows, RowTask, TaskRows
 from neuronpipe.bulk.transform.shards import (
     NAMED_ERRORS,
     DoneShard,
-    Manifest,
-    Progress,
     RowError,
+    RowProgress,
     Shard,
+    ShardManifest,
     ShardWork,
     run_shards,
 )
@@ -43,14 +43,14 @@ class InputFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
-    """All rows: the files, cut into shards. `kinds`: of columns that have types, by their names."""
+class TransformInput:
+    """All rows: the files, cut into shards. `kinds`: the types of columns, by name."""
 
     format: str
     files: Sequence[InputFile]
     shards: Sequence[Shard]
     columns: Sequence[str]
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, ColumnKind]
 
     @property
     def rows(self) -> int:
@@ -58,33 +58,33 @@ class Input:
         return sum(shard.rows for shard in self.shards)
 
 
-def scan_input(files: Sequence[str], format_name: str, shard_rows: int) -> Input:
-    """Reads all files once. `format_name`: empty where the files' names say it. Raises SetupError."""
+def scan_input(files: Sequence[str], format_name: str, shard_rows: int) -> TransformInput:
+    """Reads all files once. `format_name`: empty if the filenames say it. Raises SetupError."""
     names = {format_name or format_of(file) for file in files}
     if len(names) > 1:
         raise SetupError(f"--input: files of several formats ({', '.join(sorted(names))}); give those of one in a run")
     (name,) = names
     format = find_format(name)
-    found: list[InputFile] = []
+    input_files: list[InputFile] = []
     shards: list[Shard] = []
     columns: dict[str, None] = {}
-    kinds: dict[str, Kind] = {}
+    kinds: dict[str, ColumnKind] = {}
     for file in files:
         with naming(file), local_copy(file) as copy:
             with open_input(copy) as opened:
                 scan = format.scan(opened, shard_rows)
             if scan.rows:
                 kinds |= _kinds(format, copy, kinds)
-            mark = digest(copy)
+            sha256 = digest(copy)
         columns |= dict.fromkeys(scan.columns)
         for place in scan.starts:
             rows = min(shard_rows, scan.rows - place.row)
             shards.append(Shard(len(shards), file, place, rows, scan.columns))
-        found.append(InputFile(file, mark, scan.rows))
-    return Input(name, found, shards, list(columns), kinds)
+        input_files.append(InputFile(file, sha256, scan.rows))
+    return TransformInput(name, input_files, shards, list(columns), kinds)
 
 
-def _kinds(format: Format, file: str, known: Mapping[str, Kind]) -> Mapping[str, Kind]:
+def _kinds(format: Format, file: str, known: Mapping[str, ColumnKind]) -> Mapping[str, ColumnKind]:
     with open_input(file) as opened:
         kinds = format.kinds(opened)
     for column, kind in kinds.items():
@@ -93,7 +93,7 @@ def _kinds(format: Format, file: str, known: Mapping[str, Kind]) -> Mapping[str,
     return kinds
 
 
-def _check_column(input: Input, column: str, option: str, hint: str = "") -> None:
+def _check_column(input: TransformInput, column: str, option: str, hint: str = "") -> None:
     if input.rows and column not in input.columns:
         known = ", ".join(input.columns) or "none, as none of its first rows is a JSON object"
         raise SetupError(f"{option}: the input has no column {column!r}, it has: {known}{hint}")
@@ -103,14 +103,14 @@ _TERMINAL_INTERVAL_S, _LOG_INTERVAL_S = 0.5, 30.0
 
 
 class TooManyErrors(Exception):
-    """More rows failed than may."""
+    """More rows failed than allowed."""
 
 
 class RunProgress:
     """Counts rows, and shows them on standard error from time to time."""
 
     def __init__(self, rows: int, done: Sequence[DoneShard], max_errors: int | None) -> None:
-        """`rows`: of the whole input. `done`: shards of a run before, with which this one goes on."""
+        """`rows`: the number of rows of the input. `done`: shards of an earlier run, which this run continues."""
         self.errors: list[RowError] = []
         self.rows = 0
         self._total = rows
@@ -124,17 +124,17 @@ class RunProgress:
 
     @property
     def seconds(self) -> float:
-        """Since the run began to compute."""
+        """Seconds since the run began to compute."""
         return time.monotonic() - self._began_s
 
-    def note(self, progress: Progress) -> None:
+    def note(self, progress: RowProgress) -> None:
         """Counts rows. Raises TooManyErrors."""
         self.rows += progress.rows
         self._failed += progress.errors
         self.errors += progress.named_errors[: NAMED_ERRORS - len(self.errors)]
         if self._max_errors is not None and self._failed > self._max_errors:
-            named = "; ".join(f"{one.file} row {one.row}: {one.message}" for one in self.errors)
-            raise TooManyErrors(f"{self._failed} rows failed, --max-errors is {self._max_errors}: {named}")
+            examples = "; ".join(f"{error.file} row {error.row}: {error.message}" for error in self.errors)
+            raise TooManyErrors(f"{self._failed} rows failed, --max-errors is {self._max_errors}: {examples}")
         interval_s = _TERMINAL_INTERVAL_S if self._is_terminal else _LOG_INTERVAL_S
         if time.monotonic() >= self._shown_s + interval_s:
             self._shown_s = time.monotonic()
@@ -161,10 +161,11 @@ class RunProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """The figures of a run. `seconds`, `rows_per_s`, `tokens_per_s` and `cost`: of this command alone; rows, errors and
-    tokens: of all shards, also those that a run before has left. `padding`: the share of computed tokens that was
-    padding.
+class TransformReport:
+    """The figures of a run.
+
+    `seconds`, `rows_per_s`, `tokens_per_s` and `cost` are figures of this command alone. Rows, errors and tokens are
+    figures of all shards, also shards of an earlier run. `padding`: the share of computed tokens that was padding.
     """
 
     model: str
@@ -184,15 +185,15 @@ class Report:
 
 def make_report(
     model: str, shards: Sequence[DoneShard], new: Sequence[DoneShard], seconds: float, price_per_hour: float
-) -> Report:
-    """The figures. `new`: the shards of this command."""
+) -> TransformReport:
+    """Returns the figures. `new`: the shards of this command."""
 
     def total(field: str, of: Sequence[DoneShard] = shards) -> int:
         return sum(getattr(shard, field) for shard in of)
 
     rows, new_rows, tokens, padded = total("rows"), total("rows", new), total("tokens"), total("padded_tokens")
     cost = price_per_hour * seconds / 3600 if price_per_hour else None
-    return Report(
+    return TransformReport(
         model=model,
         rows=rows,
         errors=total("errors"),
@@ -209,8 +210,8 @@ def make_report(
     )
 
 
-def report_rows(report: Report) -> list[tuple[str, str]]:
-    """The report as the rows of a table."""
+def report_rows(report: TransformReport) -> list[tuple[str, str]]:
+    """Returns the report as the rows of a table."""
     figures = asdict(report)
     shown = {
         "rows": f"{report.rows:,}" + (f", {report.resumed_rows:,} of them before" if report.resumed_rows else ""),
@@ -236,34 +237,38 @@ def _duration(seconds: float) -> str:
 
 
 REPORT_FILE = "_report.json"
-# Of the fingerprint. A change in how rows are read, batches are made or results are written needs a new one.
-_FORM = 1
+# The version of the fingerprint. A change in how rows are read, batches are made or results are written needs
+# a new version.
+_FORM = 2
 
-# Runs shards, yields each when it is complete, and tells of rows that are done.
-RunShards = Callable[[Sequence[Shard], ShardWork, Callable[[Progress], None]], AsyncIterator[DoneShard]]
+# Runs shards, yields each when it is complete, and reports finished rows to a function.
+RunShards = Callable[[Sequence[Shard], ShardWork, Callable[[RowProgress], None]], AsyncIterator[DoneShard]]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TransformPlan:
     """A run before it begins."""
 
     request: TransformRequest
-    input: Input
+    input: TransformInput
     work: ShardWork
     model: ModelFacts
 
 
-def make_plan(request: TransformRequest, model: ModelFacts, template: TaskInput) -> Plan:
-    """Reads the input once. `template`: the task's input with what all rows share. Raises SetupError."""
+def make_plan(request: TransformRequest, model: ModelFacts, template: TaskInput) -> TransformPlan:
+    """Reads the input once, and plans a run. `template`: the task's input with the fields that all rows share. Raises
+    SetupError.
+    """
     input = scan_input(find_inputs(request.inputs), request.input_format, request.shard_rows)
     output_format = request.output_format or input.format
     find_format(output_format)
-    rows: RowTask = OpenAiRows(model.name) if input.format == "openai" else _task_rows(request, input, template)
-    return Plan(request, input, ShardWork(request.output, input.format, output_format, rows), model)
+    is_openai = input.format == "openai"
+    rows: RowTask = OpenAiRows(model.name, model.prompt_names) if is_openai else _task_rows(request, input, template)
+    return TransformPlan(request, input, ShardWork(request.output, input.format, output_format, rows), model)
 
 
-def _task_rows(request: TransformRequest, input: Input, template: TaskInput) -> TaskRows:
-    """Raises SetupError, also for columns that no file has."""
+def _task_rows(request: TransformRequest, input: TransformInput, template: TaskInput) -> TaskRows:
+    """Returns the task's work on rows. Raises SetupError, also for columns that no file has."""
     for field, column in request.columns.items():
         _check_column(input, column, "--column", f"; name the column of {field!r} by --column {field}=COLUMN")
     for name in request.keep:
@@ -272,15 +277,15 @@ def _task_rows(request: TransformRequest, input: Input, template: TaskInput) -> 
     are_texts = input.format == "csv"
     rows = TaskRows(request.task, template, request.columns, kept, request.prefix, cells_are_texts=are_texts)
     names = [column.name for column in rows.columns]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SetupError(f"--keep: {', '.join(twice)} is also a column of the result; give --prefix")
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        raise SetupError(f"--keep: {', '.join(duplicates)} is also a column of the result; give --prefix")
     return rows
 
 
-async def run_plan(plan: Plan, run: RunShards, say: Callable[[str], None]) -> Report:
-    """Runs what is not done yet. Raises SetupError, TooManyErrors, and what ends a run of the engine."""
+async def run_plan(plan: TransformPlan, run: RunShards, say: Callable[[str], None]) -> TransformReport:
+    """Runs the shards that are not done yet. Raises SetupError, TooManyErrors, and the engine's errors."""
     folder = open_folder(plan.request.output)
-    manifest = Manifest(folder)
+    manifest = ShardManifest(folder)
     with folder.locked():
         try:
             manifest.begin(*_describe(plan))
@@ -311,16 +316,18 @@ async def run_plan(plan: Plan, run: RunShards, say: Callable[[str], None]) -> Re
 
 
 def run_with(engine: Engine) -> RunShards:
-    """Runs shards in this process."""
+    """Returns a function that runs shards in this process."""
     return lambda shards, work, note: run_shards(shards, work, engine, note)
 
 
-def _describe(plan: Plan) -> tuple[str, dict[str, object]]:
-    """The fingerprint that two runs have in common if the same command would write the same files, and what a person
-    can tell runs apart by: the same, with the names of files.
+def _describe(plan: TransformPlan) -> tuple[str, dict[str, object]]:
+    """Returns a run's fingerprint and description.
+
+    Two runs have the same fingerprint if the same command would write the same files. The description is for people:
+    the same facts, with the names of files.
     """
     request, model = plan.request, plan.model
-    found: dict[str, object] = {
+    description: dict[str, object] = {
         "model": f"{model.name} {model.version}",
         "digest": model.digest,
         "batching": model.batching,
@@ -333,5 +340,5 @@ def _describe(plan: Plan) -> tuple[str, dict[str, object]]:
         "prefix": request.prefix,
         "shard_rows": request.shard_rows,
     }
-    parts = {**found, "form": _FORM, "input": [(file.digest, file.rows) for file in plan.input.files]}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(), found
+    parts = {**description, "form": _FORM, "input": [(file.digest, file.rows) for file in plan.input.files]}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(), description

@@ -1,6 +1,6 @@
-"""Runs shards: rows in, a file of results out, its line in the manifest last.
+"""Runs shards: reads rows, writes a file of results, then the shard's line in the manifest.
 
-So what is listed is there, whoever wrote it, on this machine or another one, and no file is ever added to.
+So every listed file is complete, on any machine that wrote it, and no file is ever appended to.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bulk.transform.files import Folder, naming, open_folder, open_input, unwritable, write_file
-from neuronpipe.bulk.transform.formats import Place, Row, find_format
-from neuronpipe.bulk.transform.request import Answer, Engine, Outcome
+from neuronpipe.bulk.transform.formats import InputRow, Place, find_format
+from neuronpipe.bulk.transform.request import Engine, InputAnswer, InputOutcome
 from neuronpipe.bulk.transform.rows import RowTask, is_failed
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from neuronpipe.gateway.many import answer_in_order
@@ -26,7 +26,7 @@ _SHARDS = "_shards"
 
 @dataclass(frozen=True, slots=True)
 class DoneShard:
-    """A shard whose results are complete. `first_row`: in its file, from 0 on. Tokens: of rows that succeeded."""
+    """A shard whose results are complete. `first_row`: in its file, from 0 on. Failed rows have no tokens."""
 
     number: int
     file: str
@@ -40,14 +40,14 @@ class DoneShard:
     padded_tokens: int
 
 
-class Manifest:
+class ShardManifest:
     """The list of a run's shards, in its output folder."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
 
     def begin(self, fingerprint: str, description: dict[str, object]) -> None:
-        """Begins a run, or goes on with it. Raises SetupError for a folder of another run, naming what differs."""
+        """Begins a run, or continues it. Raises SetupError for a folder of another run, which names the differences."""
         new = {"fingerprint": fingerprint, **description}
         if (content := self._folder.read(RUN_FILE)) is None:
             write_file(self._folder, RUN_FILE, (json.dumps(new, indent=2) + "\n").encode())
@@ -55,27 +55,25 @@ class Manifest:
         try:
             old = dict(json.loads(content))
         except (ValueError, TypeError) as error:
-            raise SetupError(f"its {RUN_FILE} is damaged; choose another folder, or delete it") from error
+            raise SetupError(f"its {RUN_FILE} is damaged; choose another folder") from error
         if old.get("fingerprint") != fingerprint:
             changed = [name for name in new if name != "fingerprint" and new[name] != old.get(name)]
-            raise SetupError(
-                f"holds a run that differs in {', '.join(changed) or 'its input'}; choose another folder, or delete it"
-            )
+            raise SetupError(f"holds a run that differs in {', '.join(changed) or 'its input'}; choose another folder")
 
     def add(self, shard: DoneShard) -> None:
-        """Lists a shard whose file of results is there. Raises SetupError."""
+        """Lists a shard whose file of results exists. Raises SetupError."""
         write_file(self._folder, f"{_SHARDS}/{shard.number:05d}.json", _line(shard))
 
     def done(self) -> list[DoneShard]:
-        """The shards that are listed, and whose results are there, in order. Raises SetupError."""
+        """Returns the listed shards whose results exist, in order. Raises SetupError."""
         names = [name for name in self._folder.names(_SHARDS) if name.endswith(".json")]
         listed = [shard for name in names if (shard := self._listed(name))]
         sizes = self._folder.sizes([shard.file for shard in listed])
-        found = [shard for shard in listed if sizes.get(shard.file) == shard.size_bytes]
-        return sorted(found, key=lambda shard: shard.number)
+        complete = [shard for shard in listed if sizes.get(shard.file) == shard.size_bytes]
+        return sorted(complete, key=lambda shard: shard.number)
 
     def _listed(self, name: str) -> DoneShard | None:
-        """The shard that a file lists; None for a damaged file, whose shard is done again."""
+        """Returns the shard that a file lists; None for a damaged file, whose shard is done again."""
         try:
             return DoneShard(**json.loads(self._folder.read(name) or b""))
         except (ValueError, TypeError):
@@ -101,17 +99,17 @@ class Shard:
     columns: Sequence[str]
 
     def name(self, ending: str) -> str:
-        """The name of its file of results."""
+        """Returns the name of the shard's file of results."""
         return f"part-{self.number:05d}{ending}"
 
 
-# Of the rows that failed, so many are named.
+# The most failed rows that are named.
 NAMED_ERRORS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ShardWork:
-    """What is done with every shard of a run."""
+    """The work on every shard of a run."""
 
     folder: str
     input_format: str
@@ -129,7 +127,7 @@ class RowError:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RowProgress:
     """Rows that are done."""
 
     rows: int
@@ -143,31 +141,33 @@ class _Window:
 
     shard: Shard
     first_row: int
-    rows: Sequence[Row]
+    rows: Sequence[InputRow]
     inputs: Sequence[Sequence[TaskInput] | InvalidInput]
     is_last: bool
 
 
-_Answered = tuple[_Window, Sequence[Sequence[Outcome]]]
+_Answered = tuple[_Window, Sequence[Sequence[InputOutcome]]]
 
 
 async def run_shards(
-    shards: Iterable[Shard], work: ShardWork, engine: Engine, note: Callable[[Progress], None]
+    shards: Iterable[Shard], work: ShardWork, engine: Engine, note: Callable[[RowProgress], None]
 ) -> AsyncIterator[DoneShard]:
-    """Runs shards in order, and yields each when it is complete. `note` is told of each window. Raises SetupError, and
-    what ends a run of the engine, or what `note` raises.
+    """Runs shards in order, and yields each when it is complete. `note`: called after each window. Raises SetupError,
+    errors of the engine that end a run, and the errors of `note`.
     """
 
     async def answer(window: _Window) -> _Answered:
-        inputs = [input for of_row in window.inputs if not isinstance(of_row, InvalidInput) for input in of_row]
+        inputs = [
+            input for row_inputs in window.inputs if not isinstance(row_inputs, InvalidInput) for input in row_inputs
+        ]
         outcomes = iter(await engine.infer(inputs) if inputs else ())
         return window, [
-            [of_row] if isinstance(of_row, InvalidInput) else [next(outcomes) for _ in of_row]
-            for of_row in window.inputs
+            [row_inputs] if isinstance(row_inputs, InvalidInput) else [next(outcomes) for _ in row_inputs]
+            for row_inputs in window.inputs
         ]
 
     results: _Results | None = None
-    windows = _Windows(shards, work, engine.window_rows)
+    windows = _WindowReader(shards, work, engine.window_rows)
     try:
         async with contextlib.aclosing(answer_in_order(windows, answer, engine.windows_in_flight)) as answered:
             async for window, outcomes in answered:
@@ -197,26 +197,28 @@ class _Results:
             self._writer = format.open_writer(self._new.file, work.task.columns)
         self._errors = self._tokens = self._truncated = self._padded = 0
 
-    def write(self, window: _Window, outcomes: Sequence[Sequence[Outcome]]) -> Progress:
+    def write(self, window: _Window, outcomes: Sequence[Sequence[InputOutcome]]) -> RowProgress:
         """Adds a window's rows. Raises SetupError."""
-        records = [self._task.record(row, of_row) for row, of_row in zip(window.rows, outcomes, strict=True)]
+        records = [
+            self._task.record(row, row_outcomes) for row, row_outcomes in zip(window.rows, outcomes, strict=True)
+        ]
         with unwritable(self._path):
             self._writer.write(records)
-        answers = [one for of_row in outcomes for one in of_row if isinstance(one, Answer)]
+        answers = [outcome for row_outcomes in outcomes for outcome in row_outcomes if isinstance(outcome, InputAnswer)]
         errors = [
-            RowError(self._shard.file, window.first_row + place + 1, _message(of_row))
-            for place, of_row in enumerate(outcomes)
-            if is_failed(of_row)
+            RowError(self._shard.file, window.first_row + place + 1, _message(row_outcomes))
+            for place, row_outcomes in enumerate(outcomes)
+            if is_failed(row_outcomes)
         ]
         self._errors += len(errors)
-        self._tokens += sum(one.tokens for one in answers)
-        self._padded += sum(one.padded_tokens for one in answers)
-        self._truncated += sum(one.truncated_tokens for one in answers)
-        return Progress(len(window.rows), len(errors), errors[:NAMED_ERRORS])
+        self._tokens += sum(answer.tokens for answer in answers)
+        self._padded += sum(answer.padded_tokens for answer in answers)
+        self._truncated += sum(answer.truncated_tokens for answer in answers)
+        return RowProgress(len(window.rows), len(errors), errors[:NAMED_ERRORS])
 
     def discard(self) -> None:
-        """Deletes what was written."""
-        with contextlib.suppress(Exception):  # whatever a library raises of a disk that is full
+        """Deletes the written bytes."""
+        with contextlib.suppress(Exception):  # any error of a library on a full disk
             self._writer.close()
         self._new.discard()
 
@@ -239,15 +241,15 @@ class _Results:
             truncated_tokens=self._truncated,
             padded_tokens=self._padded,
         )
-        Manifest(self._folder).add(done)
+        ShardManifest(self._folder).add(done)
         return done
 
 
-def _message(outcomes: Sequence[Outcome]) -> str:
-    return next(one.message for one in outcomes if isinstance(one, NeuronpipeError))
+def _message(outcomes: Sequence[InputOutcome]) -> str:
+    return next(outcome.message for outcome in outcomes if isinstance(outcome, NeuronpipeError))
 
 
-class _Windows:
+class _WindowReader:
     """The rows of the shards, which a thread reads."""
 
     def __init__(self, shards: Iterable[Shard], work: ShardWork, window_rows: int) -> None:
@@ -264,15 +266,15 @@ class _Windows:
         return window
 
     async def close(self) -> None:
-        """Closes the file that is open."""
+        """Closes the open file."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._windows.close)
         self._thread.shutdown()
 
 
 def _read_windows(shards: Iterable[Shard], work: ShardWork, window_rows: int) -> Generator[_Window, None, None]:
-    """The rows of the shards. A file stays open for the shards that follow each other in it."""
+    """Yields the rows of the shards. A file stays open for the shards that follow each other in it."""
     format = find_format(work.input_format)
-    rows: Iterator[Row] = iter(())
+    rows: Iterator[InputRow] = iter(())
     at: tuple[str, int] | None = None
     with contextlib.ExitStack() as opened:
         for shard in shards:
@@ -283,16 +285,16 @@ def _read_windows(shards: Iterable[Shard], work: ShardWork, window_rows: int) ->
                     rows = format.read(file, shard.place, shard.columns)
                 for first in range(0, shard.rows, window_rows):
                     count = min(window_rows, shard.rows - first)
-                    found = list(itertools.islice(rows, count))
-                    if len(found) < count:
+                    window = list(itertools.islice(rows, count))
+                    if len(window) < count:
                         raise SetupError("has changed since the run began: it has fewer rows")
                     is_last = first + window_rows >= shard.rows
-                    inputs = [_inputs(work.task, row) for row in found]
-                    yield _Window(shard, shard.place.row + first, found, inputs, is_last)
+                    inputs = [_inputs(work.task, row) for row in window]
+                    yield _Window(shard, shard.place.row + first, window, inputs, is_last)
             at = shard.file, shard.place.row + shard.rows
 
 
-def _inputs(task: RowTask, row: Row) -> Sequence[TaskInput] | InvalidInput:
+def _inputs(task: RowTask, row: InputRow) -> Sequence[TaskInput] | InvalidInput:
     try:
         return task.inputs(row)
     except InvalidInput as error:

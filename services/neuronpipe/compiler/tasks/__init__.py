@@ -1,4 +1,4 @@
-"""What the compiler needs to know about each task: a constant of its name, in one of the files here."""
+"""The compiler's part of each task: a constant with the task's name, in one of the files here."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ SOURCE_TASKS: dict[str, SourceTask] = {task: _DECLARED[task.upper()] for task in
 
 
 def load_module(folder: Path, task: str, tokenizer: SourceTokenizer, attention: str = "") -> SourceModule:
-    """Loads the model for a task. `attention` is transformers' attn_implementation; empty means its own choice.
+    """Loads the model for a task. `attention`: transformers' attn_implementation; empty: the choice of transformers.
 
     Raises SetupError for a model that cannot have the task.
     """

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from neuronpipe.compiler.modules import MASK, Batch, Outputs, SourceModule
+from neuronpipe.compiler.modules import MASK, Outputs, SampleBatch, SourceModule
 from neuronpipe.compiler.tokenizers import SourceTokenizer, encode_batch, load_tokenizer
 from neuronpipe.tasks.base import PROMPT_TOKENS
 
-Measured: TypeAlias = NDArray[Any]  # one number or truth value for each text
+Measured: TypeAlias = NDArray[Any]  # a number or truth value for each text
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,28 +20,28 @@ class SourceTask:
     """A task. `load` makes the module of a model's folder, and raises SetupError for a model that cannot have the task.
 
     - `encode(module, texts)` → a batch of sample inputs, int64 [batch, tokens] by input name.
-    - `measure(outputs, reference, batch)` → the agreement of each text's outputs with the original's, 0 to 1, or None
-      for a model without an agreement.
-    - `combine(measured)` → one number for all texts.
+    - `measure(outputs, reference, batch)` → the agreement of each text's outputs with the original's outputs, 0 to 1,
+      or None for a model without an agreement.
+    - `combine(measured)` → a number for all texts.
     - `meaning`: the meaning of that number, for a user.
 
-    If the task is one of images, images take the place of texts.
+    Tasks of images use images instead of texts.
     """
 
     load: Callable[[Path, SourceTokenizer], SourceModule]
-    encode: Callable[[SourceModule, Sequence[str]], Batch]
-    measure: Callable[[Outputs, Outputs, Batch], Measured | None]
+    encode: Callable[[SourceModule, Sequence[str]], SampleBatch]
+    measure: Callable[[Outputs, Outputs, SampleBatch], Measured | None]
     combine: Callable[[Measured], Any]
     meaning: str
     load_tokenizer: Callable[[Path], SourceTokenizer] = load_tokenizer
 
 
-def encode_texts(module: SourceModule, texts: Sequence[str], before: Sequence[str] | None = None) -> Batch:
-    """The texts as inputs of the model, each after its text of `before` if there are any."""
+def encode_texts(module: SourceModule, texts: Sequence[str], before: Sequence[str] | None = None) -> SampleBatch:
+    """Encodes the texts as inputs of the model, each after its text of `before`, if given."""
     encoded = encode_batch(module.tokenizer, [module.prompt + text for text in texts], module.max_tokens, before)
     names = {*module.tokenizer.input_names, MASK}
     batch = {name: np.asarray(encoded[name], np.int64) for name in encoded if name in names}
-    if PROMPT_TOKENS in module.inputs:  # as of a prompt of a few tokens
+    if PROMPT_TOKENS in module.inputs:  # as for a prompt of a few tokens
         tokens = batch["attention_mask"].sum(axis=1, keepdims=True)
         batch[PROMPT_TOKENS] = (np.arange(batch["input_ids"].shape[1]) < np.minimum(tokens // 2, 3)).astype(np.int64)
     return batch

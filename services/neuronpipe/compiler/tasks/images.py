@@ -20,7 +20,7 @@ from neuronpipe.compiler.images import (
     load_image_processor,
     try_images,
 )
-from neuronpipe.compiler.modules import PIXELS, PLACES, Batch, SourceModule, load_weights
+from neuronpipe.compiler.modules import PIXELS, PLACES, SampleBatch, SourceModule, load_weights
 from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.source import check_labels
 from neuronpipe.compiler.tasks.base import SourceTask, encode_texts
@@ -85,7 +85,7 @@ IMAGE_EMBEDDING = SourceTask(
 
 
 _IDS, _IMAGE_AND_TEXT = "input_ids", "embedding"
-# Samples take long where each has an image: this many of a batch have one.
+# Number of samples with an image in a batch. Batches with an image for each sample take long.
 _SAMPLE_IMAGES = 2
 
 
@@ -119,8 +119,8 @@ def _load_zero_shot_image_classification(folder: Path, tokenizer: SourceTokenize
     )
 
 
-def _encode_zero_shot_image_classification(module: SourceModule, texts: Sequence[str]) -> Batch:
-    """The texts, and before them, as `places` says, images of some; a text alone has none."""
+def _encode_zero_shot_image_classification(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
+    """The texts, and images of some of them, which `places` puts before the texts; a single text has no image."""
     images = encode_images(module, texts[:_SAMPLE_IMAGES])[PIXELS][: len(texts) if len(texts) > 1 else 0]
     order = [*range(len(texts), len(texts) + len(images)), *range(len(texts))]
     return {_IDS: encode_texts(module, texts)[_IDS], PIXELS: images, PLACES: np.array(order, np.int64)}

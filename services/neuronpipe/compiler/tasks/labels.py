@@ -1,5 +1,4 @@
-"""Compiles for tasks of a label, a score, a span or a token: classification of texts and tokens, reranking, question
-answering, masks to fill.
+"""Compiles for tasks of a label, score, span or token: classification, reranking, question answering, masks to fill.
 
 Zero-shot classification takes the logits of a model of natural language inference. A reranker is a cross-encoder, a
 classifier of pairs with one label, or a decoder whose yes is scored.
@@ -18,10 +17,10 @@ import transformers
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS
 from neuronpipe.compiler.modules import (
-    Batch,
     Named,
     Outputs,
-    Pooled,
+    PooledModule,
+    SampleBatch,
     SourceModule,
     choosing,
     load_weights,
@@ -47,7 +46,7 @@ from neuronpipe.tasks.question_answering import QuestionAnsweringFacts
 from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.scores import ClassifierFacts, ScoreFunctionName
 
-# Task → its facts about a model; raises SetupError for a model that cannot have the task.
+# Task → its facts about a model. Raises SetupError for a model that cannot have the task.
 _FACTS: Mapping[str, Callable[[Path, Any], TaskFacts]] = {
     "text_classification": lambda folder, config: classifier_facts(config),
     "rerank": ranking,
@@ -56,7 +55,7 @@ _FACTS: Mapping[str, Callable[[Path, Any], TaskFacts]] = {
 
 
 def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_classification") -> SourceModule:
-    """A classifier for one of the tasks of its graph. The module also names the others. Raises SetupError."""
+    """A classifier for one of the tasks of its graph. The module also names the other tasks. Raises SetupError."""
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)  # before the weights are read
     check_labels(folder, config)
     _FACTS[task](folder, config)
@@ -76,7 +75,7 @@ def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_
 class DecoderClassifier(torch.nn.Module):
     """A decoder whose head sees its last token that is not padding.
 
-    As transformers has it, a token is padding that has the id of padding, wherever it comes from. Source:
+    As in transformers, every token with the id of padding is padding, also in a text. Source:
     GenericForSequenceClassification, modeling_layers.py.
     """
 
@@ -111,7 +110,7 @@ def _score_function(config: Any) -> ScoreFunctionName:
     return "softmax"
 
 
-def same_best_label(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured | None:
+def same_best_label(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured | None:
     """Whether each text's best label is the same; None for a model with one label."""
     if reference["logits"].shape[1] == 1:
         return None
@@ -134,7 +133,7 @@ def _load_token_classification(folder: Path, tokenizer: SourceTokenizer) -> Sour
     )
 
 
-def _same_best_labels(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+def _same_best_labels(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
     is_token = batch["attention_mask"] == 1
     same = outputs["logits"].argmax(axis=-1) == reference["logits"].argmax(axis=-1)
     shares: Measured = (same & is_token).sum(axis=1) / is_token.sum(axis=1)
@@ -150,8 +149,8 @@ TOKEN_CLASSIFICATION = SourceTask(
 )
 
 
-def _encode_zero_shot_classification(module: SourceModule, texts: Sequence[str]) -> Batch:
-    # The hypothesis is shorter than the text, and has a word of it.
+def _encode_zero_shot_classification(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
+    # The hypothesis is shorter than the text, and contains a word of it.
     return encode_texts(module, [f"This example is {text.split()[0]}." for text in texts], texts)
 
 
@@ -162,7 +161,7 @@ ZERO_SHOT_CLASSIFICATION = replace(
 )
 
 
-# The first words of a text are its query, or its question. Like a real one, it is short, and has words of its text.
+# The first words of a text are its query, or its question: short, and words of its text, as in real queries.
 _FIRST_WORDS = 8
 
 
@@ -183,7 +182,7 @@ def _load_modular_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
     """A cross-encoder of modules: an encoder, pooling, and layers that make the score."""
     parts = read_sentence_transformer(folder, SCORES)
     model = load_weights(transformers.AutoModel, parts.model_folder)
-    module = Pooled(model, parts.head, "logits")
+    module = PooledModule(model, parts.head, "logits")
     with torch.inference_mode():
         scores = module(*torch.ones((2, 1, 1), dtype=torch.int64))["logits"].shape[1]
     if scores != 1 or not parts.head.pooling.pools_prompt:
@@ -202,7 +201,7 @@ def _load_modular_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
     )
 
 
-def _encode_rerank(module: SourceModule, texts: Sequence[str]) -> Batch:
+def _encode_rerank(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
     queries, template = _beginnings(texts), module.fact("template")
     return encode_written(module, template, queries, texts) if template else encode_texts(module, texts, queries)
 
@@ -225,7 +224,7 @@ def _load_question_answering(folder: Path, tokenizer: SourceTokenizer) -> Source
     )
 
 
-def _same_best_answer(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+def _same_best_answer(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
     is_token = batch["attention_mask"] == 1
     same: Measured = np.ones(len(is_token), np.bool_)
     for name in _OUTPUTS:
@@ -249,8 +248,8 @@ _POSITION = "mask_position"
 class _AtPosition(torch.nn.Module):
     """A masked language model whose head sees one token of each row.
 
-    It is the token at which `mask_position`, int64 [batch, tokens], is 1. A head works on each token by itself, so its
-    result for one token is the same, at a fraction of the cost.
+    `mask_position`, int64 [batch, tokens], is 1 at that token. A head works on each token by itself, so its result for
+    the token is the same, at a fraction of the cost.
     """
 
     def __init__(self, model: Any) -> None:
@@ -281,8 +280,8 @@ def _load_fill_mask(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     )
 
 
-def _encode_fill_mask(module: SourceModule, texts: Sequence[str]) -> Batch:
-    """The texts with a mask in place of one token in the middle."""
+def _encode_fill_mask(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
+    """Encodes the texts, with a mask instead of a token in the middle."""
     batch = dict(encode_texts(module, texts))
     batch["input_ids"] = batch["input_ids"].copy()
     rows = np.arange(len(texts))

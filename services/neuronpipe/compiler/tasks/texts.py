@@ -1,4 +1,4 @@
-"""Compiles for tasks of generated texts: a decoder, with an encoder or without, and what its generation_config says."""
+"""Compiles for tasks of generated texts: a decoder, with or without an encoder, and its generation_config."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,7 +13,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.compiler.architectures import check_kinds, positions, rotary_limit
-from neuronpipe.compiler.modules import Batch, Named, Outputs, SourceModule, load_weights, source_module
+from neuronpipe.compiler.modules import Named, Outputs, SampleBatch, SourceModule, load_weights, source_module
 from neuronpipe.compiler.saved_settings import unsupported_generation
 from neuronpipe.compiler.sentence_transformers import read_object
 from neuronpipe.compiler.tasks.base import Measured, SourceTask
@@ -25,7 +25,7 @@ from neuronpipe.tasks.text_to_text import TranslationFacts
 
 FactsT = TypeVar("FactsT", bound=GenerationFacts)
 
-# The default of transformers, which no model means.
+# The default of transformers, which no model sets on purpose.
 UNSET_LENGTH = 20
 
 
@@ -50,7 +50,7 @@ def _load_text_generation(folder: Path, tokenizer: SourceTokenizer) -> SourceMod
 
 
 def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: Any) -> FactsT:
-    """What a model's generation_config says, and `further` facts. Raises SetupError for what is not supported."""
+    """Reads a model's generation_config, and adds `further` facts. Raises SetupError for unsupported values."""
     config = model.generation_config
     if refused := unsupported_generation(config):
         name, value = refused
@@ -70,7 +70,9 @@ def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: An
         del given["max_length"]
     for name in ("suppress_tokens", "begin_suppress_tokens"):  # ids that no token has are without effect
         given[name] = [
-            one for one in given.get(name) or () if not isinstance(one, int) or 0 <= one < model.config.vocab_size
+            token_id
+            for token_id in given.get(name) or ()
+            if not isinstance(token_id, int) or 0 <= token_id < model.config.vocab_size
         ]
     try:
         return kind(**given | further)
@@ -79,9 +81,9 @@ def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: An
 
 
 def checked(folder: Path, module: SourceModule) -> SourceModule:
-    """The module of a model that takes a request without options.
+    """Checks that a model takes a request without options, and returns its module.
 
-    Raises SetupError, which names the field of its generation_config for which it would refuse all of them.
+    Raises SetupError, which names the field of the generation_config that would refuse all such requests.
     """
     spec = module.spec("model", 1, {})
     try:
@@ -92,7 +94,7 @@ def checked(folder: Path, module: SourceModule) -> SourceModule:
         raise SetupError(
             f"{folder}: its generation_config sets {name} to {value!r}, which is not supported: {error.problem}"
         ) from error
-    except (ValueError, TypeError) as error:  # of numbers that a field of the options cannot hold
+    except (ValueError, TypeError) as error:  # numbers that a field of the options cannot hold
         raise SetupError(f"{folder}: its generation_config has a value that no request can have: {error}") from error
     for tokens, _ in GenerationFacts.of(spec).sequence_bias:
         if not tokens or not 0 <= min(tokens) <= max(tokens) < spec.vocabulary_size:
@@ -104,31 +106,31 @@ def checked(folder: Path, module: SourceModule) -> SourceModule:
 
 
 def _chat(folder: Path, tokenizer: Any) -> dict[str, Any]:
-    """The template for chats, and the special tokens that it may name; none where the tokenizer has no default one."""
+    """The chat template, and the special tokens that it may name; empty for a tokenizer without a template."""
     try:
         template = tokenizer.get_chat_template()
     except ValueError:
         return {}
     try:
         _compile_jinja_template(template)
-    except Exception as error:  # Jinja's own, which is not imported here
+    except Exception as error:  # an error of Jinja, which is not imported here
         raise SetupError(
-            f"{folder}: its chat_template is none: {first_line(error)}; correct it, or delete it"
+            f"{folder}: its chat_template is none: {first_line(error)}; correct it, or compile a copy without it"
         ) from error
-    named = tokenizer.special_tokens_map.items()
+    special_tokens = tokenizer.special_tokens_map.items()
     return {
         "chat_template": template,
-        "template_variables": {name: token for name, token in named if isinstance(token, str)},
+        "template_variables": {name: token for name, token in special_tokens if isinstance(token, str)},
     }
 
 
-def first_text(module: SourceModule, texts: Sequence[str]) -> Batch:
-    """The first text alone: a decoder's tokenizer may have no padding."""
+def first_text(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
+    """Encodes the first text alone, because a decoder's tokenizer may have no padding."""
     encoded = module.tokenizer.transformers_tokenizer(texts[0], return_tensors="np", truncation=False)
     return {name: np.asarray(encoded[name], np.int64)[:, : module.max_tokens] for name in module.inputs}
 
 
-def same_tokens(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+def same_tokens(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
     same: Measured = np.equal(outputs["logits"].argmax(axis=-1), reference["logits"].argmax(axis=-1)).mean(axis=-1)
     return same
 
@@ -146,7 +148,7 @@ TEXT_GENERATION = SourceTask(
 
 _BEAMS = 4
 _FILES = ("generation_config.json", "config.json")
-# Of a model without positions whose tokenizer has no limit, as of what it reads (modules.py).
+# The limit of a model without positions whose tokenizer sets no limit, as in modules.py.
 _NO_LIMIT_TOKENS = 512
 
 
@@ -178,17 +180,17 @@ def _load_text_to_text(task: str, folder: Path, tokenizer: SourceTokenizer) -> S
 
 def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> GenerationFacts:
     config = model.generation_config
-    parameters, prefixes = _of_task(task, folder)
-    # As pipelines of transformers 4: the length of a task counts only where the model has one, too.
+    parameters, prefixes = _task_settings(task, folder)
+    # As in pipelines of transformers 4: the length of a task counts only if the model also sets a length.
     length = parameters.pop("max_length", None)
     if config.max_length not in (None, UNSET_LENGTH) and length is not None:
         parameters["max_length"] = length
     config.update(**parameters)
     start = next(
         (
-            one
-            for one in (config.decoder_start_token_id, model.config.decoder_start_token_id, config.bos_token_id)
-            if one is not None
+            token_id
+            for token_id in (config.decoder_start_token_id, model.config.decoder_start_token_id, config.bos_token_id)
+            if token_id is not None
         ),
         None,
     )
@@ -199,14 +201,14 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
             f"{folder}: its generation_config sets decoder_start_token_id to {start}, the vocabulary has "
             f"{model.config.vocab_size}"
         )
-    # A model without positions (T5) writes as much as it reads, or more if it says so.
-    said = config.max_length if config.max_length not in (None, UNSET_LENGTH) else 0
-    most = (positions(model.config) or max(tokenizer.max_tokens or _NO_LIMIT_TOKENS, said)) - 1
+    # A model without positions (T5) writes as many tokens as it reads, or more if its max_length is larger.
+    own_length = config.max_length if config.max_length not in (None, UNSET_LENGTH) else 0
+    most = (positions(model.config) or max(tokenizer.max_tokens or _NO_LIMIT_TOKENS, own_length)) - 1
     further: dict[str, Any] = {"decoder_start_token_ids": (start,), "max_text_tokens": most}
-    further["prefix"] = prefixes.pop("", str(_said(folder, "config.json").get("prefix") or ""))
-    # As pipelines of transformers 4, where the model's files name no number.
-    said_beams = [one.get("num_beams") for one in (parameters, *(_said(folder, name) for name in _FILES))]
-    if config.num_beams in (None, 1) and not any(said_beams):
+    further["prefix"] = prefixes.pop("", str(_saved(folder, "config.json").get("prefix") or ""))
+    # As in pipelines of transformers 4, if the model's files name no number.
+    saved_beams = [settings.get("num_beams") for settings in (parameters, *(_saved(folder, name) for name in _FILES))]
+    if config.num_beams in (None, 1) and not any(saved_beams):
         further["num_beams"] = 1 if config.do_sample else _BEAMS
     # Both lengths count the first token, which is not generated.
     further |= {"max_length": None, "min_length": 0}
@@ -219,52 +221,57 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
     own = tokenizer.transformers_tokenizer
     if codes := language_codes(own):
         source = str(own.init_kwargs.get("source_lang") or "")
-        further["prefixes"], further["source_language"] = {source: {one: f">>{one}<< " for one in codes}}, source
+        further["prefixes"], further["source_language"] = {source: {code: f">>{code}<< " for code in codes}}, source
         return generation_facts(folder, model, TranslationFacts, **further)
     if prefixes:
         further["prefixes"], further["source_language"] = _directions(prefixes)
         return generation_facts(folder, model, TranslationFacts, **further)
     if own_language := getattr(own, "src_lang", None):
-        # Of mBART and NLLB: special tokens that have no other name.
-        named = {one for one in own.special_tokens_map.values() if isinstance(one, str)}
-        languages = [one for one in own.all_special_tokens if one not in named]
+        # Languages of mBART and NLLB are special tokens without another name.
+        known_tokens = {token for token in own.special_tokens_map.values() if isinstance(token, str)}
+        languages = [token for token in own.all_special_tokens if token not in known_tokens]
         further["languages"] = dict(zip(languages, own.convert_tokens_to_ids(languages), strict=True))
         further["source_language"] = own_language
     return generation_facts(folder, model, TranslationFacts, **further)
 
 
-def _of_task(task: str, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """What config.json says of a task (task_specific_params): settings of `generate`, and what is put before texts.
+def _task_settings(task: str, folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Reads task_specific_params of config.json: the settings of `generate` for a task, and its prefixes.
 
-    The latter is by the languages, as in en_to_de, or by the empty word. Raises SetupError where directions differ in
-    the former.
+    The prefixes are by the languages, such as en_to_de, or by an empty name. Raises SetupError for directions with
+    different settings.
     """
-    said = _said(folder, "config.json").get("task_specific_params") or {}
-    found = {name: one or {} for name, one in said.items() if name == task or name.startswith(f"{task}_")}
-    if wrong := [name for name, one in found.items() if not isinstance(one, dict)]:
+    saved = _saved(folder, "config.json").get("task_specific_params") or {}
+    settings_of_task = {
+        name: settings or {} for name, settings in saved.items() if name == task or name.startswith(f"{task}_")
+    }
+    if wrong := [name for name, settings in settings_of_task.items() if not isinstance(settings, dict)]:
         raise SetupError(f"{folder}: task_specific_params of {wrong[0]} in its config.json are no object of settings")
-    found = {name: dict(one) for name, one in found.items()}
-    directions = {name.removeprefix(task).removeprefix("_"): str(one.pop("prefix", "")) for name, one in found.items()}
-    several = list(found.values())
-    if any(one != several[0] for one in several):
+    settings_of_task = {name: dict(settings) for name, settings in settings_of_task.items()}
+    directions = {
+        name.removeprefix(task).removeprefix("_"): str(settings.pop("prefix", ""))
+        for name, settings in settings_of_task.items()
+    }
+    directions_settings = list(settings_of_task.values())
+    if any(settings != directions_settings[0] for settings in directions_settings):
         raise SetupError(
             f"{folder}: task_specific_params in its config.json has other settings for some languages than for others, "
             "which is not supported; make them equal"
         )
-    return several[0] if several else {}, directions
+    return directions_settings[0] if directions_settings else {}, directions
 
 
-def _said(folder: Path, name: str) -> Mapping[str, Any]:
+def _saved(folder: Path, name: str) -> Mapping[str, Any]:
     return read_object(folder / name) if (folder / name).is_file() else {}
 
 
 def _directions(prefixes: Mapping[str, str]) -> tuple[dict[str, dict[str, str]], str]:
-    """What is put before texts by their language and that of the translation, and the language of all if it is one."""
-    found: dict[str, dict[str, str]] = {}
+    """The prefixes by source and target language, and the source language if there is only one source language."""
+    prefixes_by_language: dict[str, dict[str, str]] = {}
     for name, prefix in prefixes.items():
         source, _, target = name.partition("_to_")
-        found.setdefault(source, {})[target] = prefix
-    return found, next(iter(found)) if len(found) == 1 else ""
+        prefixes_by_language.setdefault(source, {})[target] = prefix
+    return prefixes_by_language, next(iter(prefixes_by_language)) if len(prefixes_by_language) == 1 else ""
 
 
 SUMMARIZATION = SourceTask(partial(_load_text_to_text, "summarization"), first_text, same_tokens, np.mean, MEANING)

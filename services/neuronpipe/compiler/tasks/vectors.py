@@ -1,7 +1,7 @@
-"""Compiles for tasks of vectors: of a text, of its similarity, of each token, and sparse ones over the vocabulary.
+"""Compiles for tasks of vectors: vectors of texts, their similarity, vectors of tokens, and sparse vectors.
 
-The model and its pooling are one graph: of the tokens' vectors, of SPLADE, or the layers behind an encoder of late
-interaction. Feature extraction is the last hidden state of a model without a head.
+The model and its pooling are one graph: pooling of the tokens' vectors, SPLADE pooling, or the layers behind an encoder
+of late interaction. Feature extraction uses the last hidden state of a model without a head.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,25 @@ import transformers
 from numpy.typing import NDArray
 
 from neuronpipe.compiler.late_interaction import read_late_interaction
-from neuronpipe.compiler.modules import Batch, Named, Outputs, Pooled, SourceModule, load_weights, source_module
+from neuronpipe.compiler.modules import (
+    Named,
+    Outputs,
+    PooledModule,
+    SampleBatch,
+    SourceModule,
+    load_weights,
+    source_module,
+)
 from neuronpipe.compiler.sentence_transformers import (
     TOKENS,
     Layer,
+    applied_settings,
     default_prompt,
     read_limits,
     read_modules,
     read_object,
     read_prompts,
     read_sentence_transformer,
-    read_settings,
     transformer_folder,
 )
 from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
@@ -56,15 +64,15 @@ def _load_feature_extraction(folder: Path, tokenizer: SourceTokenizer) -> Source
     )
 
 
-def _cosines(one: NDArray[Any], other: NDArray[Any]) -> Measured:
+def _cosines(first: NDArray[Any], second: NDArray[Any]) -> Measured:
     """The cosine of each pair of vectors, 0 to 1: rounding may exceed 1, and below 0 is as wrong as 0."""
-    one, other = one.astype(np.float64), other.astype(np.float64)
-    lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
-    cosines: Measured = (one * other).sum(axis=-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
+    cosines: Measured = (first * second).sum(axis=-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
     return np.clip(cosines, 0, 1)
 
 
-def _smallest_token_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+def _smallest_token_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
     cosines = _cosines(outputs[_HIDDEN_STATE], reference[_HIDDEN_STATE])
     smallest: Measured = np.where(batch["attention_mask"] == 1, cosines, 1).min(axis=1)
     return smallest
@@ -86,13 +94,13 @@ _TASKS = ("sentence_embedding", "sentence_similarity")
 
 
 def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentence_embedding") -> SourceModule:
-    """An embedding model for one of the tasks of its graph. The module also names the other task.
+    """Loads an embedding model for one of the tasks of its graph. The module also names the other task.
 
     Raises SetupError.
     """
     parts = read_sentence_transformer(folder)
     model = load_weights(transformers.AutoModel, parts.model_folder)
-    module = Pooled(model, parts.head, _EMBEDDING)
+    module = PooledModule(model, parts.head, _EMBEDDING)
     with torch.inference_mode():
         example = module(torch.zeros((1, 1), dtype=torch.int64), torch.ones((1, 1), dtype=torch.int64))
     shared = EmbeddingFacts(
@@ -111,7 +119,7 @@ def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentenc
     )
 
 
-def cosine_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+def cosine_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
     """The cosine similarity of each row's vectors, 0 to 1."""
     return _cosines(vector_of(outputs), vector_of(reference))
 
@@ -130,10 +138,9 @@ _STRATEGIES, _ACTIVATIONS = ("max", "sum"), ("relu", "log1p_relu")
 
 
 class _Splade(torch.nn.Module):
-    """log(1 + relu(logits)), pooled over the tokens: [batch, vocabulary]. Source: sentence-transformers' SpladePooling.
+    """Pools log(1 + relu(logits)) over the tokens: [batch, vocabulary]. Source: sentence-transformers' SpladePooling.
 
-    The largest logit has the largest weight, so that of `max` the logarithms are of one number for each token of the
-    vocabulary.
+    The largest logit has the largest weight, so `max` takes one logarithm for each token of the vocabulary.
     """
 
     def __init__(self, model: Any, strategy: str, activation: str) -> None:
@@ -167,7 +174,7 @@ def _load_sparse_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
     facts = SparseFacts(
         prompt=default_prompt(folder),
         prompts=read_prompts(folder),
-        top_k=read_settings(folder).get("max_active_dims") or 0,
+        top_k=applied_settings(folder).get("max_active_dims") or 0,
     )
     return source_module(
         _Splade(model, strategy, activation),
@@ -193,10 +200,10 @@ def _read_pooling(folder: Path) -> dict[str, Any]:
     return read_object(modules[1][1] / "config.json") if modules else {}
 
 
-def _weights_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
-    one, other = outputs[_WEIGHTS], reference[_WEIGHTS]
-    are_empty = ~one.any(axis=1) & ~other.any(axis=1)
-    return np.where(are_empty, 1.0, _cosines(one, other))
+def _weights_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
+    first, second = outputs[_WEIGHTS], reference[_WEIGHTS]
+    are_empty = ~first.any(axis=1) & ~second.any(axis=1)
+    return np.where(are_empty, 1.0, _cosines(first, second))
 
 
 SPARSE_EMBEDDING = SourceTask(
@@ -208,9 +215,9 @@ _OUTPUT, _ROLE = "token_embeddings", "token_role"
 
 
 class _TokenVectors(torch.nn.Module):
-    """Vectors [batch, tokens, width] of the tokens that have one; zeros for the others.
+    """Vectors [batch, tokens, width] of the tokens with a vector; zeros for the other tokens.
 
-    `token_role`, int64 [batch, tokens], is what each token is for (tasks/multi_vector_embedding.py).
+    `token_role`, int64 [batch, tokens]: the role of each token (tasks/multi_vector_embedding.py).
     """
 
     def __init__(self, model: Any, layers: Sequence[Layer]) -> None:
@@ -253,11 +260,11 @@ def _load_multi_vector_embedding(folder: Path, tokenizer: SourceTokenizer) -> So
         document=parts.kind("document", tokenizer, module.max_tokens),
         divides_by_tokens=parts.divides_by_tokens,
     )
-    # It ranks, too; a cross-encoder's facts say that scores are what they are.
+    # The model also ranks. A cross-encoder's facts say that its scores are the logits.
     ranking = RerankFacts(score_function="none", compares_tokens=True)
     return replace(
         module,
-        inputs=tuple(name for name in module.inputs if name != "attention_mask"),  # token_role says it
+        inputs=tuple(name for name in module.inputs if name != "attention_mask"),  # token_role replaces it
         facts={"multi_vector_embedding": facts, "rerank": ranking},
         remarks={
             "queries": f"up to {facts.query.max_tokens} tokens"
@@ -267,7 +274,7 @@ def _load_multi_vector_embedding(folder: Path, tokenizer: SourceTokenizer) -> So
     )
 
 
-def _encode_multi_vector_embedding(module: SourceModule, texts: Sequence[str]) -> Batch:
+def _encode_multi_vector_embedding(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
     batch = dict(encode_texts(module, texts))
     mask = batch["attention_mask"]
     # Every fifth token has no vector, and every seventh is not seen, so that both are compared.
@@ -276,7 +283,7 @@ def _encode_multi_vector_embedding(module: SourceModule, texts: Sequence[str]) -
     return {**batch, _ROLE: mask * roles}
 
 
-def _smallest_vector_similarity(outputs: Outputs, reference: Outputs, batch: Batch) -> Measured:
+def _smallest_vector_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
     is_kept = np.isin(batch[_ROLE], (KEPT, SEEN_AND_KEPT))
     smallest: Measured = np.where(is_kept, _cosines(outputs[_OUTPUT], reference[_OUTPUT]), 1).min(axis=1)
     return smallest

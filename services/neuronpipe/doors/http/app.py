@@ -7,7 +7,7 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from functools import partial
@@ -18,14 +18,14 @@ from pydantic import TypeAdapter
 from neuronpipe.core.addresses import is_loopback
 from neuronpipe.core.callers import current_caller, enter_caller
 from neuronpipe.core.calls import Call, internal_error
-from neuronpipe.core.deadlines import Deadlines, Late, Timeout
+from neuronpipe.core.deadlines import Deadlines, Timeout
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeError
 from neuronpipe.core.names import ON_BEHALF, ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.parsing import Truncated
 from neuronpipe.core.tracing import SpanContext, new_request_id
 from neuronpipe.doors.http.bodies import read_body, write_body
 from neuronpipe.doors.http.caller import Caller, Receive, too_large
-from neuronpipe.doors.http.exchange import JSON, TEXTS, HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import JSON, TEXTS, HttpHandler, HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.messages import MessageBody
 from neuronpipe.doors.http.problems import UNKNOWN_PATH, ErrorForm, Problem, Refused, problem_of
 from neuronpipe.doors.inference import PRIORITY_FIELD, read_priority
@@ -38,18 +38,17 @@ REQUEST_ID_HEADER = b"x-request-id"
 _GZIP_FROM_BYTES = 64 << 10
 _GZIP_LEVEL = 1
 _COMPRESSED = (b"gzip", b"x-gzip", b"deflate")
-# Not one with the weight 0, which refuses it (RFC 9110, 12.5.3).
+# A weight of 0 refuses gzip (RFC 9110, 12.5.3).
 _TAKES_GZIP = re.compile(rb"(?:^|,)\s*(?:x-)?gzip\s*(?:$|,|;(?!\s*q=0(?:\.0*)?\s*(?:$|,)))", re.IGNORECASE)
-# Of zlib's wbits: reads both, by what their first bytes say.
+# A value of zlib's wbits that reads gzip and zlib, which their first bytes tell apart.
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
-# Of the body of a request that is refused unread: as much arrives with the headers anyway. A larger one costs its
-# connection.
+# Largest body of a refused request whose connection is kept: this much arrives with the headers anyway.
 _DISCARDED_BYTES = 64 << 10
 _TIMEOUT_DIGITS = 9
-# The pipeline ends its work at the deadline, and knows why it was late. What else a handler waits for, such as the
-# Redis of jobs, ends so much later.
+# The pipeline ends its work at the deadline, and knows why the work was late. Other waits of a handler, such as for
+# the Redis of jobs, end this much later.
 _SLACK_S = 0.1
-# Of a caller's word, in an error.
+# Most characters of a caller's word in an error.
 _SHOWN = 200
 _OTHER_SITES = (b"cross-site", b"same-site")
 _PREFLIGHT = b"access-control-request-method"
@@ -65,33 +64,34 @@ Headers = dict[bytes, bytes]
 class Router:
     """Routes by path and method. A model's name may have one slash, as on the Hub."""
 
-    def __init__(self, routes: Iterable[Route]) -> None:
-        self._fixed: dict[str, dict[str, Route]] = {}
-        self._templates: dict[re.Pattern[str], dict[str, Route]] = {}
-        for route in routes:
+    def __init__(self, handlers: HttpHandlers) -> None:
+        """The last of several pairs with the same method and path counts."""
+        self._fixed: dict[str, dict[str, tuple[Route, HttpHandler]]] = {}
+        self._templates: dict[re.Pattern[str], dict[str, tuple[Route, HttpHandler]]] = {}
+        for route, handler in handlers:
             if "{" in route.path:
                 optional = re.sub(r"\{/(\w+)\}", r"(?:/(?P<\1>[^/]+))?", route.path)
                 named = re.sub(r"\{(name|model)\}", r"(?P<\1>[^/]+(?:/[^/]+)?)", optional)
                 pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", named))
-                self._templates.setdefault(pattern, {})[route.method] = route
+                self._templates.setdefault(pattern, {})[route.method] = route, handler
             else:
-                self._fixed.setdefault(route.path, {})[route.method] = route
+                self._fixed.setdefault(route.path, {})[route.method] = route, handler
 
-    def find(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
-        """The route, and the names in its path. Raises Refused."""
+    def find(self, method: str, path: str) -> tuple[Route, HttpHandler, Mapping[str, str]]:
+        """The route, its handler, and the names in its path. Raises Refused."""
         methods, names = self._fixed.get(path), {}
         if methods is None:
-            for pattern, found in self._templates.items():
+            for pattern, of_pattern in self._templates.items():
                 if match := pattern.fullmatch(path):
-                    methods, names = found, match.groupdict()
+                    methods, names = of_pattern, match.groupdict()
                     break
         if methods is None:
             raise Refused(404, "not_found", "no such path; /openapi.json lists all of them")
-        route = methods.get("GET" if method == "HEAD" else method)
-        if route is None:
+        found = methods.get("GET" if method == "HEAD" else method)
+        if found is None:
             allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
             raise Refused(405, "method_not_allowed", f"this path takes {allowed}", (b"allow", allowed.encode()))
-        return route, names
+        return *found, names
 
 
 def _takes_images(route: Route) -> bool:
@@ -104,7 +104,6 @@ class App:
 
     def __init__(
         self,
-        routes: Sequence[Route],
         in_flight: InFlight,
         max_file_bytes: int,
         guard: Guard | None = None,
@@ -119,26 +118,18 @@ class App:
         """`max_file_bytes`: of all bodies; `max_body_bytes`: of those that are texts; `max_input_bytes`: of a text in
         one. `has_metrics_port`: metrics have an address of their own, and only that is open. The others: see HttpDoor.
         """
-        self.handlers: Mapping[str, HttpHandler] = {}
         self.is_draining = False
         self._streaming: set[asyncio.Task[Any]] = set()
         self._deadlines = Deadlines()
-        self._router = Router(routes)
-        self._readers: dict[str, Callable[[bytes], Any]] = {
-            route.key: partial(
-                read_body,
-                TypeAdapter(route.takes),
-                max_text_bytes=sys.maxsize if _takes_images(route) else max_input_bytes,
-            )
-            for route in routes
-            if route.takes and not route.is_raw
-        }
+        self._router = Router([])
+        self._readers: dict[str, Callable[[bytes], Any]] = {}
+        self._max_input_bytes = max_input_bytes
         self._in_flight = in_flight
         self._max_file_bytes = max_file_bytes
-        # Of texts, and the setting that it comes from.
+        # The limit of texts, and its setting.
         self._text_limit = max_file_bytes, "max_message_bytes"
         if max_body_bytes < max_file_bytes:
-            self._text_limit = max_body_bytes, "http_max_body_bytes"
+            self._text_limit = max_body_bytes, "max_input_bytes, times 8"
         self._guard = guard
         self._open_services = set(guard.open_services) if guard else set()
         if has_metrics_port:
@@ -146,6 +137,19 @@ class App:
         self._hosts = hosts
         self._cors_origins = cors_origins
         self._path_prefix = path_prefix
+
+    def open(self, handlers: HttpHandlers) -> None:
+        """Answers requests by these handlers from now on."""
+        self._router = Router(handlers)
+        self._readers = {
+            route.key: partial(
+                read_body,
+                TypeAdapter(route.takes),
+                max_text_bytes=sys.maxsize if _takes_images(route) else self._max_input_bytes,
+            )
+            for route, _ in handlers
+            if route.takes and not route.is_raw
+        }
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """ASGI's entry."""
@@ -157,11 +161,11 @@ class App:
             try:
                 response = self._preflight(scope["method"], headers)
                 if response is None:
-                    route, names = self._router.find(scope["method"], self._without_prefix(scope["path"]))
+                    route, handler, names = self._router.find(scope["method"], self._without_prefix(scope["path"]))
                     error_form = route.error_form
-                    response = await self._answer(route, names, headers, request_id, scope, caller, streaming)
-                if scope["method"] == "HEAD":
-                    response = replace(response, stream=None)
+                    response = await self._answer(route, handler, names, headers, request_id, scope, caller, streaming)
+                if scope["method"] == "HEAD" and response.stream:
+                    response = replace(response, stream=_no_parts())
             except asyncio.CancelledError:
                 if caller.has_left:
                     return
@@ -199,6 +203,7 @@ class App:
     async def _answer(
         self,
         route: Route,
+        handler: HttpHandler,
         names: Mapping[str, str],
         headers: Headers,
         request_id: str,
@@ -211,7 +216,6 @@ class App:
             enter_caller(self._guard.identify(Credentials(authorization, on_behalf=on_behalf)))
         elif not self._guard and "*" not in self._hosts and route.service != "health":
             _check_page(headers, scope["method"], self._hosts, self._cors_origins)
-        handler = self.handlers[route.key]
         query = scope["query_string"].decode("latin-1")
         if not route.is_counted:
             return await handler(HttpRequest(Call(request_id), names, query, headers, "", b""))
@@ -228,11 +232,9 @@ class App:
                 body = await make(partial(self._readers[route.key], body))
             caller.watch()
             deadline_s = None if call.deadline_s is None else call.deadline_s + _SLACK_S
-            try:
-                with Timeout(self._deadlines, deadline_s):
-                    response = await handler(HttpRequest(call, names, query, headers, media_type, body, make))
-            except Late as fault:
-                raise DeadlineExceeded("the deadline passed before the result was ready") from fault
+            late = partial(DeadlineExceeded, "the deadline passed before the result was ready")
+            with Timeout(self._deadlines, deadline_s, late):
+                response = await handler(HttpRequest(call, names, query, headers, media_type, body, make))
             if response.stream:
                 streaming.enter_context(counted.pop_all())
             return response
@@ -341,6 +343,11 @@ class App:
             self._streaming.discard(task)
             caller.forget()
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _no_parts() -> AsyncGenerator[bytes, None]:
+    for part in tuple[bytes, ...]():
+        yield part
 
 
 def _is_origin_of(headers: Headers, origins: Collection[str]) -> bool:

@@ -9,29 +9,30 @@ import re
 import sys
 from base64 import b64decode
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import orjson
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     TypeAdapter,
     ValidationError,
-    WithJsonSchema,
     model_validator,
 )
-from pydantic_core import ErrorDetails
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.generation_options import Kind, Option
-from neuronpipe.core.lanes import is_on_event_loop
-from neuronpipe.core.parsing import MAX_OBJECT_BYTES, too_long
+from neuronpipe.core.generation_options import Option, OptionKind
+from neuronpipe.core.parsing import MAX_OBJECT_BYTES, PIECE_BYTES, check_depth, outside_of_strings, too_long
+from neuronpipe.platform.process.lanes import is_on_event_loop
 
 # Numbers of an array that are written at once, in about a millisecond.
 _PIECE = 1 << 14
@@ -41,19 +42,61 @@ _VALUES = 1024
 _MAX_PATH = 200
 
 
-class Body(BaseModel):
-    """The base of all bodies.
+_UNKNOWN = "unknown_field"
+# Fields of bodies, at any depth, that change no answer: marks for bills and logs, hints for caches and schedulers.
+HARMLESS = frozenset(
+    (
+        *("user", "metadata", "store", "service_tier", "prediction", "safety_identifier"),  # OpenAI's
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_control"),
+        *("client_metadata", "session_id", "keep_alive", "ttl", "provider"),  # of its clients, Ollama's, OpenRouter's
+        *("priority", "request_id", "rid", "cache_salt", "guided_decoding_backend"),  # vLLM's, SGLang's
+        "spaces_between_special_tokens",  # fast tokenizers put none there
+        *("cache_prompt", "padding"),  # llama.cpp's, transformers'
+    )
+)
 
-    Fields that a protocol has and we do not use are ignored, as are those of newer clients. A field that is null is one
-    that is not given.
+
+class Body(BaseModel):
+    """The base of all bodies of requests, and of their parts.
+
+    A field that the body does not have is refused by its name, as to ignore it would mislead its caller, unless it is
+    among `harmless`. A field that is null is one that is not given.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    harmless: ClassVar[frozenset[str]] = HARMLESS
+
+    _known: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        cls._known = frozenset(one for name, field in cls.model_fields.items() for one in _names(name, field))
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
-        return without_nulls(value)
+        value = without_nulls(value)
+        if not isinstance(value, dict) or value.keys() <= cls._known or cls.model_config["extra"] != "forbid":
+            return value
+        known = {name: one for name, one in value.items() if name in cls._known}
+        # One error, as those of all unknown fields could take gigabytes.
+        if (
+            unknown := next((name for name in value if name not in known and name not in cls.harmless), None)
+        ) is not None:
+            raise PydanticCustomError(_UNKNOWN, "is not supported", {"field": unknown})
+        return known
+
+
+class Answer(Body):
+    """The base of what doors answer, as /openapi.json describes it: there may be more fields."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+def _names(name: str, field: FieldInfo) -> Iterable[str]:
+    """What a body may call a field."""
+    alias = field.validation_alias
+    return map(str, alias.choices) if isinstance(alias, AliasChoices) else (str(alias or name),)
 
 
 def without_nulls(value: Any) -> Any:
@@ -63,24 +106,8 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
-class StrictBody(Body):
-    """A part of a body whose fields change the answer: one that we do not have is refused."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-def _refuse(value: Any) -> None:
-    if value is not None:
-        raise ValueError("is not supported")
-
-
-# A field of a protocol that would change the answer, and which we do not have: refused, where ignoring it would
-# mislead.
-Unsupported = Annotated[Any, AfterValidator(_refuse), WithJsonSchema({"type": "null"})]
-
-
 def only(*values: Any, advice: str = "") -> AfterValidator:
-    """For a field as `Unsupported`, of which clients send the values that change nothing. `advice`: what to do."""
+    """For a field that we do not have, of which clients send the values that change nothing. `advice`: what to do."""
 
     def refuse(value: Any) -> None:
         if value is not None and without_nulls(value) not in values:
@@ -95,12 +122,20 @@ Many = Annotated[list[ItemT], Field(fail_fast=True)]
 # Some languages write each number with a fraction: 5.0. It stands behind the bounds, which schemas would lose else.
 WHOLE = BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
 Count = Annotated[int, Field(ge=1, lt=1 << 32), WHOLE]
+
+
+def _check_kept(tokens: int) -> int:
+    if tokens == -1 or 1 <= tokens < 1 << 32:
+        return tokens
+    raise ValueError("must be 1 or more, or -1 for as many as the model takes")
+
+
 # vLLM's truncate_prompt_tokens. -1: to what the model takes.
-KeptTokens = Literal[-1] | Count
+KeptTokens = Annotated[int, Field(json_schema_extra={"minimum": -1}), AfterValidator(_check_kept), WHOLE]
 Whole = Annotated[int, Field(ge=0, lt=1 << 32), WHOLE]
 # Of one text: more than any model takes, and few enough to be converted on the event loop, in about 10 ms.
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(fail_fast=True, max_length=1 << 16)]
-_FORMS: Mapping[Kind, Any] = {
+_FORMS: Mapping[OptionKind, Any] = {
     "float": float,
     "bool": bool,
     "words": bool | Literal["never"],
@@ -130,8 +165,6 @@ Direction = Literal["Right", "Left", "right", "left"]
 _JSON_BYTES = {b",": 64, b":": 256, b"[": 512, b"{": 1024}
 LINE_BYTES = {b",": 64, b"\n": 64}
 _LIST = re.compile(rb'"(\w{1,64})"\s*:\s*\[', re.ASCII)
-# Counted at once, in less than a millisecond.
-_PIECE_BYTES = 128 << 10
 # An object has two bytes, and a comma behind it.
 _COUNTED_FROM_BYTES = 3 * MAX_OBJECT_BYTES // max(_JSON_BYTES.values())
 
@@ -140,8 +173,8 @@ def check_values(data: bytes, bytes_by_mark: Mapping[bytes, int] = _JSON_BYTES) 
     """Raises InvalidInput for a text whose values would take too much memory. Marks in strings do not count."""
     if len(data) <= _COUNTED_FROM_BYTES:
         return
-    pieces = (data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES))
-    if _is_within(pieces, bytes_by_mark) or _is_within(_outside_of_strings(data), bytes_by_mark):
+    pieces = (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+    if _is_within(pieces, bytes_by_mark) or _is_within(outside_of_strings(data), bytes_by_mark):
         return
     raise InvalidInput(
         _longest_list(data),
@@ -156,21 +189,6 @@ def _is_within(pieces: Iterable[bytes], bytes_by_mark: Mapping[bytes, int]) -> b
         if size_bytes > MAX_OBJECT_BYTES:
             return False
     return True
-
-
-def _outside_of_strings(data: bytes) -> Iterator[bytes]:
-    """The pieces of a text without what stands in quotes."""
-    is_quoted, end = False, 0
-    while end < len(data):
-        begin, end = end, min(end + _PIECE_BYTES, len(data))
-        while end < len(data) and data[end - 1 : end] == b"\\":  # not between it and what it escapes
-            end += 1
-        text = data[begin:end].replace(b"\\\\", b"").replace(b'\\"', b"")
-        characters = np.frombuffer(text, np.uint8)
-        are_quoted = np.logical_xor.accumulate(characters == ord('"')) ^ is_quoted
-        yield characters[~are_quoted].tobytes()
-        if text:
-            is_quoted = bool(are_quoted[-1])
 
 
 def _longest_list(data: bytes) -> str:
@@ -192,6 +210,7 @@ def texts_of(given: str | list[str]) -> list[str]:
 def read_json(data: bytes, max_text_bytes: int = sys.maxsize) -> Any:
     """A value in JSON, behind a byte order mark or without. Raises InvalidInput."""
     check_values(data)
+    check_depth("body", data)
     try:
         value = orjson.loads(data.removeprefix(BOM_UTF8))
     except orjson.JSONDecodeError as error:
@@ -234,14 +253,18 @@ def check_body(kind: TypeAdapter[Any], value: Any) -> Any:
         # Of a value that may have several forms, each one's errors are listed: the one that came furthest is the one
         # that was meant, or the one that is right but for its length.
         worst = max(
-            error.errors(include_url=False, include_input=False, include_context=False),
+            error.errors(include_url=False, include_input=False),
             key=lambda one: (
                 one["type"] in ("too_long", "too_short"),
-                len(one["loc"]),
+                len(_place(one)),
                 [step for step in one["loc"] if isinstance(step, int)],
             ),
         )
-        raise InvalidInput(_path(value, worst["loc"], worst["type"] == "missing"), _problem(worst)) from None
+        raise InvalidInput(_path(value, _place(worst), worst["type"] == "missing"), _problem(worst)) from None
+
+
+def _place(error: ErrorDetails) -> tuple[int | str, ...]:
+    return (*error["loc"], error["ctx"]["field"]) if error["type"] == _UNKNOWN else error["loc"]
 
 
 def read_base64(text: str) -> bytes:
@@ -302,7 +325,7 @@ def _path(value: Any, location: tuple[int | str, ...], is_missing: bool) -> str:
 
 
 def _problem(error: ErrorDetails) -> str:
-    if error["type"] == "extra_forbidden":
+    if error["type"] == "extra_forbidden":  # a second name of a field
         return "is not supported"
     if error["type"] in ("model_type", "dict_type"):  # whose message tells of a class
         return "must be an object"

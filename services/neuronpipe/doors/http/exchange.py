@@ -12,10 +12,10 @@ from neuronpipe.doors.http.problems import PROBLEM_DETAILS, ErrorForm
 from neuronpipe.doors.inference import MODEL_FIELD, VERSION_FIELD, ModelName
 
 JSON = "application/json"
-# Of one kind of text; all others are files.
+# Media types of texts; all others are files.
 TEXTS = (JSON, "text/csv", "application/jsonlines", "application/x-ndjson", "application/x-amz-json-1.1")
 
-# Runs a function of the body that makes objects of it: for a large one in a thread (see InFlight.make).
+# Runs a function that makes objects of the body, for a large body in a thread (see InFlight.make).
 Make: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
@@ -27,9 +27,9 @@ async def _at_once(work: Callable[[], Any]) -> Any:
 class HttpRequest:
     """A request whose body has arrived.
 
-    `names`: what stands in the path for the names of its route. `query`: as sent. `media_type`: of the body, in lower
-    case and without parameters. `body`: the value that the route takes, or the bytes as they came where the route is
-    raw. `make` runs what reads such bytes.
+    `names`: the values of the names in the route's path. `query`: as sent. `media_type`: of the body, in lower case and
+    without parameters. `body`: the value that the route takes, or the bytes as they came where the route is raw. `make`
+    runs the function that reads such bytes.
     """
 
     call: Call
@@ -41,7 +41,7 @@ class HttpRequest:
     make: Make = _at_once
 
     def model(self, name: str | None = None) -> ModelName:
-        """The model that the body or the path names, or else the query or a header; of the version in a header."""
+        """The model that the body or the path names, or else the query or a header, with the version of a header."""
         name = name or self.parameter("model") or self._header(MODEL_FIELD)
         return ModelName(name, self._header(VERSION_FIELD))
 
@@ -57,8 +57,8 @@ class HttpRequest:
 class HttpResponse:
     """An answer. `is_compressible`: worth compressing where it is large.
 
-    `stream`: parts that are sent in place of a body as they come, until the caller leaves. One that `is_endless` ends
-    when the process drains; its route must not be counted. `tell`: the last part of one that an error ends.
+    `stream`: parts that are sent instead of a body as they come, until the caller leaves. A stream that `is_endless`
+    ends when the process drains; its route must not be counted. `tell`: the last part of a stream that an error ends.
     """
 
     body: bytes
@@ -72,6 +72,8 @@ class HttpResponse:
 
 
 HttpHandler: TypeAlias = Callable[[HttpRequest], Coroutine[Any, Any, HttpResponse]]
+# Every route of an HTTP door with its handler.
+HttpHandlers: TypeAlias = Sequence[tuple["Route", HttpHandler]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Route:
 
     @property
     def key(self) -> str:
-        """The key by which the handler is found."""
+        """The method and the path."""
         return f"{self.method} {self.path}"
 
     @property
@@ -111,9 +113,9 @@ class Route:
 
 LIVE, READY = (
     Route("GET", f"/v2/health/{word}", f"OIP: {told}", gives=dict[str, bool], is_counted=False, service="health")
-    for word, told in (("live", "200 while the process is there"), ("ready", "as /health"))
+    for word, told in (("live", "200 while the process need not be replaced"), ("ready", "as /health"))
 )
-# The door itself answers these, also while the process starts and drains.
+# The door itself answers these routes, also while the process starts and drains.
 HEALTH_ROUTES = (
     Route(
         "GET",

@@ -16,32 +16,16 @@ from neuronpipe.doors.http import (
     sagemaker,
     tei,
     tgi,
+    tokens,
     vllm,
 )
-from neuronpipe.doors.http.exchange import HEALTH_ROUTES, HttpHandler, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.openapi import OPENAPI, openapi_handlers
+from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.doors.oip.service import TensorService
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.settings import PipelineSettings, parse_aliases
 
 METRICS = Route("GET", "/metrics", "the metrics, for Prometheus", is_counted=False, service="metrics")
-DESCRIBED: tuple[Route, ...] = (
-    *HEALTH_ROUTES,
-    *native.ROUTES,
-    *openai.ROUTES,
-    *openai_text.ROUTES,
-    *openai_responses.ROUTES,
-    *rerank.ROUTES,
-    *tei.ROUTES,
-    *tgi.ROUTES,
-    *vllm.ROUTES,
-    *huggingface.ROUTES,
-    *sagemaker.ROUTES,
-    *oip.ROUTES,
-    METRICS,
-)
-ROUTES = (*DESCRIBED, OPENAPI)
 
 
 def http_handlers(
@@ -51,34 +35,39 @@ def http_handlers(
     gateway: Gateway,
     pipeline: PipelineSettings,
     telemetry: Telemetry,
-) -> dict[str, HttpHandler]:
-    """The handlers of all routes, by their keys."""
+) -> HttpHandlers:
+    """Every route that /openapi.json describes, with its handler, except routes of health and of further packages."""
     catalog = gateway.catalog
-    return {
-        **native.native_handlers(gateway.pipeline),
-        **openai.openai_handlers(inference, models, catalog, parse_aliases(pipeline.model_aliases)),
-        **openai_text.openai_text_handlers(inference, models, catalog),
-        **openai_responses.openai_responses_handlers(inference, models, catalog),
-        **rerank.rerank_handlers(inference, models),
-        **tei.tei_handlers(inference, models, catalog, pipeline),
-        **tgi.tgi_handlers(inference, models, catalog),
-        **vllm.vllm_handlers(inference, models, catalog),
-        **huggingface.huggingface_handlers(inference, models, catalog),
-        **sagemaker.sagemaker_handlers(inference, models, catalog, gateway.pipeline),
-        **oip.oip_handlers(tensors),
-        **metrics_handlers(telemetry.write_metrics),
-        **openapi_handlers(DESCRIBED),
-    }
+    texts = openai_text.OpenAiTextDoor(inference, models, catalog).handlers()
+    vectors = openai.openai_handlers(inference, models, catalog, parse_aliases(pipeline.model_aliases))
+    ranks = rerank.rerank_handlers(inference, models)
+    return [
+        *native.native_handlers(gateway.pipeline),
+        *vectors,
+        *texts,
+        *openai_responses.openai_responses_handlers(inference, models, catalog),
+        *ranks,
+        *tei.TeiHttpDoor(inference, models, catalog, pipeline).handlers(),
+        *tgi.tgi_handlers(inference, models, catalog),
+        *tokens.token_handlers(inference, models, catalog),
+        *vllm.vllm_handlers(inference, models, catalog),
+        *huggingface.huggingface_handlers(inference, models, catalog),
+        *sagemaker.sagemaker_handlers(inference, models, catalog, gateway.pipeline, [*vectors, *texts, *ranks]),
+        *oip.OipHttpDoor(tensors).handlers(),
+        *metrics_handlers(telemetry.write_metrics),
+    ]
 
 
 _PAUSES = 4
+# The format with exemplars, for scrapers that accept it; other scrapers get plain text.
+_OPEN_METRICS = "application/openmetrics-text"
 
 
-def metrics_handlers(write: Callable[[str], tuple[bytes, str]]) -> dict[str, HttpHandler]:
-    """The handler, by route. `write`: see Telemetry.
+def metrics_handlers(write: Callable[[str], tuple[bytes, str]]) -> HttpHandlers:
+    """The route with its handler. `write`: see Telemetry.
 
-    Pages are written one after the other, with pauses of so many times the time that one takes, as the thread that
-    writes holds up the event loop. Those who wait for the same page share it.
+    Pages are written in turn, with pauses of `_PAUSES` times the duration of the page before, because the thread that
+    writes delays the event loop. Scrapes that wait for a page of the same format get the same page.
     """
     turn, may_begin_s = asyncio.Lock(), 0.0
     next_pages: dict[str, asyncio.Task[tuple[bytes, str]]] = {}
@@ -87,7 +76,7 @@ def metrics_handlers(write: Callable[[str], tuple[bytes, str]]) -> dict[str, Htt
         nonlocal may_begin_s
         async with turn:
             await asyncio.sleep(max(0.0, may_begin_s - time.monotonic()))
-            del next_pages[accept]  # who comes from now on wants a newer one
+            del next_pages[accept]  # scrapes that arrive from now on get a newer page
             began_s = time.monotonic()
             page = await asyncio.to_thread(write, accept)
             ended_s = time.monotonic()
@@ -95,10 +84,10 @@ def metrics_handlers(write: Callable[[str], tuple[bytes, str]]) -> dict[str, Htt
         return page
 
     async def metrics(request: HttpRequest) -> HttpResponse:
-        accept = request.headers.get(b"accept", b"").decode("latin-1")
+        accept = _OPEN_METRICS if _OPEN_METRICS in request.headers.get(b"accept", b"").decode("latin-1") else ""
         if accept not in next_pages:
             next_pages[accept] = asyncio.create_task(write_next(accept))
         page, media_type = await asyncio.shield(next_pages[accept])
         return HttpResponse(page, media_type)
 
-    return {METRICS.key: metrics}
+    return [(METRICS, metrics)]

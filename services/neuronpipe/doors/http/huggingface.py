@@ -8,7 +8,7 @@ from typing import Any
 from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.doors.http.bodies import check_body, read_json, write_body
-from neuronpipe.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import JSON, HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.huggingface_bodies import AnyBody, TextGeneration
 from neuronpipe.doors.http.huggingface_tasks import CONVERTERS
 from neuronpipe.doors.http.huggingface_texts import answer_tokens
@@ -36,43 +36,44 @@ MODEL = post("/models/{name}", "Hugging Face: what the model is for", IMAGES)
 MODEL_TASK = post("/models/{name}/pipeline/{task}", "Hugging Face: one of the model's tasks", IMAGES)
 TASK_MODEL = post("/pipeline/{task}/{name}", "Hugging Face: one of the model's tasks", IMAGES)
 ROOT = post("/", "Hugging Face: an endpoint of one model", IMAGES, query=MODEL_PARAMETER)
-ROUTES = (MODEL, MODEL_TASK, TASK_MODEL, ROOT)
 
 
-def huggingface_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> dict[str, HttpHandler]:
-    """The handlers, by route."""
-
-    async def answer(request: HttpRequest, spec: ModelSpec, task: str = "") -> HttpResponse:
-        value = await request.make(partial(read_request, request, spec, inference.max_input_bytes))
-        if (task or spec.task) == "text_generation" and isinstance(value, dict) and value.get("stream"):
-            body: TextGeneration = check_body(CONVERTERS["text_generation"].takes, value)
-            if not isinstance(body.inputs, str):
-                raise InvalidInput("inputs", "a stream takes one text")
-            return await answer_tokens(inference, request, spec, body, body.inputs)
-        return HttpResponse(write_body(await answer_body(inference, request, spec, value, task)))
+def huggingface_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> HttpHandlers:
+    """The routes with their handlers."""
 
     async def model(request: HttpRequest) -> HttpResponse:
-        return await answer(request, catalog.spec(*request.model(request.names["name"])))
+        return await answer_request(inference, request, catalog.spec(*request.model(request.names["name"])))
 
     async def task(request: HttpRequest) -> HttpResponse:
         spec = catalog.spec(*request.model(request.names["name"]))
-        return await answer(request, spec, _task(spec, request.names["task"]))
+        return await answer_request(inference, request, spec, _task(spec, request.names["task"]))
 
     async def root(request: HttpRequest) -> HttpResponse:
-        return await answer(request, catalog.spec(*models.choose(request.model())))
+        return await answer_request(inference, request, catalog.spec(*models.choose(request.model())))
 
-    return {MODEL.key: model, MODEL_TASK.key: task, TASK_MODEL.key: task, ROOT.key: root}
+    return [(MODEL, model), (MODEL_TASK, task), (TASK_MODEL, task), (ROOT, root)]
 
 
 def read_request(request: HttpRequest, model: ModelSpec, max_input_bytes: int) -> Any:
-    """The body as a value; that of an image holds its bytes."""
+    """The body as a value; the value of an image holds its bytes."""
     if request.media_type in IMAGES or (not request.media_type and not request.body.lstrip().startswith(b"{")):
         return {"inputs": request.body}
     return read_json(request.body, sys.maxsize if model.image else max_input_bytes)
 
 
+async def answer_request(inference: Inference, request: HttpRequest, model: ModelSpec, task: str = "") -> HttpResponse:
+    """The answer of a model to a body that is JSON or a file, as events where the body asks for a stream."""
+    value = await request.make(partial(read_request, request, model, inference.max_input_bytes))
+    if (task or model.task) == "text_generation" and isinstance(value, dict) and value.get("stream"):
+        body: TextGeneration = check_body(CONVERTERS["text_generation"].takes, value)
+        if not isinstance(body.inputs, str):
+            raise InvalidInput("inputs", "a stream takes one text")
+        return await answer_tokens(inference, request, model, body, body.inputs)
+    return HttpResponse(write_body(await answer_body(inference, request, model, value, task)))
+
+
 async def answer_body(inference: Inference, request: HttpRequest, model: ModelSpec, value: Any, task: str = "") -> Any:
-    """The answer of a model to a body: that of one input, or a list of those of many."""
+    """The answer of a model to a body: one answer, or a list with the answer of each input."""
     found = task or _task_of(model, value)
     if found not in CONVERTERS:
         word = found.replace("_", "-")

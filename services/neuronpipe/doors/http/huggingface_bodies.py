@@ -7,13 +7,12 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.model import with_fields
 from neuronpipe.doors.http.bodies import (
+    HARMLESS,
     WHOLE,
     Body,
     Count,
     Direction,
     Many,
-    StrictBody,
-    Unsupported,
     Whole,
     only,
     option_field,
@@ -32,6 +31,21 @@ _PromptAndText = Annotated[Any, AfterValidator(_refuse_length), WithJsonSchema({
 Cuts = bool | Literal["do_not_truncate", "longest_first", "only_first"]
 
 
+class _Asked(Body):
+    """What all have. `options` of Hugging Face's API are for its own machines."""
+
+    options: "_Options | None" = None
+    stream: Annotated[Any, only(False)] = None
+
+
+class _Options(Body):
+    use_cache: bool | None = None
+    use_gpu: bool | None = None
+    wait_for_model: bool | None = None
+    retry_on_error: bool | None = None
+    dont_load_model: bool | None = None
+
+
 class Pair(Body):
     text: str
     text_pair: str
@@ -43,18 +57,23 @@ class LabelParameters(Body):
     truncation: Cuts | None = None
 
 
-class TextClassification(Body):
+class TextClassification(_Asked):
     inputs: str | Pair | Many[str | Pair]
     parameters: LabelParameters = LabelParameters()
 
 
-class ImageClassification(Body):
+class ImageClassification(_Asked):
     inputs: Annotated[str, Field(description="a JPEG, PNG or WebP file in Base64; or the file itself as the body")]
     parameters: LabelParameters = LabelParameters()
 
 
-class ImageFeatures(Body):
+class NoParameters(Body):
+    """An object without fields, which some clients send for every task."""
+
+
+class ImageFeatures(_Asked):
     inputs: Annotated[str, Field(description="a JPEG, PNG or WebP file in Base64; or the file itself as the body")]
+    parameters: NoParameters = NoParameters()
 
 
 class ZeroShotImageParameters(Body):
@@ -63,7 +82,7 @@ class ZeroShotImageParameters(Body):
     truncation: Cuts | None = Field(None, description="of the labels' texts")
 
 
-class ZeroShotImageClassification(Body):
+class ZeroShotImageClassification(_Asked):
     inputs: Annotated[str, Field(description="a JPEG, PNG or WebP file in Base64")]
     parameters: ZeroShotImageParameters
 
@@ -75,7 +94,7 @@ class ZeroShotParameters(Body):
     truncation: Cuts | None = None
 
 
-class ZeroShotClassification(Body):
+class ZeroShotClassification(_Asked):
     inputs: str | Many[str]
     parameters: ZeroShotParameters
 
@@ -87,7 +106,7 @@ class TokenParameters(Body):
     truncation: Cuts | None = None
 
 
-class TokenClassification(Body):
+class TokenClassification(_Asked):
     inputs: str | Many[str]
     parameters: TokenParameters = TokenParameters()
 
@@ -98,12 +117,14 @@ class FillMaskParameters(Body):
     truncation: Cuts | None = None
 
 
-class FillMask(Body):
+class FillMask(_Asked):
     inputs: str | Many[str]
     parameters: FillMaskParameters = FillMaskParameters()
 
 
 class Question(Body):
+    harmless = HARMLESS | {"id"}
+
     question: str
     context: str
 
@@ -114,20 +135,18 @@ class AnswerParameters(Body):
     doc_stride: Count | None = None
     handle_impossible_answer: bool = False
     align_to_words: Literal[True] | None = Field(None, description="answers are whole words")
-    max_seq_len: Unsupported = None
-    max_question_len: Unsupported = None
 
 
-class QuestionAnswering(Body):
+class QuestionAnswering(_Asked):
     inputs: Question | Many[Question]
     parameters: AnswerParameters = AnswerParameters()
 
 
-class FeatureParameters(StrictBody):
+class FeatureParameters(Body):
     truncation: Cuts | None = None
 
 
-class Features(Body):
+class Features(_Asked):
     """Its parameters are beside the inputs, as in InferenceClient."""
 
     inputs: str | Many[str]
@@ -151,7 +170,7 @@ class SimilarityParameters(Body):
     truncation: Cuts | None = None
 
 
-class SentenceSimilarity(Body):
+class SentenceSimilarity(_Asked):
     inputs: Sentences
     parameters: SimilarityParameters = SimilarityParameters()
 
@@ -167,13 +186,13 @@ class RankParameters(Body):
     truncation: bool | Literal["do_not_truncate", "longest_first"] | None = None
 
 
-class TextRanking(Body):
+class TextRanking(_Asked):
     inputs: Query
     parameters: RankParameters = RankParameters()
 
 
 @with_fields({name: option_field(one) for name, one in OPTIONS.items() if one.huggingface})
-class WritingOptions(StrictBody):
+class WritingOptions(Body):
     """Those of transformers' `generate` are made of their declarations; these are what pipelines have beside them."""
 
     truncation: Cuts | None = None
@@ -191,7 +210,7 @@ class WritingOptions(StrictBody):
         return getattr(self, name)
 
 
-class Grammar(StrictBody):
+class Grammar(Body):
     """The form that a text must have: its JSON Schema, also within an object as OpenAI's, or a regular expression."""
 
     type: Literal["json", "json_schema", "regex"]
@@ -207,17 +226,17 @@ class GenerateParameters(WritingOptions):
     details: bool | None = None
     max_length: _PromptAndText = None
     min_length: _PromptAndText = None
-    adapter_id: Unsupported = None
     best_of: Annotated[Any, only(1)] = None
     decoder_input_details: Annotated[Any, only(False)] = None
     frequency_penalty: Annotated[Any, only(0)] = None
     grammar: Grammar | None = None
+    ignore_eos_token: Annotated[Any, only(False)] = None
     top_n_tokens: Annotated[Any, only(0)] = None
     truncate: Count | None = Field(None, description="the most tokens of the end of the prompt")
     watermark: Annotated[Any, only(False)] = None
 
 
-class TextGeneration(Body):
+class TextGeneration(_Asked):
     inputs: str | Many[str]
     parameters: GenerateParameters = GenerateParameters()
     stream: bool | None = Field(None, description="one text as server-sent events, an event for each token")
@@ -236,7 +255,7 @@ class SummaryParameters(SummaryOptions):
     generate_parameters: SummaryOptions = SummaryOptions()
 
 
-class Summarization(Body):
+class Summarization(_Asked):
     inputs: str | Many[str]
     parameters: SummaryParameters = SummaryParameters()
 
@@ -246,7 +265,7 @@ class TranslationParameters(SummaryParameters):
     tgt_lang: str | None = None
 
 
-class Translation(Body):
+class Translation(_Asked):
     inputs: str | Many[str]
     parameters: TranslationParameters = TranslationParameters()
 

@@ -41,7 +41,7 @@ from neuronpipe.doors.http.huggingface_texts import (
     write_text,
     writing_fields,
 )
-from neuronpipe.doors.inference import truncation_of
+from neuronpipe.doors.inference import check_second, truncation_of
 from neuronpipe.doors.vectors import token_vectors, vector
 
 # Of the words of enumerations.
@@ -104,8 +104,10 @@ def _image(input: str | bytes) -> bytes:
 
 def _of_pair(input: str | Pair, body: TextClassification, model: ModelSpec) -> Mapping[str, Any]:
     texts = {"text": input, "text_pair": None} if isinstance(input, str) else input.model_dump()
-    if not isinstance(input, str) and body.parameters.truncation == "only_first":
-        raise InvalidInput("parameters.truncation", "only_first is not supported for pairs; use longest_first")
+    if not isinstance(input, str):
+        check_second("inputs", [input.text_pair])
+        if body.parameters.truncation == "only_first":
+            raise InvalidInput("parameters.truncation", "only_first is not supported for pairs; use longest_first")
     return texts | {"top_k": min(body.parameters.top_k or len(model.labels), len(model.labels))}
 
 

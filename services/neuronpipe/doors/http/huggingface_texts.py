@@ -30,8 +30,7 @@ from neuronpipe.doors.http.huggingface_bodies import (
 )
 from neuronpipe.doors.http.problems import TGI_ERROR
 from neuronpipe.doors.inference import Inference, kept_tokens, truncation_of
-from neuronpipe.doors.text_stream import Event
-from neuronpipe.gateway.inference import GeneratedPart, InferenceResult
+from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 
@@ -207,7 +206,7 @@ async def answer_tokens(
 
 
 async def _values(
-    events: AsyncGenerator[Event, None], prompt: str, body: Prompted
+    events: AsyncGenerator[TextEvent, None], prompt: str, body: Prompted
 ) -> AsyncGenerator[dict[str, Any], None]:
     """A value for each token; the last one has the whole text, too. Of tokens that become text together, one has it."""
     index, last = 0, dict[str, Any]()

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema, create_model, model_validator
 
 from neuronpipe.api.protos import field_comments
 from neuronpipe.doors.http.bodies import WHOLE, Body, Many, read_base64
@@ -17,9 +17,9 @@ _MAX_UINT64 = (1 << 64) - 1
 
 
 class MessageBody(Body):
-    """A message. Fields that it does not have are refused, as gRPC's tools do. `one_of`: of these, one at most."""
+    """A message. All fields that it does not have are refused, as gRPC's tools do. `one_of`: of these, one at most."""
 
-    model_config = ConfigDict(extra="forbid")
+    harmless = frozenset()
     one_of: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="after")

@@ -21,13 +21,13 @@ from neuronpipe.core.names import Spans
 from neuronpipe.core.packed import pack_input
 from neuronpipe.doors.http.bodies import write_body, write_list
 from neuronpipe.doors.http.events import event_response
-from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.messages import message_body
 from neuronpipe.doors.http.problems import PROBLEM_DETAILS
 from neuronpipe.doors.inference import of_results
-from neuronpipe.doors.text_stream import Event, begun, text_stream
+from neuronpipe.doors.text_stream import begun
 from neuronpipe.doors.vectors import vector
-from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, InferenceResult
+from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, InferenceResult, TextEvent
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.tasks import TASKS
 
@@ -45,14 +45,14 @@ GENERATE = Route(
     message_body(InferRequest.DESCRIPTOR),
     message_body(GenerateResponse.DESCRIPTOR),
 )
-ROUTES = (INFER, GENERATE)
-# Of a result: json_format takes 20 µs for a message, so that a thread writes longer lists of them.
+# Largest result that is written on the event loop: json_format takes 20 µs for a message, so a thread writes longer
+# lists of messages.
 _LARGE_BYTES = 8 << 10
 _WRITTEN = tuple(name for name, task in TASKS.items() if task.generates)
 
 
-def native_handlers(pipeline: Pipeline) -> dict[str, HttpHandler]:
-    """The handlers, by route."""
+def native_handlers(pipeline: Pipeline) -> HttpHandlers:
+    """The routes with their handlers."""
 
     async def infer(request: HttpRequest) -> HttpResponse:
         asked = to_inference_request(request.call, await request.make(lambda: _message(request)))
@@ -64,10 +64,10 @@ def native_handlers(pipeline: Pipeline) -> dict[str, HttpHandler]:
         asked = to_inference_request(request.call, await request.make(lambda: _message(request)))
         if asked.input.message.WhichOneof("task") not in _WRITTEN:
             raise InvalidInput("input", f"must be of a task that generates: {', '.join(_WRITTEN)}")
-        events = await begun(text_stream(pipeline, asked, Spans.HTTP_REQUEST))
+        events = await begun(pipeline.generate(asked, Spans.HTTP_REQUEST))
         return event_response(_values(events), PROBLEM_DETAILS)
 
-    return {INFER.key: infer, GENERATE.key: generate}
+    return [(INFER, infer), (GENERATE, generate)]
 
 
 def _message(request: HttpRequest) -> InferRequest:
@@ -75,12 +75,12 @@ def _message(request: HttpRequest) -> InferRequest:
 
 
 def to_inference_request(call: Call, message: InferRequest) -> InferenceRequest:
-    """What a message asks for."""
+    """The request of a message."""
     call = call.for_request(message.request_id or call.request_id, message.priority)
     return InferenceRequest(call, message.model, message.version, pack_input(message.input), message.cache_control)
 
 
-async def _values(events: AsyncGenerator[Event, None]) -> AsyncGenerator[dict[str, object], None]:
+async def _values(events: AsyncGenerator[TextEvent, None]) -> AsyncGenerator[dict[str, object], None]:
     async with aclosing(events):
         async for event in events:
             if isinstance(event, InferenceResult):
@@ -107,14 +107,14 @@ def response_message(result: InferenceResult, answer: TaskResult | None) -> Infe
 
 
 def _response(result: InferenceResult) -> dict[str, object]:
-    """What `neuronpipe infer` prints."""
+    """The response in the form that `neuronpipe infer` prints."""
     answer = result.result.message
     task = answer.WhichOneof("task")
     is_list = task in ("sentence_embedding", "tokenization")
     written = _written(response_message(result, None if is_list else answer))
-    if task == "sentence_embedding":  # json_format takes a hundred times as long for its numbers
+    if task == "sentence_embedding":  # json_format takes a hundred times as long for the numbers
         written["result"] = {task: {"embedding": vector(answer.sentence_embedding)}}
-    elif task == "tokenization":  # of which there may be hundreds of thousands
+    elif task == "tokenization":  # there may be hundreds of thousands of tokens
         written["result"] = {task: {"tokens": write_list(map(_written, answer.tokenization.tokens))}}
     return written
 

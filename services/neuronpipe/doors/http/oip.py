@@ -11,8 +11,17 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
-from neuronpipe.doors.http.bodies import Body, Many, check_body, read_base64, read_json, without_nulls, write_body
-from neuronpipe.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.bodies import (
+    Answer,
+    Body,
+    Many,
+    check_body,
+    read_base64,
+    read_json,
+    without_nulls,
+    write_body,
+)
+from neuronpipe.doors.http.exchange import JSON, HttpHandler, HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import OIP_ERROR, Refused
 from neuronpipe.doors.oip.service import (
     NO_SHARED_MEMORY,
@@ -29,7 +38,7 @@ HEADER_LENGTH = b"inference-header-content-length"
 _BINARY = "application/octet-stream"
 # Elements of all outputs, which a thread writes.
 _LARGE = 1 << 16
-# Of the JSON before binary tensors.
+# Largest JSON before binary tensors.
 _MAX_HEAD_BYTES = 8 << 20
 _SPANS = RowSpans(Spans.HTTP_REQUEST, Spans.HTTP_BATCH, Spans.HTTP_REQUEST)
 # Parameters of tensors.
@@ -62,7 +71,7 @@ class Infer(Body):
     outputs: Annotated[Many[Output], Field(max_length=MAX_TENSORS)] | None = None
 
 
-class GivenOutput(Body):
+class GivenOutput(Answer):
     name: str
     shape: list[int]
     datatype: str
@@ -70,7 +79,7 @@ class GivenOutput(Body):
     data: list[Any] | None = None
 
 
-class Inferred(Body):
+class Inferred(Answer):
     model_name: str
     model_version: str
     id: str = ""
@@ -92,7 +101,7 @@ _VERSIONED = _MODEL + "/versions/{version}"
 
 
 def _of_model(method: str, end: str, summary: str, gives: Any = dict[str, Any], **fields: Any) -> tuple[Route, Route]:
-    """The routes with and without a version; the one with it goes first, since a model's name may have a slash."""
+    """The routes with and without a version. The former goes first, because a model's name may have a slash."""
     one, other = (
         Route(method, path + end, f"OIP: {summary}", gives=gives, error_form=OIP_ERROR, **fields)
         for path in (_VERSIONED, _MODEL)
@@ -116,83 +125,92 @@ LOAD, UNLOAD = (
     Route("POST", f"/v2/repository/models/{{model}}{{/form}}/{verb}", f"OIP: {told}", error_form=OIP_ERROR, is_raw=True)
     for verb, told in (("load", "serve the model"), ("unload", "serve the model no more"))
 )
-# What Triton has besides, and why we have not.
+# Paths that only Triton has, and the reasons why this door lacks them.
 _MISSING = {
-    "GET /v2/systemsharedmemory/status": NO_SHARED_MEMORY,
-    "GET /v2/cudasharedmemory/status": NO_SHARED_MEMORY,
-    "GET /v2/trace/setting": SETTINGS_OF_TRACES,
-    "GET /v2/logging": SETTINGS_OF_LOGS,
+    "/v2/systemsharedmemory/status": NO_SHARED_MEMORY,
+    "/v2/cudasharedmemory/status": NO_SHARED_MEMORY,
+    "/v2/trace/setting": SETTINGS_OF_TRACES,
+    "/v2/logging": SETTINGS_OF_LOGS,
 }
-_MISSING_ROUTES = [
-    Route(method, path, "OIP: not served", error_form=OIP_ERROR, is_raw=True)
-    for method, path in (key.split() for key in _MISSING)
-]
-ROUTES = (
-    SERVER, STATISTICS, *READY, *CONFIG, *MODEL_STATISTICS, *INFER, *METADATA, INDEX, LOAD, UNLOAD, *_MISSING_ROUTES,
-)  # fmt: skip
 
 
-def oip_handlers(service: TensorService) -> dict[str, HttpHandler]:
-    """The handlers, by route."""
+class OipHttpDoor:
+    """Converts the protocol's bodies to calls of the service and back."""
 
-    async def server(request: HttpRequest) -> HttpResponse:
-        return _json(service.server_metadata())
+    def __init__(self, service: TensorService) -> None:
+        self._service = service
 
-    async def statistics(request: HttpRequest) -> HttpResponse:
-        return _json(service.statistics("", ""))
+    def handlers(self) -> HttpHandlers:
+        """The routes with their handlers."""
+        return [
+            (SERVER, self.server),
+            (STATISTICS, self.statistics),
+            *((route, self.ready) for route in READY),
+            *((route, self.config) for route in CONFIG),
+            *((route, self.model_statistics) for route in MODEL_STATISTICS),
+            *((route, self.infer) for route in INFER),
+            *((route, self.metadata) for route in METADATA),
+            (INDEX, self.index),
+            (LOAD, self.load),
+            (UNLOAD, self.unload),
+            *((_missing(path), _refuse(reason)) for path, reason in _MISSING.items()),
+        ]
 
-    async def index(request: HttpRequest) -> HttpResponse:
+    async def server(self, request: HttpRequest) -> HttpResponse:
+        """GET /v2."""
+        return _json(self._service.server_metadata())
+
+    async def statistics(self, request: HttpRequest) -> HttpResponse:
+        """GET /v2/models/stats."""
+        return _json(self._service.statistics("", ""))
+
+    async def index(self, request: HttpRequest) -> HttpResponse:
+        """POST /v2/repository/index."""
         asked = check_body(_INDEX, read_json(request.body or b"{}"))
-        return _json(service.index(only_ready=asked.ready))
+        return _json(self._service.index(only_ready=asked.ready))
 
-    async def load(request: HttpRequest) -> HttpResponse:
+    async def load(self, request: HttpRequest) -> HttpResponse:
+        """POST /v2/repository/models/…/load."""
         asked = check_body(_CONTROL, read_json(request.body or b"{}"))
-        await service.load(_model(request)[0], asked.parameters, request.call)
+        await self._service.load(_model(request)[0], asked.parameters, request.call)
         return HttpResponse(b"")
 
-    async def unload(request: HttpRequest) -> HttpResponse:
-        await service.unload(_model(request)[0], request.call)
+    async def unload(self, request: HttpRequest) -> HttpResponse:
+        """POST /v2/repository/models/…/unload."""
+        await self._service.unload(_model(request)[0], request.call)
         return HttpResponse(b"")
 
-    async def ready(request: HttpRequest) -> HttpResponse:
+    async def ready(self, request: HttpRequest) -> HttpResponse:
+        """GET /v2/models/…/ready."""
         name, version = _model(request)
-        is_ready = service.is_model_ready(name, version)
+        is_ready = self._service.is_model_ready(name, version)
         return HttpResponse(write_body({"name": name, "ready": is_ready}), status=200 if is_ready else 503)
 
-    async def config(request: HttpRequest) -> HttpResponse:
-        return _json(service.model_config(*_model(request)))
+    async def config(self, request: HttpRequest) -> HttpResponse:
+        """GET /v2/models/…/config."""
+        return _json(self._service.model_config(*_model(request)))
 
-    async def model_statistics(request: HttpRequest) -> HttpResponse:
-        return _json(service.statistics(*_model(request)))
+    async def model_statistics(self, request: HttpRequest) -> HttpResponse:
+        """GET /v2/models/…/stats."""
+        return _json(self._service.statistics(*_model(request)))
 
-    async def metadata(request: HttpRequest) -> HttpResponse:
-        return _json(service.model_metadata(*_model(request)))
+    async def metadata(self, request: HttpRequest) -> HttpResponse:
+        """GET /v2/models/…."""
+        return _json(self._service.model_metadata(*_model(request)))
 
-    async def infer(request: HttpRequest) -> HttpResponse:
+    async def infer(self, request: HttpRequest) -> HttpResponse:
+        """POST /v2/models/…/infer."""
         body, inputs = await request.make(partial(_read, request))
-        outputs = [one.name for one in body.outputs or ()]
+        outputs = [output.name for output in body.outputs or ()]
         asked = TensorRequest(*_model(request), body.id, body.parameters, inputs, outputs)
-        response = await service.infer(asked, request.call, _SPANS)
+        response = await self._service.infer(asked, request.call, _SPANS)
         if sum(math.prod(tensor.shape) for tensor in response.outputs) > _LARGE:
             return await asyncio.to_thread(_answer, body, response)
         return _answer(body, response)
 
-    handlers: dict[str, HttpHandler] = {
-        SERVER.key: server,
-        STATISTICS.key: statistics,
-        INDEX.key: index,
-        LOAD.key: load,
-        UNLOAD.key: unload,
-    }
-    for routes, handler in (
-        (READY, ready),
-        (CONFIG, config),
-        (MODEL_STATISTICS, model_statistics),
-        (INFER, infer),
-        (METADATA, metadata),
-    ):
-        handlers |= {route.key: handler for route in routes}
-    return handlers | {key: _refuse(reason) for key, reason in _MISSING.items()}
+
+def _missing(path: str) -> Route:
+    return Route("GET", path, "OIP: not served", error_form=OIP_ERROR, is_raw=True)
 
 
 def _refuse(reason: str) -> HttpHandler:

@@ -1,5 +1,6 @@
 """OpenAI's responses: a text that continues a conversation, or calls of its functions. Nothing is stored."""
 
+import json
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
@@ -19,16 +20,33 @@ from neuronpipe.api.v1.tasks_pb2 import (
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import OPTIONS, message_fields, with_drawing
 from neuronpipe.core.model import with_fields
-from neuronpipe.doors.http.bodies import Body, Count, Many, Role, Unsupported, only, option_field, write_body
+from neuronpipe.doors.http.bodies import (
+    HARMLESS,
+    Answer,
+    Body,
+    Count,
+    Many,
+    Role,
+    only,
+    option_field,
+    write_body,
+)
 from neuronpipe.doors.http.events import event_response
-from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.openai_text_bodies import ChatRequest, FunctionName, Parameters, SaidMessage
+from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.openai_text_bodies import (
+    Effort,
+    FunctionName,
+    Parameters,
+    RefusalPart,
+    SaidMessage,
+    StreamOptions,
+    Verbosity,
+)
 from neuronpipe.doors.http.problems import OPENAI_ERROR, Problem
 from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
 from neuronpipe.doors.inference import Inference, ModelChoice
-from neuronpipe.doors.text_stream import Event
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.inference import GeneratedPart, InferenceResult
+from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts
 
 _DRAWING = ("temperature", "top_p")
@@ -40,9 +58,18 @@ _FIELDS = {
 }
 
 
+# Fields of an answer that a client sends again.
+_ANSWERED = HARMLESS | {"id", "status", "annotations", "logprobs", "phase", "parsed", "parsed_arguments"}
+
+
 class SaidPart(Body):
+    harmless = _ANSWERED
+
     type: Literal["input_text", "output_text", "text"]
     text: str
+
+
+Parts = Many[SaidPart | RefusalPart]
 
 
 # With store, clients such as the AI SDK send references to items.
@@ -51,12 +78,16 @@ _NONE_STORED = "send the whole conversation, as none is stored"
 
 
 class SaidItem(Body):
+    harmless = _ANSWERED
+
     type: Annotated[str, only("message", advice=_ITEMS)] = "message"
     role: Role
-    content: str | Many[SaidPart]
+    content: str | Parts
 
 
 class CallItem(Body):
+    harmless = _ANSWERED
+
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -64,9 +95,11 @@ class CallItem(Body):
 
 
 class CallOutputItem(Body):
+    harmless = _ANSWERED
+
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Many[SaidPart]
+    output: str | Parts
 
 
 def _kind(item: Any) -> str:
@@ -95,6 +128,18 @@ class NamedFunction(Body):
     name: str
 
 
+class AllowedFunctions(Body):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[Many[NamedFunction], Field(min_length=1)]
+
+
+class Reasoning(Body):
+    effort: Effort | None = Field(None, description="a variable of the model's template: reasoning_effort")
+    summary: Annotated[Any, only("auto", "concise", "detailed")] = None
+    generate_summary: Annotated[Any, only("auto", "concise", "detailed")] = None
+
+
 class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -105,38 +150,35 @@ class TextFormat(Body):
 
 class TextOptions(Body):
     format: TextFormat | None = None
-    verbosity: Annotated[Any, only("medium")] = None
+    verbosity: Verbosity | None = Field(None, description="a variable of the model's template")
 
 
-@with_fields(
-    {name: (Unsupported, None) for name in ChatRequest.model_fields if name != "stream_options"}
-    | {name: option_field(OPTIONS[name]) for name in _DRAWING}
-)
+@with_fields({name: option_field(OPTIONS[name]) for name in _DRAWING})
 class ResponsesRequest(Body):
-    """`store`, `user` and other fields that do not change the text are ignored; those that only chats have, refused."""
+    harmless = HARMLESS | {"max_tool_calls"}  # of OpenAI's own tools
 
     model: str | None = None
     input: str | Annotated[Many[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
     text: TextOptions = TextOptions()
     tools: Annotated[Many[FunctionTool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
-    # What needs what is not here: stored responses, thoughts.
+    # Fields that need stored responses or thoughts, which are not supported.
     previous_response_id: Annotated[Any, only(advice=_NONE_STORED)] = None
     conversation: Annotated[Any, only(advice=_NONE_STORED)] = None
-    prompt: Unsupported = None
     background: Annotated[Any, only(False)] = None
     include: Annotated[Any, only([], ["reasoning.encrypted_content"])] = None
-    reasoning: Annotated[Any, only({}, {"effort": "none"})] = None
+    reasoning: Reasoning = Reasoning()
     top_logprobs: Annotated[Any, only(0)] = None
     truncation: Annotated[Any, only("disabled")] = None
 
 
-class Response(Body):
+class Response(Answer):
     id: str
     object: Literal["response"]
     created_at: int
@@ -154,11 +196,10 @@ RESPONSES = Route(
     Response,
     OPENAI_ERROR,
 )
-ROUTES = (RESPONSES,)
 
 
-def openai_responses_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> dict[str, HttpHandler]:
-    """The handler, by route."""
+def openai_responses_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> HttpHandlers:
+    """The route with its handler."""
 
     async def responses(request: HttpRequest) -> HttpResponse:
         body: ResponsesRequest = request.body
@@ -167,7 +208,10 @@ def openai_responses_handlers(inference: Inference, models: ModelChoice, catalog
         tools.force(options)
         said, fields = _said(body)
         messages = [one.message() for one in said]
+        variables = {"reasoning_effort": body.reasoning.effort, "verbosity": body.text.verbosity}
         given = TextGenerationInput(messages=messages, tools=tools.for_template, options=options)
+        if any(variables.values()):
+            given.template_arguments = json.dumps({name: value for name, value in variables.items() if value})
         asked = request.call, model, TaskInput(text_generation=given), _FIELDS | fields | tools.fields("parameters")
 
         def answer() -> _Answer:
@@ -182,7 +226,7 @@ def openai_responses_handlers(inference: Inference, models: ModelChoice, catalog
         result = await inference.one(*asked)
         return HttpResponse(write_body(answer().whole(result)))
 
-    return {RESPONSES.key: responses}
+    return [(RESPONSES, responses)]
 
 
 def _said(body: ResponsesRequest) -> tuple[list[SaidMessage], dict[str, str]]:
@@ -223,10 +267,13 @@ def _tool_use(body: ResponsesRequest) -> ToolUse:
     choice, several = body.tool_choice, body.parallel_tool_calls is not False
     if isinstance(choice, NamedFunction):
         return ToolUse.of(tools, None, choice.name, "tool_choice.name", several)
+    if isinstance(choice, AllowedFunctions):
+        allowed = [one.name for one in choice.tools]
+        return ToolUse.of(tools, choice.mode, None, "tool_choice.tools", several, allowed)
     return ToolUse.of(tools, choice, None, "tool_choice", several)
 
 
-def _text(content: str | list[SaidPart]) -> str:
+def _text(content: str | list[SaidPart | RefusalPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
@@ -234,12 +281,14 @@ def _options(body: ResponsesRequest) -> GenerationOptions:
     """Raises InvalidInput."""
     given = with_drawing({name: value for name in _DRAWING if (value := getattr(body, name)) is not None})
     form = body.text.format
-    if form and form.type == "json_object":
-        given["json_object"] = True
-    elif form and form.type == "json_schema":
-        if form.schema_ is None:
-            raise InvalidInput("text.format.schema", "is missing")
+    if form and form.schema_ is not None:
+        if form.type == "text":
+            raise InvalidInput("text.format.type", "is text, with which there is no schema")
         given["json_schema"] = form.schema_
+    elif form and form.type == "json_schema":
+        raise InvalidInput("text.format.schema", "is missing")
+    elif form and form.type == "json_object":
+        given["json_object"] = True
     return GenerationOptions(**message_fields(given), max_new_tokens=body.max_output_tokens)
 
 
@@ -262,7 +311,7 @@ class _Answer:
             "store": False,
             "temperature": getattr(body, "temperature"),  # noqa: B009, a field that is made
             "text": {"format": form.model_dump(by_alias=True, exclude_unset=True)},
-            "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump() if choice else "auto",
             "tools": [one.model_dump() for one in body.tools or ()],
             "top_p": getattr(body, "top_p"),  # noqa: B009
             "truncation": "disabled",
@@ -277,7 +326,7 @@ class _Answer:
         response: dict[str, Any] = [*self._ended(result, _text_of(result).text)][-1]["response"]
         return response
 
-    async def events(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[dict[str, Any], None]:
+    async def events(self, events: AsyncGenerator[TextEvent, None]) -> AsyncGenerator[dict[str, Any], None]:
         """OpenAI's events of a text."""
         began = self._head | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
         yield self._event("created", response=began)

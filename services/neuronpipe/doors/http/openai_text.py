@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from neuronpipe.api.v1.inference_pb2 import GenerateStart, Usage
@@ -24,8 +23,9 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import DRAWING, OPTIONS, message_fields, with_drawing
 from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import event_response
-from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.openai_text_bodies import (
+    AllowedChoice,
     ChatCompletion,
     ChatRequest,
     ChosenTool,
@@ -39,17 +39,18 @@ from neuronpipe.doors.http.openai_text_bodies import (
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
 from neuronpipe.doors.inference import Inference, ModelChoice, kept_tokens
-from neuronpipe.doors.text_stream import Event
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.inference import GeneratedPart
+from neuronpipe.gateway.inference import GeneratedPart, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts
 
-# Of completions, as OpenAI has it.
+# OpenAI's default for completions.
 _MAX_TOKENS = 16
 _SEEDS = 1 << 64
 _FIELDS = {f"options.{name}": one.openai for name, one in OPTIONS.items() if one.openai}
 _REASONS = {FinishReason.FINISH_REASON_LENGTH: "length"}
 _NO_TOOLS = ToolUse(())
+# Fields of a chat that are variables of the model's template.
+_VARIABLES = ("add_generation_prompt", "reasoning_effort", "verbosity")
 
 
 CHAT = Route(
@@ -73,15 +74,14 @@ MODEL_CHAT, MODEL_COMPLETIONS = (
     replace(one, path=f"/models/{{name}}{one.path}", summary=f"Hugging Face: as {one.path} of this model")
     for one in (CHAT, COMPLETIONS)
 )
-ROUTES = (CHAT, COMPLETIONS, MODEL_CHAT, MODEL_COMPLETIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How one of the two writes its answers.
+    """How chats or completions write their answers.
 
-    `whole`: a text in a choice. `part`: a part of it in a choice of a chunk. `logprobs`: those of tokens in a choice,
-    whose bytes before them went to the decoder. `begin`: the first choice of a stream.
+    `whole`: a text in a choice. `part`: a part of a text in a choice of a chunk. `logprobs`: log probabilities of
+    tokens in a choice; the bytes before them went to the decoder. `begin`: the first choice of a stream.
     """
 
     id: str
@@ -94,14 +94,14 @@ class _Form:
 
 
 class _Offsets:
-    """Where the tokens of a text begin in it, in characters. One that begins within a character begins with that."""
+    """Offsets of tokens in a text, in characters. A token that begins within a character has the offset of it."""
 
     def __init__(self) -> None:
         self._decoder = getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
 
     def of(self, logprobs: Sequence[TokenLogprob]) -> list[int]:
-        """Those of the next tokens."""
+        """The offsets of the next tokens."""
         offsets = []
         for one in logprobs:
             offsets.append(self._offset)
@@ -110,7 +110,7 @@ class _Offsets:
 
 
 def _token(one: TokenLogprob | TopLogprob) -> str:
-    """A token as OpenAI writes it: its text, or its bytes if these are no text."""
+    """A token in OpenAI's form: its text, or its bytes if they are no text."""
     is_text = one.text.encode() == one.utf8
     return one.text if is_text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in one.utf8)
 
@@ -157,64 +157,25 @@ _COMPLETION = _Form(
 )
 
 
-def openai_text_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> dict[str, HttpHandler]:
-    """The handlers, by route."""
+class OpenAiTextDoor:
+    """Converts OpenAI's bodies of texts to calls of the pipeline and back."""
 
-    async def answer(
-        request: HttpRequest,
-        form: _Form,
-        given: Sequence[Any],
-        make: Callable[[Any], TextGenerationInput],
-        name: str,
-        tools: ToolUse = _NO_TOOLS,
-    ) -> HttpResponse:
-        body: CompletionOptions = request.body
-        names, model = (
-            _fields(body) | tools.fields("function.parameters"),
-            models.choose(request.model(request.names.get("name") or body.model), "text_generation"),
-        )
-        head = {"id": f"{form.id}-{request.call.request_id}", "created": int(time.time()), "model": model.name}
-        asked = (
-            request.call,
-            model,
-            given,
-            lambda one: TaskInput(text_generation=make(one)),
-            name,
-            lambda index: names | {name: f"{name}[{index}]"} if given[1:] else names,
-        )
-        begins = [one if _echoes(body) and isinstance(one, str) else "" for one in given]
+    def __init__(self, inference: Inference, models: ModelChoice, catalog: Catalog) -> None:
+        self._inference = inference
+        self._models = models
+        self._catalog = catalog
 
-        def new_reader() -> CallReader:
-            template = GenerationFacts.of(catalog.spec(*asked[1])).chat_template if tools.tools else ""
-            return tools.reader(template)
-
-        if body.stream:
-            events = await inference.stream_each(*asked)
-            chunks = _chunks(events, form, head, body, begins, new_reader)
-            return event_response(chunks, OPENAI_ERROR, "[DONE]")
-        results = await inference.each(*asked)
-        texts = [
-            (begin, text)
-            for begin, one in zip(begins, results, strict=True)
-            for text in one.result.message.text_generation.sequences
+    def handlers(self) -> HttpHandlers:
+        """The routes with their handlers."""
+        return [
+            (CHAT, self.chat),
+            (COMPLETIONS, self.completions),
+            (MODEL_CHAT, self.chat),
+            (MODEL_COMPLETIONS, self.completions),
         ]
-        choices = []
-        for index, (begin, one) in enumerate(texts):
-            reader = new_reader()
-            said, calls = reader.whole(one.text)
-            said = (begin or _text_of(one.prompt_logprobs)) + said
-            choice = form.whole(said)
-            if calls:
-                choice["message"] |= {"content": said or None, "tool_calls": calls}
-            told = [*one.prompt_logprobs, *one.logprobs]
-            logprobs = form.logprobs(told, _Offsets()) if told else None
-            if logprobs and one.prompt_logprobs:  # nothing is before the first token
-                logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
-            choices.append(_choice(index, choice, _reason(one, reader), logprobs))
-        usage = _usage([one.usage for one in results])
-        return HttpResponse(write_body(head | {"object": form.whole_object, "choices": choices, "usage": usage}))
 
-    async def chat(request: HttpRequest) -> HttpResponse:
+    async def chat(self, request: HttpRequest) -> HttpResponse:
+        """POST /v1/chat/completions."""
         body: ChatRequest = request.body
         if body.top_logprobs and not body.logprobs:
             raise InvalidInput("top_logprobs", "has an effect only with logprobs")
@@ -222,23 +183,23 @@ def openai_text_handlers(inference: Inference, models: ModelChoice, catalog: Cat
         options = _options(body, body.max_completion_tokens or body.max_tokens, top_logprobs)
         tools = _tool_use(body)
         tools.force(options)
-        given = body.chat_template_kwargs or {}
-        if body.add_generation_prompt is not None:
-            given = {"add_generation_prompt": body.add_generation_prompt, **given}
-        chat = partial(
-            TextGenerationInput,
-            tools=tools.for_template,
-            template_arguments=json.dumps(given, ensure_ascii=False) if given else "",
-            continue_final_message=bool(body.continue_final_message),
-            options=options,
-        )
+        named = {name: getattr(body, name) for name in _VARIABLES}
+        variables = {name: value for name, value in named.items() if value is not None}
+        variables |= body.chat_template_kwargs or {}
 
-        def make(said: Sequence[SaidMessage]) -> TextGenerationInput:
-            return chat(messages=[one.message() for one in said])
+        def make(messages: Sequence[SaidMessage]) -> TextGenerationInput:
+            return TextGenerationInput(
+                messages=[message.message() for message in messages],
+                tools=tools.for_template,
+                template_arguments=json.dumps(variables, ensure_ascii=False) if variables else "",
+                continue_final_message=bool(body.continue_final_message),
+                options=options,
+            )
 
-        return await answer(request, _CHAT, [body.messages], make, "messages", tools)
+        return await self._answer(request, _CHAT, [body.messages], make, "messages", tools)
 
-    async def completions(request: HttpRequest) -> HttpResponse:
+    async def completions(self, request: HttpRequest) -> HttpResponse:
+        """POST /v1/completions."""
         body: CompletionRequest = request.body
         if body.best_of not in (None, body.n or 1):
             raise InvalidInput(
@@ -251,7 +212,7 @@ def openai_text_handlers(inference: Inference, models: ModelChoice, catalog: Cat
             if body.stream:
                 raise InvalidInput("echo", "with logprobs cannot be combined with stream")
             options.prompt_logprobs = True
-        elif body.echo and not all(isinstance(one, str) for one in prompts):
+        elif body.echo and not all(isinstance(prompt, str) for prompt in prompts):
             raise InvalidInput("echo", "of token ids needs logprobs")
         cuts = kept_tokens(body.truncate_prompt_tokens, "left")
 
@@ -260,12 +221,67 @@ def openai_text_handlers(inference: Inference, models: ModelChoice, catalog: Cat
                 return TextGenerationInput(prompt=prompt, options=options, **cuts)
             return TextGenerationInput(prompt_token_ids=prompt, options=options, **cuts)
 
-        return await answer(request, _COMPLETION, prompts, make, "prompt")
+        return await self._answer(request, _COMPLETION, prompts, make, "prompt")
 
-    return {
-        **dict.fromkeys((CHAT.key, MODEL_CHAT.key), chat),
-        **dict.fromkeys((COMPLETIONS.key, MODEL_COMPLETIONS.key), completions),
-    }
+    async def _answer(
+        self,
+        request: HttpRequest,
+        form: _Form,
+        given: Sequence[Any],
+        make: Callable[[Any], TextGenerationInput],
+        name: str,
+        tools: ToolUse = _NO_TOOLS,
+    ) -> HttpResponse:
+        """The texts of the inputs that `make` makes of the values in the field `name`."""
+        body: CompletionOptions = request.body
+        names = _fields(body) | tools.fields("function.parameters")
+        model = self._models.choose(request.model(request.names.get("name") or body.model), "text_generation")
+        head = {"id": f"{form.id}-{request.call.request_id}", "created": int(time.time()), "model": model.name}
+        asked = (
+            request.call,
+            model,
+            given,
+            lambda value: TaskInput(text_generation=make(value)),
+            name,
+            lambda index: names | {name: f"{name}[{index}]"} if given[1:] else names,
+        )
+        begins = [value if _echoes(body) and isinstance(value, str) else "" for value in given]
+
+        def new_reader() -> CallReader:
+            template = GenerationFacts.of(self._catalog.spec(*model)).chat_template if tools.tools else ""
+            return tools.reader(template)
+
+        if body.stream:
+            events = await self._inference.stream_each(*asked)
+            chunks = _chunks(events, form, head, body, begins, new_reader)
+            return event_response(chunks, OPENAI_ERROR, "[DONE]")
+        results = await self._inference.each(*asked)
+        texts = [
+            (begin, text)
+            for begin, result in zip(begins, results, strict=True)
+            for text in result.result.message.text_generation.sequences
+        ]
+        choices = [_whole_choice(index, *text, form, body, new_reader()) for index, text in enumerate(texts)]
+        usage = _usage([result.usage for result in results])
+        return HttpResponse(write_body(head | {"object": form.whole_object, "choices": choices, "usage": usage}))
+
+
+def _whole_choice(
+    index: int, begin: str, text: GeneratedText, form: _Form, body: CompletionOptions, reader: CallReader
+) -> dict[str, Any]:
+    """A text that has ended, behind the text `begin`."""
+    said, calls = reader.whole(text.text)
+    said = (begin or _text_of(text.prompt_logprobs)) + said
+    choice = form.whole(said)
+    if calls:
+        choice["message"] |= {"content": said or None, "tool_calls": calls}
+    tokens = [*text.prompt_logprobs, *text.logprobs]
+    logprobs = form.logprobs(tokens, _Offsets()) if tokens else None
+    if logprobs and text.prompt_logprobs:  # nothing is before the first token
+        logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
+    if body.return_token_ids:
+        choice["token_ids"] = list(text.token_ids)
+    return _choice(index, choice, _reason(text, reader), logprobs)
 
 
 def _echoes(body: CompletionOptions) -> bool:
@@ -273,7 +289,7 @@ def _echoes(body: CompletionOptions) -> bool:
 
 
 async def _chunks(
-    events: AsyncGenerator[tuple[int, Event], None],
+    events: AsyncGenerator[tuple[int, TextEvent], None],
     form: _Form,
     head: dict[str, Any],
     body: CompletionOptions,
@@ -288,7 +304,7 @@ async def _chunks(
     head |= {"object": form.part_object} | ({"usage": None} if asked.include_usage else {})
     readers = defaultdict[int, CallReader](new_reader)
     offsets = defaultdict[int, _Offsets](_Offsets)
-    # Of each input the tokens of its prompt, and of each choice those of its text so far.
+    # Tokens of the prompt of each input, and of the text of each choice so far.
     read, written = Counter[int](), Counter[int]()
     used: list[Usage] = []
 
@@ -308,9 +324,10 @@ async def _chunks(
                 index = place * texts + event.sequence
                 written[index] += len(event.token_ids)
                 logprobs = form.logprobs(event.logprobs, offsets[index]) if event.logprobs else None
-                for part in [*readers[index].read(event.text)] or ([""] if logprobs else []):
-                    yield chunk(index, _told(part, form), None, logprobs)
-                    logprobs = None
+                ids = {"token_ids": event.token_ids} if body.return_token_ids else {}
+                for part in [*readers[index].read(event.text)] or ([""] if logprobs or ids else []):
+                    yield chunk(index, _told(part, form) | ids, None, logprobs)
+                    logprobs, ids = None, {}
             else:
                 used.append(event.usage)
                 for number, whole in enumerate(event.result.message.text_generation.sequences):
@@ -347,6 +364,9 @@ def _tool_use(body: ChatRequest) -> ToolUse:
     choice, several = body.tool_choice, body.parallel_tool_calls is not False
     if isinstance(choice, ChosenTool):
         return ToolUse.of(tools, None, choice.function.name, "tool_choice.function.name", several)
+    if isinstance(choice, AllowedChoice):
+        allowed = [one.function.name for one in choice.allowed_tools.tools]
+        return ToolUse.of(tools, choice.allowed_tools.mode, None, "tool_choice.allowed_tools", several, allowed)
     return ToolUse.of(tools, choice, None, "tool_choice", several)
 
 
@@ -374,21 +394,29 @@ def _fields(body: CompletionOptions) -> dict[str, str]:
 
 
 def _forms(body: CompletionOptions) -> Iterator[tuple[str, str, Any]]:
-    """The form that the text must have, where it is not among the options by their names: option, field and value.
+    """The form that the text must have, unless an option has its name: option, field and value.
 
     Raises InvalidInput.
     """
     given = body.response_format or ResponseFormat(type="text")
+    schemas = [one for one in (given.json_schema, given.schema_, given.value) if one is not None]
+    if len(schemas) > 1:
+        raise InvalidInput("response_format", "has several of json_schema, schema and value; give one")
     if given.type in ("json", "regex") or (given.type == "json_object" and given.value):
         if given.value is None or (given.type == "regex" and not isinstance(given.value, str)):
             raise InvalidInput("response_format.value", "must be a text" + " or an object" * (given.type != "regex"))
         yield ("regex" if given.type == "regex" else "json_schema"), "response_format.value", given.value
-    elif given.type == "json_object":
-        yield "json_object", "response_format", True
-    elif given.type == "json_schema":
-        if given.json_schema is None:
-            raise InvalidInput("response_format.json_schema", "is missing")
-        yield "json_schema", "response_format.json_schema.schema", given.json_schema.schema_
+    else:
+        named, place = given.json_schema, "response_format.json_schema.schema"
+        schema = named.schema_ if named else given.schema_
+        if given.type == "text" and schemas:
+            raise InvalidInput("response_format.type", "is text, with which there is no schema")
+        if schema is not None:
+            yield "json_schema", place if named else "response_format.schema", schema
+        elif given.type == "json_schema" or named:
+            raise InvalidInput(place if named else "response_format.json_schema", "is missing")
+        elif given.type == "json_object":
+            yield "json_object", "response_format", True
     if outputs := body.structured_outputs:
         for theirs, value in outputs.model_dump(exclude_none=True, by_alias=True).items():
             yield (
@@ -409,6 +437,10 @@ def _options(body: CompletionOptions, max_tokens: int | None, top_logprobs: int 
         if name in given:
             raise InvalidInput(place, "is given twice")
         given[name] = value
+    if body.ignore_eos:
+        if max_tokens is None:
+            raise InvalidInput("ignore_eos", "needs max_tokens, which the text then has")
+        given["min_new_tokens"] = max_tokens
     drawn = [name for name in DRAWING if name in given]
     texts, beams = body.n or 1, given.get("num_beams", 1)
     if given.get("temperature") == 0 and texts > 1 and beams == 1:

@@ -9,16 +9,17 @@ from pydantic import AfterValidator, ConfigDict, Field
 from neuronpipe.api.v1.tasks_pb2 import ChatMessage
 from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.model import with_fields
+from neuronpipe.core.parsing import check_depth
 from neuronpipe.doors.http.bodies import (
+    HARMLESS,
     WHOLE,
+    Answer,
     Body,
     Count,
     KeptTokens,
     Many,
     Role,
-    StrictBody,
     TokenIds,
-    Unsupported,
     Whole,
     only,
     option_field,
@@ -26,8 +27,17 @@ from neuronpipe.doors.http.bodies import (
 
 
 class TextPart(Body):
+    harmless = HARMLESS | {"annotations", "logprobs", "id", "index"}  # of what was answered, also LangChain's
+
     type: Literal["text"]
     text: str
+
+
+class RefusalPart(Body):
+    """Of the history: a model said it in place of a text, so it is a text."""
+
+    type: Literal["refusal"]
+    text: str = Field(alias="refusal")
 
 
 class _Open(Body):
@@ -83,16 +93,33 @@ class ChosenTool(Body):
     function: ChosenFunction
 
 
+class AllowedTools(Body):
+    mode: Literal["auto", "required"]
+    tools: Annotated[Many[ChosenTool], Field(min_length=1)]
+
+
+class AllowedChoice(Body):
+    """OpenAI's: the template gets all tools, of which these may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+# What models of OpenAI know; templates of others, such as GPT-OSS, some of it.
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Verbosity = Literal["low", "medium", "high"]
+
+
 class SaidMessage(_Open):
     """The template gets all fields of a message, such as `name`, `reasoning_content` and `prefix`."""
 
     role: Role
-    content: Annotated[str | Many[TextPart] | None, Field(description="a text, or parts of it")] = None
+    content: Annotated[str | Many[TextPart | RefusalPart] | None, Field(description="a text, or parts of it")] = None
     tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
     function_call: Annotated[Any, only(advice="use tool_calls")] = None
-    refusal: Annotated[Any, only("")] = None
-    audio: Unsupported = None
+    refusal: Annotated[str | None, Field(description="of the history: the content, where there is none")] = None
+    audio: Annotated[Any, only()] = None
 
     def message(self) -> ChatMessage:
         """The message for a template: further fields as JSON, and arguments of calls parsed if they are JSON."""
@@ -100,12 +127,13 @@ class SaidMessage(_Open):
         calls = fields.pop("tool_calls", None)
         for call in calls or ():
             if isinstance(arguments := call["function"]["arguments"], str):
-                with contextlib.suppress(ValueError, RecursionError):  # of no arguments some clients make an empty text
+                check_depth("messages.tool_calls.function.arguments", arguments.encode())
+                with contextlib.suppress(ValueError):  # of no arguments some clients make an empty text
                     call["function"]["arguments"] = json.loads(arguments or "{}")
         if calls:
             # As transformers gives it: some templates tell calls by a content that is none.
             fields |= {"tool_calls": calls} | ({"content": None} if self.content is None else {})
-        content = self.content or ""
+        content = self.content or self.refusal or ""
         return ChatMessage(
             role=self.role,
             content=content if isinstance(content, str) else "".join(part.text for part in content),
@@ -114,6 +142,8 @@ class SaidMessage(_Open):
 
 
 class StreamOptions(Body):
+    harmless = HARMLESS | {"include_obfuscation"}
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = Field(None, description="vLLM's: `usage` so far in each chunk")
 
@@ -121,19 +151,20 @@ class StreamOptions(Body):
 class NamedSchema(Body):
     name: str
     description: str | None = None
-    schema_: dict[str, Any] = Field({}, alias="schema")
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = Field(None, description="changes nothing: the text is valid in any case")
 
 
 class ResponseFormat(Body):
-    """OpenAI's, and TGI's with a `value`."""
+    """OpenAI's, TGI's with a `value`, and that of llama.cpp and others with a `schema`."""
 
     type: Literal["text", "json_object", "json_schema", "json", "regex"]
     json_schema: NamedSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
     value: str | dict[str, Any] | None = Field(None, description="a JSON Schema, or a regular expression")
 
 
-class StructuredOutputs(StrictBody):
+class StructuredOutputs(Body):
     """vLLM's. One of the fields is set."""
 
     json_schema: str | dict[str, Any] | None = Field(None, alias="json")
@@ -147,8 +178,6 @@ class StructuredOutputs(StrictBody):
 class CompletionOptions(Body):
     """What both have. The other options of generation are made of their declarations. Of these fields, those after
     `stream_options` are vLLM's.
-
-    `user`, `metadata`, `store` and other fields that do not change the text are ignored.
     """
 
     model: str | None = None
@@ -162,15 +191,15 @@ class CompletionOptions(Body):
     regex: Annotated[Any, only(advice="use guided_regex")] = None
     ebnf: Annotated[Any, only(advice="use guided_grammar")] = None
     use_beam_search: Annotated[Any, only(False)] = None
-    ignore_eos: Annotated[Any, only(False)] = None
-    skip_special_tokens: Annotated[Any, only(True)] = None
+    ignore_eos: bool | None = Field(None, description="vLLM's: the text has max_tokens, unless a stop string ends it")
     include_stop_str_in_output: Annotated[Any, only(False)] = None
     allowed_token_ids: Annotated[Any, only([])] = None
     bad_words: Annotated[Any, only([])] = None
     logits_processors: Annotated[Any, only([])] = None
-    prompt_logprobs: Unsupported = None
-    return_token_ids: Annotated[Any, only(False)] = None
+    return_token_ids: bool | None = Field(None, description="vLLM's: `token_ids` in each choice")
     return_tokens_as_token_ids: Annotated[Any, only(False)] = None
+    detokenize: Annotated[Any, only(True)] = None
+    include_reasoning: Annotated[Any, only(True)] = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -181,30 +210,23 @@ class ChatRequest(CompletionOptions):
     logprobs: bool | None = None
     top_logprobs: Whole | None = None
     tools: Annotated[Many[Tool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = Field(None, description="whether an answer may call several functions")
     functions: Annotated[Any, only([], advice="use tools")] = None
     function_call: Annotated[Any, only("none", "auto", advice="use tool_choice")] = None
     modalities: Annotated[Any, only(["text"])] = None
-    audio: Unsupported = None
-    web_search_options: Unsupported = None
-    reasoning_effort: Annotated[Any, only("none")] = None
-    verbosity: Annotated[Any, only("medium")] = None
+    reasoning_effort: Effort | None = Field(None, description="a variable of the model's template")
+    verbosity: Verbosity | None = Field(None, description="a variable of the model's template")
     # vLLM's.
-    truncate_prompt_tokens: Unsupported = None
     echo: Annotated[Any, only(False)] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(None, description="whether the text continues the last message")
     add_special_tokens: Annotated[Any, only(False)] = None
     documents: Annotated[Any, only([])] = None
-    chat_template: Unsupported = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the model's template")
 
 
-@with_fields(dict.fromkeys(ChatRequest.model_fields, (Unsupported, None)))
 class CompletionRequest(CompletionOptions):
-    """Fields that only chats have are refused."""
-
     prompt: Annotated[
         str | Many[str] | TokenIds | Many[TokenIds],
         Field(description="a text or its token ids; or several, of which each gets a choice"),
@@ -219,39 +241,39 @@ class CompletionRequest(CompletionOptions):
     add_special_tokens: Annotated[Any, only(True)] = None
 
 
-class Answered(Body):
+class Answered(Answer):
     role: Literal["assistant"]
     content: str | None
     refusal: None
     tool_calls: list[dict[str, Any]] | None = None
 
 
-class ChatChoice(Body):
+class ChatChoice(Answer):
     index: int
     message: Answered
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length", "tool_calls"]
 
 
-class CompletionChoice(Body):
+class CompletionChoice(Answer):
     index: int
     text: str
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length"]
 
 
-class CachedTokens(Body):
+class CachedTokens(Answer):
     cached_tokens: int
 
 
-class TextUsage(Body):
+class TextUsage(Answer):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
 
 
-class ChatCompletion(Body):
+class ChatCompletion(Answer):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -260,7 +282,7 @@ class ChatCompletion(Body):
     usage: TextUsage
 
 
-class Completion(Body):
+class Completion(Answer):
     id: str
     object: Literal["text_completion"]
     created: int

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from neuronpipe import __version__
 from neuronpipe.core.names import ROUTE_KEY
 from neuronpipe.doors.http.bodies import write_body
-from neuronpipe.doors.http.exchange import JSON, HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import JSON, HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.inference import MODEL_FIELD, PRIORITY_FIELD, VERSION_FIELD
 
 OPENAPI = Route("GET", "/openapi.json", "this document", gives=dict[str, Any], service="reflection")
@@ -28,8 +28,8 @@ _HEADERS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def openapi_handlers(routes: Sequence[Route]) -> dict[str, HttpHandler]:
-    """The handler, by route. The first request makes the document, as that takes a start 0.2 s of CPU time."""
+def openapi_handlers(routes: Sequence[Route]) -> HttpHandlers:
+    """The route with its handler. The first request makes the document, as that takes a start 0.2 s of CPU time."""
     turn, document = asyncio.Lock(), b""
 
     async def openapi_json(request: HttpRequest) -> HttpResponse:
@@ -38,7 +38,7 @@ def openapi_handlers(routes: Sequence[Route]) -> dict[str, HttpHandler]:
             document = document or await asyncio.to_thread(lambda: write_body(openapi((*routes, OPENAPI))))
         return HttpResponse(document)
 
-    return {OPENAPI.key: openapi_json}
+    return [(OPENAPI, openapi_json)]
 
 
 def openapi(routes: Iterable[Route]) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AliasChoices, Discriminator, Field, Tag
 
 from neuronpipe.api.v1.tasks_pb2 import RerankInput, RerankResult, ScoreFunction, TaskInput
-from neuronpipe.doors.http.bodies import Body, Direction, KeptTokens, Many, Unsupported, Whole, write_body
-from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.bodies import Answer, Body, Direction, KeptTokens, Many, Whole, only, write_body
+from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import COHERE_ERROR, TEI_ERROR
 from neuronpipe.doors.inference import Inference, ModelChoice, kept_tokens, truncation_of
 from neuronpipe.gateway.inference import InferenceResult
@@ -14,7 +14,7 @@ from neuronpipe.gateway.inference import InferenceResult
 _DOCUMENTS, _TEI_FIELDS = {"texts": "documents"}, {"truncation": "truncate"}
 
 
-class Document(Body):
+class Document(Answer):
     """`text` is compared, other fields are ignored."""
 
     text: str
@@ -26,12 +26,20 @@ class CohereRerank(Body):
     model: str | None = None
     query: str
     documents: Many[str | Document]
-    top_n: Whole | None = Field(None, description="how many; default, and of 0: all")
+    top_n: Whole | None = Field(
+        None,
+        validation_alias=AliasChoices("top_n", "top_k"),
+        description="how many, Voyage's top_k; default, and of 0: all",
+    )
     return_documents: bool | None = Field(None, description="whether results have the documents; default: no")
     truncate_prompt_tokens: KeptTokens | None = Field(None, description="vLLM's: of the query and a document")
-    max_tokens_per_doc: Unsupported = None
-    max_chunks_per_doc: Unsupported = None
-    rank_fields: Unsupported = None
+    truncation: bool | None = Field(None, description="Voyage's; false: a pair that is too long is an error")
+    # The defaults of Cohere, vLLM and Infinity, which some clients send.
+    max_tokens_per_doc: Annotated[Any, only(4096)] = None
+    max_chunks_per_doc: Annotated[Any, only(10)] = None
+    rank_fields: Annotated[Any, only(["text"])] = None
+    use_activation: Annotated[Any, only(True)] = None
+    raw_scores: Annotated[Any, only(False)] = None
 
 
 class TeiRerank(Body):
@@ -44,19 +52,19 @@ class TeiRerank(Body):
     return_text: bool = False
 
 
-class CohereRank(Body):
+class CohereRank(Answer):
     index: int
     relevance_score: float
     document: Document | None = None
 
 
-class RerankUsage(Body):
+class RerankUsage(Answer):
     prompt_tokens: int
     total_tokens: int
     truncated_tokens: int
 
 
-class CohereRanks(Body):
+class CohereRanks(Answer):
     id: str
     model: str
     results: list[CohereRank]
@@ -64,21 +72,29 @@ class CohereRanks(Body):
     meta: dict[str, Any]
 
 
-class TeiRank(Body):
+class TeiRank(Answer):
     index: int
     score: float
     text: str | None = None
 
 
-_EITHER = Annotated[TeiRerank | CohereRerank, Field(description="with `texts` it is TEI's, with `documents` Jina's")]
+def _kind(body: Any) -> str:
+    is_cohere = "documents" in body if isinstance(body, dict) else isinstance(body, CohereRerank)
+    return "cohere" if is_cohere else "tei"
+
+
+_EITHER = Annotated[
+    Annotated[TeiRerank, Tag("tei")] | Annotated[CohereRerank, Tag("cohere")],
+    Discriminator(_kind),
+    Field(description="with `texts` it is TEI's, with `documents` Jina's"),
+]
 V1 = Route("POST", "/v1/rerank", "Cohere, Jina: documents, best first", CohereRerank, CohereRanks, COHERE_ERROR)
 V2 = Route("POST", "/v2/rerank", "Cohere: documents, best first", CohereRerank, CohereRanks, COHERE_ERROR)
 PLAIN = Route("POST", "/rerank", "TEI, Jina: texts, best first", _EITHER, list[TeiRank] | CohereRanks, TEI_ERROR)
-ROUTES = (V1, V2, PLAIN)
 
 
-def rerank_handlers(inference: Inference, models: ModelChoice) -> dict[str, HttpHandler]:
-    """The handlers, by route."""
+def rerank_handlers(inference: Inference, models: ModelChoice) -> HttpHandlers:
+    """The routes with their handlers."""
 
     async def cohere(request: HttpRequest) -> HttpResponse:
         body: CohereRerank = request.body
@@ -86,7 +102,7 @@ def rerank_handlers(inference: Inference, models: ModelChoice) -> dict[str, Http
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         # A client may ask for more than there are.
         top_n = min(body.top_n or 0, len(texts))
-        cuts = kept_tokens(body.truncate_prompt_tokens or -1, None)
+        cuts = kept_tokens(None if body.truncation is False else body.truncate_prompt_tokens or -1, None)
         input = RerankInput(query=body.query, texts=texts, top_n=top_n, **cuts)
         result = await inference.one(request.call, model, TaskInput(rerank=input), _DOCUMENTS)
         results: list[dict[str, Any]] = [
@@ -128,7 +144,7 @@ def rerank_handlers(inference: Inference, models: ModelChoice) -> dict[str, Http
             )
         )
 
-    return {V1.key: cohere, V2.key: cohere, PLAIN.key: plain}
+    return [(V1, cohere), (V2, cohere), (PLAIN, plain)]
 
 
 def _ranked(result: InferenceResult) -> RerankResult:

@@ -5,8 +5,11 @@ Its /v1/chat/completions is OpenAI's, and its / is Hugging Face's.
 
 from typing import Any
 
-from neuronpipe.doors.http.bodies import Body, write_body
-from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
+from pydantic import Field
+
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.doors.http.bodies import Answer, Body, write_body
+from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.huggingface_bodies import GenerateParameters
 from neuronpipe.doors.http.huggingface_texts import answer_tokens, one_text_fields, read_one_prompt, write_text
 from neuronpipe.doors.http.problems import TGI_ERROR
@@ -20,14 +23,15 @@ class Generate(Body):
     model: str | None = None
     inputs: str
     parameters: GenerateParameters = GenerateParameters()
+    stream: bool | None = Field(None, description="whether the path is /generate_stream")
 
 
-class Generated(Body):
+class Generated(Answer):
     generated_text: str
     details: dict[str, Any] | None = None
 
 
-class GeneratedToken(Body):
+class GeneratedToken(Answer):
     index: int
     token: dict[str, Any]
     generated_text: str | None
@@ -40,14 +44,15 @@ def _post(path: str, summary: str, gives: Any) -> Route:
 
 GENERATE = _post("/generate", "continues a text", Generated)
 GENERATE_STREAM = _post("/generate_stream", "the same as events, one for each token", GeneratedToken)
-ROUTES = (GENERATE, GENERATE_STREAM)
 
 
-def tgi_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> dict[str, HttpHandler]:
-    """The handlers, by route."""
+def tgi_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> HttpHandlers:
+    """The routes with their handlers."""
 
     async def generate(request: HttpRequest) -> HttpResponse:
         body: Generate = request.body
+        if body.stream:
+            raise InvalidInput("stream", "is not supported; use /generate_stream")
         model = models.choose(request.model(body.model), "text_generation")
         input = read_one_prompt(body.inputs, body, catalog.spec(*model))
         result = await inference.one(request.call, model, input, one_text_fields(body))
@@ -59,4 +64,4 @@ def tgi_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) ->
         spec = catalog.spec(*models.choose(request.model(body.model), "text_generation"))
         return await answer_tokens(inference, request, spec, body, body.inputs)
 
-    return {GENERATE.key: generate, GENERATE_STREAM.key: generate_stream}
+    return [(GENERATE, generate), (GENERATE_STREAM, generate_stream)]

@@ -49,28 +49,43 @@ _FORMATS = {
 class ToolUse:
     """How a request uses tools. `must_call`: a text is nothing but calls. `function`: the only one that may be called.
 
-    `has_several`: whether a text may have several calls.
+    `has_several`: whether a text may have several calls. `allowed`: the names of those that may be called; none: all.
     """
 
     tools: Sequence[Mapping[str, Any]]
     must_call: bool = False
     function: str = ""
     has_several: bool = True
+    allowed: Sequence[str] = ()
 
     @classmethod
     def of(
-        cls, tools: Sequence[Mapping[str, Any]], choice: str | None, chosen: str | None, field: str, has_several: bool
+        cls,
+        tools: Sequence[Mapping[str, Any]],
+        choice: str | None,
+        chosen: str | None,
+        field: str,
+        has_several: bool,
+        allowed: Sequence[str] = (),
     ) -> Self:
         """The use by a request's `tool_choice`: none, auto or required, or else a function that is `chosen` by its name
         in this field. Raises InvalidInput.
         """
-        if not tools and (chosen is not None or choice == "required"):
+        if not tools and (chosen is not None or choice == "required" or allowed):
             raise InvalidInput("tool_choice", "has an effect only with tools")
         if choice == "none":
             return cls(())
-        if chosen is not None and chosen not in [one["function"]["name"] for one in tools]:
-            raise InvalidInput(field, f"{chosen[:64]!r} is not among the tools")
-        return cls(tools, choice == "required", chosen or "", has_several)
+        names = [one["function"]["name"] for one in tools]
+        for name in allowed if chosen is None else (chosen,):
+            if name not in names:
+                raise InvalidInput(field, f"{name[:64]!r} is not among the tools")
+        return cls(tools, choice == "required", chosen or "", has_several, allowed)
+
+    @property
+    def functions(self) -> Sequence[Mapping[str, Any]]:
+        """The functions that may be called."""
+        every = [one["function"] for one in self.tools]
+        return [one for one in every if not self.allowed or one["name"] in self.allowed]
 
     @property
     def for_template(self) -> str:
@@ -89,14 +104,14 @@ class ToolUse:
         if not (self.must_call or self.function):
             return {}
         names = [one["function"]["name"] for one in self.tools]
-        places = [place for place, name in enumerate(names) if name == self.function or not self.function]
+        wanted = [self.function] if self.function else [one["name"] for one in self.functions]
+        places = [place for place, name in enumerate(names) if name in wanted]
         # Of several functions, whose is wrong is not known.
         return {"options.json_schema": f"tools[{places[0]}].{parameters}" if len(places) == 1 else "tools"}
 
     def schema(self) -> dict[str, Any] | None:
         """The JSON Schema of texts that must call: the arguments of the one function, or a list of calls."""
-        functions = [one["function"] for one in self.tools]
-        arguments = {one["name"]: (one.get("parameters") or {}) | {"type": "object"} for one in functions}
+        arguments = {one["name"]: (one.get("parameters") or {}) | {"type": "object"} for one in self.functions}
         if self.function:
             return arguments[self.function]
         if not self.must_call:
@@ -124,7 +139,7 @@ class CallReader:
     def __init__(self, use: ToolUse, form: CallFormat) -> None:
         self._function, self._must_call, self._has_several = use.function, use.must_call, use.has_several
         self._form = form
-        self._names = {one["function"]["name"] for one in use.tools}
+        self._names = {one["name"] for one in use.functions}
         names = "|".join(re.escape(name) for name in sorted(self._names, key=len, reverse=True))
         # The id of a call may be behind its name, whose own marks are special tokens.
         self._name_head = re.compile(rf"({names})(?:[a-zA-Z0-9]{{9}})?\s*(?=\{{)")

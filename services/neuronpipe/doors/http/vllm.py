@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import time
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import AliasChoices, Field
@@ -25,8 +25,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.doors.http.bodies import Body, Count, KeptTokens, Many, texts_of, write_body
-from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.bodies import Answer, Body, Count, KeptTokens, Many, only, texts_of, write_body
+from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Fields, Inference, ModelChoice, ModelName, kept_tokens, of_results
 from neuronpipe.doors.vectors import token_vectors, vector
@@ -45,12 +45,13 @@ _ANY_POOLING = [task for tasks in _POOLING.values() for task in tasks]
 
 
 class _Pooled(Body):
-    """What all have. A text that is too long is an error without `truncate_prompt_tokens`."""
+    """Fields of every body. A text that is too long is an error without `truncate_prompt_tokens`."""
 
     model: str | None = None
     truncate_prompt_tokens: KeptTokens | None = Field(None, description="of a text; -1: as many as the model takes")
     truncation_side: Literal["left", "right"] | None = None
     use_activation: bool | None = Field(None, description="false: logits, or vectors of their own length")
+    add_special_tokens: Annotated[Any, only(True)] = None
 
     @property
     def cuts(self) -> dict[str, Any]:
@@ -59,7 +60,7 @@ class _Pooled(Body):
 
     @property
     def function(self) -> "ScoreFunction.ValueType":
-        """That of the model, unless logits are wanted."""
+        """The function of the model, unless logits are wanted."""
         is_raw = self.use_activation is False
         return ScoreFunction.SCORE_FUNCTION_NONE if is_raw else ScoreFunction.SCORE_FUNCTION_UNSPECIFIED
 
@@ -82,13 +83,13 @@ class Pooling(_Pooled):
     encoding_format: Literal["float", "base64"] = "float"
 
 
-class _Usage(Body):
+class _Usage(Answer):
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
 
 
-class _Answer(Body):
+class _Answer(Answer):
     id: str
     object: Literal["list"]
     created: int
@@ -96,7 +97,7 @@ class _Answer(Body):
     usage: _Usage
 
 
-class ScoredPair(Body):
+class ScoredPair(Answer):
     index: int
     object: Literal["score"]
     score: float
@@ -106,7 +107,7 @@ class Scores(_Answer):
     data: list[ScoredPair]
 
 
-class Classified(Body):
+class Classified(Answer):
     index: int
     label: str
     probs: list[float]
@@ -117,7 +118,7 @@ class Classes(_Answer):
     data: list[Classified]
 
 
-class PooledData(Body):
+class PooledData(Answer):
     index: int
     object: Literal["pooling"]
     data: list[list[float]] | list[float] | str
@@ -134,11 +135,10 @@ def _post(path: str, summary: str, takes: Any, gives: Any) -> Route:
 SCORE, V1_SCORE = (_post(path, "scores of pairs of texts", Score, Scores) for path in ("/score", "/v1/score"))
 CLASSIFY = _post("/classify", "the labels of texts", Classify, Classes)
 POOLING = _post("/pooling", "vectors or probabilities, as the model's head gives them", Pooling, Pools)
-ROUTES = (SCORE, V1_SCORE, CLASSIFY, POOLING)
 
 
-def vllm_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> dict[str, HttpHandler]:
-    """The handlers, by route."""
+def vllm_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> HttpHandlers:
+    """The routes with their handlers."""
 
     async def each(
         request: HttpRequest, model: ModelName, make: Callable[[str], TaskInput]
@@ -191,7 +191,7 @@ def vllm_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -
 
         return HttpResponse(await of_results(results, write), is_compressible=body.encoding_format != "base64")
 
-    return {SCORE.key: score, V1_SCORE.key: score, CLASSIFY.key: classify, POOLING.key: pooling}
+    return [(SCORE, score), (V1_SCORE, score), (CLASSIFY, classify), (POOLING, pooling)]
 
 
 def _pairs(body: Score) -> list[tuple[str, str]]:

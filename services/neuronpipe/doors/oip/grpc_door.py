@@ -1,6 +1,6 @@
 """The Open Inference Protocol over gRPC: its messages to tensors and back."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NoReturn
@@ -23,8 +23,7 @@ from neuronpipe.doors.oip.service import (
 )
 from neuronpipe.doors.oip.tensors import MAX_TENSORS, GivenTensor, Parameter, shown
 from neuronpipe.gateway.many import answer_stream
-from neuronpipe.platform.process.door import Handler
-from neuronpipe.rpc.rpcs import Context, Rpc, by_path, call_of, message_classes
+from neuronpipe.rpc.rpcs import Context, Rpc, RpcHandler, RpcHandlers, call_of, handlers_of, message_classes
 from neuronpipe.rpc.transport import CallEnd
 
 OIP_SERVICE = messages.DESCRIPTOR.services_by_name["GRPCInferenceService"]
@@ -52,14 +51,6 @@ _INFER = RowSpans(Spans.OIP_INFER, Spans.OIP_INFER)
 _STREAM = RowSpans(Spans.OIP_STREAM, Spans.OIP_STREAM)
 
 
-def oip_rpcs() -> list[Rpc]:
-    """The rpcs of the service; those that it has not, too, so that they can say so."""
-    return [
-        *(Rpc.of(method, is_work=method.name in _WORK) for method in OIP_SERVICE.methods),
-        *(Rpc(f"/{OIP_SERVICE.full_name}/{name}", name, bytes, bytes) for name in _MISSING),
-    ]
-
-
 class OipDoor:
     """Converts messages to calls of the service and back."""
 
@@ -67,10 +58,10 @@ class OipDoor:
         self._service = service
         self._max_stream_in_flight = max_stream_in_flight
 
-    def handlers(self) -> Mapping[str, Handler]:
-        """The handlers, by path."""
+    def handlers(self) -> RpcHandlers:
+        """The service, and Triton's rpcs that it lacks, whose handlers say why."""
         service = self._service
-        told = {
+        told: dict[str, Callable[[Any], Any]] = {
             "ServerLive": lambda message: {"live": True},
             "ServerReady": lambda message: {"ready": service.is_ready()},
             "ModelReady": lambda message: {"ready": service.is_model_ready(message.name, message.version)},
@@ -81,17 +72,20 @@ class OipDoor:
             "RepositoryIndex": lambda message: {"models": service.index(only_ready=message.ready)},
         }
         methods = OIP_SERVICE.methods_by_name
-        return {
-            **by_path(
-                OIP_SERVICE,
-                ModelInfer=self.model_infer,
-                ModelStreamInfer=self.model_stream_infer,
-                RepositoryModelLoad=self.load,
-                RepositoryModelUnload=self.unload,
-            ),
-            **by_path(OIP_SERVICE, **{name: _told(methods[name], tell) for name, tell in told.items()}),
-            **by_path(OIP_SERVICE, **{name: partial(_refuse, reason) for name, reason in _MISSING.items()}),
+        handlers: dict[str, RpcHandler] = {
+            "ModelInfer": self.model_infer,
+            "ModelStreamInfer": self.model_stream_infer,
+            "RepositoryModelLoad": self.load,
+            "RepositoryModelUnload": self.unload,
+            **{name: _told(methods[name], tell) for name, tell in told.items()},
         }
+        return [
+            *handlers_of(OIP_SERVICE, handlers, lambda method: Rpc.of(method, is_work=method.name in _WORK)),
+            *(
+                (Rpc(f"/{OIP_SERVICE.full_name}/{name}", name, bytes, bytes), partial(_refuse, reason))
+                for name, reason in _MISSING.items()
+            ),
+        ]
 
     async def model_infer(self, message: messages.ModelInferRequest, context: Context) -> messages.ModelInferResponse:
         """ModelInfer."""
@@ -139,7 +133,7 @@ class OipDoor:
             yield response
 
 
-def _told(method: MethodDescriptor, tell: Any) -> Handler:
+def _told(method: MethodDescriptor, tell: Callable[[Any], Any]) -> RpcHandler:
     _, response = message_classes(method)
 
     async def answer(message: Any, context: Context) -> Any:

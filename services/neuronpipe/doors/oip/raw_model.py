@@ -12,7 +12,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import TensorSets, pack_input
 from neuronpipe.core.tensors import Array
 from neuronpipe.doors.oip.tensors import Parameter, RowInput, Tensor, TensorSpec, row_field
-from neuronpipe.gateway.inference import InferenceResult, RawResult
+from neuronpipe.gateway.inference import InferenceResult
 
 _IDS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
 _OPTIONAL = (_MASK, _TYPES)
@@ -57,7 +57,7 @@ class RawModel:
         max_bytes: int,
     ) -> list[Tensor]:
         """See TaskModel."""
-        outputs = [one.result.outputs.arrays[0] for one in results if isinstance(one.result, RawResult)]
+        outputs = [one.outputs.arrays[0] for one in results]
         tokens = 0 if self._spec.image else tensors[_IDS].shape[1]
         for spec in wanted:
             spec.check_size(_shape(spec, len(outputs), tokens), max_bytes)

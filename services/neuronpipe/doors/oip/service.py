@@ -1,10 +1,9 @@
-"""What the protocol is over gRPC and HTTP alike. Answers are the messages of oip/v2 as JSON, tensors apart.
+"""The part of the protocol that gRPC and HTTP share. Answers are the messages of oip/v2 as JSON, tensors apart.
 
 ModelControl loads and unloads models by the registry.
 """
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from neuronpipe.api.v1.models_pb2 import Model, VersionState
 from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskResult
 from neuronpipe.bundles.registry import Registry, Signed
 from neuronpipe.bundles.served import ServedModel
-from neuronpipe.bundles.sources import Repository, open_repository
+from neuronpipe.bundles.sources import Repository
 from neuronpipe.core.callers import current_caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import ChangeRefused, DeadlineExceeded, InvalidInput, ModelNotFound, NotConfigured
@@ -32,7 +31,6 @@ from neuronpipe.doors.oip.models import PLATFORM, NamedModel, named_models, stat
 from neuronpipe.doors.oip.options import Options, read_options
 from neuronpipe.doors.oip.task_model import STREAM
 from neuronpipe.doors.oip.tensors import BYTES, GivenTensor, Parameter, RowInput, Tensor
-from neuronpipe.doors.text_stream import text_stream
 from neuronpipe.gateway.access import check_may_change, registry_of
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.inference import (
@@ -42,20 +40,13 @@ from neuronpipe.gateway.inference import (
 )
 from neuronpipe.gateway.many import infer_together
 from neuronpipe.gateway.routing import GatewayModel, Router
-from neuronpipe.gateway.settings import GatewaySettings, PipelineSettings
+from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.platform.process.in_flight import LARGE_BYTES
 
 
-def model_control(settings: GatewaySettings, tenants: Tenants | None, router: Router | None) -> "ModelControl | None":
-    """What callers may do with models; None where it is off, or where versions do not change."""
-    if not settings.model_control or router is None:
-        return None
-    return ModelControl(open_repository(settings.repository, settings.repository_endpoint), tenants, router)
-
-
 class ModelControl:
-    """Changes one registry. `tenants`: None where everybody may who may call at all.
+    """Changes one registry. `tenants`: None where every caller may change it.
 
     Every method raises NotAllowed, ModelNotFound, ChangeRefused and DeadlineExceeded.
     """
@@ -116,7 +107,7 @@ class ModelControl:
 # The protocol's names of what is here.
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
 
-# That of loading and unloading, where it is on.
+# The extension of loading and unloading, where it is on.
 _CONTROL = "model_repository"
 _FIXED_MODELS = (
     "models are loaded as the registry of the repository says: use `neuronpipe registry`, or start the gateway with "
@@ -283,7 +274,7 @@ class TensorService:
         return TensorResponse(model.name, model.version, request.request_id, outputs)
 
     async def stream(self, request: TensorRequest, call: Call, spans: RowSpans) -> AsyncGenerator[TensorResponse, None]:
-        """What `infer` returns; with the parameter `stream`, the parts of a text as they come, and then its end."""
+        """The response of `infer`; with the parameter `stream`, the parts of a text as they come, and then its end."""
         model = self._find(request, call)
         if STREAM not in model.model.parameters or request.parameters.get(STREAM) is not True:
             yield await self.infer(request, call, spans)
@@ -299,7 +290,7 @@ class TensorService:
         ((packed, _),) = await self._read_rows(model, tensors, rows, options)
         own = options.call_for(call, request.request_id)
         asked = InferenceRequest(own, model.spec.name, model.version, packed, options.cache_control)
-        async with aclosing(text_stream(self._pipeline, asked, spans.one)) as events:
+        async with aclosing(self._pipeline.generate(asked, spans.one)) as events:
             async for event in events:
                 if isinstance(event, GenerateStart):
                     continue
@@ -339,14 +330,13 @@ class TensorService:
         try:
             return await self._pipeline.infer(request, span)
         except InvalidInput as error:
-            name = "id" if error.field == "request_id" else error.field
-            if inputs:
-                name = re.sub(r"\w+", lambda word: f"{word[0]}[{row}]" if word[0] in inputs else word[0], name)
-            raise InvalidInput(name, error.problem) from error
+            paths = ["id" if error.field == "request_id" else path for path in error.field.split(" and ")]
+            names = [_in_row(path, row, inputs or {}) for path in paths]
+            raise InvalidInput(" and ".join(names), error.problem) from error
 
     def _check_size(self, results: list[InferenceResult]) -> None:
         limit = self._settings.max_batch_response_bytes
-        if sum(one.result.size_bytes for one in results) > limit:
+        if sum(one.value.size_bytes for one in results) > limit:
             problem = (
                 f"the results are too large for one response, the limit is {limit} bytes (the gateway's "
                 "max_batch_response_bytes); send fewer rows at once"
@@ -354,12 +344,18 @@ class TensorService:
             raise InvalidInput("inputs", problem)
 
 
+def _in_row(path: str, row: int, inputs: Mapping[str, Tensor]) -> str:
+    """The path of a field in a request of several rows, whose tensors are named by the last word of the path."""
+    name, bracket, index = path.partition("[")
+    return f"{name}[{row}]{bracket}{index}" if name.rpartition(".")[2] in inputs else path
+
+
 def _part(event: GeneratedPart | InferenceResult, call: Call, model: NamedModel) -> InferenceResult:
     """A part of a text as a result, or its end without the text that was in the parts."""
     if isinstance(event, GeneratedPart):
         text = GeneratedText(text=event.text, token_ids=event.token_ids, logprobs=event.logprobs)
     else:
-        last = getattr(event.result.message, model.spec.task).sequences[0]
+        last = event.result.body.sequences[0]
         score = last.score if last.HasField("score") else None
         text = GeneratedText(finish_reason=last.finish_reason, score=score)
     result = TaskResult()

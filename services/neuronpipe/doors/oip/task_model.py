@@ -128,7 +128,7 @@ class TaskModel:
         """The outputs that are wanted, from the results of all rows. `tensors`: the inputs. Raises InvalidInput for an
         output of more than `max_bytes`.
         """
-        messages = [getattr(one.result.message, self._task) for one in results]
+        messages = [one.result.body for one in results]
         return [self._output(spec, messages, max_bytes) for spec in wanted]
 
     def _output(self, spec: TensorSpec, messages: list[Any], max_bytes: int) -> Tensor:

@@ -55,9 +55,7 @@ class Authenticator:
                 )
             from neuronpipe.gateway.callers import tokens  # cryptography takes long to import
 
-            rules = tokens.TokenRules(
-                settings.jwt_issuer, settings.jwt_audience, settings.jwt_clock_skew_s, settings.jwt_tenant_claim
-            )
+            rules = tokens.TokenRules(settings.jwt_issuer, settings.jwt_audience, settings.jwt_tenant_claim)
             self._tokens = WatchedFile("--jwks", settings.jwks, partial(tokens.TokenVerifier, rules=rules), meters)
 
     @property

@@ -4,9 +4,7 @@ Also files of settings that are read again when they change.
 """
 
 import codecs
-import fcntl
 import hmac
-import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,12 +17,12 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from neuronpipe.core.callers import check_tenant_name
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.files import files_told, read_file, replace_file
+from neuronpipe.core.files import files_told, locked_folder, read_file, replace_file
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import Frozen
 from neuronpipe.core.names import Metrics
-from neuronpipe.core.watched import ValueT, Watched
+from neuronpipe.platform.watched import ValueT, Watched
 
 
 class WatchedFile(Watched[ValueT]):
@@ -170,9 +168,5 @@ def _changing(path: Path) -> Iterator[tuple[bytes, Callable[[bytes], None]]]:
 
     with files_told(f"--api-keys {path}"):
         file = path.resolve()  # a link stays one, and writers by other names wait too
-        folder = os.open(file.parent, os.O_RDONLY)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
+        with locked_folder(file.parent):
             yield _read(path) if path.exists() else b"", write
-        finally:
-            os.close(folder)

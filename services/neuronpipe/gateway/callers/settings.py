@@ -23,9 +23,6 @@ class CallerSettings(Settings):
     jwt_issuer: str = Field("", description="the `iss` that tokens must have; required with jwks")
     jwt_audience: str = Field("", description="the `aud` that tokens must have; required with jwks")
     jwt_tenant_claim: str = Field("tenant", min_length=1, description="the claim of a token that names its tenant")
-    jwt_clock_skew_s: float = Field(
-        30.0, ge=0, le=600, description="seconds by which the clocks of issuers may differ from this one"
-    )
     tenants: Path | None = Field(
         None, description="TOML file of the tenants' models, quotas, shares and certificates; read again on change"
     )
@@ -36,13 +33,6 @@ class CallerSettings(Settings):
     )
     shared_cache: bool = Field(
         False, description="tenants share cached results and encodings; then each can tell what another asked before"
-    )
-    fair_window_ms: float = Field(
-        20.0,
-        gt=0,
-        le=60_000,
-        description="compute time of the requests of a model that run at once, in milliseconds; further requests wait "
-        "for their tenant's turn; lower is fairer, higher allows larger batches; only with authentication",
     )
     insecure_public: bool = Field(
         False, description="listen on other addresses than loopback without authentication: any program there may call"

@@ -33,12 +33,14 @@ _REASONS: dict[type[Exception], str] = {
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """What a token must say besides a valid signature. `tenant_claim`: which claim names the tenant."""
+    """The claims that a token needs in addition to a valid signature. `tenant_claim`: the claim that names the tenant.
+    `clock_skew_s`: the most by which the clocks of issuers differ from this one.
+    """
 
     issuer: str
     audience: str
-    clock_skew_s: float
     tenant_claim: str
+    clock_skew_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class TokenVerifier:
                 leeway=rules.clock_skew_s,
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
-        except jwt.InvalidTokenError as error:
+        except (jwt.InvalidTokenError, RecursionError) as error:  # JSON in it may be nested without end
             raise Refused(_REASONS.get(type(error), "malformed")) from None
         tenant = claims.get(rules.tenant_claim)
         if not isinstance(tenant, str) or not tenant:

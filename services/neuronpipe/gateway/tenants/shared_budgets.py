@@ -6,39 +6,47 @@ Redis knew last.
 """
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from neuronpipe.core.background import run_beside
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.tenants.tenants import Tenant, Tenants, TokenBucket
 from neuronpipe.platform.cache.economics import RedisSettings
 from neuronpipe.platform.cache.remote import Remote, RemoteError
+from neuronpipe.platform.process.background import run_beside
 
 _EXCHANGE_EVERY_S = 0.2
-# A gateway counts for so long after it was last heard of.
-_GATEWAY_LIFE_S = 10
+# A gateway counts for so long after it was last heard of, and what it told last is known for so long.
+_GATEWAY_LIFE_S, _GATEWAY_KEPT_S = 10, 180
 _CONNECTIONS = 4
 # A token bucket (tenants.py) by Redis's clock, and the gateways that use it. Returns what is left, and their number.
+# A gateway repeats an exchange whose answer it did not get in time: its number says that the tokens were taken already.
 _EXCHANGE = f"""
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
 local capacity, taken = tonumber(ARGV[1]), tonumber(ARGV[2])
+local told = 'told:' .. ARGV[3]
+if tonumber(ARGV[4]) <= tonumber(redis.call('HGET', KEYS[1], told) or 0) then
+  taken = 0
+end
 local level = tonumber(redis.call('HGET', KEYS[1], 'level') or capacity)
 local at = tonumber(redis.call('HGET', KEYS[1], 'at') or now)
 level = math.min(capacity, level + math.max(0, now - at) * capacity / 60) - taken
-redis.call('HSET', KEYS[1], 'level', tostring(level), 'at', tostring(now), 'gateway:' .. ARGV[3], tostring(now))
+redis.call('HSET', KEYS[1], 'level', tostring(level), 'at', tostring(now), told, ARGV[4])
+redis.call('HSET', KEYS[1], 'gateway:' .. ARGV[3], tostring(now))
 redis.call('EXPIRE', KEYS[1], 180 + math.ceil((capacity - level) / capacity * 60))
 local gateways, fields = 0, redis.call('HGETALL', KEYS[1])
 for i = 1, #fields, 2 do
   if string.sub(fields[i], 1, 8) == 'gateway:' then
-    if now - tonumber(fields[i + 1]) > {_GATEWAY_LIFE_S} then
-      redis.call('HDEL', KEYS[1], fields[i])
-    else
+    local silent = now - tonumber(fields[i + 1])
+    if silent <= {_GATEWAY_LIFE_S} then
       gateways = gateways + 1
+    elseif silent > {_GATEWAY_KEPT_S} then
+      redis.call('HDEL', KEYS[1], fields[i], 'told:' .. string.sub(fields[i], 9))
     end
   end
 end
@@ -54,6 +62,7 @@ class SharedBudgets:
         self._remote = remote
         self._tenants = tenants
         self._gateway = secrets.token_hex(8)
+        self._numbers = itertools.count(1)
 
     async def run(self) -> None:
         """Exchanges until it is cancelled."""
@@ -74,15 +83,14 @@ class SharedBudgets:
                 self.is_away = False
 
     async def _exchange(self, tenant: Tenant, bucket: TokenBucket) -> None:
-        taken = bucket.taken
-        reply = await self._remote.evaluate(
-            _EXCHANGE, b"budget:" + tenant.name.encode(), str(bucket.capacity), str(taken), self._gateway
-        )
+        bucket.told = number, taken = bucket.told or (next(self._numbers), bucket.taken)
+        given = str(bucket.capacity), str(taken), self._gateway, str(number)
+        reply = await self._remote.evaluate(_EXCHANGE, b"budget:" + tenant.name.encode(), *given)
         try:
             level, gateways = float(reply[0]), int(reply[1])
         except (TypeError, ValueError, IndexError) as error:
             raise RemoteError("not an answer to the question") from error
-        bucket.share = 1.0
+        bucket.share, bucket.told = 1.0, None
         bucket.taken -= taken
         bucket.level = level - bucket.taken  # what was taken meanwhile
         tenant.gateways = max(1, gateways)

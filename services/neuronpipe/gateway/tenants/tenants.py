@@ -1,4 +1,4 @@
-"""What tenants have inside the gate, and what their rights allow them: the file of the tenants, and token buckets."""
+"""The tenants of a gateway: their requests inside the gate, their rights, and their token buckets."""
 
 import math
 import time
@@ -30,20 +30,22 @@ class TokenBucket:
     request took more than was there. It is kept whole.
 
     `capacity`: tokens a minute; may be changed. `share`: the part of it that counts here; less than 1 where several
-    gateways have the same budget and do not know of each other. `taken`: since that was last told the others.
+    gateways have the same budget and do not know of each other. `taken`: since that was last told the others. `told`:
+    the number of an exchange that is not answered yet, and the tokens that it tells.
     """
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.capacity = capacity
         self.share = 1.0
         self.taken = 0
+        self.told: tuple[int, int] | None = None
         self._clock = clock
         self._level = float(capacity)
         self._at_s = clock()
 
     @property
     def level(self) -> float:
-        """What is left now."""
+        """The tokens that are left now."""
         now_s = self._clock()
         most = self.capacity * self.share
         self._level = min(most, self._level + (now_s - self._at_s) * most / _MINUTE_S)
@@ -81,7 +83,7 @@ _Quota: TypeAlias = Annotated[int, Field(ge=1, le=10**15)]
 
 
 class Rights(Frozen):
-    """What a tenant may do. None: no limit."""
+    """The rights of a tenant. None: no limit."""
 
     models: frozenset[str] | None = None
     weight: float = Field(1.0, gt=0, le=1_000_000)
@@ -135,7 +137,7 @@ EntryT = TypeVar("EntryT")
 _QUOTAS = "requests_in_flight", "tokens_in_flight", "tokens_per_minute"
 # A tenant is forgotten when it was idle for so long, with its metrics; or sooner, where there are so many idle ones.
 _IDLE_S, _MAX_IDLE = 3600.0, 500
-# Of a refused caller.
+# Bounds of the time that a refused caller is told to wait.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 120.0
 # For so long after another one's request, tenants count as several.
 _SEVERAL_S = 2.0
@@ -143,9 +145,11 @@ _SEVERAL_S = 2.0
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Admitted:
-    """A request inside the gate. `of_tenant`: what its tenant has of its model. `tokens`: of its input, and those that
-    it generates at most, which are `new_tokens`. `shed`: called where it must end, to make room; then `shed_for`
-    says for what. `turns`: where and as what it runs.
+    """A request inside the gate.
+
+    `of_tenant`: the tenant's load of the model. `tokens`: the tokens of the input plus `new_tokens`, the most tokens
+    that the request generates. `shed`: ends the request, to make room for what `shed_for` then says. `own_turn`: the
+    turn of its tenant in which the request runs.
     """
 
     call: Call
@@ -156,21 +160,21 @@ class Admitted:
     new_tokens: int = 0
     generated_tokens: int = 0
     shed_for: str = ""
-    turns: tuple[Turns, Turn] | None = None
+    own_turn: Turn | None = None
 
     @property
     def is_shed(self) -> bool:
-        """Whether it had to end."""
+        """Whether the request had to end."""
         return bool(self.shed_for)
 
     @property
     def cost(self) -> int:
-        """What it has cost so far, in tokens. One that never ran costs nothing."""
-        return self.tokens - self.new_tokens + self.generated_tokens if self.turns else 0
+        """The cost of the request so far, in tokens. A request that never ran costs nothing."""
+        return self.tokens - self.new_tokens + self.generated_tokens if self.own_turn else 0
 
 
 class Tenant:
-    """One tenant. `inside`: its requests, in the order in which they came. `used_s`: when it last asked."""
+    """One tenant. `inside`: its requests, in the order of arrival. `used_s`: the time of its last request."""
 
     def __init__(self, name: str, meters: Meters) -> None:
         self.name = name
@@ -180,7 +184,7 @@ class Tenant:
         self.used_s = 0.0
         self.waits = meters.histogram(Metrics.TENANT_WAIT, name)
         meters.gauge(Metrics.TENANT_IN_FLIGHT, lambda: len(self.inside), name)
-        # That have its budget, as far as is known.
+        # The number of gateways that have its budget, as far as is known.
         self.gateways = 1
 
     @property
@@ -265,7 +269,7 @@ class Tenants:
         return self._rights_of(caller.tenant).manages_registry
 
     def max_jobs(self, tenant: str) -> int:
-        """How many jobs of a tenant may wait or run; 0 for no limit."""
+        """The number of jobs of a tenant that may wait or run; 0 for no limit."""
         return self._rights_of(tenant).max_jobs or 0
 
     def is_interactive(self, tenant: str) -> bool:
@@ -303,7 +307,7 @@ class Tenants:
             raise self._over_quota(one, "tokens_per_minute", limit, wait_s)
 
     def enter(self, admission: Admitted) -> None:
-        """A request that `check` and the gate have let in."""
+        """Counts a request that `check` and the gate have let in."""
         one = self._tenant(admission.call.caller.tenant)
         one.inside[admission] = None
         one.load.enter(admission.tokens)
@@ -311,14 +315,14 @@ class Tenants:
             one.bucket.take(admission.tokens)
 
     def correct(self, admission: Admitted, more_tokens: int) -> None:
-        """A request has so many tokens more than was thought."""
+        """Adds the tokens that a request has beyond the estimate."""
         one = self._tenant(admission.call.caller.tenant)
         one.load.tokens += more_tokens
         if one.bucket:
             one.bucket.take(more_tokens)
 
     def leave(self, admission: Admitted, *, is_drained: bool) -> None:
-        """The end of a request. Its budget pays what it has cost, which may be less than what it took, or more.
+        """Counts the end of a request. The budget pays its cost, which may be less than the request took, or more.
 
         `is_drained`: it was answered, which says how fast others will be.
         """
@@ -340,8 +344,8 @@ class Tenants:
         return self._clock() - self._changed_s < _SEVERAL_S
 
     @asynccontextmanager
-    async def turn(self, admission: Admitted, model: ModelKey) -> AsyncIterator[Call]:
-        """Waits until the request may run, which it does in the block, with the call that it yields; see Turns."""
+    async def turn(self, admission: Admitted, model: ModelKey) -> AsyncIterator[Turn]:
+        """Waits for the turn of the request, which runs in the block; see Turns."""
         turns = self._turns.get(model) or self._turns.setdefault(model, Turns(self._window_s, self._clock))
         weight = self._rights_of(admission.call.caller.tenant).weight
         tokens = REQUEST_TOKENS + admission.tokens - admission.new_tokens
@@ -353,9 +357,9 @@ class Tenants:
         await turns.take(turn)
         is_answered = False
         try:
-            admission.turns = turns, turn
+            admission.own_turn = turn
             self._tenant(turn.tenant).waits.record((turn.began_s - began_s) * 1e9)
-            yield replace(admission.call, is_beyond_share=turn.is_beyond_share)
+            yield turn
             is_answered = True
         finally:
             turns.give_back(turn, is_answered=is_answered)

@@ -1,4 +1,4 @@
-"""Whose request of a model runs next, where several tenants want more than it can do.
+"""The order of the requests of a model, where several tenants want more than the model can compute.
 
 A window says how many tokens of a model run at once: about what it computes in `window_s`. Further requests wait for
 their tenant's turn. The tenant that ran the least for its weight in the last seconds is next. So that it need not wait
@@ -13,13 +13,13 @@ from collections.abc import Callable
 # A request costs these beside its own: the services compute for it as long as a model for 32 tokens. Else a tenant of
 # many tiny requests would have nearly all of their time.
 REQUEST_TOKENS = 32
-# So many requests may always run: one is computed while the next one is on its way.
+# This many requests may always run: one is computed while the next one is on its way.
 _MIN_RUNNING = 2
-# The window of a model whose quickest answer takes long: so many of these, or its batches would be too small.
+# The least window of a model, in quickest answers, or the batches of a slow model would be too small.
 _QUICKEST_ANSWERS = 3
 # The time over which the rate is an average, in seconds in which something ran.
 _RATE_WINDOW_S = 0.5
-# Tenants below their shares run beside others while no more than so many windows are full.
+# Tenants below their shares run beside others while at most this many windows are full.
 _MOST_WINDOWS = 2
 # The time over which the best rate fades.
 _RATE_MEMORY_S = 60.0
@@ -32,7 +32,7 @@ class Turn:
     generates counts for its tenant's share only.
     """
 
-    __slots__ = ("began_s", "future", "is_beyond_share", "is_bulk", "tenant", "tokens", "weight")
+    __slots__ = ("began_s", "future", "is_beyond_share", "is_bulk", "is_paused", "tenant", "tokens", "turns", "weight")
 
     def __init__(self, tenant: str, weight: float, tokens: int, *, is_bulk: bool) -> None:
         self.tenant = tenant
@@ -42,7 +42,21 @@ class Turn:
         self.began_s = 0.0
         # Known when it begins to run.
         self.is_beyond_share = False
+        self.is_paused = False
         self.future: asyncio.Future[None] | None = None
+        self.turns: Turns  # of the model, once the request has asked for its turn
+
+    def charge(self, tokens: int) -> None:
+        """Adds tokens, which may be negative, to the cost of the request for its tenant's share."""
+        self.turns.charge(self, tokens)
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Lets others run while the request waits for something that is not the model, or ends that."""
+        self.turns.pause(self, is_paused=is_paused)
+
+    def resize(self, more: int) -> None:
+        """Corrects the tokens of the request's input by `more`, which may be negative."""
+        self.turns.resize(self, more)
 
 
 class _Share:
@@ -65,9 +79,10 @@ class Turns:
     def __init__(self, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._window_s = window_s
         self._clock = clock
-        self._running = 0
+        # A paused request is no part of the window, but the model may be busy with it.
+        self._running = self._paused = 0
         self._running_tokens = 0
-        # Of tenants that have something running or waiting, or ran something of late.
+        # The tenants with requests that run, wait, or ran of late.
         self._shares: dict[str, _Share] = {}
         self._waiting = 0
         # Of all of them: the weights of those that have something running or waiting, and what ran of late.
@@ -82,7 +97,7 @@ class Turns:
 
     @property
     def window_tokens(self) -> float:
-        """How many tokens may run at once; without end until the first answer."""
+        """The number of tokens that may run at once; infinite until the first answer."""
         if math.isinf(self._quickest_s):
             return math.inf
         window_s = max(self._window_s, _QUICKEST_ANSWERS * self._quickest_s)
@@ -90,6 +105,7 @@ class Turns:
 
     async def take(self, turn: Turn) -> None:
         """Waits until the request may run. Then, and only then, `give_back` must be called."""
+        turn.turns = self
         share = self._shares.get(turn.tenant) or self._shares.setdefault(turn.tenant, _Share())
         if share.turns:
             self._weights -= share.weight
@@ -121,17 +137,24 @@ class Turns:
             self._quickest_s = min(self._quickest_s, self._at_s - turn.began_s)
             if self._busy_s:
                 self._best_rate = max(self._best_rate, self._answered_tokens / self._busy_s)
-        self._running -= 1
-        self._running_tokens -= turn.tokens
-        share = self._shares[turn.tenant]
-        share.running_tokens -= turn.tokens
-        self._end_turn(share)
-        while next_turn := self._next():
-            self._leave_queue(next_turn)
-            self._run(next_turn)
+        if turn.is_paused:
+            self._paused -= 1
+        else:
+            self._count(turn, -1)
+        self._end_turn(self._shares[turn.tenant])
+        self._run_next()
+
+    def pause(self, turn: Turn, *, is_paused: bool) -> None:
+        """A request that runs waits for something that is not the model, so that others may run, or no longer."""
+        if turn.is_paused != is_paused:
+            self._pass_time()
+            turn.is_paused = is_paused
+            self._paused += 1 if is_paused else -1
+            self._count(turn, -1 if is_paused else 1)
+            self._run_next()
 
     def charge(self, turn: Turn, tokens: int) -> None:
-        """A request that runs costs its tenant so many tokens more, or less."""
+        """Adds tokens, which may be negative, to the cost of a request that runs."""
         if share := self._shares.get(turn.tenant):
             share.used_tokens += tokens
             self._used_tokens += tokens
@@ -139,20 +162,30 @@ class Turns:
     def resize(self, turn: Turn, more: int) -> None:
         """A request that runs turns out to have `more` tokens than was thought, or fewer where it is negative."""
         turn.tokens += more
-        self._running_tokens += more
-        self._shares[turn.tenant].running_tokens += more
+        if not turn.is_paused:
+            self._running_tokens += more
+            self._shares[turn.tenant].running_tokens += more
         self.charge(turn, more)
 
     def _run(self, turn: Turn) -> None:
         self._pass_time()
         turn.began_s = self._at_s
         turn.is_beyond_share = self._beyond_share(turn) > 0
-        self._running += 1
-        self._running_tokens += turn.tokens
-        self._shares[turn.tenant].running_tokens += turn.tokens
+        self._count(turn, 1)
         self.charge(turn, turn.tokens)
         if turn.future:
             turn.future.set_result(None)
+
+    def _count(self, turn: Turn, times: int) -> None:
+        """Adds a request to what runs, or takes it out (-1)."""
+        self._running += times
+        self._running_tokens += times * turn.tokens
+        self._shares[turn.tenant].running_tokens += times * turn.tokens
+
+    def _run_next(self) -> None:
+        while turn := self._next():
+            self._leave_queue(turn)
+            self._run(turn)
 
     def _leave_queue(self, turn: Turn) -> None:
         del self._shares[turn.tenant].waiting[turn.is_bulk][turn]
@@ -166,7 +199,7 @@ class Turns:
     def _next(self) -> Turn | None:
         """The turn that is next, where it may run now."""
         for is_bulk in (False, True):
-            # One that was cancelled is still in its queue until its task runs.
+            # A request that was cancelled stays in its queue until its task runs.
             firsts = [
                 (share.used_tokens / share.weight, turn)
                 for share in self._shares.values()
@@ -192,7 +225,7 @@ class Turns:
         return turn.weight / self._weights
 
     def _beyond_share(self, turn: Turn) -> float:
-        """How many tokens its tenant ran of late beyond its share of what all ran."""
+        """The tokens that the tenant ran of late beyond its share of the tokens of all."""
         return self._shares[turn.tenant].used_tokens - self._share(turn) * self._used_tokens
 
     def _pass_time(self) -> None:
@@ -206,7 +239,7 @@ class Turns:
             self._used_tokens = sum(one.used_tokens for one in self._shares.values())
             self._weights = sum(one.weight for one in self._shares.values() if one.turns)
             self._best_rate *= math.exp(-passed_s / _RATE_MEMORY_S)
-        if self._running:
+        if self._running or self._paused:
             passed_s = now_s - self._at_s
             kept = math.exp(-passed_s / _RATE_WINDOW_S)
             self._answered_tokens *= kept

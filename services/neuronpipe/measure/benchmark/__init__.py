@@ -1,4 +1,4 @@
 """`neuronpipe benchmark`: a matrix of models and shapes through the whole pipeline, reported in the published forms.
 
-`run.Run` measures, `results` is what is kept and sets two runs side by side, `report` is what is shown.
+`run.py` measures, `results.py` keeps results and compares two runs, `report.py` writes the report.
 """

@@ -19,7 +19,7 @@ from neuronpipe.platform.process.worker import ProcessEnded, Worker
 
 
 class CannotMeasure(Exception):
-    """Why a cell, or a whole variant, has no figures; the message is shown in its place."""
+    """The reason why a cell, or a whole variant, has no figures; the report shows the message instead."""
 
 
 _COMPILERS = ("torch", "transformers", "openvino", "torch-neuronx", "neuronx-cc")
@@ -27,7 +27,7 @@ _COMPILERS = ("torch", "transformers", "openvino", "torch-neuronx", "neuronx-cc"
 
 @dataclass(frozen=True, slots=True)
 class WantedBundle:
-    """A bundle that is to be measured. `buckets`: for neuronx, as 8x128. `cache`: where compiled ones are kept."""
+    """A bundle to be measured. `buckets`: for neuronx, as 8x128. `cache`: the folder of compiled bundles."""
 
     model: BenchmarkModel
     backend: str
@@ -42,16 +42,16 @@ class WantedBundle:
 
     @property
     def repository(self) -> Path:
-        """One for each model as it is now, back end, dtype, buckets and version of what compiles."""
+        """The folder for this state of the model, back end, dtype, buckets and versions of the compilers."""
         model = self.model
-        every = sorted(Path(model.source).rglob("*")) if model.source else []
-        files = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in every if file.is_file()]
+        paths = sorted(Path(model.source).rglob("*")) if model.source else []
+        files = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in paths if file.is_file()]
         compilers = package_versions(*_COMPILERS)
         facts = [__version__, model.name, model.task, self.backend, self.dtype, files, compilers, *self.buckets]
         return self.cache / sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     def find(self) -> Path | None:
-        """The folder of a bundle that is there already; None if there is none."""
+        """Returns the folder of a bundle that exists already; None if there is no bundle."""
         if self.model.bundle:
             return Path(self.model.bundle)
         try:
@@ -61,7 +61,9 @@ class WantedBundle:
         return present.folder if present else None
 
     def prepare(self, report: Callable[[str], None]) -> Path:
-        """The folder of the bundle, compiled if it is not there. Raises CannotMeasure with the compiler's reason."""
+        """Returns the folder of the bundle, after compiling it if needed. Raises CannotMeasure with the compiler's
+        reason.
+        """
         if present := self.find():
             return present
         report(f"compile {self.model.name} for {self.backend}, {self.dtype}")
@@ -71,15 +73,15 @@ class WantedBundle:
         except ProcessEnded as ended:
             reason = str(ended)
         finally:
-            if not (found := self.find()):  # what an interrupted compilation leaves
+            if not (folder := self.find()):  # an interrupted compilation leaves files
                 shutil.rmtree(self.repository, ignore_errors=True)
-        if not found:
+        if not folder:
             raise CannotMeasure(reason or f"{self.repository}: the bundle is not there after compiling")
-        return found
+        return folder
 
 
 def _compile(pipe: "Connection[str, None]", wanted: WantedBundle) -> None:
-    """Says the reason where it cannot be compiled; nothing where it is."""
+    """Compiles a bundle, and sends the reason why it cannot be compiled; an empty reason for success."""
     from neuronpipe.compiler import BucketRequest, CompileRequest, compile_bundle
     from neuronpipe.compiler.random_models import save_random_model
 

@@ -1,6 +1,6 @@
 """Cold starts: `serve all` from nothing to its first answer, then single requests over loopback.
 
-What serverless platforms bill is the time of a request, and of the first one also the start.
+Serverless platforms bill the time of each request, and the start before the first request.
 """
 
 import os
@@ -20,8 +20,8 @@ from neuronpipe.measure.load.inputs import make_input
 from neuronpipe.measure.processes import ServiceProcess
 
 _NO_CACHE = ("--token-cache-bytes", "0")
-# pip compiles packages to byte code as it installs them; the sources of a checkout are compiled at the first start,
-# which does not count.
+# pip compiles packages to byte code as it installs them; a checkout's sources are compiled at the first start, which
+# does not count.
 AS_INSTALLED = {"PYTHONDONTWRITEBYTECODE": ""}
 _POLL_S = 0.005
 _TEXTS = 4
@@ -30,12 +30,14 @@ _TEXTS = 4
 async def measure_cold_starts(
     name: str, folder: Path, backend: str, length: int, starts: int, requests: int
 ) -> ColdStart:
-    """A bundle's service is started a few times, with its files forgotten by the kernel before; the last one answers
-    the requests. `length`: tokens of a request; as they come for images.
+    """Starts a bundle's service a few times, each time with the kernel's cache of its files emptied; the last process
+    answers the requests.
+
+    `length`: tokens of a request; ignored for images.
     """
     (bundle,) = read_repository(folder)
     options = ("--repository", str(folder), "--backend", backend, *_NO_CACHE)
-    found: list[float] = []
+    starts_ms: list[float] = []
     warm: list[tuple[float, float]] = []
     memory = 0
     try:
@@ -46,7 +48,7 @@ async def measure_cold_starts(
                     first = _request(bundle, "A fine day.")
                     await _first_answer(client, first)
                     if number >= 0:
-                        found.append((time.monotonic() - process.began_s) * 1e3)
+                        starts_ms.append((time.monotonic() - process.began_s) * 1e3)
                     if number == starts - 1:
                         warm = await _warm(client, bundle, length, requests)
                 memory = max(memory, psutil.Process(process.pid).memory_info().rss)
@@ -58,14 +60,14 @@ async def measure_cold_starts(
         length=length,
         size_bytes=_size_bytes(folder),
         memory_bytes=memory,
-        starts_ms=found,
+        starts_ms=starts_ms,
         model_ms=[model for model, _ in warm],
         overhead_ms=[overhead for _, overhead in warm],
     )
 
 
 def drop_files(folder: Path) -> None:
-    """Lets the kernel forget the content of the files. What processes have mapped stays."""
+    """Drops the files' content from the kernel's cache, except parts that processes have mapped."""
     os.sync()
     for path in (path for path in folder.rglob("*") if path.is_file()):
         descriptor = os.open(path, os.O_RDONLY)
@@ -88,7 +90,7 @@ async def _first_answer(client: AsyncClient, request: InferRequest) -> None:
 
 
 async def _warm(client: AsyncClient, bundle: Bundle, length: int, requests: int) -> list[tuple[float, float]]:
-    """The model's part and the rest of each request, in ms."""
+    """Returns the model's time and the rest of each request, in ms."""
 
     async def count_tokens(text: str) -> int:
         input = TaskInput(tokenization=TokenizationInput(text=text))
@@ -96,17 +98,17 @@ async def _warm(client: AsyncClient, bundle: Bundle, length: int, requests: int)
         return len(answer.result.tokenization.tokens)
 
     texts = await texts_of_length(count_tokens, 0 if bundle.spec.image else length, _TEXTS)
-    prepared = [_request(bundle, text) for text in texts]
-    for request in prepared:
+    task_requests = [_request(bundle, text) for text in texts]
+    for request in task_requests:
         await client.infer(request)
-    found = []
+    times_ms = []
     for number in range(requests):
         began_s = time.perf_counter()
-        answer: InferResponse = await client.infer(prepared[number % len(prepared)])
+        answer: InferResponse = await client.infer(task_requests[number % len(task_requests)])
         latency_ms = (time.perf_counter() - began_s) * 1e3
         model_ms = answer.timings.predict_compute_ns / 1e6
-        found.append((model_ms, latency_ms - model_ms))
-    return found
+        times_ms.append((model_ms, latency_ms - model_ms))
+    return times_ms
 
 
 def _request(bundle: Bundle, text: str) -> InferRequest:

@@ -1,5 +1,6 @@
-"""What inferences cost, and the cheapest way to meet a latency at a rate, by prices of instances from a dated file that
-users replace.
+"""The cost of inferences, and the cheapest way to reach a latency at a rate.
+
+Prices of instances are in a dated file that users replace.
 """
 
 import json
@@ -20,7 +21,7 @@ THIS_MACHINE = "this machine"
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A type of instance. Prices in USD an hour; None where the file has none."""
+    """A type of instance. Prices in USD per hour; None where the file has none."""
 
     name: str
     cpus: int
@@ -29,7 +30,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """The file. `per_second`: of a serverless endpoint, by its memory in MB."""
+    """The content of the price file. `per_second`: prices of a serverless endpoint, by its memory in MB."""
 
     date: str
     note: str
@@ -38,30 +39,36 @@ class Prices:
     per_second: Mapping[int, float]
 
     def alike(self, cpus: int, chosen: str) -> list[Instance]:
-        """The chosen type; without one, those with as many CPUs, as others would have other figures. One without a
-        price where the file has none.
+        """Returns the chosen type; without a choice, the types with this number of CPUs, because others would have
+        other figures.
+
+        If the file has no such type, returns a type without a price.
         """
-        found = [one for one in self.instances.values() if (one.name == chosen if chosen else one.cpus == cpus)]
-        return found or [Instance(chosen or THIS_MACHINE, cpus, {})]
+        matching = [
+            instance
+            for instance in self.instances.values()
+            if (instance.name == chosen if chosen else instance.cpus == cpus)
+        ]
+        return matching or [Instance(chosen or THIS_MACHINE, cpus, {})]
 
 
 def cost_per_million(per_hour: float | None, throughput_per_s: float) -> float | None:
-    """USD; None without a price."""
+    """Returns the cost of a million inferences in USD; None without a price."""
     return None if per_hour is None else per_hour / 3600 / throughput_per_s * 1e6
 
 
 def dollars(price: float | None) -> str:
-    """For people: with cents, as the published tables have them, and of less than ten cents two digits."""
+    """Formats a price for people: with cents, as in the published tables; below ten cents with two digits."""
     if price is None:
         return "price missing"
     return f"${price:,.2f}" if price >= 0.1 else f"${price:.2g}" if price >= 0.001 else f"${price:.1e}"
 
 
 def read_prices(path: Path = DEFAULT_PRICES) -> Prices:
-    """Raises SetupError, which names what is wrong in the file."""
+    """Reads a file of prices. Raises SetupError, which names the fault in the file."""
     try:
         content = json.loads(path.read_text())
-        instances = {name: _instance(name, one) for name, one in content["instances"].items()}
+        instances = {name: _instance(name, content) for name, content in content["instances"].items()}
         serverless = content["serverless"]
         return Prices(
             date=str(content["date"]),
@@ -88,9 +95,9 @@ def _instance(name: str, content: Any) -> Instance:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a report's costs are of: the types of instances that are like this machine, or the one that was named.
+    """The basis of a report's costs: the types of instances that are like this machine, or the type that was named.
 
-    `machine`: what rows call the machine that was measured.
+    `machine`: the name of the measured machine in rows.
     """
 
     prices: Prices
@@ -99,28 +106,28 @@ class Costs:
 
     @property
     def price(self) -> float | None:
-        """Of an hour on demand, for tables with one column of cost."""
+        """The price of an hour on demand, for tables with one column of cost."""
         return self.instances[0].per_hour.get(ON_DEMAND)
 
     @property
     def source(self) -> str:
-        """Whose price that is, for their notes."""
+        """The source of the price, for the notes of these tables."""
         return f"Costs are at the on-demand price of {self.instances[0].name}, of {self.prices.date}."
 
 
 def costs_table(results: Results, costs: Costs) -> Table:
-    """A row for each model: its best cell, and what a million inputs cost with it."""
+    """Returns a row for each model: its best cell, and the cost of a million inputs with it."""
     rows = []
     for model in results.models:
-        if found := [one for one in results.at_base_length if one.cell.variant.model == model]:
-            best = max(found, key=lambda one: one.throughput_per_s)
+        if results_of_model := [result for result in results.at_base_length if result.cell.variant.model == model]:
+            best = max(results_of_model, key=lambda result: result.throughput_per_s)
             for instance in costs.instances:
-                of_kinds = (
+                costs_by_kind = (
                     dollars(cost_per_million(instance.per_hour.get(kind), best.throughput_per_s))
                     for kind in (ON_DEMAND, SPOT)
                 )
                 head = (model, str(best.cell.batch), best.cell.variant.dtype, number(best.throughput_per_s))
-                rows.append((*head, instance.name, *of_kinds))
+                rows.append((*head, instance.name, *costs_by_kind))
     return Table(
         "Cost per million inferences",
         f"The throughput of the best cell of {results.base_length} tokens, measured on this machine, at the price of "
@@ -132,13 +139,14 @@ def costs_table(results: Results, costs: Costs) -> Table:
     )
 
 
-# Of a replica's throughput. The figures are of callers who wait; those who come at random times queue beyond this.
+# The usable share of a replica's throughput. The figures are for callers who wait for answers; callers at random times
+# queue beyond this share.
 UTILIZATION = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What `--p95-ms` and `--rate` ask. Raises SetupError for a value that is out of range."""
+    """The goal of `--p95-ms` and `--rate`. Raises SetupError for a value that is out of range."""
 
     p95_ms: float
     rate_per_s: float
@@ -151,8 +159,8 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A configuration that meets the goal. USD: of all replicas an hour, and of a million at the rate; None without a
-    price.
+    """A configuration that meets the goal. `per_hour`: USD for all replicas, `per_million`: USD for a million inputs
+    at the rate; None without a price.
     """
 
     result: CellResult
@@ -163,40 +171,42 @@ class Advice:
 
 
 def advise(results: Results, goal: Goal, instances: Sequence[Instance]) -> dict[str, Advice | str]:
-    """For each model the cheapest configuration for inputs of the base length, or why there is none."""
-    found: dict[str, Advice | str] = {}
+    """Returns each model's cheapest configuration for inputs of the base length, or the reason why there is none."""
+    advice: dict[str, Advice | str] = {}
     for model in results.models:
-        cells = [one for one in results.at_base_length if one.cell.variant.model == model]
-        fitting = [one for one in cells if one.percentile_ms(95) <= goal.p95_ms]
+        cells = [result for result in results.at_base_length if result.cell.variant.model == model]
+        fitting = [result for result in cells if result.percentile_ms(95) <= goal.p95_ms]
         if fitting:
-            found[model] = min(_choices(fitting, goal.rate_per_s, instances), key=_order)
+            advice[model] = min(_choices(fitting, goal.rate_per_s, instances), key=_order)
         elif cells:
-            best = min(cells, key=lambda one: one.percentile_ms(95))
-            found[model] = f"the lowest p95 is {best.percentile_ms(95):.3g} ms, with {best.cell.name}"
+            best = min(cells, key=lambda result: result.percentile_ms(95))
+            advice[model] = f"the lowest p95 is {best.percentile_ms(95):.3g} ms, with {best.cell.name}"
         else:
-            found[model] = "nothing of it was measured"
-    return found
+            advice[model] = "nothing of it was measured"
+    return advice
 
 
 def _choices(cells: Sequence[CellResult], rate_per_s: float, instances: Sequence[Instance]) -> list[Advice]:
     choices = []
-    for one in cells:
-        replicas = max(1, math.ceil(rate_per_s / (one.throughput_per_s * UTILIZATION)))
+    for result in cells:
+        replicas = max(1, math.ceil(rate_per_s / (result.throughput_per_s * UTILIZATION)))
         for instance in instances:
             price = instance.per_hour.get(ON_DEMAND)
             total = None if price is None else price * replicas
-            choices.append(Advice(one, instance.name, replicas, total, cost_per_million(total, rate_per_s)))
+            choices.append(Advice(result, instance.name, replicas, total, cost_per_million(total, rate_per_s)))
     return choices
 
 
 def _order(advice: Advice) -> tuple[float, int, float]:
-    """The cheapest, then the fewest replicas, then the lowest latency; without a price last."""
+    """The order of configurations: the cheapest, then the fewest replicas, then the lowest latency; without a price
+    last.
+    """
     price = float("inf") if advice.per_hour is None else advice.per_hour
     return price, advice.replicas, advice.result.percentile_ms(95)
 
 
 def goal_table(results: Results, costs: Costs, goal: Goal) -> Table:
-    """What is advised for each model."""
+    """Returns a row of advice for each model."""
     rows = []
     for model, advice in advise(results, goal, costs.instances).items():
         if isinstance(advice, str):

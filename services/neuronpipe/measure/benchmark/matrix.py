@@ -1,7 +1,7 @@
 """The cells of a run: a star around one point, or every combination; and the models that are measured.
 
-The point is the first batch, the base length, the first dtype and the first number of cores. From it one thing is
-varied at a time, as the published tables do; all combinations of the default values would take a day on two CPUs.
+The point is the first batch, the base length, the first dtype and the first number of cores. From the point, one value
+is varied at a time, as in the published tables; all combinations of the default values would take a day on two CPUs.
 Models are of published sizes with random weights, folders of models, or bundles.
 """
 
@@ -18,8 +18,8 @@ from neuronpipe.measure.load.request import check_range
 from neuronpipe.stages.settings import MAX_CORES
 from neuronpipe.tasks import TASKS
 
-# Parameters outside of embeddings, which compute with every token, in millions; counted by transformers 5.23.
-# ALBERT's layers share theirs: as many as are computed.
+# Parameters outside of embeddings, which compute with every token, in millions; counted by transformers 5.23. ALBERT's
+# layers share parameters, which count as often as they compute.
 PUBLISHED_SIZES = {
     "bert-base-uncased": 86,
     "distilbert-base-uncased": 43,
@@ -31,16 +31,16 @@ PUBLISHED_SIZES = {
 }
 DEFAULT_MODELS = tuple(PUBLISHED_SIZES)[:6]
 IMAGES = ("vit-base-patch16-224",)
-# Patches of 16 x 16 pixels of 224 x 224, and the class.
+# Patches of 16 x 16 pixels of 224 x 224, and the class token.
 IMAGE_TOKENS = 197
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkModel:
-    """One model. `source`: its folder; empty for random weights of the published size that has its name.
+    """A model. `source`: its folder; empty for random weights of the published size with its name.
 
-    `bundle`: the folder of a compiled one, which is measured as it is. `parameters`: those that compute with each
-    token, for the estimate.
+    `bundle`: the folder of a compiled bundle, which is measured as it is. `parameters`: the parameters that compute
+    with each token, for the estimate.
     """
 
     name: str
@@ -54,12 +54,12 @@ class BenchmarkModel:
 
     @property
     def is_random(self) -> bool:
-        """Whether its weights are random."""
+        """Whether the model's weights are random."""
         return not self.source and not self.bundle
 
 
 def published_model(name: str) -> BenchmarkModel:
-    """Raises SetupError for a name that is none of PUBLISHED_SIZES."""
+    """Returns the model of a published size. Raises SetupError for a name that is not in PUBLISHED_SIZES."""
     if name not in PUBLISHED_SIZES:
         raise SetupError(
             f"--model {name}: no such folder, and no published size of that name; there are "
@@ -71,17 +71,17 @@ def published_model(name: str) -> BenchmarkModel:
 
 
 def find_models(words: Sequence[str], task: str, repository: Path | None) -> list[BenchmarkModel]:
-    """The models of `--model` and `--repository`; without either, those that are published most.
+    """Returns the models of `--model` and `--repository`; without either, the default models.
 
-    Raises SetupError for what is no model, or two of the same name.
+    Raises SetupError for a word that is no model, and for two models with the same name.
     """
     models = [_of_folder(Path(word), task) if Path(word).is_dir() else published_model(word) for word in words]
     if repository:
         models += [_of_bundle(bundle) for bundle in read_repository(repository)]
     models = models or [published_model(name) for name in DEFAULT_MODELS]
     names = [model.name for model in models]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise SetupError(f"--model {twice}: two models have this name")
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        raise SetupError(f"--model {duplicate}: two models have this name")
     return models
 
 
@@ -124,7 +124,7 @@ MAX_BATCH, MAX_LENGTH, MAX_CELLS = 4096, 1 << 17, 10_000
 
 @dataclass(frozen=True, slots=True, order=True)
 class Variant:
-    """What one process loads. `cores`: replicas of the model that share the machine's CPUs, or devices' cores."""
+    """The model as a process loads it. `cores`: replicas of the model that share the CPUs, or devices' cores."""
 
     model: str
     backend: str
@@ -134,10 +134,10 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """One configuration. `length`: tokens of each input, special tokens included; 0 for images, which are of one size.
+    """A configuration. `length`: tokens of each input, special tokens included; 0 for images, which have one size.
 
-    Mode latency: one caller, who sends a batch when the last one is answered. Throughput: one such caller for each
-    core.
+    Mode latency: one caller, who sends a batch when the last batch is answered. Mode throughput: one such caller for
+    each core.
     """
 
     variant: Variant
@@ -147,23 +147,23 @@ class Cell:
 
     @property
     def callers(self) -> int:
-        """Who calls at the same time."""
+        """The number of concurrent callers."""
         return 1 if self.mode == LATENCY else self.variant.cores
 
     @property
     def name(self) -> str:
-        """For lines of progress and errors."""
-        one = self.variant
+        """The cell's name in lines of progress and errors."""
+        variant = self.variant
         shape = f"{self.batch}x{self.length}" if self.length else f"{self.batch} images"
-        cores = f"{one.cores} core{'s' if one.cores > 1 else ''}"
-        return f"{one.model}, {one.backend}, {one.dtype}, {cores}, {self.mode}, {shape}"
+        cores = f"{variant.cores} core{'s' if variant.cores > 1 else ''}"
+        return f"{variant.model}, {variant.backend}, {variant.dtype}, {cores}, {self.mode}, {shape}"
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixRequest:
-    """What is varied. Raises SetupError, which names the option, for a value that is out of range.
+    """The values to vary. Raises SetupError, which names the option, for a value that is out of range.
 
-    `throughput_batches`: of cells with other dtypes, and of those of mode throughput.
+    `throughput_batches`: for cells with other dtypes, and for cells of mode throughput.
     """
 
     models: Sequence[BenchmarkModel]
@@ -195,49 +195,53 @@ class MatrixRequest:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The cells in the order in which they are measured: those of a variant together, the shortest first."""
+    """The cells in the order of measuring: the cells of a variant together, the shortest first."""
 
     models: Sequence[BenchmarkModel]
     cells: Sequence[Cell] = field(default_factory=tuple)
 
     @property
     def variants(self) -> dict[Variant, list[Cell]]:
-        """Each with its cells."""
-        found: dict[Variant, list[Cell]] = {}
+        """The variants with their cells."""
+        cells_by_variant: dict[Variant, list[Cell]] = {}
         for cell in self.cells:
-            found.setdefault(cell.variant, []).append(cell)
-        return found
+            cells_by_variant.setdefault(cell.variant, []).append(cell)
+        return cells_by_variant
 
     def model(self, name: str) -> BenchmarkModel:
-        """By its name."""
+        """Returns a model by its name."""
         return next(model for model in self.models if model.name == name)
 
     def buckets(self, model: str, backend: str, dtype: str) -> tuple[str, ...]:
-        """What a bundle for neuronx is compiled for, as 8x128; empty for back ends that compute any shape.
+        """Returns the buckets of a bundle for neuronx, as 8x128; empty for back ends that compute any shape.
 
-        Of all its cells, also of those that are measured already or with other cores: a cell without a bucket of its
-        own would be computed in a larger one.
+        The buckets cover all cells, also cells that are measured already or with other cores: a cell without its own
+        bucket would be computed in a larger bucket.
         """
-        cells = [one for one in self.cells if one.length and backend == "neuronx"]
+        cells = [cell for cell in self.cells if cell.length and backend == "neuronx"]
         wanted = (model, backend, dtype)
         return tuple(
             dict.fromkeys(
-                f"{one.batch}x{one.length}"
-                for one in cells
-                if (one.variant.model, one.variant.backend, one.variant.dtype) == wanted
+                f"{cell.batch}x{cell.length}"
+                for cell in cells
+                if (cell.variant.model, cell.variant.backend, cell.variant.dtype) == wanted
             )
         )
 
 
 def make_matrix(request: MatrixRequest) -> Matrix:
-    """Raises SetupError for more cells than anybody waits for."""
+    """Makes the cells of a request. Raises SetupError for too many cells."""
     make = _product if request.is_product else _star
     cells: list[Cell] = []
     for model in request.models:
-        of_bundle = model.only
-        one = dataclasses.replace(request, dtypes=(of_bundle[1],), backends=(of_bundle[0],)) if of_bundle else request
-        cells += make(one, model)
-    # One caller is one caller, whatever the mode is called.
+        backend_and_dtype = model.only
+        model_request = (
+            dataclasses.replace(request, dtypes=(backend_and_dtype[1],), backends=(backend_and_dtype[0],))
+            if backend_and_dtype
+            else request
+        )
+        cells += make(model_request, model)
+    # With one caller, both modes are the same measurement.
     unique = {
         dataclasses.replace(cell, mode=LATENCY) if cell.callers == 1 and LATENCY in request.modes else cell: None
         for cell in cells
@@ -247,9 +251,9 @@ def make_matrix(request: MatrixRequest) -> Matrix:
     order = {model.name: place for place, model in enumerate(request.models)}
 
     def place(cell: Cell) -> tuple[int, str, int, int, str, int]:
-        one = cell.variant
-        dtype = request.dtypes.index(one.dtype) if one.dtype in request.dtypes else 0
-        return order[one.model], one.backend, dtype, one.cores, cell.mode, cell.batch * max(cell.length, 1)
+        variant = cell.variant
+        dtype = request.dtypes.index(variant.dtype) if variant.dtype in request.dtypes else 0
+        return order[variant.model], variant.backend, dtype, variant.cores, cell.mode, cell.batch * max(cell.length, 1)
 
     return Matrix(request.models, tuple(sorted(unique, key=place)))
 

@@ -1,7 +1,7 @@
 """Measures cells on the whole pipeline in this process: pre-process, prediction and post-process, without a network.
 
 A batch is a window of the batch transform's engine: its rows are tokenized side by side, computed together, and each
-gets its result. The latency is that of all rows, as the published figures count it.
+gets its result. The latency is the time of all rows, as in the published figures.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import numpy as np
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TokenizationInput
 from neuronpipe.bulk.transform.near_engine import NearEngine, TransformSettings, running_near_engine
-from neuronpipe.bulk.transform.request import Answer
+from neuronpipe.bulk.transform.request import InputAnswer
 from neuronpipe.bundles.repository import Bundle, read_repository
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from neuronpipe.core.items import Execute, ExecuteItem, Prediction
@@ -28,14 +28,14 @@ from neuronpipe.measure.figures import bootstrap, p95
 from neuronpipe.measure.load.inputs import builtin_texts, make_input
 from neuronpipe.stages.neuron_executor.runtimes.neuron import runtime_environment
 
-# One token of every tokenizer that knows English.
+# A word that is one token of every tokenizer for English.
 _FILLER = "the"
 
 
 async def texts_of_length(count_tokens: Callable[[str], Awaitable[int]], length: int, number: int) -> list[str]:
-    """Different English texts of exactly `length` tokens, special ones included; of any length for 0.
+    """Returns different English texts of exactly `length` tokens, special tokens included; any length for 0.
 
-    `count_tokens`: of a text, special ones included.
+    `count_tokens`: returns the tokens of a text, special tokens included.
     """
     texts = builtin_texts(0)
     if not length:
@@ -45,31 +45,31 @@ async def texts_of_length(count_tokens: Callable[[str], Awaitable[int]], length:
 
 
 async def _text(count_tokens: Callable[[str], Awaitable[int]], length: int, words: Iterator[str]) -> str:
-    taken = list(itertools.islice(words, length))
-    # The most words that fit, found by halving; then one token each.
-    low, high = 0, len(taken)
+    candidates = list(itertools.islice(words, length))
+    # Finds the most words that fit by bisection; then adds one-token words.
+    low, high = 0, len(candidates)
     while low < high:
         middle = (low + high + 1) // 2
-        if await count_tokens(" ".join(taken[:middle])) <= length:
+        if await count_tokens(" ".join(candidates[:middle])) <= length:
             low = middle
         else:
             high = middle - 1
-    text = " ".join(taken[:low]) or _FILLER
+    text = " ".join(candidates[:low]) or _FILLER
     return " ".join([text, *[_FILLER] * (length - await count_tokens(text))])
 
 
-# Different inputs of a length; larger batches repeat them, which nothing caches.
+# The number of different inputs of a length; larger batches repeat them, which nothing caches.
 _INPUTS = 16
-# The interval is computed again when there are this many times as many calls.
+# The interval is computed again when the number of calls has grown by this factor.
 _GROWTH = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """How long a cell is measured.
+class CellEffort:
+    """The time that measuring a cell may take.
 
-    After the warm-up, until there are `calls` and the bootstrap interval of the 95th percentile is within `precision`
-    on either side, or until `seconds` have passed and there are `least_calls`.
+    After the warm-up, a cell is measured until there are `calls`, and the bootstrap interval of the 95th percentile is
+    within `precision` on either side. It also ends when `seconds` have passed and there are `least_calls`.
     """
 
     warm_up_calls: int = 10
@@ -80,8 +80,8 @@ class Effort:
 
 
 @dataclass(slots=True)
-class Samples:
-    """Of each call of a cell in ms: the whole, and its three parts, which sum to it. `tokens`: of an input."""
+class CellSamples:
+    """The times of each call of a cell in ms: the whole, and its three parts, which sum to it. `tokens`: per input."""
 
     latency_ms: list[float] = field(default_factory=list)
     preprocess_ms: list[float] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Samples:
 
 @dataclass(slots=True)
 class _Prediction:
-    """When the prediction of a window began and ended; several batches of a window count as one."""
+    """The begin and the end of a window's prediction; several batches of a window count as one prediction."""
 
     began_s: float = float("inf")
     ended_s: float = 0.0
@@ -120,8 +120,8 @@ class Bench:
         self._engine = engine
         self._spec = bundle.spec
 
-    async def measure(self, cell: Cell, effort: Effort) -> Samples:
-        """Raises NeuronpipeError for inputs that the model or its back end does not take."""
+    async def measure(self, cell: Cell, effort: CellEffort) -> CellSamples:
+        """Measures a cell. Raises NeuronpipeError for inputs that the model or its back end does not take."""
         if cell.length > self._spec.max_tokens:
             raise InvalidInput("length", f"{cell.length} tokens, the model takes {self._spec.token_limit}")
         texts = await texts_of_length(self._tokens_of, cell.length, _INPUTS)
@@ -129,14 +129,14 @@ class Bench:
         windows = itertools.cycle(_windows(inputs, cell.batch))
         warm_up_ends_s = time.perf_counter() + effort.seconds / 4
         for _ in range(effort.warm_up_calls):
-            await self._call(next(windows), Samples())
+            await self._call(next(windows), CellSamples())
             if time.perf_counter() > warm_up_ends_s:
                 break
-        samples = Samples()
+        samples = CellSamples()
         enough = _Enough(effort)
 
         async def caller() -> None:
-            while not enough.reached(samples.latency_ms):
+            while not enough.check(samples.latency_ms):
                 await self._call(next(windows), samples)
 
         async with asyncio.TaskGroup() as group:
@@ -144,7 +144,7 @@ class Bench:
                 group.create_task(caller())
         return samples
 
-    async def _call(self, inputs: Sequence[TaskInput], samples: Samples) -> None:
+    async def _call(self, inputs: Sequence[TaskInput], samples: CellSamples) -> None:
         prediction = _Prediction()
         _CURRENT.set(prediction)
         began_s = time.perf_counter()
@@ -152,7 +152,7 @@ class Bench:
         ended_s = time.perf_counter()
         answers = []
         for outcome in outcomes:
-            if not isinstance(outcome, Answer):
+            if not isinstance(outcome, InputAnswer):
                 raise outcome
             answers.append(outcome)
         samples.latency_ms.append((ended_s - began_s) * 1e3)
@@ -169,14 +169,14 @@ class Bench:
 
 
 class _Enough:
-    """Decides when a cell has been measured."""
+    """Decides when a cell has enough calls."""
 
-    def __init__(self, effort: Effort) -> None:
+    def __init__(self, effort: CellEffort) -> None:
         self._effort = effort
         self._ends_s = time.perf_counter() + effort.seconds
         self._next_look = effort.calls
 
-    def reached(self, latencies_ms: Sequence[float]) -> bool:
+    def check(self, latencies_ms: Sequence[float]) -> bool:
         calls = len(latencies_ms)
         if time.perf_counter() >= self._ends_s:
             return calls >= self._effort.least_calls
@@ -187,10 +187,10 @@ class _Enough:
 
 
 def _windows(inputs: Sequence[TaskInput], batch: int) -> list[list[TaskInput]]:
-    """Every input once at least, in windows of a batch."""
+    """Returns windows of `batch` inputs that contain every input at least once."""
     count = max(1, -(-len(inputs) // batch))
-    every = itertools.cycle(inputs)
-    return [list(itertools.islice(every, batch)) for _ in range(count)]
+    repeated = itertools.cycle(inputs)
+    return [list(itertools.islice(repeated, batch)) for _ in range(count)]
 
 
 @asynccontextmanager
@@ -198,11 +198,11 @@ async def running_bench(folder: Path, variant: Variant, cells: Sequence[Cell]) -
     """The model of a bundle's folder, loaded with room for the cells. Raises SetupError."""
     (bundle,) = read_repository(folder)
     tokens = bundle.spec.image.tokens if bundle.spec.image else 1
-    settings = TransformSettings(
+    settings = TransformSettings.of(
         backend=variant.backend,
         cores=variant.cores,
         max_batch_size=max(cell.batch for cell in cells),
-        # A task may make several sequences of an input, and some are rounded up.
+        # A task may make several sequences of an input, and lengths may be rounded up.
         max_batch_tokens=4 * max(cell.batch * (max(cell.length, tokens) + 4) for cell in cells),
     )
     async with running_near_engine(bundle, settings, _observed) as engine:
@@ -210,12 +210,17 @@ async def running_bench(folder: Path, variant: Variant, cells: Sequence[Cell]) -
 
 
 def work(
-    pipe: "Connection[Samples | str, Cell]", folder: Path, variant: Variant, cells: Sequence[Cell], effort: Effort
+    pipe: "Connection[CellSamples | str, Cell]",
+    folder: Path,
+    variant: Variant,
+    cells: Sequence[Cell],
+    effort: CellEffort,
 ) -> None:
-    """The main function of a process that measures the cells that it is given. It says an empty reason once it is
-    ready, and of each cell the samples; or the reason why not.
+    """The main function of a process that measures the cells that it receives.
+
+    The process sends an empty reason when it is ready, then for each cell the samples, or the reason for their lack.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as of services (docs/decisions/0002)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as in services (docs/decisions/0002)
     os.environ.update(runtime_environment(variant.cores, os.environ))
 
     async def measure() -> None:
@@ -224,7 +229,7 @@ def work(
             while True:
                 cell = await asyncio.to_thread(pipe.recv)
                 try:
-                    answer: Samples | str = await bench.measure(cell, effort)
+                    answer: CellSamples | str = await bench.measure(cell, effort)
                 except* NeuronpipeError as errors:
                     answer = _first(errors)
                 pipe.send(answer)

@@ -1,4 +1,4 @@
-"""The report of a run: Markdown with its plots beside it, CSV and JSON.
+"""The report of a run: Markdown with its plots, CSV and JSON.
 
 Plots are SVG, drawn by matplotlib. Text and axes have the page's colour, so that they suit light and dark pages.
 """
@@ -24,7 +24,7 @@ _LINES = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#b279a2", "#9d755d", "#72
 _STYLE = "<style>svg{color:#222}@media(prefers-color-scheme:dark){svg{color:#e4e4e4}}</style>"
 _DASHES = ("-", "--", ":", "-.")
 
-# A line: its name, and its points.
+# Lines by name, each with its points.
 Lines: TypeAlias = Mapping[str, Sequence[tuple[float, float]]]
 
 
@@ -37,23 +37,23 @@ class Plot:
     svg: str
 
 
-# What an axis shows, and its label.
+# The value of a cell on an axis, and the axis's label.
 Axis: TypeAlias = tuple[Callable[[CellResult], float], str]
-_LENGTH: Axis = (lambda one: one.cell.length, "tokens")
-_BATCH: Axis = (lambda one: one.cell.batch, "batch")
-_THROUGHPUT: Axis = (lambda one: one.throughput_per_s, "inputs a second")
-_P95: Axis = (lambda one: one.percentile_ms(95), "p95 latency, ms")
+_LENGTH: Axis = (lambda result: result.cell.length, "tokens")
+_BATCH: Axis = (lambda result: result.cell.batch, "batch")
+_THROUGHPUT: Axis = (lambda result: result.throughput_per_s, "inputs a second")
+_P95: Axis = (lambda result: result.percentile_ms(95), "p95 latency, ms")
 
 
 def draw_plots(results: Results) -> Iterator[Plot]:
-    """Those that there are points for."""
-    alone = [one for one in results.measured if one.cell.mode == LATENCY]
-    at_base, single = results.at_base_length, [one for one in alone if one.cell.batch == 1]
+    """Draws the plots for which there are points."""
+    alone = [result for result in results.measured if result.cell.mode == LATENCY]
+    at_base, single = results.at_base_length, [result for result in alone if result.cell.batch == 1]
     for file, title, cells, (x, x_label), (y, y_label) in (
         (
             "latency-by-length.svg",
             "Latency by length, batch 1",
-            [one for one in single if one.cell.length],
+            [result for result in single if result.cell.length],
             _LENGTH,
             _P95,
         ),
@@ -61,27 +61,27 @@ def draw_plots(results: Results) -> Iterator[Plot]:
         ("latency-throughput.svg", "Latency against throughput, at the base length", at_base, _THROUGHPUT, _P95),
     ):
         lines: dict[str, list[tuple[float, float]]] = {}
-        for one in sorted(cells, key=lambda one: (one.cell.length, one.cell.batch)):
-            lines.setdefault(_name(one), []).append((x(one), y(one)))
+        for result in sorted(cells, key=lambda result: (result.cell.length, result.cell.batch)):
+            lines.setdefault(_name(result), []).append((x(result), y(result)))
         if any(len(points) > 1 for points in lines.values()):
             yield Plot(file, title, _draw(lines, x_label, y_label, has_powers=x is not _THROUGHPUT[0]))
-    if split := [one for one in at_base if one in single]:
+    if split := [result for result in at_base if result in single]:
         yield Plot("parts.svg", "Where the time goes, batch 1, at the base length", _draw_parts(split))
 
 
-def _name(one: CellResult) -> str:
-    variant = one.cell.variant
-    cores = "" if one.cell.mode == LATENCY else f", {variant.cores} cores"
+def _name(result: CellResult) -> str:
+    variant = result.cell.variant
+    cores = "" if result.cell.mode == LATENCY else f", {variant.cores} cores"
     return f"{variant.model}, {variant.dtype}{cores}"
 
 
 def _draw(lines: Lines, x_label: str, y_label: str, *, has_powers: bool) -> str:
-    """Both axes are logarithmic. `has_powers`: of two, on the axis of x."""
+    """Draws lines on logarithmic axes. `has_powers`: the x axis has ticks at powers of two."""
     from matplotlib import ticker
 
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=(8.5, 4.4))
-    # A colour for each model, a dash for each of its variants.
+    # A colour for each model, a dash style for each of its variants.
     models = list(dict.fromkeys(name.partition(",")[0] for name in lines))
     variants = list(dict.fromkeys(name.partition(",")[2] for name in lines))
     for name, points in lines.items():
@@ -105,13 +105,13 @@ def _draw(lines: Lines, x_label: str, y_label: str, *, has_powers: bool) -> str:
 def _draw_parts(cells: Sequence[CellResult]) -> str:
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=(8.5, 0.8 + 0.36 * len(cells)))
-    names, left = [_name(one) for one in cells], [0.0] * len(cells)
+    names, left = [_name(result) for result in cells], [0.0] * len(cells)
     for title, field, colour in (
         ("pre-process", "preprocess_ms", _LINES[1]),
         ("prediction", "predict_ms", _LINES[2]),
         ("post-process", "postprocess_ms", _LINES[4]),
     ):
-        widths = [100 * getattr(one, field) / one.mean_ms for one in cells]
+        widths = [100 * getattr(result, field) / result.mean_ms for result in cells]
         axes.barh(names, widths, left=left, color=colour, label=title)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.invert_yaxis()
@@ -120,7 +120,7 @@ def _draw_parts(cells: Sequence[CellResult]) -> str:
 
 
 def _pyplot() -> Any:
-    """matplotlib, with ink in place of black. Raises ModuleNotFoundError where it is not installed."""
+    """Returns matplotlib's pyplot, with ink instead of black. Raises ModuleNotFoundError if it is not installed."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -139,7 +139,7 @@ def _svg(figure: Any, axes: Any) -> str:
     _pyplot().close(figure)
     drawn = file.getvalue()
     drawn = drawn[drawn.index("<svg") :].replace(_INK, "currentColor")
-    return re.sub(r"(<svg[^>]*>)", lambda found: found.group(1) + _STYLE, drawn, count=1)
+    return re.sub(r"(<svg[^>]*>)", lambda tag: tag.group(1) + _STYLE, drawn, count=1)
 
 
 # Shares of the CPUs' time, on average over the cells, above which a report warns.
@@ -147,9 +147,9 @@ _MAX_STEAL, _MAX_OTHERS = 0.02, 0.05
 
 
 def write_report(results: Results, costs: Costs, folder: Path, goal: Goal | None = None) -> Path:
-    """Writes README.md, its plots and results.csv beside results.json; returns the path of the first.
+    """Writes README.md, its plots and results.csv beside results.json, and returns the path of README.md.
 
-    Raises SetupError where the folder cannot be written to.
+    Raises SetupError if the folder cannot be written to.
     """
     plots = list(draw_plots(results))
     page = "\n".join(_markdown(results, costs, goal, plots)).rstrip() + "\n"
@@ -161,7 +161,7 @@ def write_report(results: Results, costs: Costs, folder: Path, goal: Goal | None
 
 
 def warnings_of(results: Results) -> Iterator[str]:
-    """What makes the figures worth less."""
+    """Yields the reasons to distrust the figures."""
     if not results.is_complete:
         yield f"The run is not complete: {len(results.cells)} of {results.planned} cells."
     if measured := results.measured:
@@ -171,7 +171,7 @@ def warnings_of(results: Results) -> Iterator[str]:
         if others > _MAX_OTHERS:
             yield f"Other processes took {others:.1%} of the CPUs' time: the machine was busy."
         precision = float(results.effort["precision"])
-        wide = sum(one.p95_interval.relative_width > precision for one in measured)
+        wide = sum(result.p95_interval.relative_width > precision for result in measured)
         if wide:
             yield (
                 f"{wide} of {len(measured)} cells reached their time before their p95 was known to ± {precision:.0%}; "
@@ -180,8 +180,8 @@ def warnings_of(results: Results) -> Iterator[str]:
 
 
 def _taken(results: Results) -> tuple[float, float]:
-    """Shares of the CPUs' time, on average over the cells: of other machines, and of other processes."""
-    shares = [(one.steal, one.others) for one in results.measured] or [(0.0, 0.0)]
+    """Returns the mean shares of the CPUs' time that other machines and other processes took during the cells."""
+    shares = [(result.steal, result.others) for result in results.measured] or [(0.0, 0.0)]
     steal, others = (sum(share) / len(shares) for share in zip(*shares, strict=True))
     return steal, others
 
@@ -216,5 +216,8 @@ def _tables(results: Results, costs: Costs, goal: Goal | None) -> Iterator[Table
     yield cells_table(results)
     yield missing_table(results)
     steal, others = _taken(results)
-    busy = ("CPU time taken while measuring", f"{steal:.1%} by the hypervisor (steal), {others:.1%} by other processes")
-    yield Table("Machine", "The figures depend on it.", ("", ""), [*results.machine.items(), busy])
+    taken_row = (
+        "CPU time taken while measuring",
+        f"{steal:.1%} by the hypervisor (steal), {others:.1%} by other processes",
+    )
+    yield Table("Machine", "The figures depend on it.", ("", ""), [*results.machine.items(), taken_row])

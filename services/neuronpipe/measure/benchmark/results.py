@@ -1,4 +1,4 @@
-"""The results of a run: a JSON file that grows with each cell, from which reports are made, and two side by side."""
+"""The results of a run, in a JSON file that grows with each cell, and the comparison of two runs."""
 
 import csv
 import dataclasses
@@ -14,10 +14,10 @@ import numpy as np
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import files_told, replace_file
 from neuronpipe.measure.benchmark.matrix import Cell, Variant
-from neuronpipe.measure.benchmark.measuring import Samples
+from neuronpipe.measure.benchmark.measuring import CellSamples
 from neuronpipe.measure.figures import Interval, bootstrap, mean, median, p95, ratio
 
-# Of results.json. Raised whenever a reader of before would misunderstand it.
+# The version of results.json. Raised when an older reader would misunderstand the file.
 SCHEMA_VERSION = 1
 RESULTS_FILE = "results.json"
 _DIGITS = 5
@@ -42,17 +42,17 @@ class CellResult:
 
     @property
     def throughput_per_s(self) -> float:
-        """Inputs a second of a closed loop, by Little's law."""
+        """Inputs per second of a closed loop, by Little's law."""
         return self.cell.callers * self.cell.batch / (self.mean_ms / 1e3)
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second, special ones included."""
+        """Tokens per second, special tokens included."""
         return self.throughput_per_s * self.tokens
 
     @property
     def mean_ms(self) -> float:
-        """Mean latency."""
+        """The mean latency."""
         return float(np.mean(self.latency_ms))
 
     @property
@@ -61,12 +61,12 @@ class CellResult:
         return bootstrap(self.latency_ms, p95)
 
     def percentile_ms(self, percent: float) -> float:
-        """Of the latency, by linear interpolation."""
+        """Returns a percentile of the latency, by linear interpolation."""
         return float(np.percentile(self.latency_ms, percent))
 
 
-def cell_result(cell: Cell, samples: Samples, *, steal: float, others: float) -> CellResult:
-    """Parts are means, so that they sum to the mean latency."""
+def cell_result(cell: Cell, samples: CellSamples, *, steal: float, others: float) -> CellResult:
+    """Makes the result of a cell. Its parts are means, so that they sum to the mean latency."""
     return CellResult(
         cell=cell,
         latency_ms=tuple(float(f"{value:.{_DIGITS}g}") for value in samples.latency_ms),
@@ -81,10 +81,10 @@ def cell_result(cell: Cell, samples: Samples, *, steal: float, others: float) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColdStart:
-    """`serve all` with one model: starts from nothing, then single requests of `length` tokens. Times in ms.
+    """Cold starts of `serve all` with one model, then single requests of `length` tokens. Times in ms.
 
-    `model_ms`: computing, of each request; `overhead_ms`: the rest of what the caller waited. `reason`: why there are
-    none.
+    `model_ms`: computing time of each request; `overhead_ms`: the rest of its latency. `reason`: why there are no
+    times.
     """
 
     model: str
@@ -100,9 +100,9 @@ class ColdStart:
 
 @dataclass(kw_only=True)
 class Results:
-    """A run. `effort`, `machine`: what figures depend on; a run is resumed only where they are the same.
+    """A run. `effort`, `machine`: the figures depend on them; a run is resumed only if they are equal.
 
-    `base_length`: tokens of the cells that tables of one length show.
+    `base_length`: tokens of the cells in tables of one length.
     """
 
     command: str
@@ -117,13 +117,13 @@ class Results:
 
     @property
     def measured(self) -> list[CellResult]:
-        """Those with samples."""
-        return [one for one in self.cells if not one.reason]
+        """The cells with samples."""
+        return [cell for cell in self.cells if not cell.reason]
 
     @property
     def at_base_length(self) -> list[CellResult]:
-        """Those with samples, of the base length or of images."""
-        return [one for one in self.measured if one.cell.length in (0, self.base_length)]
+        """The cells with samples whose inputs have the base length or are images."""
+        return [result for result in self.measured if result.cell.length in (0, self.base_length)]
 
     @property
     def is_complete(self) -> bool:
@@ -132,7 +132,7 @@ class Results:
 
 
 def write_results(results: Results, folder: Path) -> None:
-    """Replaces the file of a folder. Raises SetupError where it cannot be written."""
+    """Replaces the results file of a folder. Raises SetupError if it cannot be written."""
     content = {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(results)}
     with files_told(f"{folder}: cannot be written", "; see --out"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,22 +140,24 @@ def write_results(results: Results, folder: Path) -> None:
 
 
 def read_results(path: Path) -> Results:
-    """Of a folder or of its file. Raises SetupError for what is no report, or one of another schema version."""
+    """Reads the results of a folder, or of a file. Raises SetupError for any other file, and for another schema
+    version.
+    """
     file = path / RESULTS_FILE if path.is_dir() else path
     try:
         with files_told(f"{file}", "; a run of `neuronpipe benchmark` leaves one"):
             content = json.loads(file.read_text())
     except ValueError as error:
         raise SetupError(f"{file}: is no JSON of `neuronpipe benchmark`") from error
-    found = content.pop("schema_version", None) if isinstance(content, dict) else None
-    if found != SCHEMA_VERSION:
+    schema_version = content.pop("schema_version", None) if isinstance(content, dict) else None
+    if schema_version != SCHEMA_VERSION:
         raise SetupError(
-            f"{file}: has the schema version {found}, this neuronpipe reads {SCHEMA_VERSION}; measure again, or use "
-            "the neuronpipe that wrote it"
+            f"{file}: has the schema version {schema_version}, this neuronpipe reads {SCHEMA_VERSION}; measure again, "
+            "or use the neuronpipe that wrote it"
         )
     try:
-        cells = [_cell(one) for one in content.pop("cells")]
-        starts = [ColdStart(**one) for one in content.pop("cold_starts")]
+        cells = [_cell(cell) for cell in content.pop("cells")]
+        starts = [ColdStart(**start) for start in content.pop("cold_starts")]
         return Results(**content, cells=cells, cold_starts=starts)
     except (KeyError, TypeError, AttributeError) as error:
         raise SetupError(f"{file}: is damaged: {error}") from error
@@ -174,24 +176,31 @@ _COLUMNS = (
 
 
 def results_csv(results: Results) -> str:
-    """A line for each cell."""
+    """Returns a line for each cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
-    for one in results.cells:
-        cell = one.cell
-        head = (*dataclasses.astuple(cell.variant), cell.mode, cell.batch, cell.length, len(one.latency_ms))
-        figures = _figures(one) if not one.reason else ("",) * (len(_COLUMNS) - len(head) - 1)
-        writer.writerow((*head, *figures, one.reason))
+    for result in results.cells:
+        cell = result.cell
+        head = (*dataclasses.astuple(cell.variant), cell.mode, cell.batch, cell.length, len(result.latency_ms))
+        figures = _figures(result) if not result.reason else ("",) * (len(_COLUMNS) - len(head) - 1)
+        writer.writerow((*head, *figures, result.reason))
     return text.getvalue()
 
 
-def _figures(one: CellResult) -> Sequence[str]:
-    interval = one.p95_interval
+def _figures(result: CellResult) -> Sequence[str]:
+    interval = result.p95_interval
     values = (
-        *(one.mean_ms, one.percentile_ms(50), interval.value, interval.low, interval.high, one.percentile_ms(99)),
-        *(one.throughput_per_s, one.tokens_per_s, one.preprocess_ms, one.predict_ms, one.postprocess_ms),
-        *(one.steal, one.others),
+        *(
+            result.mean_ms,
+            result.percentile_ms(50),
+            interval.value,
+            interval.low,
+            interval.high,
+            result.percentile_ms(99),
+        ),
+        *(result.throughput_per_s, result.tokens_per_s, result.preprocess_ms, result.predict_ms, result.postprocess_ms),
+        *(result.steal, result.others),
     )
     return [f"{value:.{_DIGITS}g}" for value in values]
 
@@ -201,7 +210,8 @@ _DIFFERENT = ("CPU", "CPUs to use", "instructions", "libraries", "neuronpipe")
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A cell of two runs: ratios of the second to the first. Latency above 1 is slower, throughput below 1 is less.
+    """A cell of two runs, with ratios of the second run to the first. Latency above 1 is slower, throughput below 1 is
+    less.
 
     `reason`: why only the first run has figures; then there are no ratios.
     """
@@ -219,22 +229,22 @@ class Compared:
         return self.p50.low > 1 + threshold or self.throughput.high < 1 / (1 + threshold)
 
     def is_improvement(self, threshold: float) -> bool:
-        """As is_regression, the other way round."""
+        """Whether the whole interval of median latency or throughput is better by more than the threshold."""
         if self.p50 is None or self.throughput is None:
             return False
         return self.p50.high < 1 / (1 + threshold) or self.throughput.low > 1 + threshold
 
 
 def compare_results(before: Results, after: Results) -> list[Compared]:
-    """The cells that the first run has measured and the second has planned, in the order of the first.
+    """Compares the cells that the first run has measured and the second has planned, in the order of the first.
 
     Raises SetupError for runs without a common cell.
     """
-    found = {one.cell: one for one in after.cells}
-    common = [one for one in before.measured if one.cell in found]
+    results_after = {result.cell: result for result in after.cells}
+    common = [result for result in before.measured if result.cell in results_after]
     if not common:
         raise SetupError("the two runs have no cell in common: models, dtypes, cores, batches and lengths all differ")
-    return [_compare(one, found[one.cell]) for one in common]
+    return [_compare(result, results_after[result.cell]) for result in common]
 
 
 def _compare(before: CellResult, after: CellResult) -> Compared:
@@ -245,13 +255,13 @@ def _compare(before: CellResult, after: CellResult) -> Compared:
         before.cell,
         p50=ratio(after.latency_ms, before.latency_ms, median),
         p95=ratio(after.latency_ms, before.latency_ms, p95),
-        # Of a closed loop it is the inverse of the mean latency.
+        # The throughput of a closed loop is the inverse of its mean latency.
         throughput=Interval(1 / slower.value, 1 / slower.high, 1 / slower.low),
     )
 
 
 def differences(before: Results, after: Results) -> list[str]:
-    """What differs between the machines: ratios are of that, too."""
+    """Returns the differences between the machines, which the ratios also measure."""
     return [
         f"{name}: {before.machine.get(name)} | {after.machine.get(name)}"
         for name in _DIFFERENT
@@ -260,14 +270,28 @@ def differences(before: Results, after: Results) -> list[str]:
 
 
 def compared_rows(compared: Sequence[Compared], threshold: float) -> list[Sequence[str]]:
-    """A table, its heading first."""
+    """Returns the rows of a table, its heading first."""
     rows: list[Sequence[str]] = [("CELL", "P50", "P95", "THROUGHPUT", "")]
-    for one in compared:
-        said = "REGRESSION" if one.is_regression(threshold) else "better" if one.is_improvement(threshold) else ""
-        if one.reason:
-            rows.append((one.cell.name, "", "", "", f"{said}: not measured: {one.reason}"))
+    for comparison in compared:
+        verdict = (
+            "REGRESSION"
+            if comparison.is_regression(threshold)
+            else "better"
+            if comparison.is_improvement(threshold)
+            else ""
+        )
+        if comparison.reason:
+            rows.append((comparison.cell.name, "", "", "", f"{verdict}: not measured: {comparison.reason}"))
         else:
-            rows.append((one.cell.name, _text(one.p50), _text(one.p95), _text(one.throughput), said))
+            rows.append(
+                (
+                    comparison.cell.name,
+                    _text(comparison.p50),
+                    _text(comparison.p95),
+                    _text(comparison.throughput),
+                    verdict,
+                )
+            )
     return rows
 
 

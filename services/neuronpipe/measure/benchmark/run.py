@@ -1,6 +1,6 @@
 """Runs a matrix: each variant in a process of its own, the results written after each cell.
 
-How long it will take is said before it starts, and again after each cell.
+The expected time is shown before the run starts, and again after each cell.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.benchmark.bundles import CannotMeasure, WantedBundle
 from neuronpipe.measure.benchmark.cold_starts import measure_cold_starts
 from neuronpipe.measure.benchmark.matrix import IMAGE_TOKENS, BenchmarkModel, Cell, Matrix, Variant
-from neuronpipe.measure.benchmark.measuring import Effort, work
+from neuronpipe.measure.benchmark.measuring import CellEffort, work
 from neuronpipe.measure.benchmark.results import (
     RESULTS_FILE,
     CellResult,
@@ -34,17 +34,17 @@ from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 _OPERATIONS = 2.0  # for each parameter and token: a product and a sum
 _SIDE = 1024
 _TRIALS = 5
-# Of what matrices of this size reach. A guess, which the cells that are measured correct.
+# The share of the speed of matrices of this size. A guess, which the measured cells correct.
 _EFFICIENCY = 0.75
 _CALL_S = 0.001
-# Compiling: constant, and for each parameter. Guesses for two CPUs.
+# The time to compile: constant, and for each parameter. Guesses for two CPUs.
 _COMPILE_S, _COMPILE_S_PER_PARAMETER = 12.0, 2.5e-7
 _LOAD_S = 6.0
 _TRUSTED = 5
 
 
 def operations_per_s() -> float:
-    """What this machine's CPUs do with float32 matrices, measured in half a second."""
+    """Returns the speed of this machine's CPUs with float32 matrices, measured in half a second."""
     generator = np.random.default_rng(0)
     left, right = (generator.random((_SIDE, _SIDE), np.float32) for _ in range(2))
     best_s = float("inf")
@@ -56,10 +56,10 @@ def operations_per_s() -> float:
 
 
 class Estimate:
-    """Times in seconds. Corrects itself by the cells that are measured."""
+    """Estimates times in seconds. Corrects itself by the measured cells."""
 
-    def __init__(self, matrix: Matrix, effort: Effort, speed: float) -> None:
-        """`speed`: operations a second."""
+    def __init__(self, matrix: Matrix, effort: CellEffort, speed: float) -> None:
+        """`speed`: operations per second."""
         self._matrix = matrix
         self._effort = effort
         self._speed = speed * _EFFICIENCY
@@ -67,7 +67,7 @@ class Estimate:
         self._noted = 0
 
     def cell_s(self, cell: Cell) -> float:
-        """One cell, before anything is known of it."""
+        """Returns the guess for a cell, without a correction."""
         effort = self._effort
         operations = _OPERATIONS * self._matrix.model(cell.variant.model).parameters * (cell.length or IMAGE_TOKENS)
         call_s = cell.callers * (_CALL_S + operations * cell.batch / self._speed)
@@ -75,13 +75,13 @@ class Estimate:
         return warm_up_s + max(effort.seconds, effort.least_calls * call_s / cell.callers)
 
     def note(self, cell: Cell, seconds: float) -> None:
-        """A cell has been measured."""
+        """Records the time of a measured cell."""
         self._guessed_s += self.cell_s(cell)
         self._taken_s += seconds
         self._noted += 1
 
     def left_s(self, cells: Sequence[Cell], missing_bundles: Sequence[BenchmarkModel]) -> float:
-        """All that is left, with what must be compiled and loaded."""
+        """Returns the time for all remaining cells, with compiling and loading."""
         factor = self._taken_s / self._guessed_s if self._noted >= _TRUSTED else 1.0
         compiling_s = sum(_COMPILE_S + model.parameters * _COMPILE_S_PER_PARAMETER for model in missing_bundles)
         loading_s = _LOAD_S * len({cell.variant for cell in cells})
@@ -89,29 +89,27 @@ class Estimate:
 
 
 def minutes_text(seconds: float) -> str:
-    """For people."""
+    """Formats a time for people."""
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
-# Of the load that is there before, for each CPU; more is a warning.
+# The load per CPU before the run; more is a warning.
 _QUIET = 0.25
-# What must be the same for cells of two runs to stand in one report.
+# Facts that must be equal for cells of two runs to be in one report.
 _SAME = ("neuronpipe", "CPU", "CPU family, model, stepping", "CPUs to use", "libraries")
 _COLD_REQUESTS = 50
 _COLD_START_S = 12.0
 
-Tell = Callable[[str], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """A run. `minutes`: it is not begun if it would take longer. `cold_starts`: starts of each model; 0 for none.
+    """A run. `minutes`: a run that would take longer is not begun. `cold_starts`: starts of each model; 0 for none.
 
-    `is_fresh`: cells that the folder has from before are measured again.
+    `is_fresh`: cells that the folder has already are measured again.
     """
 
     matrix: Matrix
-    effort: Effort
+    effort: CellEffort
     folder: Path
     cache: Path
     minutes: float
@@ -121,11 +119,11 @@ class RunRequest:
     is_fresh: bool = False
 
 
-class Run:
-    """One run; `results` grow while it runs, and are in the folder after each cell."""
+class BenchmarkRun:
+    """A run; `results` grow while it runs, and are in the folder after each cell."""
 
-    def __init__(self, request: RunRequest, tell: Tell) -> None:
-        """Reads what an interrupted run has left. Raises SetupError where that cannot be gone on with."""
+    def __init__(self, request: RunRequest, tell: Callable[[str], None]) -> None:
+        """Reads the results of an interrupted run. Raises SetupError if they cannot be continued."""
         self._request, self._tell = request, tell
         self._effort: dict[str, float] = dataclasses.asdict(request.effort)
         self.results = Results(
@@ -138,12 +136,12 @@ class Run:
         if not request.is_fresh and (request.folder / RESULTS_FILE).is_file():
             self._take_over(read_results(request.folder))
         self.results.planned = len(request.matrix.cells)
-        done = {one.cell for one in self.results.cells}
+        done = {result.cell for result in self.results.cells}
         self._left = [cell for cell in request.matrix.cells if cell not in done]
         self._cold_left = self._cold_models()
 
     def run(self) -> Results:
-        """Measures what is left. Raises SetupError for a matrix that takes longer than the minutes that it may."""
+        """Measures the remaining cells. Raises SetupError for a matrix that would take longer than allowed."""
         if not (self._left or self._cold_left):
             return self.results
         self._estimate = Estimate(self._request.matrix, self._request.effort, operations_per_s())
@@ -172,23 +170,23 @@ class Run:
                 f"--out {self._request.folder}: has a run that measured cells for another time or precision; give "
                 "--fresh, or another folder"
             )
-        wanted = set(self._request.matrix.cells)
-        self.results.cells = [one for one in before.cells if one.cell in wanted]
+        wanted_cells = set(self._request.matrix.cells)
+        self.results.cells = [result for result in before.cells if result.cell in wanted_cells]
         names = self.results.models
-        self.results.cold_starts = [one for one in before.cold_starts if one.model in names]
+        self.results.cold_starts = [start for start in before.cold_starts if start.model in names]
         self.results.minutes, self.results.machine = before.minutes, before.machine
         if self.results.cells:
             self._tell(f"{len(self.results.cells)} cells are there from before")
 
     def _cold_models(self) -> list[BenchmarkModel]:
-        done = {one.model for one in self.results.cold_starts}
-        wanted = self._request.matrix.models if self._request.cold_starts else ()
-        return [model for model in wanted if model.name not in done]
+        done = {start.model for start in self.results.cold_starts}
+        wanted_models = self._request.matrix.models if self._request.cold_starts else ()
+        return [model for model in wanted_models if model.name not in done]
 
     def _missing(self) -> list[BenchmarkModel]:
-        """Models to compile, once for each back end and dtype."""
-        wanted = dict.fromkeys(self._bundle(cell.variant) for cell in self._left)
-        return [one.model for one in wanted if not one.find()]
+        """Returns the models to compile, once for each back end and dtype."""
+        wanted_bundles = dict.fromkeys(self._bundle(cell.variant) for cell in self._left)
+        return [bundle.model for bundle in wanted_bundles if not bundle.find()]
 
     def _bundle(self, variant: Variant) -> WantedBundle:
         matrix = self._request.matrix
@@ -230,7 +228,7 @@ class Run:
                 self._note(CellResult(cell=cell, reason=str(error)))
 
     def _measure(self, folder: Path, variant: Variant, cells: Sequence[Cell]) -> Sequence[Cell]:
-        """Measures cells in one process. Returns those that are left where one of them ended it.
+        """Measures cells in one process. Returns the remaining cells if one of the cells ended the process.
 
         Raises CannotMeasure and ProcessEnded if the process does not load the model.
         """
@@ -241,33 +239,33 @@ class Run:
                 began_s, watch = time.monotonic(), CpuWatch()
                 try:
                     process.send(cell)
-                    found = process.receive()
+                    answer = process.receive()
                 except ProcessEnded as ended:
                     self._note(CellResult(cell=cell, reason=str(ended)))
                     return cells[number + 1 :]
-                if isinstance(found, str):
-                    self._note(CellResult(cell=cell, reason=found))
+                if isinstance(answer, str):
+                    self._note(CellResult(cell=cell, reason=answer))
                     continue
                 steal, others = watch.shares()
                 self._estimate.note(cell, time.monotonic() - began_s)
-                self._note(cell_result(cell, found, steal=steal, others=others))
+                self._note(cell_result(cell, answer, steal=steal, others=others))
         return ()
 
-    def _note(self, one: CellResult) -> None:
-        self.results.cells.append(one)
-        self._left.remove(one.cell)
+    def _note(self, result: CellResult) -> None:
+        self.results.cells.append(result)
+        self._left.remove(result.cell)
         write_results(self.results, self._request.folder)
-        if one.reason:
-            found = f"not measured: {one.reason}"
+        if result.reason:
+            outcome = f"not measured: {result.reason}"
         else:
-            interval = one.p95_interval
-            found = (
-                f"p95 {interval.value:.4g} ms ± {interval.relative_width:.0%}, {one.throughput_per_s:.4g}/s, "
-                f"{len(one.latency_ms)} calls"
+            interval = result.p95_interval
+            outcome = (
+                f"p95 {interval.value:.4g} ms ± {interval.relative_width:.0%}, {result.throughput_per_s:.4g}/s, "
+                f"{len(result.latency_ms)} calls"
             )
-        left = minutes_text(self._left_s())
+        remaining = minutes_text(self._left_s())
         done = len(self.results.cells)
-        self._tell(f"{done}/{self.results.planned} {one.cell.name}: {found}; {left} left")
+        self._tell(f"{done}/{self.results.planned} {result.cell.name}: {outcome}; {remaining} left")
 
     def _run_cold(self, model: BenchmarkModel) -> None:
         request = self._request
@@ -276,10 +274,10 @@ class Run:
         folder = self._bundle(variant).find()
         if folder:
             effort = (request.base_length, request.cold_starts, _COLD_REQUESTS)
-            found = asyncio.run(measure_cold_starts(model.name, folder, variant.backend, *effort))
+            cold_start = asyncio.run(measure_cold_starts(model.name, folder, variant.backend, *effort))
         else:
-            found = ColdStart(model=model.name, task=model.task, length=0, reason="the model was not compiled")
-        self.results.cold_starts.append(found)
+            cold_start = ColdStart(model=model.name, task=model.task, length=0, reason="the model was not compiled")
+        self.results.cold_starts.append(cold_start)
         write_results(self.results, request.folder)
 
 

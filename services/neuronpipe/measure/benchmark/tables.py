@@ -1,6 +1,6 @@
-"""The tables of a report, ours beside the published ones, in the same columns.
+"""The tables of a report, ours beside the published tables, in the same columns.
 
-What others have published is for comparing: on other machines, never measured here.
+Published figures are for comparing: they come from other machines, and were never measured here.
 """
 
 import json
@@ -19,17 +19,17 @@ _FILE = Path(__file__).with_name("published.json")
 
 
 def published_tables() -> Mapping[str, Mapping[str, Any]]:
-    """Tables as they were published, by name: `title`, `source`, `columns` and `rows`."""
-    found: Mapping[str, Mapping[str, Any]] = json.loads(_FILE.read_text())
-    return found
+    """Returns tables as they were published, by name: `title`, `source`, `columns` and `rows`."""
+    tables: Mapping[str, Mapping[str, Any]] = json.loads(_FILE.read_text())
+    return tables
 
 
-# Of the published g4dn.xlarge with batch 1 and with its best: throughput, and cost per million.
+# The published g4dn.xlarge, by whether the batch is 1 or its best: throughput, and cost per million.
 _G4DN = {True: (149.0, 0.98), False: (422.0, 0.35)}
 
 
 def comparison_tables(results: Results, costs: Costs) -> Iterator[Table]:
-    """Each of ours before the one that it compares with."""
+    """Yields each of our tables before the published table that it compares with."""
     published = published_tables()
     for name, make in (
         ("core_grouping", _core_grouping),
@@ -39,29 +39,29 @@ def comparison_tables(results: Results, costs: Costs) -> Iterator[Table]:
         ("best_throughput", _best_throughput),
         ("single_latency", _single_latency),
     ):
-        theirs = published[name]
-        yield make(results, costs, theirs["columns"])
-        note = f"Published, not measured here: {theirs['source']}."
-        yield Table(f"Published: {theirs['title']}", note, theirs["columns"], theirs["rows"])
+        published_table = published[name]
+        yield make(results, costs, published_table["columns"])
+        note = f"Published, not measured here: {published_table['source']}."
+        yield Table(f"Published: {published_table['title']}", note, published_table["columns"], published_table["rows"])
 
 
 def cells_table(results: Results) -> Table:
-    """Every cell, with the split of its mean latency."""
+    """Returns every cell, with the parts of its mean latency."""
     rows = []
-    for one in results.measured:
-        interval = one.p95_interval
+    for result in results.measured:
+        interval = result.p95_interval
         rows.append(
             (
-                *_named(one),
-                number(one.percentile_ms(50)),
+                *_named(result),
+                number(result.percentile_ms(50)),
                 f"{number(interval.value)} ({number(interval.low)} to {number(interval.high)})",
-                number(one.percentile_ms(99)),
-                number(one.throughput_per_s),
-                number(one.tokens_per_s),
-                number(one.preprocess_ms),
-                number(one.predict_ms),
-                number(one.postprocess_ms),
-                str(len(one.latency_ms)),
+                number(result.percentile_ms(99)),
+                number(result.throughput_per_s),
+                number(result.tokens_per_s),
+                number(result.preprocess_ms),
+                number(result.predict_ms),
+                number(result.postprocess_ms),
+                str(len(result.latency_ms)),
             )
         )
     return Table(
@@ -78,30 +78,30 @@ def cells_table(results: Results) -> Table:
 
 
 def missing_table(results: Results) -> Table:
-    """The cells without figures."""
-    rows = [(*_named(one), one.reason) for one in results.cells if one.reason]
+    """Returns the cells without figures."""
+    rows = [(*_named(result), result.reason) for result in results.cells if result.reason]
     columns = ("Model", "Back end", "dtype", "Cores", "Mode", "Batch", "Length", "Why")
     return Table("Not measured", "Cells that the model or the back end did not take.", columns, rows)
 
 
 def _core_grouping(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
     price = costs.price
-    most = max((one.cell.variant.cores for one in results.measured), default=1)
+    most_cores = max((result.cell.variant.cores for result in results.measured), default=1)
     rows = []
-    for one in results.at_base_length:
-        cell = one.cell
-        if cell.mode == LATENCY and cell.variant.cores > 1:
+    for result in results.at_base_length:
+        cell, cores = result.cell, result.cell.variant.cores
+        if cell.mode == LATENCY and cores > 1:
             continue
-        throughput, cost = one.throughput_per_s, cost_per_million(price, one.throughput_per_s)
+        throughput, cost = result.throughput_per_s, cost_per_million(price, result.throughput_per_s)
         reference, reference_cost = _G4DN[cell.batch == 1]
         rows.append(
             (
                 f"{costs.machine}: {cell.variant.model}, {cell.variant.dtype}",
                 str(cell.batch),
-                "one model on all CPUs" if cell.variant.cores == 1 else "data parallel",
-                f"1/{cell.variant.cores} of the CPUs" if cell.variant.cores > 1 else "all CPUs" if most > 1 else "1",
+                "one model on all CPUs" if cores == 1 else "data parallel",
+                f"1/{cores} of the CPUs" if cores > 1 else "all CPUs" if most_cores > 1 else "1",
                 number(throughput),
-                f"{one.percentile_ms(95) / 1e3:.4f}",
+                f"{result.percentile_ms(95) / 1e3:.4f}",
                 dollars(cost),
                 number(throughput / reference) if _is_bert(cell.variant) else "",
                 f"{cost / reference_cost:.0%}" if cost is not None and _is_bert(cell.variant) else "",
@@ -117,11 +117,11 @@ def _core_grouping(results: Results, costs: Costs, columns: Sequence[str]) -> Ta
 
 
 def _two_variants(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
-    """Two variants of each model side by side: the first, and each of its others with equal shapes."""
+    """Returns pairs of a model's variants: the first variant, and each of its others with equal shapes."""
     price = costs.price
     rows = []
-    for one in results.measured:
-        base = one.cell
+    for first in results.measured:
+        base = first.cell
         if base.variant != _first_variant(results, base.variant.model):
             continue
         for other in results.measured:
@@ -135,12 +135,12 @@ def _two_variants(results: Results, costs: Costs, columns: Sequence[str]) -> Tab
                     f"{base.variant.model}: A {_short(base.variant)}, B {_short(cell.variant)}",
                     str(base.batch),
                     str(base.length or "image"),
-                    number(one.mean_ms),
+                    number(first.mean_ms),
                     number(other.mean_ms),
-                    f"{one.mean_ms / other.mean_ms:.2f}",
-                    number(one.throughput_per_s),
+                    f"{first.mean_ms / other.mean_ms:.2f}",
+                    number(first.throughput_per_s),
                     number(other.throughput_per_s),
-                    *(_per_inference(price, each) for each in (one, other)),
+                    *(_per_inference(price, variant_result) for variant_result in (first, other)),
                 )
             )
     return Table(
@@ -153,17 +153,20 @@ def _two_variants(results: Results, costs: Costs, columns: Sequence[str]) -> Tab
 
 
 def _lengths(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
-    lengths = sorted({one.cell.length for one in results.measured if one.cell.length})
+    lengths = sorted({result.cell.length for result in results.measured if result.cell.length})
     rows = []
-    for variant in dict.fromkeys(one.cell.variant for one in results.measured):
-        found: Mapping[int, CellResult] = {
-            one.cell.length: one
-            for one in results.measured
-            if one.cell.variant == variant and one.cell.batch == 1 and one.cell.mode == LATENCY
+    for variant in dict.fromkeys(result.cell.variant for result in results.measured):
+        results_by_length: Mapping[int, CellResult] = {
+            result.cell.length: result
+            for result in results.measured
+            if result.cell.variant == variant and result.cell.batch == 1 and result.cell.mode == LATENCY
         }
-        if found:
-            cells = [number(found[length].percentile_ms(95)) if length in found else "" for length in lengths]
-            image = number(found[0].percentile_ms(95)) if 0 in found else ""
+        if results_by_length:
+            cells = [
+                number(results_by_length[length].percentile_ms(95)) if length in results_by_length else ""
+                for length in lengths
+            ]
+            image = number(results_by_length[0].percentile_ms(95)) if 0 in results_by_length else ""
             rows.append((variant.model, _short(variant), *cells, image))
     return Table(
         "Latency by length, batch 1: p95 in ms",
@@ -175,23 +178,23 @@ def _lengths(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
 
 def _serverless(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
     rows = []
-    for one in results.cold_starts:
-        if one.reason:
-            rows.append((one.model, one.task.replace("_", " "), f"not measured: {one.reason}", *[""] * 6))
+    for start in results.cold_starts:
+        if start.reason:
+            rows.append((start.model, start.task.replace("_", " "), f"not measured: {start.reason}", *[""] * 6))
             continue
-        memory = next((size for size in sorted(costs.prices.per_second) if size * 2**20 >= one.memory_bytes), 0)
+        memory = next((size for size in sorted(costs.prices.per_second) if size * 2**20 >= start.memory_bytes), 0)
         price = costs.prices.per_second.get(memory)
-        total_ms = float(np.mean(one.model_ms) + np.mean(one.overhead_ms))
-        start_ms = float(np.median(one.starts_ms))
+        total_ms = float(np.mean(start.model_ms) + np.mean(start.overhead_ms))
+        start_ms = float(np.median(start.starts_ms))
         rows.append(
             (
-                one.model,
-                one.task.replace("_", " "),
-                _size(one.size_bytes),
-                f"{memory} MB" if memory else f"{one.memory_bytes / 2**20:.0f} MB: too much",
-                _mean_and_p99(one.model_ms),
-                _mean_and_p99(one.overhead_ms),
-                _cold(one),
+                start.model,
+                start.task.replace("_", " "),
+                _size(start.size_bytes),
+                f"{memory} MB" if memory else f"{start.memory_bytes / 2**20:.0f} MB: too much",
+                _mean_and_p99(start.model_ms),
+                _mean_and_p99(start.overhead_ms),
+                _cold(start),
                 dollars(None if price is None else price * total_ms / 1e3 * 1e6),
                 dollars(None if price is None else price * start_ms / 1e3 * 1e6),
             )
@@ -210,8 +213,8 @@ def _serverless(results: Results, costs: Costs, columns: Sequence[str]) -> Table
 def _best_throughput(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
     rows = []
     for model in results.models:
-        if found := [one for one in results.at_base_length if one.cell.variant.model == model]:
-            best = max(found, key=lambda one: one.throughput_per_s)
+        if results_of_model := [result for result in results.at_base_length if result.cell.variant.model == model]:
+            best = max(results_of_model, key=lambda result: result.throughput_per_s)
             rows.append((f"{model}, {_short(best.cell.variant)}", str(best.cell.batch), number(best.throughput_per_s)))
     return Table("Throughput with the best batch", f"Measured here, length {results.base_length}.", columns, rows)
 
@@ -219,12 +222,12 @@ def _best_throughput(results: Results, costs: Costs, columns: Sequence[str]) -> 
 def _single_latency(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
     rows = [
         (
-            f"{one.cell.variant.model}, {_short(one.cell.variant)}",
-            number(one.percentile_ms(50)),
-            number(one.percentile_ms(99)),
+            f"{result.cell.variant.model}, {_short(result.cell.variant)}",
+            number(result.percentile_ms(50)),
+            number(result.percentile_ms(99)),
         )
-        for one in results.at_base_length
-        if one.cell.batch == 1 and one.cell.mode == LATENCY
+        for result in results.at_base_length
+        if result.cell.batch == 1 and result.cell.mode == LATENCY
     ]
     return Table("Latency with batch 1", f"Measured here, length {results.base_length}.", columns, rows)
 
@@ -234,22 +237,22 @@ def _is_bert(variant: Variant) -> bool:
 
 
 def _first_variant(results: Results, model: str) -> Variant:
-    return next(one.cell.variant for one in results.measured if one.cell.variant.model == model)
+    return next(result.cell.variant for result in results.measured if result.cell.variant.model == model)
 
 
 def _short(variant: Variant) -> str:
     return f"{variant.backend} {variant.dtype}, {variant.cores} core{'s' if variant.cores > 1 else ''}"
 
 
-def _named(one: CellResult) -> tuple[str, ...]:
-    cell = one.cell
+def _named(result: CellResult) -> tuple[str, ...]:
+    cell = result.cell
     variant = cell.variant
     head = (variant.model, variant.backend, variant.dtype, str(variant.cores), cell.mode)
     return (*head, str(cell.batch), str(cell.length or "image"))
 
 
-def _per_inference(price: float | None, one: CellResult) -> str:
-    return "price missing" if price is None else f"${price / 3600 / one.throughput_per_s:.7f}"
+def _per_inference(price: float | None, result: CellResult) -> str:
+    return "price missing" if price is None else f"${price / 3600 / result.throughput_per_s:.7f}"
 
 
 def _size(size_bytes: int) -> str:
@@ -260,8 +263,8 @@ def _mean_and_p99(values_ms: Sequence[float]) -> str:
     return f"{number(float(np.mean(values_ms)))} / {number(float(np.percentile(values_ms, 99)))} ms"
 
 
-def _cold(one: ColdStart) -> str:
+def _cold(start: ColdStart) -> str:
     median, low, high = (
-        float(value) / 1e3 for value in (np.median(one.starts_ms), min(one.starts_ms), max(one.starts_ms))
+        float(value) / 1e3 for value in (np.median(start.starts_ms), min(start.starts_ms), max(start.starts_ms))
     )
     return f"{median:.2f} s ({low:.2f} to {high:.2f})"

@@ -1,5 +1,6 @@
 """Sends requests at their times and records the outcome of each: a row of 76 bytes, in the order in which they ended.
-Of a text that is generated also a row of 16 bytes for each part of it, in the order in which they came.
+
+A generated text also has a row of 16 bytes for each of its parts, in the order in which they came.
 """
 
 import asyncio
@@ -25,12 +26,12 @@ UNANSWERED = "UNANSWERED"
 # The outcomes of a request: an answer, the reason of a NeuronpipeError, or an outcome that only the generator knows.
 OUTCOMES = (OK, *(kind.reason for kind in CODES), NOT_SENT, UNANSWERED)
 
-# Times in seconds count from the start of what is measured: requests of the warm-up have negative ones.
+# Times in seconds count from the start of measuring: requests of the warm-up have negative times.
 ROW = np.dtype(
     [
-        ("due_s", "<f8"),  # when it was due
-        ("latency_s", "<f8"),  # from then to the answer or the error
-        ("lag_s", "<f4"),  # from then until it was sent
+        ("due_s", "<f8"),  # when the request was due
+        ("latency_s", "<f8"),  # from due_s to the answer or the error
+        ("lag_s", "<f4"),  # from due_s until the request was sent
         ("total_ms", "<f4"),  # this and the following as in StageTimings
         ("preprocess_ms", "<f4"),
         ("queue_ms", "<f4"),
@@ -40,7 +41,7 @@ ROW = np.dtype(
         ("padded_tokens", "<u4"),
         ("batch_size", "<u4"),
         ("outcome", "<u4"),  # index into OUTCOMES
-        ("first_token_s", "<f4"),  # of a generated text, from when it was due; this and the following as in PartTimes
+        ("first_token_s", "<f4"),  # from due_s to the first token; this and the following as in PartTimes
         ("token_s", "<f4"),
         ("longest_gap_s", "<f4"),
         ("output_tokens", "<u4"),
@@ -54,8 +55,8 @@ _NO_PARTS = (0.0, 0.0, 0.0, 0, 0)
 # A part of a generated text, as it came.
 PART = np.dtype(
     [
-        ("back_s", "<f8"),  # when it came
-        ("gap_s", "<f4"),  # since the part before; of the first one NaN
+        ("back_s", "<f8"),  # when the part came
+        ("gap_s", "<f4"),  # since the part before; NaN for the first part
         ("tokens", "<u4"),
     ]
 )
@@ -66,7 +67,7 @@ Rows = NDArray[np.void]
 
 @dataclass
 class PartTimes:
-    """When the parts of one text came; times in seconds, on the clock of the recorder."""
+    """The times of the parts of one text, in seconds, on the clock of the recorder."""
 
     due_s: float
     first_s: float = 0.0
@@ -76,7 +77,7 @@ class PartTimes:
     tokens: int = 0
 
     def add(self, now_s: float, tokens: int) -> float:
-        """Notes a part. Returns the time since the part before; NaN of the first one."""
+        """Records a part. Returns the time since the part before; NaN for the first part."""
         gap_s = now_s - self.last_s if self.tokens else math.nan
         if self.tokens:
             self.longest_gap_s = max(self.longest_gap_s, gap_s)
@@ -88,7 +89,7 @@ class PartTimes:
 
     @property
     def token_s(self) -> float:
-        """The mean time between two tokens after the first part; 0 of a text that came as a whole."""
+        """The mean time between two tokens after the first part; 0 for a text that came as a whole."""
         later = self.tokens - self.first_tokens
         return (self.last_s - self.first_s) / later if later else 0.0
 
@@ -107,7 +108,7 @@ class Recorder:
     """Keeps a row for every request of one process."""
 
     def __init__(self, zero_s: float) -> None:
-        """`zero_s`: the start of what is measured, on the clock of the times that the other methods take."""
+        """`zero_s`: the start of measuring, on the clock of the times that the other methods take."""
         self._zero_s = zero_s
         self._rows = bytearray()
         self._parts = bytearray()
@@ -121,7 +122,7 @@ class Recorder:
     def add_answer(
         self, due_s: float, sent_s: float, now_s: float, response: InferResponse, times: PartTimes | None = None
     ) -> None:
-        """Records an answer. `times`: of a text that was read as it came."""
+        """Records an answer. `times`: the times of a text that was read in parts."""
         timings, usage = response.timings, response.usage
         self._rows += _PACKED.pack(
             due_s - self._zero_s,
@@ -147,17 +148,17 @@ class Recorder:
         self._errors += 1
 
     def tick(self, second: int, in_flight: int) -> Tick:
-        """The progress since the last call."""
+        """Returns the progress since the last call."""
         tick = Tick(second, self._latencies_ms, self._errors, in_flight)
         self._latencies_ms, self._errors = [], 0
         return tick
 
     def rows(self) -> Rows:
-        """All rows."""
+        """Returns all rows."""
         return np.frombuffer(bytes(self._rows), ROW)
 
     def parts(self) -> Rows:
-        """All parts of generated texts."""
+        """Returns all parts of generated texts."""
         return np.frombuffer(bytes(self._parts), PART)
 
 
@@ -169,7 +170,7 @@ _CHUNK = 1024
 
 
 def poisson_arrivals_s(rate_per_s: float, duration_s: float, seed: Sequence[int]) -> Iterator[float]:
-    """The times of a Poisson process from 0 up to `duration_s`: gaps are independent and exponential.
+    """Yields the times of a Poisson process from 0 up to `duration_s`: gaps are independent and exponential.
 
     Processes with different seeds are independent, so several of them together are a Poisson process of the summed
     rate.
@@ -185,8 +186,8 @@ def poisson_arrivals_s(rate_per_s: float, duration_s: float, seed: Sequence[int]
 def pace(times_s: Iterator[float], send: Callable[[list[float]], None], stop: threading.Event) -> None:
     """Calls `send` at each of the times, on time.monotonic()'s clock, until there are no more or `stop` is set.
 
-    Blocks: give it a thread. Event loops round their timers to milliseconds, asyncio's up and uvloop's to the nearest
-    one, which sends early. Measured as the median delay from the time asked for to the send, 1,000/s, 2 cores:
+    Blocks: call it in a thread. Event loops round their timers to milliseconds, asyncio up and uvloop to the nearest
+    millisecond, so that it sends early. Measured as the median delay from the due time to the send, 1,000/s, 2 cores:
     asyncio.sleep 0.6 ms, a thread that wakes the loop 0.1 ms. Latencies of 2 ms cannot afford the former.
     """
     due_s: list[float] = []
@@ -204,7 +205,7 @@ def pace(times_s: Iterator[float], send: Callable[[list[float]], None], stop: th
         send(due_s)
 
 
-# How long an interrupted run waits for requests in flight.
+# The time that requests in flight get after an interruption.
 _BROKEN_OFF_DRAIN_S = 1.0
 # The shortest time over which the CPU share is computed.
 _SHORTEST_S = 0.1
@@ -222,15 +223,15 @@ class Share:
     duration_s: float
     deadline_s: float | None
     drain_s: float
-    # Texts are generated, and read as they come.
+    # Whether texts are generated, and read in parts.
     is_generating: bool = False
 
 
-class Generator:
-    """Runs one share, once. Requests in flight at the end get `drain_s`; later ones are recorded as unanswered."""
+class LoadGenerator:
+    """Runs one share, once. Requests in flight at the end get `drain_s`; later answers are recorded as unanswered."""
 
     def __init__(self, client: AsyncClient, requests: Iterator[InferRequest], share: Share, begin_s: float) -> None:
-        """`begin_s`: when the warm-up begins, on time.monotonic()'s clock. `requests` has no end."""
+        """`begin_s`: the start of the warm-up, on time.monotonic()'s clock. `requests` has no end."""
         self._client = client
         self._requests = requests
         self._share = share
@@ -243,12 +244,12 @@ class Generator:
         self._stop_pacing = threading.Event()
         self._calls: set[asyncio.Task[None]] = set()
         self._fault: BaseException | None = None
-        # Requests that were sent and are not answered yet.
+        # The number of requests that were sent and are not answered yet.
         self.in_flight = 0
         self.recorder = Recorder(self._measured_s)
 
     async def run(self) -> float:
-        """Returns the share of one CPU core that this process used while it was measured."""
+        """Runs the share, and returns the share of one CPU core that this process used while measuring."""
         sending = asyncio.create_task(self._send())
         await self._reach(self._measured_s)
         cpu_began_s, began_s = time.process_time(), time.monotonic()
@@ -264,7 +265,7 @@ class Generator:
         return cpu_share
 
     def break_off(self) -> None:
-        """Ends the run now. What is in flight gets a second."""
+        """Ends the run now. Requests in flight get a second."""
         self._stop_pacing.set()
         self._ended.set()
         self._drain_s = min(self._drain_s, _BROKEN_OFF_DRAIN_S)
@@ -313,8 +314,7 @@ class Generator:
 
     async def _call(self, due_s: float) -> None:
         sent_s = time.monotonic()
-        # A caller counts from the time at which the request was due. A deadline that has passed already ends the call
-        # at once.
+        # A request's time counts from when it was due. A deadline that has passed already ends the call at once.
         timeout_s = None if self._share.deadline_s is None else due_s + self._share.deadline_s - sent_s
         self.in_flight += 1
         times = PartTimes(due_s) if self._share.is_generating else None
@@ -335,7 +335,7 @@ class Generator:
             self.in_flight -= 1
 
     async def _read_along(self, request: InferRequest, timeout_s: float | None, times: PartTimes) -> InferResponse:
-        """The answer of a call that generates, once its parts are noted. One that comes as a whole is a part."""
+        """Reads the parts of a generated text, and returns the answer. A text that comes as a whole is one part."""
         async with contextlib.aclosing(self._client.stream(request, timeout_s=timeout_s)) as events:
             async for event in events:
                 if event.HasField("chunk"):

@@ -1,4 +1,4 @@
-"""Makes requests from texts, for the task of the model: the texts themselves, images, or prompts of a wanted length.
+"""Makes requests from texts, for the task of the model: the texts themselves, images, or prompts of a given length.
 
 Texts are the lines of a file, or English text that comes with Python. Prompts are made of words whose tokens the
 gateway has counted. Images are made with the standard library and NumPy.
@@ -31,7 +31,7 @@ _MAX_FILE_BYTES = 64 << 20
 _PIECE = re.compile(r"[^\W_]+|[^\w\s]|_")
 _MIN_PIECES = 4
 _MAX_PIECES = 120
-# The share of texts with two sentences. It makes the mean 33 tokens of MiniLM's tokenizer.
+# The share of texts with two sentences, which makes the mean 33 tokens of MiniLM's tokenizer.
 _PAIRED = 0.2
 
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
@@ -40,7 +40,7 @@ _RULE = re.compile(r"[=*\-~+^|# ]*")
 
 
 def read_texts(path: Path) -> list[str]:
-    """The lines of a UTF-8 file that are not blank. Raises SetupError."""
+    """Reads the lines of a UTF-8 file that are not blank. Raises SetupError."""
     texts = [line.strip() for _, line in read_lines(path, "--texts", max_bytes=_MAX_FILE_BYTES)]
     if not texts:
         raise SetupError(f"--texts {path}: has no text")
@@ -48,7 +48,7 @@ def read_texts(path: Path) -> list[str]:
 
 
 def builtin_texts(seed: int) -> list[str]:
-    """About 1,800 different texts of one or two sentences, shuffled. Equal seeds give equal texts.
+    """Returns about 1,800 different texts of one or two sentences, shuffled. Equal seeds give equal texts.
 
     They have up to 128 tokens, 33 on average. Their source is the language reference of Python's help(), so another
     Python version has slightly different texts.
@@ -94,15 +94,16 @@ def _is_of_length(text: str) -> bool:
 _HEIGHT, _WIDTH = 320, 480
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _RGB = 2
-# They repeat within deflate's window of 32 KiB, so that the file takes 30 kB, as a photograph of this size does.
+# These rows of pixels repeat within deflate's window of 32 KiB, so that the file takes 30 kB, like a photograph of this
+# size.
 _LINES = 20
 
 
 def make_image(text: str) -> bytes:
-    """A PNG file. Each text gives another image."""
+    """Makes a PNG file. Each text makes another image."""
     generator = np.random.default_rng(zlib.crc32(text.encode()))
     lines = generator.integers(0, 256, (_LINES, _WIDTH * 3), np.uint8)
-    rows = np.zeros((_HEIGHT, 1 + _WIDTH * 3), np.uint8)  # each begins with its filter: none
+    rows = np.zeros((_HEIGHT, 1 + _WIDTH * 3), np.uint8)  # each row begins with its filter: none
     rows[:, 1:] = np.resize(lines, (_HEIGHT, _WIDTH * 3))
     header = struct.pack(">IIBBBBB", _WIDTH, _HEIGHT, 8, _RGB, 0, 0, 0)
     return (
@@ -114,21 +115,21 @@ def _chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
-# So many texts have enough different words.
+# This number of texts has enough different words.
 _COUNTED_TEXTS = 64
 _LIMIT_S = 10.0
 
 
 @dataclass(frozen=True)
 class Words:
-    """Words, and how many tokens each is within a text."""
+    """Words, and the number of tokens of each within a text."""
 
     words: Sequence[str]
     tokens: Sequence[int]
 
 
 class PromptMaker:
-    """Makes prompts of random words, no two of them alike, so that only what shall be shared is in a prefix cache."""
+    """Makes prompts of random words, all different, so that a prefix cache shares only the intended prefix."""
 
     def __init__(self, words: Words, seed: Sequence[int]) -> None:
         self._random = np.random.default_rng(seed)
@@ -138,7 +139,7 @@ class PromptMaker:
         self._shortest = int(self._tokens.min())
 
     def make(self, tokens: int) -> str:
-        """A prompt. A tokenizer that joins words may make a few tokens more or less of it."""
+        """Makes a prompt. A tokenizer that joins words may make a few tokens more or less of it."""
         drawn = self._random.integers(len(self._words), size=tokens)
         kept = drawn[np.cumsum(self._tokens[drawn]) <= tokens]
         missing = (tokens - int(self._tokens[kept].sum())) // self._shortest
@@ -146,11 +147,11 @@ class PromptMaker:
 
 
 def count_words(request: LoadRequest, texts: Sequence[str]) -> Words:
-    """The words of some texts with their tokens, as the model's tokenizer has them. Raises SetupError."""
+    """Returns the words of some texts with their tokens, as the model's tokenizer counts them. Raises SetupError."""
     texts = texts[:_COUNTED_TEXTS]
     inputs = (TaskInput(tokenization=TokenizationInput(text=text, skip_special_tokens=True)) for text in texts)
     requests = [InferRequest(model=request.model, version=request.version, input=input) for input in inputs]
-    found: dict[str, int] = {}
+    tokens_by_word: dict[str, int] = {}
     try:
         with Client(request.target, timeout_s=_LIMIT_S, tls=request.tls) as client:
             outcomes = client.infer_batch(requests)
@@ -159,18 +160,18 @@ def count_words(request: LoadRequest, texts: Sequence[str]) -> Words:
     for text, outcome in zip(texts, outcomes, strict=True):
         if outcome.HasField("response"):
             starts = [token.start for token in outcome.response.result.tokenization.tokens]
-            found.update(_words_of(text, np.array(starts)))
-    if not found:
+            tokens_by_word.update(_words_of(text, np.array(starts)))
+    if not tokens_by_word:
         raise SetupError("--texts: has no text of several words, which prompts are made of")
-    return Words([*found], [*found.values()])
+    return Words([*tokens_by_word], [*tokens_by_word.values()])
 
 
 def _words_of(text: str, starts: NDArray[np.int64]) -> Iterator[tuple[str, int]]:
-    """The words of a text but for the first one, which has no space before it."""
+    """Yields the words of a text except the first, which has no space before it."""
     began = 0
     for word in text.split(" "):
         ended = began + len(word)
-        # Of some tokenizers a token begins with the space before the word.
+        # In some tokenizers a token begins with the space before the word.
         tokens = int(np.count_nonzero((starts >= began - 1) & (starts < ended)))
         if began and word and tokens:
             yield word, tokens
@@ -190,7 +191,7 @@ _PRIORITIES = {
 
 
 def check_task(request: LoadRequest, task: str) -> None:
-    """Raises SetupError for a task that load cannot be made for, or that does not generate where it must."""
+    """Raises SetupError for a task that load cannot be made for, or that does not generate as requested."""
     if request.generation and task not in GENERATING:
         raise SetupError(f"--generate: model {request.model} has the task {task}; it is for {', '.join(GENERATING)}")
     if task not in _LOADED:
@@ -198,7 +199,7 @@ def check_task(request: LoadRequest, task: str) -> None:
 
 
 def make_requests(request: LoadRequest, task: str, texts: Sequence[str]) -> list[InferRequest]:
-    """One request for each text."""
+    """Makes one request for each text."""
     return [_request(request, make_input(task, text)) for text in texts]
 
 
@@ -210,14 +211,12 @@ def generation_requests(
     words: Words | None,
     seed: Sequence[int],
 ) -> Iterator[InferRequest]:
-    """Requests for generated texts without end. `words`: what prompts are made of, where these have lengths of their
-    own.
-    """
-    random, given = np.random.default_rng(seed), cycle(texts)
+    """Yields requests for generated texts without end. `words`: for prompts that have lengths of their own."""
+    random, repeated_texts = np.random.default_rng(seed), cycle(texts)
     maker = PromptMaker(words, seed) if words else None
     shared = PromptMaker(words, (request.seed,)).make(load.shared_prefix_tokens) if words else ""
     while True:
-        text = maker.make(load.prompt_tokens.draw(random)) if maker and load.prompt_tokens else next(given)
+        text = maker.make(load.prompt_tokens.draw(random)) if maker and load.prompt_tokens else next(repeated_texts)
         tokens = load.output_tokens.draw(random)
         options: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens, "num_beams": load.num_beams}
         if load.json_schema:
@@ -233,16 +232,16 @@ def _request(request: LoadRequest, input: TaskInput) -> InferRequest:
 
 
 def make_input(task: str, text: str) -> TaskInput:
-    """The input of a task: the text, or an image made of it, and what else it needs. Raises SetupError for a task
-    whose inputs are neither.
+    """Makes the input of a task: the text, or an image made of it, and other needed fields. Raises SetupError for a
+    task whose inputs are neither.
     """
     if task not in _LOADED:
         raise SetupError(f"the task {task}; load is generated for {', '.join(_LOADED)}")
     fields: dict[str, Any] = {name: _filled(name, text) for name in NEEDED[task]}
     known = getattr(TaskInput(), task).DESCRIPTOR.fields_by_name
     further = {"truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}}
-    made: Any = {task: fields | {name: value for name, value in further.items() if name in known}}
-    return TaskInput(**made)  # protobuf makes messages of dictionaries
+    message_fields: Any = {task: fields | {name: value for name, value in further.items() if name in known}}
+    return TaskInput(**message_fields)  # protobuf makes messages of dictionaries
 
 
 def _filled(name: str, text: str) -> Any:

@@ -10,7 +10,7 @@ from neuronpipe.measure.figures import Distribution, distribution
 from neuronpipe.measure.load.generator import NOT_SENT, OK, OUTCOMES, Rows, Tick
 from neuronpipe.measure.load.request import GenerationLoad, LoadRequest
 
-# Above these the generator itself distorts what it measures.
+# Above these the generator itself distorts the measurement.
 _MAX_CPU_SHARE = 0.9
 _MAX_LAG_P99_MS = 10.0
 
@@ -36,9 +36,9 @@ class GenerationResult:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadResult:
-    """The figures of a run; docs/load.md says what each means. None if there was nothing to measure.
+    """The figures of a run; docs/load.md defines each. None if there was nothing to measure.
 
-    Rates count what came back in the measured time. All other figures are of the requests that were due in that time.
+    Rates count the answers of the measured time. All other figures are of the requests that were due in that time.
     `requests` is their number: answers and errors together, each request once.
     """
 
@@ -88,7 +88,7 @@ def compute_result(
     measured_s: float,
     is_broken_off: bool,
 ) -> LoadResult:
-    """The figures of all processes' rows and parts; `measured_s` is how long was measured."""
+    """Computes the figures of all processes' rows and parts. `measured_s`: the measured time."""
     is_open = request.rate_per_s is not None
     is_ok = rows["outcome"] == OUTCOMES.index(OK)
     back_s = rows["due_s"] + rows["latency_s"]
@@ -123,7 +123,11 @@ def compute_result(
         goodput_per_s=_per_s(int(_is_in_time(came_in_time, request).sum()), measured_s),
         tokens_per_s=_per_s(int(came_in_time["tokens"].sum(dtype=np.int64)), measured_s),
         latency_ms=distribution(answers["latency_s"] * 1e3),
-        stages_ms={name: found for name, values in _stages_ms(answers).items() if (found := distribution(values))},
+        stages_ms={
+            name: distribution_ms
+            for name, values in _stages_ms(answers).items()
+            if (distribution_ms := distribution(values))
+        },
         batch_size_mean=float(answers["batch_size"].mean()) if len(answers) else None,
         batch_sizes=_counts(answers["batch_size"]),
         padding_ratio=1 - int(answers["tokens"].sum(dtype=np.int64)) / padded_tokens if padded_tokens else None,
@@ -139,7 +143,7 @@ def _per_s(count: int, measured_s: float) -> float:
 
 
 def _is_in_time(answers: Rows, request: LoadRequest) -> NDArray[np.bool_]:
-    """Whether each answer is within the deadline, and within the limits of generated texts."""
+    """Returns whether each answer is within the deadline, and within the limits of generated texts."""
     load = request.generation
     limits_ms = {
         "latency_s": request.deadline_ms,
@@ -155,7 +159,7 @@ def _is_in_time(answers: Rows, request: LoadRequest) -> NDArray[np.bool_]:
 
 def _generation_result(load: GenerationLoad, answers: Rows, parts: Rows, measured_s: float) -> GenerationResult:
     came = parts[(parts["back_s"] >= 0) & (parts["back_s"] < measured_s)]
-    several = answers[answers["token_s"] > 0]  # texts that did not come as a whole
+    several = answers[answers["token_s"] > 0]  # texts that came in several parts
     prompt_tokens = int(answers["tokens"].sum(dtype=np.int64))
     return GenerationResult(
         output_tokens_per_s=_per_s(int(came["tokens"].sum(dtype=np.int64)), measured_s),
@@ -172,7 +176,7 @@ def _generation_result(load: GenerationLoad, answers: Rows, parts: Rows, measure
 
 
 def _stages_ms(answers: Rows) -> dict[str, NDArray[np.floating]]:
-    """The parts of each answer's latency; they sum to it."""
+    """Returns the parts of each answer's latency, which sum to it."""
     stages = {name: answers[f"{name}_ms"] for name in ("preprocess", "queue", "compute", "postprocess")}
     stages["gateway_and_hops"] = answers["total_ms"] - sum(stages.values())
     stages["outside"] = answers["latency_s"] * 1e3 - answers["total_ms"]
@@ -180,8 +184,8 @@ def _stages_ms(answers: Rows) -> dict[str, NDArray[np.floating]]:
 
 
 def _counts(values: NDArray[np.integer]) -> dict[int, int]:
-    found, counts = np.unique(values, return_counts=True)
-    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+    uniques, counts = np.unique(values, return_counts=True)
+    return dict(zip(uniques.tolist(), counts.tolist(), strict=True))
 
 
 def _error_counts(rows: Rows) -> dict[str, int]:
@@ -189,7 +193,7 @@ def _error_counts(rows: Rows) -> dict[str, int]:
 
 
 def _warnings(cpu_shares: Sequence[float], send_lag_ms: Distribution | None) -> list[str]:
-    """Warnings if the generator itself was the bottleneck."""
+    """Returns warnings if the generator itself was the bottleneck."""
     warnings = [
         f"generator process {number} of {len(cpu_shares)} used {share:.2f} of a CPU core (limit {_MAX_CPU_SHARE}): "
         "it measures itself; give it --processes, or less to do"
@@ -218,7 +222,7 @@ _HEAD = f"{'ms':22}" + "".join(f"{name:>9}" for name in ("p50", "p90", "p95", "p
 
 
 def progress_line(request: LoadRequest, ticks: Sequence[Tick]) -> str:
-    """The progress line of one second, over all processes."""
+    """Returns the progress line of one second, over all processes."""
     second = ticks[0].second
     latencies_ms = [latency for tick in ticks for latency in tick.latencies_ms]
     errors, in_flight = sum(tick.errors for tick in ticks), sum(tick.in_flight for tick in ticks)
@@ -237,7 +241,7 @@ def progress_line(request: LoadRequest, ticks: Sequence[Tick]) -> str:
 
 
 def table(result: LoadResult) -> str:
-    """The table of all figures."""
+    """Returns the table of all figures."""
     sections = (
         _title(result),
         _rates(result),
@@ -267,8 +271,8 @@ def _title(result: LoadResult) -> list[str]:
     return [title, *limits, measured + (", broken off" if result.is_broken_off else "")]
 
 
-def _limits(found: GenerationResult) -> list[str]:
-    limits = {"first token": found.first_token_limit_ms, "time per token": found.token_limit_ms}
+def _limits(generation: GenerationResult) -> list[str]:
+    limits = {"first token": generation.first_token_limit_ms, "time per token": generation.token_limit_ms}
     words = [f"{name} within {limit_ms:g} ms" for name, limit_ms in limits.items() if limit_ms is not None]
     return [f"goodput counts answers with the {' and the '.join(words)}"] if words else []
 
@@ -300,38 +304,42 @@ def _errors(result: LoadResult) -> list[str]:
 def _latencies(result: LoadResult) -> list[str]:
     if result.latency_ms is None:
         return ["no request was answered"]
-    rows = {"latency": result.latency_ms} | {f"  {_STAGES[name]}": found for name, found in result.stages_ms.items()}
-    return [_HEAD, *(f"{name:22}{_row(found)}" for name, found in rows.items())]
+    rows = {"latency": result.latency_ms} | {
+        f"  {_STAGES[name]}": distribution_ms for name, distribution_ms in result.stages_ms.items()
+    }
+    return [_HEAD, *(f"{name:22}{_row(distribution_ms)}" for name, distribution_ms in rows.items())]
 
 
 def _generation(result: LoadResult) -> list[str]:
-    found = result.generation
-    if found is None or found.output_tokens is None or found.prompt_tokens is None:
+    generation = result.generation
+    if generation is None or generation.output_tokens is None or generation.prompt_tokens is None:
         return []
     rows = {
-        "first token (TTFT)": found.first_token_ms,
-        "between parts (ITL)": found.inter_token_ms,
-        "per token (TPOT)": found.per_token_ms,
-        "longest gap": found.longest_gap_ms,
-        "prompt, tokens": found.prompt_tokens,
-        "text, tokens": found.output_tokens,
+        "first token (TTFT)": generation.first_token_ms,
+        "between parts (ITL)": generation.inter_token_ms,
+        "per token (TPOT)": generation.per_token_ms,
+        "longest gap": generation.longest_gap_ms,
+        "prompt, tokens": generation.prompt_tokens,
+        "text, tokens": generation.output_tokens,
     }
-    lines = [f"{name:22}{_row(one)}" for name, one in rows.items() if one]
-    return [_HEAD, *lines, f"{'prompts from cache':22}{100 * (found.cached_ratio or 0):8.1f} %"]
+    lines = [f"{name:22}{_row(figures)}" for name, figures in rows.items() if figures]
+    return [_HEAD, *lines, f"{'prompts from cache':22}{100 * (generation.cached_ratio or 0):8.1f} %"]
 
 
-def _row(found: Distribution) -> str:
-    return "".join(f"{value:9.2f}" for value in (found.p50, found.p90, found.p95, found.p99, found.max, found.mean))
+def _row(figures: Distribution) -> str:
+    return "".join(
+        f"{value:9.2f}" for value in (figures.p50, figures.p90, figures.p95, figures.p99, figures.max, figures.mean)
+    )
 
 
 def _batches(result: LoadResult) -> list[str]:
-    # Texts that are generated are in no batch of their own.
+    # Generated texts are in no batch of their own.
     if not result.batch_size_mean:
         return []
     padding = "not told" if result.padding_ratio is None else f"{result.padding_ratio:.1%} of what was computed"
-    most = max(result.batch_sizes.values())
+    largest_count = max(result.batch_sizes.values())
     bars = [
-        f"  {size:4} {count / result.answers:6.1%} {'#' * round(_BAR_WIDTH * count / most)}".rstrip()
+        f"  {size:4} {count / result.answers:6.1%} {'#' * round(_BAR_WIDTH * count / largest_count)}".rstrip()
         for size, count in result.batch_sizes.items()
     ]
     return [f"padding      {padding}", f"batch size   {result.batch_size_mean:.2f} on average over answers", *bars]

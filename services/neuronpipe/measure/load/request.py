@@ -1,4 +1,4 @@
-"""The parameters of a load test, and their limits; of generated texts also their lengths in tokens."""
+"""The parameters of a load test, and their limits; for generated texts also their lengths in tokens."""
 
 import math
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _NORMAL_P90 = 1.2815515655446004
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths in tokens, from 1 to MAX_TOKENS: all the same, uniform, or lognormal, as those of real prompts are."""
+    """Lengths in tokens, from 1 to MAX_TOKENS: all the same, uniform, or lognormal, as in real prompts."""
 
     form: str
     low: int
@@ -37,12 +37,12 @@ class Lengths:
 
     @classmethod
     def fixed(cls, tokens: int) -> Self:
-        """All the same."""
+        """Returns lengths that are all the same."""
         return cls("fixed", tokens, tokens)
 
     @classmethod
     def parse(cls, text: str, option: str) -> Self:
-        """One of FORMS. Raises SetupError, which names the option."""
+        """Parses one of FORMS. Raises SetupError, which names the option."""
         form, colon, numbers = text.partition(":")
         if not colon:
             form, numbers = "fixed", f"{text},{text}"
@@ -55,7 +55,7 @@ class Lengths:
         return cls(form, low, high)
 
     def draw(self, random: "np.random.Generator") -> int:
-        """A length. Lognormal ones beyond MAX_TOKENS are cut."""
+        """Draws a length. Lognormal lengths beyond MAX_TOKENS are cut."""
         if self.form == "uniform":
             return int(random.integers(self.low, self.high, endpoint=True))
         if self.form == "lognormal":
@@ -65,22 +65,22 @@ class Lengths:
 
 
 MAX_LIMIT_MS = 3_600_000
-# As the gateway has it (tasks/decoding_checks.py).
+# The gateway's limit (tasks/decoding_checks.py).
 MAX_BEAMS = 16
 OUTPUT_TOKENS = Lengths.fixed(32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationLoad:
-    """Texts are generated, and read as they come.
+    """Load of generated texts, which are read in parts.
 
     `prompt_tokens` None: the prompts are the texts as they are. `first_token_limit_ms` and `token_limit_ms`: an answer
-    beyond them is no goodput. Raises SetupError for a value that is out of range, and names the option.
+    beyond them does not count as goodput. Raises SetupError for a value that is out of range, and names the option.
     """
 
     prompt_tokens: Lengths | None = None
     output_tokens: Lengths = OUTPUT_TOKENS
-    # So many tokens before each prompt are the same in all.
+    # The number of tokens that begin all prompts.
     shared_prefix_tokens: int = 0
     num_beams: int = 1
     # The form of the texts; empty: any.
@@ -107,12 +107,11 @@ MAX_DEADLINE_MS = 3_600_000
 
 @dataclass(frozen=True, kw_only=True)
 class LoadRequest:
-    """One run against a gateway.
+    """A run against a gateway.
 
-    With `concurrency` the loop is closed: that many callers, each of which sends its next request when it has its
-    answer. With `rate_per_s` it is open: requests are sent at the times of a Poisson process, without waiting for
-    answers. With neither, there is one caller. Raises SetupError for a value that is out of range, and names the
-    option.
+    With `concurrency` the loop is closed: each of the callers sends its next request when it has its answer. With
+    `rate_per_s` it is open: requests are sent at the times of a Poisson process, without waiting for answers. With
+    neither, there is one caller. Raises SetupError for a value that is out of range, and names the option.
     """
 
     target: str
@@ -127,10 +126,10 @@ class LoadRequest:
     priority: str | None = None
     processes: int = 1
     seed: int = 0
-    # How long requests in flight at the end may take, at most their deadline.
+    # The time for requests in flight at the end, at most their deadline.
     drain_s: float = 30.0
     tls: "TlsFiles | None" = None
-    # Texts are generated, and read as they come. None: whole answers.
+    # Texts are generated, and read in parts. None: whole answers.
     generation: GenerationLoad | None = None
 
     def __post_init__(self) -> None:
@@ -160,5 +159,5 @@ class LoadRequest:
 
     @property
     def callers(self) -> int:
-        """The callers of the closed loop."""
+        """The number of callers of the closed loop."""
         return 1 if self.concurrency is None else self.concurrency

@@ -17,7 +17,7 @@ import numpy as np
 from neuronpipe.api.v1.models_pb2 import Model
 from neuronpipe.client import AsyncClient, Client
 from neuronpipe.core.errors import InvalidInput, ModelNotFound, NeuronpipeError, SetupError
-from neuronpipe.measure.load.generator import PART, ROW, Generator, Rows, Share, Tick
+from neuronpipe.measure.load.generator import PART, ROW, LoadGenerator, Rows, Share, Tick
 from neuronpipe.measure.load.inputs import (
     Words,
     builtin_texts,
@@ -35,18 +35,19 @@ Tell: TypeAlias = Callable[[str], None]
 
 _FIND_LIMIT_S = 5.0
 _CONNECT_LIMIT_S = 5.0
-# From the start message to the first request; enough for the message to arrive.
+# The time from the start message to the first request; enough for the message to arrive.
 _BEGIN_IN_S = 0.05
 _POLL_S = 0.1
-# Over all processes. More than a gateway takes (platform/process/in_flight.py), few enough to hold in memory.
+# The most requests in flight, over all processes. More than a gateway takes (platform/process/in_flight.py), few enough
+# to hold in memory.
 _MAX_IN_FLIGHT = 10_000
-# How long the answer to a call that ended by its deadline may travel.
+# The travel time of the answer to a call that its deadline has ended.
 _DEADLINE_SLACK_S = 1.0
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The parameters of a generator process. `words`: what prompts of given lengths are made of."""
+    """The parameters of a generator process. `words`: for prompts of given lengths."""
 
     request: LoadRequest
     task: str
@@ -56,31 +57,29 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Report:
-    """The last message: every request of the process, every part of a generated text, and the share of a CPU core that
-    it used.
-    """
+class ProcessReport:
+    """The last message of a process: its requests, the parts of generated texts, and its share of a CPU core."""
 
     rows: Rows
     parts: Rows
     cpu_share: float
 
 
-# The start time, on time.monotonic()'s clock, and then at most one None, which interrupts the run, as does the parent's
-# death. Back come a None as soon as the process is connected, progress each second, and the report.
-Pipe: TypeAlias = "Connection[Tick | Report | None, float | None]"
+# The process receives the start time, on time.monotonic()'s clock, and then at most one None, which interrupts the run,
+# as the parent's death does. It sends a None when it is connected, progress each second, and the report.
+Pipe: TypeAlias = "Connection[Tick | ProcessReport | None, float | None]"
 
 
 def run_load(request: LoadRequest, tell: Tell = lambda line: None) -> LoadResult:
     """Runs a load test, and blocks until it is over. `tell` gets a line each second.
 
-    Called in the main thread, the first SIGINT ends the run and returns what was measured so far; the next raises
+    Called in the main thread, the first SIGINT ends the run and returns the measurements so far; the next raises
     KeyboardInterrupt. A program that calls it must be importable (`if __name__ == "__main__"`): the generators are
     spawned processes. Raises SetupError if the target or the model does not answer.
     """
     texts = builtin_texts(request.seed) if request.texts is None else read_texts(request.texts)
     model = _find_model(request)
-    if model.mask_token:  # at the beginning, where truncation does not drop it
+    if model.mask_token:  # at the start, where truncation does not drop it
         texts = [f"{model.mask_token} {text}" for text in texts]
     check_task(request, model.task)
     load = request.generation
@@ -139,7 +138,7 @@ def shares(request: LoadRequest) -> list[Share]:
 
 
 def _turned(texts: Sequence[str], index: int, count: int) -> list[str]:
-    """The texts, rotated by a different number for each process.
+    """Returns the texts, rotated by a different number for each process.
 
     So the processes do not send the same texts at the same time.
     """
@@ -165,12 +164,12 @@ def _find_model(request: LoadRequest) -> Model:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """An event that the first SIGINT sets.
+    """Yields an event that the first SIGINT sets.
 
-    An exception could interrupt the reading of a message; the second SIGINT raises one.
+    An exception could interrupt the reading of a message; the second SIGINT raises an exception.
     """
     is_interrupted = threading.Event()
-    if threading.current_thread() is not threading.main_thread():  # where signals cannot be handled
+    if threading.current_thread() is not threading.main_thread():  # signals cannot be handled there
         yield is_interrupted
         return
     before = signal.getsignal(signal.SIGINT)
@@ -188,27 +187,27 @@ def _interrupts() -> Iterator[threading.Event]:
 
 def _gather(
     workers: Sequence[Worker], is_interrupted: threading.Event, request: LoadRequest, tell: Tell
-) -> tuple[list[Report], float | None]:
-    """The reports of all processes, in order, and the time at which the run was interrupted, if it was."""
-    reports: dict[int, Report] = {}
+) -> tuple[list[ProcessReport], float | None]:
+    """Returns the reports of all processes, in order, and the time at which the run was interrupted, if it was."""
+    reports: dict[int, ProcessReport] = {}
     ticks: dict[int, list[Tick]] = {}
     broken_off_s: float | None = None
     while len(reports) < len(workers):
         if is_interrupted.is_set() and broken_off_s is None:
             broken_off_s = time.monotonic()
             for worker in workers:
-                with contextlib.suppress(ConnectionError):  # it has reported and ended
+                with contextlib.suppress(ConnectionError):  # the worker has reported and ended
                     worker.pipe.send(None)
         waiting = [(index, worker) for index, worker in enumerate(workers) if index not in reports]
         has_message = wait([worker.pipe for _, worker in waiting], _POLL_S)
         for index, worker in waiting:
             message = worker.receive() if worker.pipe in has_message else None
-            if isinstance(message, Report):
+            if isinstance(message, ProcessReport):
                 reports[index] = message
             elif isinstance(message, Tick):
-                of_second = ticks.setdefault(message.second, [])
-                of_second.append(message)
-                if len(of_second) == len(workers):
+                second_ticks = ticks.setdefault(message.second, [])
+                second_ticks.append(message)
+                if len(second_ticks) == len(workers):
                     tell(progress_line(request, ticks.pop(message.second)))
     return [reports[index] for index in range(len(workers))], broken_off_s
 
@@ -217,7 +216,7 @@ def work(pipe: Pipe, assignment: Assignment) -> None:
     """The main function of a generator process."""
     try:
         from uvloop import new_event_loop
-    except ModuleNotFoundError:  # it is installed with the servers; the client does not need it
+    except ModuleNotFoundError:  # uvloop is installed with the servers; the client does not need it
         from asyncio import new_event_loop
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(_work(pipe, assignment))
@@ -239,7 +238,7 @@ async def _work(pipe: Pipe, assignment: Assignment) -> None:
         begin_s = await asyncio.to_thread(pipe.recv)
         if begin_s is None:
             return
-        generator = Generator(client, requests, assignment.share, begin_s)
+        generator = LoadGenerator(client, requests, assignment.share, begin_s)
         threading.Thread(target=_listen, args=(pipe, generator, asyncio.get_running_loop()), daemon=True).start()
         has_ended = asyncio.Event()
         ticking = asyncio.create_task(_tick(pipe, generator, begin_s, has_ended))
@@ -248,10 +247,10 @@ async def _work(pipe: Pipe, assignment: Assignment) -> None:
         finally:
             has_ended.set()
             await ticking
-    pipe.send(Report(generator.recorder.rows(), generator.recorder.parts(), cpu_share))
+    pipe.send(ProcessReport(generator.recorder.rows(), generator.recorder.parts(), cpu_share))
 
 
-def _listen(pipe: Pipe, generator: Generator, loop: asyncio.AbstractEventLoop) -> None:
+def _listen(pipe: Pipe, generator: LoadGenerator, loop: asyncio.AbstractEventLoop) -> None:
     """Ends the run when anything arrives: an order, or the end of file."""
     with contextlib.suppress(EOFError, OSError):
         pipe.recv()
@@ -259,7 +258,7 @@ def _listen(pipe: Pipe, generator: Generator, loop: asyncio.AbstractEventLoop) -
         loop.call_soon_threadsafe(generator.break_off)
 
 
-async def _tick(pipe: Pipe, generator: Generator, begin_s: float, has_ended: asyncio.Event) -> None:
+async def _tick(pipe: Pipe, generator: LoadGenerator, begin_s: float, has_ended: asyncio.Event) -> None:
     second = 0
     while not has_ended.is_set():
         second += 1
@@ -267,5 +266,5 @@ async def _tick(pipe: Pipe, generator: Generator, begin_s: float, has_ended: asy
             async with asyncio.timeout(max(0.0, begin_s + second - time.monotonic())):
                 await has_ended.wait()
                 return
-        # In a thread: a parent that reads slowly, such as one with a slow terminal, must not block the event loop.
+        # In a thread: a parent that reads slowly, such as a slow terminal's, must not block the event loop.
         await asyncio.to_thread(pipe.send, generator.recorder.tick(second, generator.in_flight))

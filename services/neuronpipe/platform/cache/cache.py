@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from neuronpipe.platform.cache.lookups import Lookups
 
 
-# What an entry takes besides the bytes of its key and its value: two objects' headers, a pair, a number and a place in
-# the table (measured with tracemalloc on CPython 3.11, 2026-11-22: 239 bytes).
+# Bytes of an entry in addition to its key and value: two objects' headers, a pair, a number and a place in the table
+# (measured with tracemalloc on CPython 3.11, 2026-11-22: 239 bytes).
 _OVERHEAD_BYTES = 240
 
 
@@ -32,10 +32,10 @@ class MemoryCache(Generic[ValueT]):
     """
 
     def __init__(self, max_bytes: int, size_bytes_of: Callable[[ValueT], int]) -> None:
-        """`size_bytes_of` returns the memory that a value takes when it is put."""
+        """`size_bytes_of`: returns the memory that a value takes when it is put."""
         self._max_bytes = max_bytes
         self._size_bytes_of = size_bytes_of
-        # Each value with the bytes that it takes.
+        # Each value with its bytes in memory.
         self._values: OrderedDict[bytes, tuple[ValueT, int]] = OrderedDict()
         self.size_bytes = 0
 
@@ -43,28 +43,28 @@ class MemoryCache(Generic[ValueT]):
         return len(self._values)
 
     def get(self, key: bytes) -> ValueT | None:
-        """The value, marked as used now; None if it is missing."""
-        found = self._values.get(key)
-        if found is None:
+        """Returns the value, marked as used now; None if it is missing."""
+        entry = self._values.get(key)
+        if entry is None:
             return None
         self._values.move_to_end(key)
-        return found[0]
+        return entry[0]
 
     def put(self, key: bytes, value: ValueT) -> None:
-        """Stores a value, and evicts the least recently used ones to make room."""
-        taken = len(key) + self._size_bytes_of(value) + _OVERHEAD_BYTES
-        if taken * 8 > self._max_bytes:
+        """Stores a value, and evicts the least recently used values to make room."""
+        size_bytes = len(key) + self._size_bytes_of(value) + _OVERHEAD_BYTES
+        if size_bytes * 8 > self._max_bytes:
             return
-        before = self._values.pop(key, None)
-        if before is not None:
-            self.size_bytes -= before[1]
-        self._values[key] = value, taken
-        self.size_bytes += taken
+        replaced = self._values.pop(key, None)
+        if replaced is not None:
+            self.size_bytes -= replaced[1]
+        self._values[key] = value, size_bytes
+        self.size_bytes += size_bytes
         while self.size_bytes > self._max_bytes:
             self.size_bytes -= self._values.popitem(last=False)[1][1]
 
 
-# Looking them up in the enumeration takes microseconds.
+# A look-up in the enumeration takes microseconds.
 _HIT_MEMORY, _HIT_REDIS, _MISS, _BYPASS = (
     CacheOutcome.CACHE_OUTCOME_HIT_MEMORY,
     CacheOutcome.CACHE_OUTCOME_HIT_REDIS,
@@ -72,12 +72,12 @@ _HIT_MEMORY, _HIT_REDIS, _MISS, _BYPASS = (
     CacheOutcome.CACHE_OUTCOME_BYPASS,
 )
 
-Kind = Literal["tokens", "pixels", "results"]
+CacheKind = Literal["tokens", "pixels", "results"]
 
 
 @dataclass(frozen=True, slots=True)
 class TimedValue(Generic[ValueT]):
-    """A value, how long it took to compute, and for how much of that time it blocked the event loop, in seconds."""
+    """A value, the seconds of its computation, and the part of them in which it blocked the event loop."""
 
     value: ValueT
     seconds: float
@@ -86,14 +86,14 @@ class TimedValue(Generic[ValueT]):
 
 @dataclass(frozen=True, slots=True)
 class _Outcome(Generic[ValueT]):
-    """The outcome of a computation that others wait for: a value, an error that holds for them too, or neither."""
+    """The outcome of a computation for waiting callers: a value, an error that also applies to them, or neither."""
 
     value: ValueT | None = None
     error: NeuronpipeError | None = None
 
 
-def name_of(kind: Kind, key: bytes) -> bytes:
-    """A key's name in Redis, without the prefix."""
+def name_of(kind: CacheKind, key: bytes) -> bytes:
+    """Returns a key's name in Redis, without the prefix."""
     return kind.encode() + b":" + key
 
 
@@ -104,9 +104,9 @@ class Cache(Generic[ValueT]):
     """
 
     def __init__(
-        self, kind: Kind, memory_bytes: int, redis: RedisSettings, policy: CachePolicy, codec: ValueCodec[ValueT]
+        self, kind: CacheKind, memory_bytes: int, redis: RedisSettings, policy: CachePolicy, codec: ValueCodec[ValueT]
     ) -> None:
-        self._kind: Kind = kind
+        self._kind: CacheKind = kind
         self._memory: MemoryCache[ValueT] = MemoryCache(memory_bytes, codec.size_bytes)
         self._computing: dict[tuple[bytes, bool], asyncio.Future[_Outcome[ValueT]]] = {}
         self._worth = LookupEconomics()
@@ -127,15 +127,15 @@ class Cache(Generic[ValueT]):
         refresh: bool = False,
         is_bulk: bool = False,
     ) -> tuple[ValueT, "CacheOutcome.ValueType"]:
-        """The value of a key, and where it came from. It is computed if it is not cached.
+        """Returns the value of a key and the source of the value. Computes the value if it is not cached.
 
-        `size` is a measure of the input that the time to compute grows with. `refresh` always computes, and replaces
-        the cached value. Interactive and bulk requests do not wait for each other's computations, because bulk work may
-        be delayed.
+        `size`: a measure of the input that grows with the time to compute. `refresh`: computes always, and replaces the
+        cached value. Interactive and bulk requests do not wait for each other's computations, because bulk work may be
+        delayed.
 
-        Raises what `compute` raises. Callers who wait for the same value get the error too if it holds for them:
-        invalid input, or a stage that is unavailable. After any other error, such as this caller's deadline, they
-        compute the value themselves.
+        Raises the errors of `compute`. Callers who wait for the same value get the error as well if it applies to them:
+        invalid input, or an unavailable stage. After any other error, such as this caller's deadline, they compute the
+        value themselves.
         """
         key = name_of(self._kind, key)
         while not refresh:
@@ -163,7 +163,7 @@ class Cache(Generic[ValueT]):
         computing: asyncio.Future[_Outcome[ValueT]] = asyncio.get_running_loop().create_future()
         # Replaces an older computation, whose value is then not kept.
         self._computing[flight] = computing
-        known: _Outcome[ValueT] = _Outcome()
+        shared_outcome: _Outcome[ValueT] = _Outcome()
         try:
             value, outcome, was_asked = None, _MISS, False
             if self._lookups and not refresh:
@@ -177,15 +177,15 @@ class Cache(Generic[ValueT]):
                     self._lookups.store(key, value, is_wanted=was_asked or refresh)
             if self._computing.get(flight) is computing:
                 self._memory.put(key, value)
-            known = _Outcome(value)
+            shared_outcome = _Outcome(value)
             return value, outcome
         except (InvalidInput, Unavailable) as error:
-            known = _Outcome(error=error)
+            shared_outcome = _Outcome(error=error)
             raise
         finally:
             if self._computing.get(flight) is computing:
                 del self._computing[flight]
-            computing.set_result(known)
+            computing.set_result(shared_outcome)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -196,7 +196,7 @@ class Cache(Generic[ValueT]):
 def _lookups(
     settings: RedisSettings, policy: CachePolicy, worth: LookupEconomics, codec: ValueCodec[ValueT]
 ) -> "Lookups[ValueT]":
-    # Imported here, since redis-py takes 0.1 s to import and most processes do not need it.
+    # Imported here, because redis-py takes 0.1 s to import and most processes do not need it.
     from neuronpipe.platform.cache.lookups import Lookups
     from neuronpipe.platform.cache.remote import Remote
 

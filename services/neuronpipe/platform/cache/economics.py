@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
-from pydantic_settings import SettingsConfigDict
 
 from neuronpipe.core.settings import Settings
 
@@ -26,22 +25,26 @@ class RedisSettings(Settings):
         description="prefix of all keys, without a colon; give each deployment its own",
     )
     redis_ttl_s: int = Field(604_800, ge=1, description="seconds after which a value in Redis expires")
-    redis_timeout_ms: int = Field(
-        25, ge=1, le=10_000, description="longest wait for Redis, in milliseconds; then the request goes without it"
-    )
-    redis_connections: int = Field(
-        8, ge=4, le=256, description="maximum number of connections to Redis, for each cache"
-    )
+
+    # Longest wait for Redis. Then the request continues without it.
+    redis_timeout_ms: ClassVar[int] = 25
+    # Connections to Redis of each cache.
+    redis_connections: ClassVar[int] = 8
 
 
-class CacheCommandSettings(RedisSettings):
+NO_REDIS = RedisSettings()
+
+
+class CacheCommandSettings(Settings):
     """Settings of `neuronpipe cache`."""
 
-    model_config = SettingsConfigDict(env_prefix="NEURONPIPE_CACHE_")
+    prefix: ClassVar[str] = "NEURONPIPE_CACHE_"
+
+    redis: RedisSettings
 
 
-# Storing a value takes three times as long as looking one up (30 and 10 µs, measured 2026-11-21). It is not measured at
-# run time: values are stored concurrently with other work, which would be included.
+# Storing a value takes three times as long as looking one up (30 and 10 µs, measured 2026-11-21). The ratio is not
+# measured at run time: values are stored concurrently with other work, whose time would be included.
 _STORE_TO_LOOKUP = 3.0
 # The lower quartile estimates the time of the work itself, without other work that the event loop did meanwhile.
 _QUANTILE, _STEP = 0.25, 0.1
@@ -52,7 +55,9 @@ _FIRST_HIT_RATE = 0.5
 
 
 class RunningQuantile:
-    """The lower quartile of a stream of positive numbers, weighted towards the last few dozen. 0 before the first."""
+    """The lower quartile of a stream of positive numbers, weighted towards the last few dozen; 0 before the first
+    number.
+    """
 
     __slots__ = ("value",)
 
@@ -73,8 +78,8 @@ class LookupEconomics:
     """Compares the time to compute with the time to look up and to store, for inputs of each size (in powers of two).
 
     A look-up of `n` values takes a fixed time and a time for each value. It saves the time to compute for the share of
-    hits; misses have to be stored afterwards. `size` is any measure of an input that the time to compute grows with,
-    here its bytes.
+    hits; misses have to be stored afterwards. `size`: any measure of an input that grows with the time to compute, here
+    its bytes.
     """
 
     def __init__(self) -> None:
@@ -85,30 +90,30 @@ class LookupEconomics:
         self.blocked_s = 0.0
 
     def computed(self, size: int, seconds: float, blocked_s: float) -> None:
-        """Records that one value was computed, which blocked the event loop for `blocked_s`."""
+        """Records that a value was computed, which blocked the event loop for `blocked_s`."""
         self.blocked_s += blocked_s
-        kind = size.bit_length()
-        if kind not in self._compute_s:
-            self._compute_s[kind] = RunningQuantile()
-        self._compute_s[kind].add(seconds)
+        power = size.bit_length()
+        if power not in self._compute_s:
+            self._compute_s[power] = RunningQuantile()
+        self._compute_s[power].add(seconds)
 
     def looked_up(self, values: int, seconds: float) -> None:
-        """Records a look-up of so many values; `seconds` excludes the time in which the event loop computed."""
+        """Records a look-up of `values` values. `seconds`: without the time in which the event loop computed."""
         if values == 1:
             self._lookup_s.add(max(seconds, _LEAST_S))
         else:
             self._lookup_value_s.add(max((seconds - self._lookup_s.value) / values, _LEAST_S))
 
     def found(self, size: int, is_hit: bool) -> None:
-        """Records whether the look-up of one value was a hit."""
-        kind = size.bit_length()
-        rate = self._hit_rates.get(kind, _FIRST_HIT_RATE)
-        self._hit_rates[kind] = rate + _HIT_WEIGHT * (is_hit - rate)
+        """Records whether the look-up of a value was a hit."""
+        power = size.bit_length()
+        rate = self._hit_rates.get(power, _FIRST_HIT_RATE)
+        self._hit_rates[power] = rate + _HIT_WEIGHT * (is_hit - rate)
 
     def choose(self, sizes: Sequence[int]) -> list[bool]:
-        """Chooses which of the wanted values to look up together.
+        """Returns for each of the wanted values whether to look it up.
 
-        These are the values that save time, if together they save more than the look-up costs.
+        Chosen are the values that save time, if together they save more than the look-up costs.
         """
         savings_s = [self.saving_s(size) for size in sizes]
         if sum(saving_s for saving_s in savings_s if saving_s > 0) <= self._lookup_s.value:
@@ -116,20 +121,21 @@ class LookupEconomics:
         return [saving_s > 0 for saving_s in savings_s]
 
     def saving_s(self, size: int) -> float:
-        """The average time that looking up one more value saves, without the fixed time of a look-up.
+        """Returns the average time that looking up another value saves, without the fixed time of a look-up.
 
-        A size that was never computed is computed first: as long as all are hits, the time that they save is unknown.
+        A size that was never computed is computed first: while all look-ups are hits, the time that they save is
+        unknown.
         """
-        kind = size.bit_length()
-        if kind not in self._compute_s:
+        power = size.bit_length()
+        if power not in self._compute_s:
             return -math.inf
-        hit_rate = self._hit_rates.get(kind, _FIRST_HIT_RATE)
+        hit_rate = self._hit_rates.get(power, _FIRST_HIT_RATE)
         return (
-            hit_rate * self._compute_s[kind].value
+            hit_rate * self._compute_s[power].value
             - (1 + (1 - hit_rate) * _STORE_TO_LOOKUP) * self._lookup_value_s.value
         )
 
     def could_save(self, size: int) -> bool:
-        """Whether a look-up could save time if every one were a hit."""
-        computing = self._compute_s.get(size.bit_length())
-        return computing is not None and computing.value > self._lookup_value_s.value
+        """Whether a look-up could save time if every look-up were a hit."""
+        compute_s = self._compute_s.get(size.bit_length())
+        return compute_s is not None and compute_s.value > self._lookup_value_s.value

@@ -14,16 +14,16 @@ from neuronpipe.platform.cache.remote import Remote, RemoteError
 from neuronpipe.platform.cache.sealing import ValueCodec, ValueT, seal, unseal
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 5.0
-# After being closed for this long, the next pause starts at the shortest again. Until then pauses keep growing: small
-# probes may succeed where real look-ups fail.
+# After this time without a failure, pauses start at the shortest again. Until then pauses keep growing: small probes
+# may succeed where real look-ups fail.
 _WELL_AFTER_S = 10.0
 
 
 class Breaker:
-    """Closed while Redis works; the first failure opens it.
+    """A circuit breaker: closed while Redis works; the first failure opens it.
 
-    Skipping Redis costs a few cache hits. Waiting for a Redis that hangs costs latency. The breaker is open at first,
-    because nothing is connected yet.
+    Without Redis, a few cache hits are lost. Waiting for a Redis that hangs costs latency. The breaker is open at
+    first, because nothing is connected yet.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,14 +39,14 @@ class Breaker:
         return max(0.0, self._probe_at_s - self._clock())
 
     def close(self) -> None:
-        """Call after a successful probe."""
+        """Records a successful probe."""
         self.is_closed = True
         self._closed_at_s = self._clock()
 
     def open(self) -> bool:
-        """Call after a failure. Failures of calls that were in flight at that time do not count again.
+        """Records a failure. Failures of calls that were in flight at that time do not count again.
 
-        Returns whether it had been closed for long.
+        Returns whether the breaker had been closed for long.
         """
         if not self.is_closed and self.pause_s:
             return False
@@ -59,11 +59,11 @@ class Breaker:
         return was_well
 
 
-# Beyond this, values are dropped; they are computed again when needed.
+# Values beyond this limit are dropped; they are computed again when needed.
 _MAX_BYTES = 8 << 20
 # Larger values are not stored in the shared cache.
 _MAX_VALUE_BYTES = 1 << 20
-# Packed in one pass of the event loop, which takes 1 ms. A single larger value is packed alone.
+# Bytes that are packed in one pass of the event loop, which takes 1 ms. A larger value is packed alone.
 _MAX_BATCH_BYTES = 256 << 10
 
 
@@ -72,7 +72,7 @@ class Unstored(Generic[ValueT]):
 
     def __init__(self, codec: ValueCodec[ValueT]) -> None:
         self._codec = codec
-        # With the size of each.
+        # Each value with its size.
         self._values: dict[bytes, tuple[ValueT, int]] = {}
         self._size_bytes = 0
 
@@ -84,8 +84,8 @@ class Unstored(Generic[ValueT]):
         size_bytes = self._codec.size_bytes(value)
         if size_bytes > _MAX_VALUE_BYTES or self._size_bytes + size_bytes > _MAX_BYTES:
             return
-        if before := self._values.get(key):
-            self._size_bytes -= before[1]
+        if replaced := self._values.get(key):
+            self._size_bytes -= replaced[1]
         self._values[key] = value, size_bytes
         self._size_bytes += size_bytes
 
@@ -102,23 +102,23 @@ class Unstored(Generic[ValueT]):
         return batch
 
     def clear(self) -> None:
-        """Drops everything."""
+        """Drops all values."""
         self._values.clear()
         self._size_bytes = 0
 
 
-# Values in one MGET, and in one pipeline of SETs.
+# The most values in one MGET, and in one pipeline of SETs.
 _MAX_VALUES = 256
-# How often, and how many times, a look-up is measured while the cache is used, and how many missing keys the larger
-# measurement asks for.
+# While the cache is used, look-ups are measured at this interval and this number of times. The larger measurement asks
+# for this number of missing keys.
 _MEASURE_EVERY_S, _MEASUREMENTS, _MEASURED_VALUES = 2.0, 3, 32
-# No request waits for a probe, which may have to connect.
+# The limit of a probe, which may have to connect. No request waits for it.
 _PROBE_LIMIT_S = 1.0
-# One key in so many is looked up in the background even where it does not pay, so that the hit rate stays known. The
-# choice depends on the key alone, so that all processes look up and store the same ones.
+# One key in this number is looked up in the background even where it does not pay, so that the hit rate stays known.
+# The choice depends on the key alone, so that all processes look up and store the same keys.
 _SAMPLED_ONE_IN = 64
 _SAMPLE_EVERY_S = 0.02
-# Pause after Redis refused to store. It is full or read-only, and can still be read.
+# The pause after Redis refused to store: it is full or read-only, and can still be read.
 _NO_STORING_S = 1.0
 
 
@@ -126,7 +126,7 @@ _NO_STORING_S = 1.0
 class _Wanted(Generic[ValueT]):
     key: bytes
     size: int
-    # The value, or None; whether Redis was asked.
+    # The value, or None; and whether Redis was asked.
     answer: "asyncio.Future[tuple[ValueT | None, bool]]"
 
 
@@ -148,7 +148,7 @@ class Lookups(Generic[ValueT]):
         self._policy = policy
         self._worth = worth
         self._ttl_s = ttl_s
-        # One connection stores, one measures, one samples.
+        # Three connections are reserved: for storing, measuring and sampling.
         self._max_asking = connections - 3
         self._asking = 0
         self._is_sampling = self._is_closed = False
@@ -170,7 +170,7 @@ class Lookups(Generic[ValueT]):
         return self._is_reported and not self.breaker.is_closed
 
     async def find(self, key: bytes, size: int) -> tuple[ValueT | None, bool]:
-        """The value of a key, if Redis has it, and whether Redis was asked.
+        """Returns the value of a key, if Redis has it, and whether Redis was asked.
 
         All keys of one pass of the event loop are looked up together.
         """
@@ -186,7 +186,7 @@ class Lookups(Generic[ValueT]):
         return await wanted.answer
 
     def store(self, key: bytes, value: ValueT, *, is_wanted: bool) -> None:
-        """Stores a value soon, in the background, if it is wanted or if its key is one of the sampled ones."""
+        """Stores a value soon, in the background, if it is wanted or if its key is a sampled key."""
         self._is_used.set()
         if (
             not self.breaker.is_closed
@@ -201,14 +201,14 @@ class Lookups(Generic[ValueT]):
             self._start(self._store())
 
     async def close(self) -> None:
-        """Cancels what is in flight, releases the waiting callers, and closes the connections."""
+        """Cancels calls in flight, releases the waiting callers, and closes the connections."""
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for wanted in list(self._unanswered):
             self._answer(wanted, None, was_asked=False)
-        with contextlib.suppress(Exception):  # the connection is broken already
+        with contextlib.suppress(Exception):  # the connection may be broken already
             await self._remote.close()
 
     def _ask(self) -> None:
@@ -220,9 +220,9 @@ class Lookups(Generic[ValueT]):
             self._asking += 1
             self._start(self._look_up(chosen))
         are_chosen = set(chosen)
-        others = [one for one in wanted if one not in are_chosen]
-        for one in others:
-            self._answer(one, None, was_asked=False)
+        others = [entry for entry in wanted if entry not in are_chosen]
+        for entry in others:
+            self._answer(entry, None, was_asked=False)
         self._sample(others)
 
     def _choose(self, wanted: list[_Wanted[ValueT]]) -> list[_Wanted[ValueT]]:
@@ -230,8 +230,8 @@ class Lookups(Generic[ValueT]):
             return []
         if self._policy == "always":
             return wanted
-        choices = self._worth.choose([one.size for one in wanted])
-        return [one for one, is_chosen in zip(wanted, choices, strict=True) if is_chosen]
+        choices = self._worth.choose([entry.size for entry in wanted])
+        return [entry for entry, is_chosen in zip(wanted, choices, strict=True) if is_chosen]
 
     async def _look_up(self, wanted: list[_Wanted[ValueT]]) -> None:
         values: list[ValueT | None] = [None] * len(wanted)
@@ -241,12 +241,12 @@ class Lookups(Generic[ValueT]):
             self._fail(error)
         finally:
             self._asking -= 1
-            for one, value in zip(wanted, values, strict=True):
-                self._answer(one, value, was_asked=True)
+            for entry, value in zip(wanted, values, strict=True):
+                self._answer(entry, value, was_asked=True)
 
     def _answer(self, wanted: _Wanted[ValueT], value: ValueT | None, *, was_asked: bool) -> None:
         self._unanswered.discard(wanted)
-        if not wanted.answer.done():  # else the caller has left
+        if not wanted.answer.done():  # otherwise the caller has left
             wanted.answer.set_result((value, was_asked))
 
     def _sample(self, others: list[_Wanted[ValueT]]) -> None:
@@ -259,7 +259,7 @@ class Lookups(Generic[ValueT]):
             or self._is_closed
         ):
             return
-        sample = [one for one in others if _is_sample(one.key) and self._worth.could_save(one.size)]
+        sample = [entry for entry in others if _is_sample(entry.key) and self._worth.could_save(entry.size)]
         if sample:
             self._sample_again_s = now_s + _SAMPLE_EVERY_S
             self._is_sampling = True
@@ -275,19 +275,21 @@ class Lookups(Generic[ValueT]):
 
     async def _get(self, wanted: list[_Wanted[ValueT]], *, is_timed: bool = True) -> list[ValueT | None]:
         values = (
-            await self._timed_get([one.key for one in wanted])
+            await self._timed_get([entry.key for entry in wanted])
             if is_timed
-            else await self._remote.get([one.key for one in wanted])
+            else await self._remote.get([entry.key for entry in wanted])
         )
-        sealed = [None if value is None else unseal(one.key, value) for one, value in zip(wanted, values, strict=True)]
-        for one, payload in zip(wanted, sealed, strict=True):
-            self._worth.found(one.size, is_hit=payload is not None)
+        sealed = [
+            None if value is None else unseal(entry.key, value) for entry, value in zip(wanted, values, strict=True)
+        ]
+        for entry, payload in zip(wanted, sealed, strict=True):
+            self._worth.found(entry.size, is_hit=payload is not None)
         return [None if payload is None else self._codec.unpack(payload) for payload in sealed]
 
     async def _timed_get(self, keys: list[bytes]) -> list[bytes | None]:
         began_s, blocked_s = time.perf_counter(), self._worth.blocked_s
         values = await self._remote.get(keys)
-        # Time in which the event loop computed meanwhile is not part of the look-up.
+        # The look-up excludes the time in which the event loop computed meanwhile.
         self._worth.looked_up(len(keys), time.perf_counter() - began_s - (self._worth.blocked_s - blocked_s))
         return values
 
@@ -309,7 +311,7 @@ class Lookups(Generic[ValueT]):
             self._is_storing = False
 
     async def _watch(self) -> None:
-        """Measures look-ups while the cache is used, and so detects when Redis is back."""
+        """Measures look-ups while the cache is used, which also detects that Redis works again."""
         while True:
             await asyncio.sleep(self.breaker.pause_s)
             await self._is_used.wait()
@@ -319,7 +321,7 @@ class Lookups(Generic[ValueT]):
             except RemoteError as error:
                 self._fail(error)
                 continue
-            except Exception as fault:  # a bug; without this task Redis would never be used again
+            except Exception as fault:  # a bug: if this task ended, Redis would never be used again
                 if not self._is_fault_logged:
                     self._is_fault_logged = True
                     log_fault("measuring Redis failed; it is tried again", fault)
@@ -343,7 +345,7 @@ class Lookups(Generic[ValueT]):
             await self._timed_get([b"-%d" % index for index in range(_MEASURED_VALUES)])
 
     def _fail(self, error: RemoteError) -> None:
-        # One log line for a loss, however often Redis comes and goes before it is stable again.
+        # One log line for a loss, even if Redis comes and goes before it is stable again.
         if self.breaker.open() or not self._is_reported:
             self._is_reported, self._is_reached = True, False
             log_warning("no answer from Redis; requests continue without it", reason=str(error))
@@ -357,7 +359,7 @@ class Lookups(Generic[ValueT]):
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (fault := task.exception()):  # a bug, which costs a look-up and fails no request
+        if not task.cancelled() and (fault := task.exception()):  # a bug: it costs a look-up and fails no request
             log_fault("the cache failed", fault)
 
 

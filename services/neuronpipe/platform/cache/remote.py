@@ -1,12 +1,12 @@
 """Redis, by redis-py, as the caches use it.
 
 URLs are redis-py's own (redis://, rediss:// with TLS, unix://; user, password, database and, after a question mark, any
-option of its connections, such as ssl_ca_certs). Two more forms exist, because redis-py has no URLs for these:
+option of its connections, such as ssl_ca_certs). Two more forms exist, because redis-py has no URLs for them:
 
     redis+cluster://HOST:PORT                                  a cluster, found from one of its nodes
     redis+sentinel://HOST:PORT,HOST:PORT/SERVICE[/DATABASE]    the master that sentinels name
 
-User and password in a sentinel URL are those of the master. rediss+cluster and rediss+sentinel use TLS.
+User and password in a sentinel URL belong to the master. rediss+cluster and rediss+sentinel use TLS.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from neuronpipe.core.errors import SetupError
 
 try:
     from redis.driver_info import DriverInfo
-except ImportError:  # redis-py before 7.2, which looks for its own version once
+except ImportError:  # redis-py before 7.2, which looks up its own version once
     _DRIVER: dict[str, Any] = {}
 else:
-    # Without it, each new connection looks for the version in the files of installed packages, for 1 to 3 ms.
+    # Without DriverInfo, each new connection looks for the version in the files of installed packages, for 1 to 3 ms.
     _DRIVER = {"driver_info": DriverInfo()}
 
 ReplyT = TypeVar("ReplyT")
@@ -44,7 +44,7 @@ class RemoteError(Exception):
 
 
 class Remote:
-    """The keys under one prefix. It connects when it is first used.
+    """The keys under one prefix. Connects when it is first used.
 
     Every call ends within `timeout_s`, with RemoteError if Redis has not answered by then.
     """
@@ -56,7 +56,7 @@ class Remote:
         self._asking: set[asyncio.Future[Any]] = set()
         # No retry: the circuit breaker decides when to ask again.
         options = {
-            # A safety net: every call has a limit of its own.
+            # A safety net: every call has its own limit.
             "socket_timeout": max(timeout_s, _CONNECT_LIMIT_S),
             "socket_connect_timeout": max(timeout_s, _CONNECT_LIMIT_S),
             "retry": Retry(NoBackoff(), 0),
@@ -66,15 +66,15 @@ class Remote:
         try:
             self._client, self._sentinels = open_client(url, options)
         except (ValueError, TypeError, RedisError, RedisClusterException) as error:
-            # Without the message of the parser, which may hold a password.
+            # Without the parser's message, which may hold a password.
             raise SetupError(f"redis_url: not a Redis URL; it must be one of {_FORMS} (see docs/caching.md)") from error
 
     async def get(self, keys: Sequence[bytes], limit_s: float | None = None) -> list[bytes | None]:
-        """The values of keys, in order; None for one that is missing. `limit_s` replaces the limit of all calls."""
-        named = [self._prefix + key for key in keys]
+        """Returns the values of keys, in order; None for a missing key. `limit_s` replaces the limit of all calls."""
+        names = [self._prefix + key for key in keys]
         client = self._client
-        asked = client.mget_nonatomic(named) if isinstance(client, RedisCluster) else client.mget(named)
-        values = await self._within_limit(asked, limit_s)
+        reply = client.mget_nonatomic(names) if isinstance(client, RedisCluster) else client.mget(names)
+        values = await self._within_limit(reply, limit_s)
         if not isinstance(values, list) or len(values) != len(keys):
             raise RemoteError("an invalid answer")
         return [value if isinstance(value, bytes) else None for value in values]
@@ -82,7 +82,7 @@ class Remote:
     async def put(self, values: Mapping[bytes, bytes], ttl_s: int) -> int:
         """Stores values for `ttl_s` seconds in one pipeline.
 
-        Returns how many Redis refused because it is full or read-only.
+        Returns the number of values that Redis refused because it is full or read-only.
         """
         pipeline = self._client.pipeline(transaction=False)
         for key, value in values.items():
@@ -91,35 +91,35 @@ class Remote:
         return sum(isinstance(reply, Exception) for reply in replies)
 
     async def scan(self) -> AsyncIterator[list[bytes]]:
-        """All keys, without the prefix, some at a time."""
-        found: list[bytes] = []
+        """Yields all keys, without the prefix, in lists."""
+        keys: list[bytes] = []
         try:
             async for name in self._client.scan_iter(match=_literal(self._prefix) + b"*", count=_SCAN_KEYS):
-                found.append(name.removeprefix(self._prefix))
-                if len(found) == _SCAN_KEYS:
-                    yield found
-                    found = []
+                keys.append(name.removeprefix(self._prefix))
+                if len(keys) == _SCAN_KEYS:
+                    yield keys
+                    keys = []
         except Exception as error:
             raise RemoteError(_reason(error)) from error
-        if found:
-            yield found
+        if keys:
+            yield keys
 
     async def sizes(self, keys: Sequence[bytes]) -> list[int]:
-        """The memory that keys take in the server, in bytes, including values and overhead; 0 for a missing key."""
+        """Returns the memory of keys in the server, in bytes, including values and overhead; 0 for a missing key."""
         pipeline = self._client.pipeline(transaction=False)
         for key in keys:
             pipeline.memory_usage(self._prefix + key)
         return [size or 0 for size in await self._within_limit(pipeline.execute())]
 
     async def delete(self, keys: Sequence[bytes]) -> int:
-        """Deletes keys. Returns how many there were."""
+        """Deletes keys. Returns the number of deleted keys."""
         pipeline = self._client.pipeline(transaction=False)
         for key in keys:
             pipeline.unlink(self._prefix + key)
         return sum(await self._within_limit(pipeline.execute()))
 
     async def evaluate(self, script: str, key: bytes, *arguments: str) -> Any:
-        """What a Lua script returns for a key."""
+        """Runs a Lua script for a key, and returns its result."""
         return await self._within_limit(self._client.eval(script, 1, self._prefix + key, *arguments))
 
     async def close(self) -> None:
@@ -131,7 +131,7 @@ class Remote:
             await client.aclose()
 
     async def _within_limit(self, call: Awaitable[ReplyT], limit_s: float | None = None) -> ReplyT:
-        # In a task of its own: when it is cancelled, redis-py may take long to clean up, or swallow the cancellation.
+        # A task of its own: when redis-py is cancelled, it may take long to clean up, or swallow the cancellation.
         asking = asyncio.ensure_future(call)
         self._asking.add(asking)
         asking.add_done_callback(self._end)
@@ -141,7 +141,7 @@ class Remote:
             is_answered = not asking.cancel()
         if not is_answered or asking.cancelled():
             raise RemoteError("no answer in time")
-        # An invalid answer makes the parser of redis-py raise various exceptions.
+        # An invalid answer makes redis-py's parser raise various exceptions.
         if error := asking.exception():
             raise RemoteError(_reason(error)) from error
         return asking.result()
@@ -149,24 +149,24 @@ class Remote:
     def _end(self, asking: "asyncio.Future[Any]") -> None:
         self._asking.discard(asking)
         if not asking.cancelled():
-            asking.exception()  # marks it as retrieved; the caller has it already
+            asking.exception()  # marks the exception as retrieved; the caller has it already
 
 
 def open_client(url: str, options: Mapping[str, Any]) -> "tuple[Redis | RedisCluster, Sequence[Redis]]":
-    """The client of a URL, and those of the sentinels that it asks. Raises what redis-py raises for an invalid one."""
+    """Returns a URL's client, and the clients of its sentinels. Raises redis-py's errors for an invalid URL."""
     client, sentinels = _open_client(url, options)
-    for one in (client, *sentinels):
-        if isinstance(one, Redis):
-            pool = one.connection_pool
+    for connected in (client, *sentinels):
+        if isinstance(connected, Redis):
+            pool = connected.connection_pool
             pool.connection_kwargs |= _DRIVER
-            if issubclass(made := pool.connection_class, SSLConnection):
-                pool.connection_class = type(f"Fresh{made.__name__}", (_FreshFiles, made), {})
+            if issubclass(kind := pool.connection_class, SSLConnection):
+                pool.connection_class = type(f"Fresh{kind.__name__}", (_FreshFiles, kind), {})
     return client, sentinels
 
 
 class _FreshFiles(SSLConnection):
-    """Reads the files of TLS whenever it connects. redis-py's own keeps what it read first, and its pool keeps
-    connections that cannot connect any more.
+    """Reads the TLS files at each connection. redis-py's class keeps the content that it read first, and its pool keeps
+    connections that can no longer connect.
     """
 
     async def _connect(self) -> None:
@@ -191,16 +191,16 @@ def _open_client(url: str, options: Mapping[str, Any]) -> "tuple[Redis | RedisCl
     given = parse_url(
         urlunsplit(parts._replace(scheme=scheme, netloc=f"{credentials}@" if credentials else "", path=f"/{database}"))
     )
-    # Redis itself knows no connection class but takes ssl=True; Sentinel passes all on to it.
+    # Redis itself has no connection class but accepts ssl=True; Sentinel passes all options to it.
     settings: dict[str, Any] = {**options, **given}
     settings.pop("connection_class", None)
     sentinels = [_address(host) for host in hosts.split(",")]
     settings["ssl"] = scheme == "rediss"
-    # Sentinels are connected to like their master, except for its user and database.
-    to_sentinels = {
+    # Connections to sentinels have the master's options, except for its user and database.
+    sentinel_options = {
         name: value for name, value in settings.items() if name == "retry" or name.startswith(("socket_", "ssl"))
     }
-    sentinel = Sentinel(sentinels, sentinel_kwargs=to_sentinels, **settings)  # type: ignore[no-untyped-call]
+    sentinel = Sentinel(sentinels, sentinel_kwargs=sentinel_options, **settings)  # type: ignore[no-untyped-call]
     return sentinel.master_for(service), sentinel.sentinels
 
 
@@ -212,10 +212,10 @@ def _address(host: str) -> tuple[str, int]:
 
 
 def _literal(prefix: bytes) -> bytes:
-    """The prefix with the special characters of a SCAN pattern escaped."""
+    """Returns the prefix with the special characters of a SCAN pattern escaped."""
     return b"".join(b"\\" + bytes([sign]) if sign in b"*?[]^\\" else bytes([sign]) for sign in prefix)
 
 
 def _reason(error: BaseException) -> str:
-    """The kind of error, without the message of Redis, which may hold keys."""
+    """Returns the kind of an error, without Redis's message, which may hold keys."""
     return type(error).__name__

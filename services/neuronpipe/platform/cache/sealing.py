@@ -1,7 +1,7 @@
 """The format of values in Redis: a version, and a digest that binds the payload to its key.
 
-What is read back may be truncated, corrupted, written by another version, or the value of another key. A value is used
-only if its digest over key and payload is right.
+A stored value may be truncated, corrupted, written by another version, or belong to another key. A value is used only
+if its digest over key and payload is right.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 ValueT = TypeVar("ValueT")
 
-# The version of the whole format, payloads included. With another number no older value is read.
+# The version of the whole format, payloads included. A new number makes all older values unreadable.
 FORMAT = b"\x01"
 
 _DIGEST_BYTES = 8
@@ -20,7 +20,7 @@ _HEAD_BYTES = len(FORMAT) + _DIGEST_BYTES
 
 @dataclass(frozen=True, slots=True)
 class ValueCodec(Generic[ValueT]):
-    """Converts values to compact payloads and back. `size_bytes` is the memory that a value takes."""
+    """Converts values to compact payloads and back. `size_bytes`: returns the memory that a value takes."""
 
     pack: Callable[[ValueT], bytes]
     unpack: Callable[[bytes], ValueT]
@@ -28,12 +28,12 @@ class ValueCodec(Generic[ValueT]):
 
 
 def seal(key: bytes, payload: bytes) -> bytes:
-    """The stored value of a key: version, digest and payload."""
+    """Returns the stored value of a key: version, digest and payload."""
     return FORMAT + _digest(key, payload) + payload
 
 
 def unseal(key: bytes, value: bytes) -> bytes | None:
-    """The payload of a stored value; None if it is not intact, of this version, and of this key."""
+    """Returns the payload of a stored value; None unless it is intact, and has this version and key."""
     payload = value[_HEAD_BYTES:]
     return payload if value[:_HEAD_BYTES] == FORMAT + _digest(key, payload) else None
 

@@ -1,23 +1,21 @@
 """The contract of a door, the part of a process that speaks a protocol to callers."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 from neuronpipe.core.callers import Caller
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
 
-# Answers the calls of one path. Its arguments are agreed between the door and the assembly of the process.
-Handler: TypeAlias = Callable[..., Any]
-
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a caller shows of itself.
+    """The credentials of a caller.
 
-    `authorization`: as in HTTP's header of that name; empty without one. `names`: the subject alternative names of its
-    certificate, which the door has verified. `on_behalf`: the tenant for which it calls; empty for its own.
+    - `authorization`: as in HTTP's header of that name; empty without the header.
+    - `names`: the subject alternative names of the caller's certificate, which the door has verified.
+    - `on_behalf`: the tenant for which the caller calls; empty for its own.
     """
 
     authorization: str = ""
@@ -26,18 +24,23 @@ class Credentials:
 
 
 class Guard(Protocol):
-    """Tells doors who calls. A door asks it before it reads a message; a door without one lets everybody in."""
+    """Identifies callers for doors. A door asks it before it reads a message; a door without a guard admits all
+    callers.
+    """
 
     @property
     def open_services(self) -> Collection[str]:
-        """What needs no credentials, of "health" and "reflection"."""
+        """The services among "health" and "reflection" that need no credentials."""
 
     def identify(self, credentials: Credentials) -> Caller:
-        """The caller. Raises Unauthenticated, always with the same message."""
+        """Returns the caller. Raises Unauthenticated, always with the same message."""
 
 
 class Door(Protocol):
-    """Takes calls of one protocol at one address. `port`: known once it listens."""
+    """Accepts calls of one protocol at one address. `port`: known after it listens.
+
+    A door starts until its own method `open` gives it its rpcs or routes, each with its handler.
+    """
 
     port: int
 
@@ -46,31 +49,26 @@ class Door(Protocol):
         """The services whose health the door reports."""
 
     async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
-        """Takes its address, reports `health`, and, if callers are to know that it starts, accepts their connections.
+        """Takes the door's address and reports `health`. A door that tells callers that it starts also accepts
+        connections.
 
         From now on `in_flight` counts every call, and refuses calls beyond its limits and calls that come too late.
         Raises SetupError for an address that cannot be used.
         """
 
-    def open(self, handlers: Mapping[str, Handler]) -> None:
-        """Answers calls from now on, each path's by its handler. The door uses the handlers of its own paths.
-
-        Raises SetupError where another process has begun to listen at its address.
-        """
-
     def ask_to_leave(self) -> None:
-        """Asks callers to send new calls elsewhere, and answers those that still come."""
+        """Asks callers to send new calls elsewhere, and answers calls that still come."""
 
     async def stop_listening(self, limit_s: float) -> None:
-        """Takes no new connections. Returns once the callers of the others know that they are to leave, or after the
-        limit; until then their calls are answered.
+        """Stops accepting connections. Returns when the callers of all connections know that they are to leave, or
+        after the limit; until then their calls are answered.
         """
 
     def drain(self) -> None:
-        """Stops reading from open streams. What was read is still answered."""
+        """Stops reading from open streams. Messages that were read are still answered."""
 
     async def stop(self, grace_s: float) -> None:
-        """Ends connections once their last responses have been sent, and after `grace_s` seconds in any case.
+        """Ends connections after their last responses have been sent, and after `grace_s` seconds in any case.
 
-        May be called at any time.
+        Callable at any time.
         """

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable
 
 
 class HealthBoard:
-    """The health of named services, and under "" of the process as a whole.
+    """The health of named services, and of the whole process under "".
 
     A service is serving from when the process opens until it drains, except while `set` says otherwise.
     """
@@ -17,17 +17,22 @@ class HealthBoard:
         self._changed = asyncio.Event()
 
     def is_serving(self, service: str) -> bool | None:
-        """Whether a service can be called now; None for one that the process does not have."""
+        """Whether a service can be called now; None for an unknown service."""
         report = self._reports.get(service)
         return report and self._is_open
 
+    @property
+    def is_well(self) -> bool:
+        """Whether the process works, also while it starts or drains. Otherwise it should be replaced."""
+        return self._reports[""]
+
     def set(self, service: str, is_serving: bool) -> None:
-        """Sets the health of a service, as a part of the process reports it."""
+        """Sets the health of a service, as reported by a part of the process."""
         self._reports[service] = is_serving
         self._notify()
 
     async def wait_until_reported(self, service: str) -> None:
-        """Returns once a service would be serving if the process were open."""
+        """Returns when a service would be serving if the process were open."""
         while not self._reports[service]:
             await self._changed.wait()
 

@@ -1,6 +1,6 @@
 """Counts and limits the calls in flight in one process, over all of its doors, and refuses calls while it drains.
 
-Also limits the messages that are being received, or turned into objects, and ends what waits for callers for too long.
+Also limits the messages that are being received, or turned into objects, and ends waits for callers that take too long.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.core.parsing import inflate
 from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
 
-# Where too many wait, the one that has waited longest is ended; not before this time, in which any network delivers.
+# The time before the longest wait may be ended to make room. Any network delivers within it.
 _PATIENCE_S = 5.0
 
 
 class CallerWaits:
-    """What waits in one way. As all of it may wait equally long, the first is always due first.
+    """Waits for callers of one kind. All have the same limit, so the first wait is always due first.
 
-    `limit_s`: 0: for ever. `max_waits`: how many may wait at once. `ended`: counts those that were ended.
+    `limit_s`: 0: no limit. `max_waits`: the most waits at once. `ended`: counts the ended waits.
     """
 
     def __init__(self, limit_s: float, max_waits: int, ended: Counter) -> None:
@@ -37,35 +37,36 @@ class CallerWaits:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, end: Callable[[bool], None]) -> int:
-        """Something waits from now on. `end` is called where it waits for too long, with whether that was the time
-        limit; else another needs its place. Returns the number for `done`.
+        """Begins a wait, and returns its number, for `done`.
+
+        `end` is called if the wait is ended: with True at the time limit, with False if another wait needs its place.
         """
         number, now_s = next(self._numbers), time.monotonic()
         self._waits[number] = now_s, end
         if len(self._waits) > self._max_waits and now_s - self._first_began_s() > _PATIENCE_S:
             self._end_first(is_late=False)
         if self._timer is None and self._limit_s:
-            self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._end_due)
         return number
 
     def done(self, number: int) -> None:
-        """It no longer waits. May be called again."""
+        """Ends a wait whose caller has acted. May be called again."""
         self._waits.pop(number, None)
 
     def end_all(self) -> None:
-        """Ends all that waits now."""
+        """Ends all current waits."""
         while self._waits:
             self._waits.pop(next(iter(self._waits)))[1](False)
 
-    def _look(self) -> None:
-        """One timer serves all, as hardly anything waits until its limit."""
+    def _end_due(self) -> None:
+        """Ends the waits that are due. One timer serves all, because hardly any wait reaches its limit."""
         self._timer = None
         due_s = time.monotonic() - self._limit_s
         while self._waits and self._first_began_s() <= due_s:
             self._end_first(is_late=True)
         if self._waits:
             wait_s = max(0.0, self._first_began_s() - due_s)
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._end_due)
 
     def _first_began_s(self) -> float:
         return self._waits[next(iter(self._waits))][0]
@@ -76,17 +77,18 @@ class CallerWaits:
         end(is_late)
 
 
-# Last resort behind the gateway's admission control and the executor's queues: calls in one process, of all services.
+# The most calls of all services in one process. The last resort behind the gateway's admission control and the
+# executor's queues.
 MAX_CALLS = 4096
-# Of all calls, those that may wait for their callers in one way, so that the others find room.
+# The most calls that may wait for their callers in one way, so that other calls find room.
 _MAX_WAITS = MAX_CALLS // 2
 # Larger messages are turned into objects in a thread, one after the other.
 LARGE_BYTES = 256 << 10
-# Compressed data of which it is tried first whether they stay small.
+# Up to this size, compressed data is first decompressed without a thread, in case the result is small.
 _SMALL_BYTES = 16 << 10
-# What a byte of compressed data becomes at most (https://zlib.net/zlib_tech.html).
+# The most bytes that a byte of compressed data becomes (https://zlib.net/zlib_tech.html).
 _MAX_RATIO = 1032
-# While draining, this time without a new call means that callers know that the process stops.
+# After this time without a new call while draining, callers know that the process stops.
 _QUIET_S = 0.1
 
 T = TypeVar("T")
@@ -95,7 +97,7 @@ T = TypeVar("T")
 class InFlight:
     """Counts calls (as a context manager), and the messages that are being received.
 
-    So a process can wait for its calls to end.
+    The counts let a process wait for its calls to end.
     """
 
     def __init__(
@@ -114,15 +116,15 @@ class InFlight:
         # Messages that are arriving.
         self.arrivals = self.caller_waits("max_receive_s", max_receive_s)
         self.refuses_arriving = False
-        # Called before a call's message is read, with the seconds left until its deadline; raises Overloaded.
-        self.check_room: Callable[[float | None], None] = lambda remaining_s: None
+        self._checks: list[Callable[[float | None], None]] = []
         self._service = service
         self._max_calls = max_calls
         self.budget = ReceivingBudget(max_message_bytes, max_receiving_bytes)
-        # For answers that callers do not read, by connection.
+        # The budget of answers that callers do not read, by connection.
         self.unread = ReceivingBudget(max_message_bytes, max_receiving_bytes)
         self._makers: ThreadPoolExecutor | None = None
-        self._is_draining = False
+        # Set when new calls are refused.
+        self.draining = asyncio.Event()
         self._came = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -131,7 +133,7 @@ class InFlight:
     def __enter__(self) -> None:
         """Counts a call until the block ends. Raises Unavailable while the process drains, Overloaded at the limit."""
         self._came += 1
-        if self._is_draining:
+        if self.draining.is_set():
             raise self.stopping()
         if self.count >= self._max_calls:
             raise Overloaded(
@@ -146,9 +148,20 @@ class InFlight:
             self._idle.set()
             self._idle_since_s = time.monotonic()
 
+    def add_check(self, check: Callable[[float | None], None]) -> None:
+        """Runs `check` before a call's message is read, with the seconds left until its deadline. It raises Overloaded
+        for a call that the process has no room for.
+        """
+        self._checks.append(check)
+
+    def check_room(self, remaining_s: float | None) -> None:
+        """Runs the checks of a call whose message has not been read. Raises what they raise."""
+        for check in self._checks:
+            check(remaining_s)
+
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """While the block runs, a call that was counted is not: it only waits, and leaves its place to others."""
+        """Does not count a call while the block runs: the call only waits, and leaves its place to others."""
         self.__exit__()
         try:
             yield
@@ -157,14 +170,14 @@ class InFlight:
             self._idle.clear()
 
     def caller_waits(self, setting: str, limit_s: float) -> CallerWaits:
-        """What waits for callers in one way, which the setting of this name limits."""
+        """Returns the waits for callers of one kind, which the setting with this name limits."""
         return CallerWaits(limit_s, _MAX_WAITS, self.meters.counter(Metrics.CALLS_ENDED, setting))
 
     @contextmanager
     def arriving(self, connection: str, refuse: Callable[[NeuronpipeError], None]) -> Iterator[Callable[[int], None]]:
-        """While the block runs, a message arrives in pieces; tell the function how large it is by now.
+        """Counts a message that arrives in pieces while the block runs. Pass its size so far to the yielded function.
 
-        If it takes too long, or the budget has no room for it, `refuse` is called, which must end the block.
+        If the message takes too long, or the budget has no room for it, `refuse` is called, which must end the block.
         """
         claim, arrival = Claim(connection, refuse), self.arrivals.begin(lambda is_late: refuse(self.too_slow(is_late)))
         try:
@@ -174,8 +187,8 @@ class InFlight:
             self.budget.end(claim)
 
     async def make(self, connection: str, size_bytes: int, work: Callable[[], T]) -> T:
-        """What `work` makes of a message that has arrived. A large one waits for its turn in a thread, and counts as if
-        it were still arriving. Raises Overloaded where the budget has no room for it.
+        """Returns the result of `work` on a message that has arrived. A large message waits for its turn in a thread,
+        and counts as if it were still arriving. Raises Overloaded if the budget has no room for it.
         """
         if size_bytes <= LARGE_BYTES:
             return work()
@@ -185,15 +198,15 @@ class InFlight:
         self._makers = self._makers or ThreadPoolExecutor(1, "messages")
         try:
             if not refusals:
-                made = await asyncio.get_running_loop().run_in_executor(self._makers, work)
+                result = await asyncio.get_running_loop().run_in_executor(self._makers, work)
         finally:
             self.budget.end(claim)
         if refusals:
             raise refusals[0]
-        return made
+        return result
 
     async def inflate(self, connection: str, data: bytes, window_bits: int, max_bytes: int) -> bytes | None:
-        """See `inflate`. What becomes large waits as in `make`, and counts as what it may become."""
+        """Calls `inflate`. Data that may become large waits as in `make`, and counts with its most possible bytes."""
         if len(data) <= _SMALL_BYTES:
             small = inflate(data, window_bits, min(max_bytes, LARGE_BYTES))
             if small is not None or max_bytes <= LARGE_BYTES:
@@ -203,15 +216,15 @@ class InFlight:
 
     def drain(self) -> None:
         """Refuses new calls from now on."""
-        self._is_draining = True
+        self.draining.set()
 
     def refuse_arriving(self) -> None:
-        """Refuses the calls whose messages have not come yet: nothing of them was worked on."""
+        """Refuses the calls whose messages have not arrived: no work was done for them."""
         self.refuses_arriving = True
         self.arrivals.end_all()
 
     async def wait_until_idle(self, limit_s: float) -> None:
-        """Returns once no call is in flight, and after `limit_s` in any case."""
+        """Returns when no call is in flight, and after `limit_s` in any case."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._idle.wait()
@@ -219,36 +232,38 @@ class InFlight:
             return
 
     async def wait_until_unused(self, idle_s: float) -> None:
-        """Returns once no call has been in flight for so many seconds."""
+        """Returns when no call has been in flight for `idle_s` seconds."""
         while self.count or (left_s := self._idle_since_s + idle_s - time.monotonic()) > 0:
             await (self._idle.wait() if self.count else asyncio.sleep(left_s))
 
     async def wait_until_quiet(self, limit_s: float) -> bool:
-        """Returns True once no new call has come for a moment, and False after `limit_s`."""
+        """Returns True when no new call has come for a moment, and False after `limit_s`."""
         end_s = time.monotonic() + limit_s
         while (left_s := end_s - time.monotonic()) > 0:
-            came = self._came
+            calls_before = self._came
             await asyncio.sleep(min(_QUIET_S, left_s))
-            if came == self._came and left_s >= _QUIET_S:
+            if calls_before == self._came and left_s >= _QUIET_S:
                 return True
         return False
 
     def waited(self, is_late: bool, late: str) -> NeuronpipeError:
-        """The error of a call that waited for its caller for too long, as `late` says, or while too many others did."""
+        """Returns the error of a call that waited for its caller for too long, as `late` says, or while too many calls
+        waited.
+        """
         if is_late:
             return DeadlineExceeded(late)
         return Overloaded(f"{_MAX_WAITS} calls wait for their callers, the limit", retry_after_s=1)
 
     def too_slow(self, is_late: bool) -> NeuronpipeError:
-        """The error of a call whose message did not arrive in time, or while too many others waited."""
+        """Returns the error of a call whose message did not arrive in time, or while too many calls waited."""
         if self.refuses_arriving:
             return self.stopping()
         return self.waited(is_late, f"the message took longer than {self._max_receive_s:g} s, the limit")
 
     def stopping(self) -> Unavailable:
-        """The error of calls, and of reads from streams, while the process drains."""
+        """Returns the error of calls, and of reads from streams, while the process drains."""
         return Unavailable(f"the {self._service} service is stopping")
 
     def starting(self) -> Unavailable:
-        """The error of calls while the process loads."""
+        """Returns the error of calls while the process loads."""
         return Unavailable(f"the {self._service} service is starting")

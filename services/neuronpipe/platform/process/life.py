@@ -1,7 +1,8 @@
 """The lifecycle of a process, for any protocol.
 
-Take addresses (stages listen, too, and refuse calls as "starting") → load → listen → SERVING → SIGTERM → NOT_SERVING →
-notify the parts of the process → refuse new calls, finish those in flight within the grace period → unload.
+Start: take addresses (stages also listen, and refuse calls as "starting") → load → listen → SERVING. End: SIGTERM →
+NOT_SERVING → notify the parts of the process → refuse new calls, finish calls in flight within the grace period →
+unload.
 """
 
 import asyncio
@@ -12,29 +13,33 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeAlias
 
-from neuronpipe.core.background import run_beside
 from neuronpipe.core.logs import log, log_fault, log_warning
 from neuronpipe.core.metrics import Meters
-from neuronpipe.platform.process.door import Door, Handler
+from neuronpipe.platform.process.background import run_beside
+from neuronpipe.platform.process.door import Door
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
 
-# The time limit for unloading models after all calls have ended. A device that hangs must not keep the process alive.
+# The time limit for unloading models after all calls have ended, and for ending a start. A device that hangs must not
+# keep the process alive.
 _UNLOAD_LIMIT_S = 10.0
-# The longest grace period after a part of the service has crashed. It is long enough to answer all calls with an error.
+# The longest grace period after a part of the service has crashed: enough to answer all calls with an error.
 _CRASH_GRACE_S = 2.0
-# While new calls come, callers that have connected since are asked to leave, too. A balancer takes some of them to
-# another server each time.
+# The interval of asking again while new calls come: callers that have connected since are also asked to leave. Each
+# time, a balancer sends some of them to another server.
 _ASK_AGAIN_S = 1.0
 # The longest time in which callers learn that they are to leave: round trips of networks are shorter.
 _HAND_OVER_LIMIT_S = 1.0
-# The longest time in which new calls still get the answer that the process stops, before connections are closed.
+# The longest time in which new calls are still answered that the process stops, before connections are closed.
 _LATE_CALLS_LIMIT_S = 1.0
+
+# Opens each door of a process with its handlers. Raises SetupError.
+OpenDoors: TypeAlias = Callable[[], None]
 
 
 class Life:
@@ -53,42 +58,40 @@ class Life:
             max_receive_s=settings.max_receive_s,
             meters=meters,
         )
-        self._told: list[Callable[[], Awaitable[None]]] = []
+        self._on_draining: list[Callable[[], Awaitable[None]]] = []
 
     def on_draining(self, tell: Callable[[], Awaitable[None]]) -> None:
         """Runs `tell`, and waits for it, after NOT_SERVING is reported and before new calls are refused."""
-        self._told.append(tell)
+        self._on_draining.append(tell)
 
     async def listen(self) -> None:
         """Takes the addresses of all doors. Raises SetupError."""
         for door in self._doors:
             await door.listen(self.health, self.in_flight)
 
-    def open(self, handlers: Mapping[str, Handler]) -> None:
-        """Answers calls from now on. Raises SetupError, see Door."""
-        # What is there lives as long as the process, or its models. To look at all of it takes 40 ms, in which calls
-        # wait, and many calls at once make Python look.
+    def open(self, open_doors: OpenDoors) -> None:
+        """Answers calls from now on. Raises SetupError if another process has begun to listen at an address."""
+        # The existing objects live as long as the process, or its models. A collection that visits them all takes 40
+        # ms, in which calls wait, and many calls at once make Python collect.
         gc.collect()
         gc.freeze()
         self.is_open = True
-        for door in self._doors:
-            door.open(handlers)
+        open_doors()
         self.health.open()
         log("ready")
 
     async def drain(self, grace_s: float, *, answers_late_calls: bool = True) -> None:
-        """Asks callers to leave, and answers them until no new call has come for a moment, or half of the time is over.
-        Then it refuses new calls, after half of the time also those whose messages have not come, and waits for the
-        calls in flight and for their responses to be sent.
+        """Asks callers to leave, refuses new calls, and waits for the calls in flight and their responses.
 
-        After `grace_s` it ends the rest.
+        New calls are answered until none has come for a moment, or half of the time is over. After half of the time,
+        calls whose messages have not arrived are also refused. After `grace_s` the remaining calls are ended.
         """
         deadline_s = time.monotonic() + grace_s
         log("draining", calls=self.in_flight.count, grace_s=grace_s)
         self.health.drain()
-        if self._told:
+        if self._on_draining:
             results = await asyncio.gather(
-                *(asyncio.wait_for(tell(), grace_s) for tell in self._told), return_exceptions=True
+                *(asyncio.wait_for(tell(), grace_s) for tell in self._on_draining), return_exceptions=True
             )
             for result in results:
                 if isinstance(result, TimeoutError):
@@ -120,8 +123,8 @@ class Life:
         await asyncio.gather(*(door.stop(grace_s) for door in self._doors))
 
 
-# Opens the handlers of a process, by their paths, and closes them.
-Assemble: TypeAlias = Callable[[Life], AbstractAsyncContextManager[Mapping[str, Handler]]]
+# Makes what the doors of a process answer with, gives the function that opens the doors, and closes all of it.
+Assemble: TypeAlias = Callable[[Life], AbstractAsyncContextManager[OpenDoors]]
 
 
 async def serve(
@@ -135,16 +138,20 @@ async def serve(
 ) -> None:
     """Serves until SIGTERM or SIGINT.
 
-    Raises SetupError for an address that cannot be used, and whatever `assemble` raises. `meters`: of what callers do
-    beyond limits. `idle_exit_s`: seconds without a call after which it ends as by SIGTERM; 0: never.
+    Raises SetupError for an address that cannot be used, and any error of `assemble`. `meters`: record what callers do
+    beyond limits. `idle_exit_s`: seconds without a call after which the process ends as by SIGTERM; 0: never.
     """
     loop, serving, stop = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
     life = Life(name, settings, doors, meters)
     make_room_for(len(doors) * settings.max_connections)
 
+    give_up: asyncio.TimerHandle | None = None
+
     def on_signal() -> None:
+        nonlocal give_up
         if serving and not (life.is_open or stop.is_set()):  # loading can take minutes
             serving.cancel()
+            give_up = loop.call_later(_UNLOAD_LIMIT_S, _end_process)
         stop.set()
 
     async def stop_when_unused() -> None:
@@ -154,27 +161,28 @@ async def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    give_up = None
     try:
         try:
             await life.listen()
-            async with assemble(life) as handlers:
-                life.open(handlers)
+            async with assemble(life) as open_doors:
+                life.open(open_doors)
                 try:
                     async with run_beside(*([stop_when_unused()] if idle_exit_s else [])):
                         await stop.wait()
                     await life.drain(settings.grace_s)
                 except asyncio.CancelledError:
-                    # A part has crashed. Its calls may take long to end, too long to wait for them.
+                    # A part has crashed. Its calls may take too long to wait for them.
                     await life.drain(min(settings.grace_s, _CRASH_GRACE_S), answers_late_calls=False)
                     raise
                 finally:
-                    give_up = loop.call_later(_UNLOAD_LIMIT_S, _end_process)
+                    give_up = give_up or loop.call_later(_UNLOAD_LIMIT_S, _end_process)
         finally:
-            await life.stop()
-            if give_up:
-                give_up.cancel()
-    except asyncio.CancelledError:  # also where a start fails as it is ended
+            try:
+                await life.stop()
+            finally:
+                if give_up:
+                    give_up.cancel()
+    except asyncio.CancelledError:  # also if a start fails while it is being ended
         if life.is_open or not stop.is_set() or not serving:
             raise
         serving.uncancel()
@@ -182,7 +190,7 @@ async def serve(
 
 
 def _end_process() -> None:
-    log_warning("a batch did not end; the process ends without it", limit_s=_UNLOAD_LIMIT_S)
+    log_warning("a thread did not end; the process ends without it", limit_s=_UNLOAD_LIMIT_S)
     os._exit(1)
 
 
@@ -191,25 +199,27 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent_pid: int, number: int) -> None:
-    """Has the kernel send a signal to this process when its parent dies, however that happens."""
+    """Makes the kernel send a signal to this process when its parent dies, for any reason."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number):
         raise OSError(ctypes.get_errno(), "prctl")
     if os.getppid() != parent_pid:
         sys.exit(1)
 
 
-# For everything else: bundles, libraries, pipes, connections to other services.
+# Open files for everything but callers: bundles, libraries, pipes, connections to other services.
 _OTHER_FILES = 512
 
 
 def make_room_for(connections: int) -> None:
-    """Raises the process's own limit as far as it may; logs a warning where that is not enough."""
+    """Raises the process's limit of open files as far as allowed; logs a warning if that is not enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    wanted_files = connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted_files:
         return
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    allowed = wanted_files if hard == resource.RLIM_INFINITY else min(wanted_files, hard)
     if allowed > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < wanted:
-        log_warning("max_connections is more than the limit for open files allows", open_files=allowed, needed=wanted)
+    if allowed < wanted_files:
+        log_warning(
+            "max_connections is more than the limit for open files allows", open_files=allowed, needed=wanted_files
+        )

@@ -1,35 +1,44 @@
-"""Where a server listens: the sockets of an address, and the connections that come, up to their TLS handshakes."""
+"""The listening side of a server: the sockets of an address, and new connections, up to their TLS handshakes."""
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from neuronpipe.core.addresses import is_listened_on, unix_path
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.files import locked_folder
 from neuronpipe.core.logs import log_warning
 from neuronpipe.platform.process.settings import CallerLimits
 
 _BACKLOG = 1024
-# What is accepted in a turn of the event loop: a new connection costs a third of a millisecond.
+# Connections that are accepted in a turn of the event loop: each costs a third of a millisecond.
 _ACCEPTED_AT_ONCE = 8
-# Between two attempts to accept, where no file is free.
+# The pause between two attempts to accept when no file descriptor is free.
 _PAUSE_S = 1.0
-# For a peer that reads slowly, over TLS: from the first try to say that nothing follows.
+# The limit for a peer that reads slowly over TLS, from the first attempt to tell it that nothing follows.
 CLOSE_LIMIT_S = 30.0
 
 
 class Listener:
-    """Accepts connections at one address. By hand, as asyncio's servers begin any number of TLS handshakes.
+    """Accepts connections at one address. Not by asyncio's servers, because they begin any number of TLS handshakes.
 
-    `connections`: those that were made. `begin`: the protocol of one that has come. `refused`: called for one beyond
-    `max_connections`. `ended`: called after a handshake. `tls`: not for Unix sockets. `handshakes`: connections that
-    were not made yet, with their tasks. A protocol takes itself out when it is made.
+    - `connections`: the established connections.
+    - `begin`: makes the protocol of a new connection.
+    - `refused`: called for each connection beyond `max_connections`.
+    - `ended`: called after each handshake.
+    - `tls`: not used for Unix sockets.
+    - `handshakes`: connections that are not established yet, with their tasks. A protocol removes itself when it is
+      established.
     """
+
+    # The status of its Unix socket's file.
+    _file: os.stat_result
 
     def __init__(
         self,
@@ -55,7 +64,7 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._is_listening = False
         self._option = ""
-        # Of connect_accepted_socket.
+        # Arguments of connect_accepted_socket.
         self._tls: dict[str, Any] = {}
         if tls and not self._path:
             self._tls = {
@@ -71,11 +80,15 @@ class Listener:
         """
         self._option = option
         with self._telling_problems():
-            self._sockets = [_bind_path(self._path)] if self._path else _bind_port(self._address, self._shares_port)
+            if self._path:
+                bound, self._file = _bind_path(Path(self._path))
+                self._sockets = [bound]
+            else:
+                self._sockets = _bind_port(self._address, self._shares_port)
         return 0 if self._path else int(self._sockets[0].getsockname()[1])
 
     def listen(self) -> None:
-        """Accepts connections from now on. Raises SetupError where another process has begun to listen here."""
+        """Accepts connections from now on. Raises SetupError if another process has begun to listen at the address."""
         with self._telling_problems():
             for bound in self._sockets:
                 bound.listen(_BACKLOG)
@@ -91,7 +104,7 @@ class Listener:
             raise SetupError(f"{self._option}: cannot listen on {self._address}: {problem}") from error
 
     def close(self) -> None:
-        """Accepts those that wait, and no more. Handshakes go on. May be called again."""
+        """Accepts the connections that wait, and no more. Handshakes continue. May be called again."""
         sockets, self._sockets = self._sockets, []
         for listening in sockets:
             if self._is_listening:
@@ -99,10 +112,13 @@ class Listener:
             asyncio.get_running_loop().remove_reader(listening)
             listening.close()
         if self._path and sockets:
-            Path(self._path).unlink(missing_ok=True)
+            path = Path(self._path)
+            with _alone(path), suppress(FileNotFoundError):
+                if os.path.samestat(path.lstat(), self._file):  # not the file of another process, which took its place
+                    path.unlink()
 
     def end_handshakes(self) -> None:
-        """Ends the connections that were not made yet."""
+        """Ends the connections that are not established yet."""
         for task in self.handshakes.values():
             task.cancel()
 
@@ -135,7 +151,7 @@ class Listener:
     async def _shake_hands(self, protocol: asyncio.Protocol, accepted: socket.socket) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, accepted, **self._tls)
-        except OSError:  # ssl.SSLError is one
+        except OSError:  # ssl.SSLError is an OSError
             return
 
     def _end_handshake(self, protocol: asyncio.Protocol, accepted: socket.socket, task: asyncio.Task[None]) -> None:
@@ -146,41 +162,49 @@ class Listener:
 
 
 def _bind_port(address: str, shares_port: bool) -> list[socket.socket]:
-    """Sockets of all addresses of a host's name, on one port. Raises OSError."""
+    """Returns sockets of all addresses of a host's name, on one port. Raises OSError."""
     host, _, port = address.rpartition(":")
-    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
-        for family, kind, protocol, _, where in dict.fromkeys(found):
-            sockets.append(one := socket.socket(family, kind, protocol))
-            one.setblocking(False)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for family, kind, protocol, _, where in dict.fromkeys(addresses):
+            sockets.append(bound := socket.socket(family, kind, protocol))
+            bound.setblocking(False)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if shares_port:
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6 and len(found) == 1:  # [::] takes callers of both families
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6 and len(addresses) == 1:  # [::] takes callers of both families
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             number = int(port) or (sockets[0].getsockname()[1] if len(sockets) > 1 else 0)
-            one.bind((where[0], number, *where[2:]))
+            bound.bind((where[0], number, *where[2:]))
     except BaseException:
-        for one in sockets:
-            one.close()
+        for bound in sockets:
+            bound.close()
         raise
     return sockets
 
 
-def _bind_path(path: str) -> socket.socket:
-    """A socket at a path, in place of one that a killed process has left behind. Raises OSError.
+def _bind_path(path: Path) -> tuple[socket.socket, os.stat_result]:
+    """Returns a socket at a path, which replaces a socket that a killed process left behind, and its file. Raises
+    OSError.
 
-    It listens, or else another process would take it for left behind: connections wait until they are accepted.
+    The socket listens at once, because another process would take it for left behind: connections wait until they are
+    accepted.
     """
-    one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    one.setblocking(False)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    bound.setblocking(False)
     try:
-        if Path(path).is_socket() and not is_listened_on(path):
-            Path(path).unlink()
-        one.bind(path)
-        one.listen(_BACKLOG)
+        with _alone(path):
+            if path.is_socket() and not is_listened_on(str(path)):
+                path.unlink()
+            bound.bind(str(path))
+            bound.listen(_BACKLOG)
+            return bound, path.lstat()
     except BaseException:
-        one.close()
+        bound.close()
         raise
-    return one
+
+
+def _alone(path: Path) -> AbstractContextManager[None]:
+    """Keeps other processes from replacing a socket: between bind and listen, it looks as if left behind."""
+    return locked_folder(path.parent) if os.access(path.parent, os.R_OK) else nullcontext()

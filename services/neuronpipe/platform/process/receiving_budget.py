@@ -1,17 +1,19 @@
-"""The memory for large or slow messages while they arrive: what each claims of it, and which are refused."""
+"""The memory for large or slow messages while they arrive: each message's claim on it, and the choice of refused
+messages.
+"""
 
 from collections import Counter
 from collections.abc import Callable
 
 from neuronpipe.core.errors import NeuronpipeError, Overloaded
 
-# A claim is small up to this part of the largest message. Twice as much is set apart for small claims, so that small
-# messages that arrive slowly find room beside large ones.
+# A claim is small up to this part of the largest message. Twice this size is reserved for small claims, so that small
+# messages that arrive slowly find room beside large messages.
 _SMALL_CLAIM = 1 / 8
 
 
 class Claim:
-    """What one message claims. `refuse` must end its read."""
+    """A message's claim. `refuse` must end the reading of the message."""
 
     __slots__ = ("bytes", "connection", "refuse")
 
@@ -24,8 +26,8 @@ class Claim:
 class ReceivingBudget:
     """Lets claims grow while there is room.
 
-    A large claim without room is refused, and others keep theirs. Small claims may take what large ones leave, and a
-    part of their own. Where that is full, the largest small claim is refused, and the newest find room.
+    A large claim without room is refused, and others keep theirs. Small claims may take what large claims leave, and a
+    reserved part. When that is full, the largest small claim is refused, so that new claims find room.
     """
 
     def __init__(self, max_message_bytes: int, max_receiving_bytes: int) -> None:
@@ -39,7 +41,7 @@ class ReceivingBudget:
         self._small: dict[Claim, None] = {}  # the oldest first
 
     def grow(self, claim: Claim, to_bytes: int) -> None:
-        """Ends the claim, or small ones, where there is no room."""
+        """Grows a claim. Without room, this claim, or small claims, are refused."""
         more_bytes = to_bytes - claim.bytes
         is_small = to_bytes <= self._max_small_claim_bytes
         if claim in self._small and not is_small:
@@ -58,12 +60,12 @@ class ReceivingBudget:
                 self._small[claim] = None
             self._add(claim, more_bytes)
             while self._bytes > self._max_bytes + 2 * self._max_small_claim_bytes:
-                # The oldest stays, or else no message would ever become a large one.
+                # The oldest claim stays; otherwise no message would ever become large.
                 largest = max(list(self._small)[1:], key=lambda small: small.bytes)
                 self._refuse(largest, self._full)
 
     def end(self, claim: Claim) -> None:
-        """Gives back what a message claims that has arrived, or never will."""
+        """Releases the claim of a message that has arrived, or never will."""
         if claim.bytes:
             self._add(claim, -claim.bytes)
             if not self._bytes_of[claim.connection]:

@@ -1,4 +1,4 @@
-"""Processes that work for this one: each ends with it, and a crash of one ends no other."""
+"""Processes that work for this process: each ends with it, and a crash of one ends no other."""
 
 import contextlib
 import multiprocessing
@@ -16,7 +16,7 @@ _STOP_LIMIT_S = 10.0
 
 
 class ProcessEnded(Exception):
-    """A process ended before it answered. The message says how. `code`: its exit code, below 0 that of a signal."""
+    """A process ended before it answered. The message names the cause. `code`: its exit code, negative for a signal."""
 
     def __init__(self, problem: str, code: int | None = None) -> None:
         super().__init__(problem)
@@ -24,7 +24,7 @@ class ProcessEnded(Exception):
 
 
 class Worker:
-    """A process that works for this one, as this one sees it."""
+    """The handle of a process that works for this process."""
 
     def __init__(self, process: SpawnProcess, pipe: "Connection[Any, Any]") -> None:
         self._process = process
@@ -35,38 +35,38 @@ class Worker:
     def started(
         cls, work: Callable[..., None], *arguments: object, name: str, log: Path | None = None
     ) -> Iterator[Self]:
-        """Runs `work(pipe, *arguments)` in a spawned process, which ends with the block: by itself once its pipe is
-        closed, or at once where the block raises, with the processes that it started.
+        """Runs `work(pipe, *arguments)` in a spawned process, which ends with the block.
 
-        `log`: the file that gets what it and those print. A program that calls this must be importable
-        (`if __name__ == "__main__"`).
+        After the block the process ends by itself, because its pipe is closed. If the block raises, the process and its
+        child processes are killed at once. `log`: the file for the output of the process and of its children. A program
+        that calls this method must be importable (`if __name__ == "__main__"`).
         """
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(log, work, theirs, *arguments), name=name, daemon=True)
+        our_end, their_end = context.Pipe()
+        process = context.Process(target=_work, args=(log, work, their_end, *arguments), name=name, daemon=True)
         with _sigint_blocked():
             process.start()
-        theirs.close()
+        their_end.close()
         try:
-            yield cls(process, ours)
+            yield cls(process, our_end)
         except BaseException:
             _kill(process)
             raise
         finally:
-            ours.close()
+            our_end.close()
             process.join(_STOP_LIMIT_S)
             _kill(process)
             process.join()
 
     def send(self, message: object) -> None:
-        """Raises ProcessEnded."""
+        """Sends a message to the process. Raises ProcessEnded."""
         try:
             self.pipe.send(message)
         except OSError as error:
             raise self._ended() from error
 
     def receive(self) -> Any:
-        """Blocks until it says something. Raises ProcessEnded."""
+        """Blocks until the process sends a message, and returns it. Raises ProcessEnded."""
         try:
             return self.pipe.recv()
         except (EOFError, ConnectionError):
@@ -83,17 +83,17 @@ class Worker:
 
 
 def _kill(process: SpawnProcess) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended, or has not begun to lead its group
+    with contextlib.suppress(ProcessLookupError):  # the process has ended, or does not lead its group yet
         if process.pid and process.is_alive():
             os.killpg(process.pid, signal.SIGKILL)
     process.kill()
 
 
 def _work(log: Path | None, work: Callable[..., None], *arguments: object) -> None:
-    os.setsid()  # the leader of what it starts, which ends with it
+    os.setsid()  # leads the group of its child processes, which end with it
     if log:
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
-        for standard in (1, 2):  # also of what prints that is no Python
+        for standard in (1, 2):  # also the output of libraries that are not Python
             os.dup2(descriptor, standard)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):  # the parent needs no more
@@ -110,9 +110,9 @@ def _end_with_parent() -> None:
 @contextlib.contextmanager
 def _sigint_blocked() -> Iterator[None]:
     """Blocks SIGINT in processes that are started in the block: Ctrl-C reaches all processes of a terminal, and this
-    one tells the others when to end.
+    process tells the others when to end.
     """
-    # Otherwise starting a process starts the tracker first, which unblocks SIGINT.
+    # Otherwise starting a process first starts the tracker, which unblocks SIGINT.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:

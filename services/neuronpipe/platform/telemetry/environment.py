@@ -13,7 +13,7 @@ from neuronpipe.core.errors import SetupError
 
 Protocol: TypeAlias = Literal["grpc", "http/protobuf"]
 
-# sampler → whether the caller's decision takes precedence, and the ratio; None: that of the argument.
+# sampler → whether the caller's decision takes precedence, and the ratio; None: the ratio is the argument.
 _SAMPLERS: dict[str, tuple[bool, float | None]] = {
     "always_on": (False, 1.0),
     "always_off": (False, 0.0),
@@ -23,13 +23,13 @@ _SAMPLERS: dict[str, tuple[bool, float | None]] = {
     "parentbased_traceidratio": (True, None),
 }
 _DEFAULT_SAMPLER = "parentbased_traceidratio"
-# One request in a hundred; it has no measurable cost (docs/decisions/0011).
+# One request in a hundred: the cost is not measurable (docs/decisions/0011).
 _DEFAULT_RATIO = 0.01
 # The specification's default of 2048 spans lasts a fifth of a second in a gateway where all requests are sampled.
 _DEFAULT_QUEUE_SPANS = 16_384
 _DEFAULT_INTERVAL_MS = 60_000
-# Numbers that OpenTelemetry's libraries read themselves. They log a traceback of a wrong one, or an error without its
-# name.
+# Numbers that OpenTelemetry's libraries read themselves. For an invalid number, they log a traceback, or an error
+# without the variable's name.
 _READ_BY_LIBRARIES = re.compile(
     r"OTEL_(BSP_(SCHEDULE_DELAY|EXPORT_TIMEOUT)|EXPORTER_OTLP_((TRACES|METRICS)_)?TIMEOUT|\w+_LIMIT)"
 )
@@ -37,7 +37,7 @@ _READ_BY_LIBRARIES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The values of the variables. A protocol is None if that signal is not exported by OTLP."""
+    """The values of the variables. A protocol is None if its signal is not exported by OTLP."""
 
     traces: Protocol | None
     metrics: Protocol | None
@@ -67,7 +67,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
 
 
 def _protocol(variables: Mapping[str, str], signal: str) -> Protocol | None:
-    """The protocol of a signal.
+    """Returns the protocol of a signal; None if the signal is not exported.
 
     Without an endpoint nothing is exported, unlike the specification's default of localhost.
     """
@@ -114,7 +114,7 @@ def _parsed(name: str, text: str, lowest: float, highest: float = 1e9, kind: typ
     try:
         number = kind(text)
     except ValueError:
-        raise SetupError(f"{name}: {text!r} is not a {'whole ' * (kind is int)}number") from None
-    if not lowest <= number <= highest:  # false for NaN too
+        raise SetupError(f"{name}: {text!r} is not a {'whole number' if kind is int else 'number'}") from None
+    if not lowest <= number <= highest:  # also false for NaN
         raise SetupError(f"{name}: {text} is not from {lowest:g} to {highest:g}")
     return number

@@ -31,7 +31,7 @@ _LAST_EXPORT_LIMIT_S = 3.0
 
 
 class MetricExport:
-    """Exports at an interval, and once more at the end."""
+    """Exports metrics at an interval, and a last time at the end."""
 
     def __init__(self, protocol: Protocol, resource: Resource, meters: Meters, interval_s: float) -> None:
         self._exporter = GrpcExporter() if protocol == "grpc" else HttpExporter()
@@ -42,7 +42,7 @@ class MetricExport:
         self._thread.start()
 
     def close(self) -> None:
-        """Exports the last numbers, within a limit."""
+        """Exports the last numbers, within a time limit."""
         self._is_ending.set()
         self._thread.join(_LAST_EXPORT_LIMIT_S)
         self._exporter.shutdown()
@@ -57,7 +57,7 @@ class MetricExport:
 
 
 def metrics_data(meters: Meters, resource: Resource, started_ns: int, now_ns: int) -> MetricsData:
-    """Everything recorded since `started_ns`, in the SDK's types."""
+    """Returns everything recorded since `started_ns`, in the SDK's types."""
     metrics = [_metric(family, started_ns, now_ns) for family in meters.families()]
     scope = ScopeMetrics(_SCOPE, metrics, "")
     return MetricsData([ResourceMetrics(resource, [scope], "")])
@@ -94,11 +94,13 @@ def _histograms(family: Family, started_ns: int, now_ns: int) -> Iterator[Histog
             sum=series.total / divisor,
             bucket_counts=counts,
             explicit_bounds=[bound / divisor for bound in series.bounds],
-            # Optional in OTLP; of no use in cumulative metrics.
+            # Optional in OTLP; useless in cumulative metrics.
             min=None,  # type: ignore[arg-type]
             max=None,  # type: ignore[arg-type]
             exemplars=[
-                Exemplar({}, one.value / divisor, one.at_ns, one.context.span_id, one.context.trace_id)
-                for one in dict(series.exemplars).values()
+                Exemplar(
+                    {}, exemplar.value / divisor, exemplar.at_ns, exemplar.context.span_id, exemplar.context.trace_id
+                )
+                for exemplar in dict(series.exemplars).values()
             ],
         )

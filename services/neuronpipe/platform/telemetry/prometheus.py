@@ -25,19 +25,19 @@ from neuronpipe.core.metrics import Family, Histogram, Meters
 from neuronpipe.core.names import Instrument
 from neuronpipe.platform.tls import ServerTls
 
-# For the handshake, the request and the answer together.
+# The limit of the handshake, the request and the answer together.
 _CONNECTION_LIMIT_S = 30.0
-# At once, each in a thread; more are closed. One of Prometheus asks once in seconds.
+# The most open connections, each in a thread; more are closed. A Prometheus sends one request every few seconds.
 _MAX_CONNECTIONS = 32
 
 
 def prometheus_name(instrument: Instrument) -> str:
-    """A metric's Prometheus name by OpenTelemetry's rules. On the page, counters also end in `_total`."""
+    """Returns a metric's Prometheus name by OpenTelemetry's rules. On the page, counters also end in `_total`."""
     return instrument.name.replace(".", "_") + ("_seconds" if instrument.unit == "s" else "")
 
 
 def series_names(instrument: Instrument) -> list[str]:
-    """The names of a metric's series on the page."""
+    """Returns the names of a metric's series on the page."""
     suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_count", "_sum"]}
     return [prometheus_name(instrument) + suffix for suffix in suffixes[instrument.kind]]
 
@@ -62,8 +62,8 @@ class MetricsPort:
         tls: ServerTls | None = None,
         may_read: Callable[[str], bool] = lambda authorization: True,
     ) -> None:
-        """`may_read`: whether a scraper may that shows this `authorization`. Raises SetupError for an address that
-        cannot be listened on.
+        """`may_read`: whether a scraper with this `authorization` may read the metrics. Raises SetupError for an
+        address that cannot be listened on.
         """
         host, _, port = listen.rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -86,7 +86,7 @@ class MetricsPort:
 
 
 def write_page(meters: Meters, accept: str) -> tuple[bytes, str]:
-    """The page that the port shows to a scraper who accepts this, and its media type."""
+    """Returns the port's page for a scraper who accepts `accept`, and its media type."""
     encode, media_type = choose_encoder(accept)
     return encode(_registry(meters)), media_type
 
@@ -98,14 +98,14 @@ def _registry(meters: Meters) -> CollectorRegistry:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each connection, so that a handshake holds up nobody else's."""
+    """A thread for each connection, so that a handshake holds up no other connection."""
 
     daemon_threads = True
     tls: ServerTls | None = None
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        # The open connections, and when each must have ended, the oldest first.
+        # The open connections and their ends, oldest first.
         self._open: dict[socket.socket, float] = {}
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -130,30 +130,30 @@ class _Server(ThreadingMixIn, WSGIServer):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def get_request(self) -> tuple[socket.socket, object]:
-        """The next connection; its first read shakes hands."""
+        """Returns the next connection, whose first read shakes hands."""
         connection, address = super().get_request()
         if self.tls:
             connection = self.tls.context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         return connection, address
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Connections fail for reasons of their callers, such as a certificate that they do not trust."""
+        """Logs nothing: connections fail for reasons of their callers, such as a certificate that they do not trust."""
 
 
 class _Scrape(WSGIRequestHandler):
-    timeout = _CONNECTION_LIMIT_S  # of each read
+    timeout = _CONNECTION_LIMIT_S  # the limit of each read
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """No line for a request."""
+        """Logs nothing for a request."""
 
 
 def _guarded(app: Any, may_read: Callable[[str], bool]) -> Any:
-    """The WSGI application for those who may read."""
+    """Wraps the WSGI application so that only permitted scrapers read it."""
 
     def answer(environment: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if may_read(environment.get("HTTP_AUTHORIZATION", "")):
-            found: Iterable[bytes] = app(environment, start_response)
-            return found
+            page: Iterable[bytes] = app(environment, start_response)
+            return page
         start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer")])
         return []
 
@@ -199,8 +199,8 @@ def scrape(
     headers: Sequence[tuple[str, str]] = (),
     tls: ssl.SSLContext | None = None,
 ) -> dict[tuple[str, ...], float]:
-    """The numbers of some metrics, by the metric's name, the suffix of the series, the values of its labels, and for
-    the suffix _bucket the upper bound. Raises SetupError for a page that cannot be read.
+    """Returns the numbers of some metrics, by the metric's name, the suffix of the series, the values of its labels,
+    and for the suffix _bucket the upper bound. Raises SetupError for an unreadable page.
     """
     if not url.startswith(("http://", "https://")):
         raise SetupError(f"{url}: is not the address of a page of metrics, as in http://127.0.0.1:9464/metrics")
@@ -215,9 +215,9 @@ def scrape(
 
 
 def read_page(page: str, instruments: Collection[Instrument]) -> dict[tuple[str, ...], float]:
-    """See scrape. Raises ValueError for what is no page of metrics."""
+    """Reads a page of metrics; see scrape. Raises ValueError for any other page."""
     wanted = {name: instrument for instrument in instruments for name in series_names(instrument)}
-    found: dict[tuple[str, ...], float] = {}
+    numbers: dict[tuple[str, ...], float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
             if not (instrument := wanted.get(sample.name)):
@@ -225,5 +225,5 @@ def read_page(page: str, instruments: Collection[Instrument]) -> dict[tuple[str,
             suffix = sample.name.removeprefix(prometheus_name(instrument))
             labels = [sample.labels.get(label.replace(".", "_"), "") for label in instrument.labels]
             bound = [sample.labels["le"]] if suffix == "_bucket" else []
-            found[instrument.name, suffix, *labels, *bound] = sample.value
-    return found
+            numbers[instrument.name, suffix, *labels, *bound] = sample.value
+    return numbers

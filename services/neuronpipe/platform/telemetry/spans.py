@@ -22,7 +22,7 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _NO_STATE = TraceState()
 _OK, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
 _SCOPE = InstrumentationScope("neuronpipe")
-# How long the last export may take when the service ends.
+# The longest time of the last export, when the service ends.
 _LAST_EXPORT_LIMIT_S = 3.0
 
 
@@ -45,7 +45,7 @@ class SpanQueue:
 
     def add(self, span: Span) -> None:
         """Queues a span."""
-        # The processor would drop the oldest and log it each time; dropped here, they are counted.
+        # The processor would drop the oldest span and log each drop; spans that are dropped here are counted.
         if self._accepted - self._exporter.taken >= self._max_spans:
             self._dropped.add()
             return
@@ -53,7 +53,7 @@ class SpanQueue:
         self._processor.on_end(self._to_sdk(span))
 
     def close(self) -> None:
-        """Exports the rest, within a time limit.
+        """Exports the remaining spans, within a time limit.
 
         A collector that does not answer must not delay the end of the service.
         """
@@ -64,15 +64,17 @@ class SpanQueue:
             self._exporter.shutdown()
 
     def _to_sdk(self, span: Span) -> ReadableSpan:
-        """Converts a span to the SDK's type, without a tracer of the SDK, which takes six times as long."""
+        """Converts a span to the SDK's type. A tracer of the SDK would take six times as long."""
         return ReadableSpan(
             name=str(span.name),
             context=_sdk_context(span.context, is_remote=False),
             parent=_sdk_context(span.parent, is_remote=span.kind == "server") if span.parent else None,
             resource=self._resource,
             attributes=span.attributes,
-            events=[SdkEvent(str(one.name), one.attributes, self._clock.wall_ns(one.at_ns)) for one in span.events],
-            links=[SdkLink(_sdk_context(one.context, is_remote=False), one.attributes) for one in span.links],
+            events=[
+                SdkEvent(str(event.name), event.attributes, self._clock.wall_ns(event.at_ns)) for event in span.events
+            ],
+            links=[SdkLink(_sdk_context(link.context, is_remote=False), link.attributes) for link in span.links],
             kind=_KINDS[span.kind],
             status=_ERROR if span.is_error else _OK,
             start_time=self._clock.wall_ns(span.started_ns),
@@ -104,7 +106,7 @@ class _Counting(SpanExporter):
 
 
 def otlp_exporter(protocol: Protocol) -> SpanExporter:
-    """The exporter of a protocol, which reads OTEL_EXPORTER_OTLP_* itself."""
+    """Returns the exporter of a protocol, which reads OTEL_EXPORTER_OTLP_* itself."""
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 

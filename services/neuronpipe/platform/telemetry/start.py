@@ -2,13 +2,14 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 from neuronpipe import __version__
 from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.core.logs import log
-from neuronpipe.core.metrics import Meters, Telemetry
+from neuronpipe.core.metrics import MayRead, Meters, Telemetry
 from neuronpipe.core.tracing import AttributeValue, Clock, Span, SpanContext, Tracer
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.platform.telemetry.environment import Environment, read_environment
@@ -19,10 +20,10 @@ from neuronpipe.platform.tls import ServerTls, show_tls
 def running_telemetry(
     service: str, settings: ProcessSettings, variables: MutableMapping[str, str], tls: ServerTls | None = None
 ) -> Iterator[Telemetry]:
-    """A service's telemetry, exported while the block runs. `tls`: of its ports. Raises SetupError.
+    """A service's telemetry, exported while the block runs. `tls`: for its ports. Raises SetupError.
 
-    Parts that are not used are not imported. `variables` lose those of OpenTelemetry that are empty: by its
-    specification they are as if unset, and its libraries fail on some.
+    Unused parts are not imported. Empty variables of OpenTelemetry are removed from `variables`: by its specification
+    they count as unset, and its libraries fail on some.
     """
     for name in [name for name, text in variables.items() if name.startswith("OTEL_") and not text]:
         del variables[name]
@@ -41,8 +42,8 @@ def running_telemetry(
             except (ModuleNotFoundError, SetupError):
                 raise
             except Exception as error:  # OpenTelemetry raises errors of many kinds for the variables that it reads
-                given = ", ".join(sorted(name for name in variables if name.startswith("OTEL_")))
-                raise SetupError(f"{given}: OpenTelemetry cannot use one of these: {first_line(error)}") from error
+                names = ", ".join(sorted(name for name in variables if name.startswith("OTEL_")))
+                raise SetupError(f"{names}: OpenTelemetry cannot use one of these: {first_line(error)}") from error
         tracer = Tracer(sinks, ratio=environment.ratio, honours_parent=environment.honours_parent)
 
         def write_metrics(accept: str) -> tuple[bytes, str]:
@@ -50,14 +51,23 @@ def running_telemetry(
 
             return write_page(meters, accept)
 
-        telemetry = Telemetry(tracer, meters, store, write_metrics)
-        if settings.metrics_listen:
-            from neuronpipe.platform.telemetry.prometheus import MetricsPort
+        yield Telemetry(
+            tracer, meters, store, write_metrics, partial(_metrics_port, settings.metrics_listen, meters, tls)
+        )
 
-            port = MetricsPort(settings.metrics_listen, meters, tls, lambda given: telemetry.may_read_metrics(given))
-            stack.callback(port.close)
-            log("metrics", address=port.address)
-        yield telemetry
+
+@contextmanager
+def _metrics_port(listen: str, meters: Meters, tls: ServerTls | None, may_read: MayRead) -> Iterator[None]:
+    """Shows the metrics to Prometheus while the block runs; at no port where `listen` is empty. Raises SetupError."""
+    if not listen:
+        yield
+        return
+    from neuronpipe.platform.telemetry.prometheus import MetricsPort
+
+    port = MetricsPort(listen, meters, tls, may_read)
+    log("metrics", address=port.address)
+    with closing(port):
+        yield
 
 
 def _start_otlp(
@@ -68,7 +78,7 @@ def _start_otlp(
     names = {"service.namespace": "neuronpipe", "service.version": __version__}
     if not environment.has_service_name:
         names["service.name"] = service
-    resource = Resource.create(names)  # with OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME
+    resource = Resource.create(names)  # includes OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME
     if environment.metrics:
         from neuronpipe.platform.telemetry.otlp_metrics import MetricExport
 
@@ -91,13 +101,13 @@ _ERROR = 2
 
 
 def to_otlp_json(spans: Iterable[Span], resource: Mapping[str, AttributeValue], clock: Clock) -> Json:
-    """The spans of one service as TracesData."""
+    """Returns the spans of one service as TracesData."""
     scope = {"scope": {"name": "neuronpipe"}, "spans": [_span(span, clock) for span in spans]}
     return {"resourceSpans": [{"resource": {"attributes": _attributes(resource)}, "scopeSpans": [scope]}]}
 
 
 def _span(span: Span, clock: Clock) -> Json:
-    found: Json = {
+    fields: Json = {
         **_ids(span.context),
         "name": str(span.name),
         "kind": _KINDS[span.kind],
@@ -106,20 +116,20 @@ def _span(span: Span, clock: Clock) -> Json:
         "attributes": _attributes(span.attributes),
         "events": [
             {
-                "name": str(one.name),
-                "timeUnixNano": str(clock.wall_ns(one.at_ns)),
-                "attributes": _attributes(one.attributes),
+                "name": str(event.name),
+                "timeUnixNano": str(clock.wall_ns(event.at_ns)),
+                "attributes": _attributes(event.attributes),
             }
-            for one in span.events
+            for event in span.events
         ],
-        "links": [{**_ids(one.context), "attributes": _attributes(one.attributes)} for one in span.links],
+        "links": [{**_ids(link.context), "attributes": _attributes(link.attributes)} for link in span.links],
         "status": {"code": _ERROR} if span.is_error else {},
     }
     if span.parent:
-        found["parentSpanId"] = f"{span.parent.span_id:016x}"
+        fields["parentSpanId"] = f"{span.parent.span_id:016x}"
     if span.context.tracestate:
-        found["traceState"] = span.context.tracestate
-    return found
+        fields["traceState"] = span.context.tracestate
+    return fields
 
 
 def _ids(context: SpanContext) -> Json:
@@ -131,7 +141,7 @@ def _attributes(attributes: Mapping[str, AttributeValue]) -> list[Json]:
 
 
 def _value(value: AttributeValue) -> Json:
-    if isinstance(value, bool):  # before int: bool is a subclass of it
+    if isinstance(value, bool):  # before int, of which bool is a subclass
         return {"boolValue": value}
     if isinstance(value, int):
         return {"intValue": str(value)}
@@ -140,7 +150,7 @@ def _value(value: AttributeValue) -> Json:
     return {"stringValue": value}
 
 
-# Maximum for one trace. A trace has about ten, but a caller may send any number of requests in one.
+# The most spans of a trace. A trace has about ten, but a caller may send any number of requests in a trace.
 _MAX_SPANS = 1024
 
 
@@ -160,7 +170,7 @@ class TraceStore:
             self._traces.popitem(last=False)
 
     def find(self, trace_id: int) -> Json:
-        """A trace's spans of this process and the batches that they ran in, as OTLP JSON; of an unknown trace none."""
+        """Returns a trace's spans of this process and its batches as OTLP JSON; no spans for an unknown trace."""
         spans = list(self._traces.get(trace_id, ()))
         linked = dict.fromkeys(link.context.trace_id for span in spans for link in span.links)
         batches = [span for other in linked if other != trace_id for span in self._traces.get(other, ())]

@@ -15,54 +15,54 @@ from ngh2 import NGH2Error
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError
 from neuronpipe.platform.process.receiving_budget import Claim
-from neuronpipe.rpc.http2.stream import INTERNAL, RESOURCE_EXHAUSTED, Carrier, Stream
+from neuronpipe.rpc.http2.stream import INTERNAL, RESOURCE_EXHAUSTED, Carrier, MessageStream
 from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions, end_of
 
 REFUSED_STREAM = 0x7  # RFC 9113, 7
 _CANCELLED = 1  # google.rpc.Code
 _HEAD = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 _OK = ((b"grpc-status", b"0"),)
-# gRPC requires 415 for other content types, so clients of HTTP are told by HTTP.
+# gRPC requires the status 415 for other content types, so HTTP clients get an HTTP answer.
 _NOT_GRPC = ((b":status", b"415"), (b"content-type", b"text/plain"))
 _NOT_GRPC_BODY = b"this port speaks gRPC: POST with the content-type application/grpc\n"
-# The heads that are not metadata. te and user-agent say nothing that we use.
+# Header fields that are not metadata. This server does not use te and user-agent.
 _RESERVED = frozenset((b"te", b"content-type", b"user-agent", b"grpc-accept-encoding", b"grpc-message-type"))
 _TIMEOUT_UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _MAX_TIMEOUT_DIGITS = 8
-# What each of several values in a field of binary metadata counts, beside its bytes (RFC 9113, 6.5.2).
+# Size that each value of a field of binary metadata counts in addition to its bytes (RFC 9113, 6.5.2).
 _VALUE_BYTES = 32
-# Printable characters but the percent sign stay as they are (PROTOCOL-HTTP2.md, Status-Message).
+# Printable characters except the percent sign stay as they are (PROTOCOL-HTTP2.md, Status-Message).
 _MESSAGE_CHARACTERS = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
-# Of messages that wait to be read, those that do not count as arriving.
+# Bytes of unread messages that do not count as arriving.
 _UNCOUNTED_BYTES = 1 << 16
-# For the first message of a call with a stream of messages that is refused.
+# Time for the first message of a refused call with a stream of messages.
 _REFUSAL_PATIENCE_S = 0.1
 
 
 class NotGrpc(Exception):
-    """A request of HTTP that is no gRPC."""
+    """An HTTP request that is not gRPC."""
 
 
 class CallCarrier(Carrier, Protocol):
-    """What a call needs of its connection. `peer_names`: see ServerCall."""
+    """The interface of a connection for its calls. `peer_names`: see ServerCall."""
 
     options: ServerOptions
     deadlines: Deadlines
     peer: str
     peer_names: tuple[str, ...]
 
-    def has_ended(self, call: "Call") -> None:
-        """A call has queued all that it sends."""
+    def has_ended(self, call: "Http2Call") -> None:
+        """Notes that a call has queued all bytes of its answer."""
 
     def rest(self) -> None:
-        """A call is refused for load."""
+        """Stops reading for a moment, because a call was refused for load."""
 
     def flush_if_alone(self) -> None:
-        """Sends at once where there is nothing that could travel along."""
+        """Sends at once if no other stream is open whose bytes could travel along."""
 
 
-class Call(Stream):
-    """A ServerCall of rpc/transport.py."""
+class Http2Call(MessageStream):
+    """The ServerCall (rpc/transport.py) over HTTP/2."""
 
     __slots__ = (
         "_arrival",
@@ -92,7 +92,7 @@ class Call(Stream):
         self.has_sent_head = self._is_counted = self._is_running = False
         self._arrival: int | None = None
         self.claim: Claim | None = None
-        # How it will end, where that was decided by its head.
+        # The end of the call, if its head decided it.
         self.refusal: CallEnd | None = None
 
     @property
@@ -105,9 +105,9 @@ class Call(Stream):
     # --- its head ---
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """Takes the head of the call, and returns its path. Raises CallEnd; NotGrpc where it is no gRPC.
+        """Takes the head of the call, and returns its path. Raises CallEnd, and NotGrpc for another content type.
 
-        Of metadata beyond the limit, which the door refuses, nothing more is kept or decoded.
+        Metadata beyond the limit is neither kept nor decoded; the door refuses the call.
         """
         path = method = content_type = b""
         max_bytes = self.connection.options.settings.max_header_bytes
@@ -129,7 +129,7 @@ class Call(Stream):
             elif name[-4:] == b"-bin":
                 self.metadata_bytes += _VALUE_BYTES * value.count(b",")
                 if self.metadata_bytes <= max_bytes:
-                    metadata += [(name.decode("latin-1"), one) for one in _unpacked(value)]
+                    metadata += [(name.decode("latin-1"), part) for part in _unpacked(value)]
             elif name not in _RESERVED and self.metadata_bytes <= max_bytes:
                 metadata.append((name.decode("latin-1"), value.decode("latin-1")))
         if method != b"POST" or not (
@@ -147,16 +147,16 @@ class Call(Stream):
         self.wake_reader()
 
     def can_begin(self) -> bool:
-        """Whether it can be answered with what has come."""
+        """Whether the received messages are enough to begin the answer."""
         return bool(self.method and self.method.takes_stream) or bool(self.messages) or self.is_ended
 
     @property
     def is_claiming(self) -> bool:
-        """Whether what has come, and was not read, counts."""
+        """Whether the unread bytes of this call count in the receiving budget."""
         return self.buffered_bytes > 0 or self.unread_bytes > _UNCOUNTED_BYTES
 
     def note_arrival(self) -> None:
-        """Limits the memory of messages that are arriving, or wait to be read, and the time of the first one."""
+        """Limits the memory of messages that arrive or wait to be read, and the time until the first message."""
         connection = self.connection
         in_flight = connection.options.in_flight
         if self._arrival is None and self.task is None:
@@ -188,13 +188,13 @@ class Call(Stream):
             self.finish(end_of(error))
 
     def end_claim(self) -> None:
-        """The messages that were arriving have been read, or never will be."""
+        """Releases the claim on the receiving budget: the messages were read, or never will be."""
         if self.claim:
             self.connection.options.in_flight.budget.end(self.claim)
             self.claim = None
 
     def end_arrival(self) -> None:
-        """The message of a caller that sends one has come, or never will."""
+        """Ends the wait for the first message: it has come, or never will."""
         if self._arrival is not None:
             self.connection.options.in_flight.arrivals.done(self._arrival)
             self._arrival = None
@@ -206,14 +206,14 @@ class Call(Stream):
     # --- its answer ---
 
     def accept(self, method: Method) -> None:
-        """Counts it. Raises CallEnd."""
+        """Passes the call to a method, which counts it. Raises CallEnd."""
         self.context = copy_context()
         self.method = method
         self.context.run(method.accept, self)
         self._is_counted = True
 
     def begin(self) -> None:
-        """Answers it from now on."""
+        """Starts the task that answers the call."""
         self.end_arrival()
         self.task = asyncio.get_running_loop().create_task(self._answer(), context=self.context)
 
@@ -224,6 +224,8 @@ class Call(Stream):
         try:
             request = None
             if not method.takes_stream:
+                if self.error:  # the budget refused the last bytes
+                    raise self.error
                 if self.messages:
                     request = self.next_message()
                     self.drop_received()
@@ -268,7 +270,7 @@ class Call(Stream):
         self.connection.has_ended(self)
 
     def finish(self, end: CallEnd) -> None:
-        """Ends it with a status."""
+        """Ends the call with a status."""
         if self.is_closed or self.has_sent_end:
             return
         if end.code == RESOURCE_EXHAUSTED:
@@ -286,8 +288,10 @@ class Call(Stream):
         self.connection.has_ended(self)
 
     def refuse(self, end: CallEnd) -> None:
-        """Ends it by its head; nothing of it is kept. A caller that sends a stream is told once its first message has
-        come, or after a moment: grpcio's asynchronous client says INTERNAL where a call ends before it has written.
+        """Ends the call by its head, and keeps nothing of it.
+
+        A caller that sends a stream gets the status after its first message, or after `_REFUSAL_PATIENCE_S`: grpcio's
+        asynchronous client reports INTERNAL for a call that ends before the client has written.
         """
         if self.is_ended or not (self.method and self.method.takes_stream):
             self.finish(end)
@@ -296,14 +300,14 @@ class Call(Stream):
         self.connection.deadlines.add(self, time.monotonic() + _REFUSAL_PATIENCE_S, partial(self.finish, end))
 
     def refuse_stream(self) -> None:
-        """Says that nothing of it was worked on: clients then repeat it by themselves."""
+        """Resets the stream by REFUSED_STREAM: the call was not processed, and clients repeat it by themselves."""
         self._end_sending()
         with contextlib.suppress(NGH2Error):
             self.connection.engine.reset_stream(self.number, REFUSED_STREAM)
         self.connection.flush_soon()
 
     def answer_http(self) -> None:
-        """Tells a client of HTTP that this is gRPC."""
+        """Tells an HTTP client that this port speaks gRPC."""
         self._end_sending()
         with contextlib.suppress(NGH2Error):
             self.connection.engine.send_response(self.number, _NOT_GRPC)
@@ -316,7 +320,7 @@ class Call(Stream):
         self._forget()
 
     def expire(self) -> None:
-        """Its deadline has passed."""
+        """Ends the call because its deadline has passed."""
         self.finish(end_of(DeadlineExceeded("the deadline passed before the result was ready")))
         if self.task and not self.task.done():
             self.task.cancel()
@@ -327,16 +331,16 @@ class Call(Stream):
         self._forget()
         if self.task and not self.task.done():
             self.task.cancel()
-        # A cancelled task keeps its frames, and they keep this call. Both would wait for the garbage collector, and so
-        # would the connection and its buffers.
+        # A cancelled task keeps its frames, and the frames keep this call. Task, call, connection and buffers
+        # would wait for the garbage collector.
         self.task = None
 
     def _forget(self) -> None:
-        """Nothing waits for the caller any more."""
+        """Ends every wait for the caller."""
         self.connection.deadlines.remove(self)
         self.end_arrival()
         self.end_claim()
-        if not self._is_running:  # nor will it be: a task that is cancelled before it runs does nothing
+        if not self._is_running:  # a task that is cancelled before it runs does not reach its `finally`
             self._uncount()
 
     def _uncount(self) -> None:
@@ -346,7 +350,7 @@ class Call(Stream):
 
 
 def _timeout_s(value: bytes) -> float:
-    """The time of a grpc-timeout. Raises CallEnd."""
+    """The seconds of a grpc-timeout. Raises CallEnd."""
     digits, unit_s = value[:-1], _TIMEOUT_UNITS_S.get(value[-1:])
     if unit_s is None or not digits.isdigit() or len(digits) > _MAX_TIMEOUT_DIGITS:
         raise CallEnd(INTERNAL, "grpc-timeout: must be up to eight digits and one of H, M, S, m, u, n")
@@ -354,7 +358,7 @@ def _timeout_s(value: bytes) -> float:
 
 
 def _unpacked(value: bytes) -> Iterable[bytes]:
-    """The values of a field of binary metadata, several of which may stand in one. Raises CallEnd."""
+    """The decoded values of a field of binary metadata, which may hold several. Raises CallEnd."""
     for part in map(bytes.strip, value.split(b",")):
         try:
             yield base64.b64decode(part.rstrip(b"=") + b"=" * (-len(part.rstrip(b"=")) % 4), validate=True)

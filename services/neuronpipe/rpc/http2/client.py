@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import ssl
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
@@ -10,60 +12,64 @@ from ngh2.events import ResponseReceived, TrailersReceived
 
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.platform.tls import LoadedTls
-from neuronpipe.rpc.http2.connection import CANCEL, TLS_CLOSE_S, Connection
-from neuronpipe.rpc.http2.stream import INTERNAL, UNAVAILABLE, Stream
+from neuronpipe.rpc.http2.connection import CANCEL, TLS_CLOSE_S, Http2Connection
+from neuronpipe.rpc.http2.stream import INTERNAL, UNAVAILABLE, MessageStream
 from neuronpipe.rpc.transport import CallEnd
 
 _UNKNOWN = 2
-# Detects a server that vanished without closing the connection; servers allow as much.
+# Detects a server that vanished without closing the connection. Our servers allow a ping at this interval.
 _KEEPALIVE_S = 20.0
 _PING_LIMIT_S = 5.0
 _CONNECT_LIMIT_S = 20.0
-# Between two attempts to connect: the first pause, which doubles up to the second.
+# Pauses between two attempts to connect: the first pause, which doubles up to the second.
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 2.0
-# The status of a call whose answer is HTTP (gRPC, doc/http-grpc-status-mapping.md).
+_NO_HTTP2 = "the server does not speak HTTP/2"
+# The gRPC status of a call that got an HTTP answer (gRPC, doc/http-grpc-status-mapping.md).
 _STATUS_OF_HTTP = {b"400": 13, b"401": 16, b"403": 7, b"404": 12, b"429": 14, b"502": 14, b"503": 14, b"504": 14}
 
 
-class ClientCall(Stream):
+class ClientCall(MessageStream):
     """A call with a stream of messages in both directions."""
 
-    __slots__ = ("status",)
+    __slots__ = ("has_grpc_status", "status")
 
     connection: "_ClientConnection"
 
     def __init__(self, connection: "_ClientConnection", number: int) -> None:
         super().__init__(connection, number, (1 << 32) - 1)
-        # How the call has ended.
+        # The end of the call, once it is known.
         self.status: CallEnd | None = None
+        # Whether the server sent the status. Otherwise a proxy or the loss of the connection ended the call.
+        self.has_grpc_status = False
 
     def take_head(self, headers: tuple[tuple[bytes, bytes], ...]) -> None:
-        """Takes the head of the answer, or its trailers."""
+        """Takes the head of the answer, or the trailers."""
         fields = dict(headers)
         self.encoding = fields.get(b"grpc-encoding", self.encoding)
         if (http := fields.get(b":status", b"200")) != b"200":
             self._end(_STATUS_OF_HTTP.get(http, _UNKNOWN), f"the server answered with HTTP {http.decode('latin-1')}")
         elif (status := fields.get(b"grpc-status")) is not None:
+            self.has_grpc_status = True
             self._end(
                 int(status) if status.isdigit() else _UNKNOWN,
                 unquote(fields.get(b"grpc-message", b"").decode("latin-1"), errors="replace"),
             )
 
     def _end(self, code: int, message: str) -> None:
-        """What follows the last message."""
+        """Records the end of the call, which readers see after the last message."""
         self.is_ended = True
         self.status = self.status or CallEnd(code, message)
         self.wake_reader()
 
     async def read(self) -> bytes | None:
-        """The next message; None once the server has ended the call well. Raises CallEnd for any other end."""
+        """The next message, or None once the server has ended the call with OK. Raises CallEnd for any other end."""
         message = await super().read()
         if message is None and self.status and self.status.code:
             raise self.status
         return message
 
     async def write(self, message: bytes) -> None:
-        """Sends a message. Raises CallEnd where the call is over."""
+        """Sends a message. Raises CallEnd if the call is over."""
         if self.is_closed or self.is_ended:
             raise self.status or CallEnd(UNAVAILABLE, "the connection has ended")
         self.put(message)
@@ -78,18 +84,18 @@ class ClientCall(Stream):
             self.connection.flush_soon()
 
 
-class _ClientConnection(Connection[ClientCall]):
+class _ClientConnection(Http2Connection[ClientCall]):
     role = Role.CLIENT
     settings = {2: 0}  # noqa: RUF012 (nghttp2 wants a dict): no pushes
     ping_limit_s = _PING_LIMIT_S
 
     def __init__(self) -> None:
         super().__init__(_KEEPALIVE_S)
-        # Done once the server has said its first word, so that what accepts and never answers gets no call.
+        # Done with the server's first SETTINGS: a server that accepts connections and never answers gets no call.
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def open_call(self, path: str, authority: str, scheme: str) -> ClientCall:
-        """Raises NGH2Error where the connection takes no more calls."""
+        """Opens a call. Raises NGH2Error if the connection takes no more calls."""
         head = [
             (b":method", b"POST"),
             (b":scheme", scheme.encode()),
@@ -127,40 +133,54 @@ class _ClientConnection(Connection[ClientCall]):
             stream.status = CallEnd(UNAVAILABLE if code in (CANCEL, 0x7) else INTERNAL, problem)
         stream.close()
 
+    def failed(self) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(ConnectionResetError(_NO_HTTP2))
+
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         if not self.ready.done():
-            self.ready.set_exception(error or ConnectionResetError("the server has ended the connection"))
+            tls = self.transport.get_extra_info("ssl_object")
+            problem = _NO_HTTP2 if tls and tls.selected_alpn_protocol() != "h2" else "the server ends the connection"
+            self.ready.set_exception(error or ConnectionResetError(problem))
 
 
 class Http2Channel:
-    """A connection to one address, made when it is first needed, and again when it was lost.
+    """A connection to one address, made when the first call needs it, and again after it was lost.
 
-    `address`: unix:PATH, ipv4:HOST:PORT or ipv6:[HOST]:PORT. `server_name`: what the certificate of the server must
-    name, HOST or HOST:PORT.
+    `address`: unix:PATH, ipv4:HOST:PORT or ipv6:[HOST]:PORT. `server_name`: HOST or HOST:PORT, the name that the
+    server's certificate must contain. `note_failure`: gets the reason of each attempt to connect that fails.
     """
 
-    def __init__(self, address: str, tls: LoadedTls | None = None, server_name: str = "") -> None:
+    def __init__(
+        self,
+        address: str,
+        tls: LoadedTls | None = None,
+        server_name: str = "",
+        note_failure: Callable[[str], None] = lambda reason: None,
+    ) -> None:
         self._address = address
         self._path = unix_path(address)
         self._tls = None if self._path else tls
         self._authority = server_name or ("localhost" if self._path else address.partition(":")[2])
+        self._note_failure = note_failure
         self._connection: _ClientConnection | None = None
 
     async def open_call(self, path: str) -> ClientCall:
-        """Opens a call, as soon as the server can be reached."""
+        """Opens a call once the server can be reached."""
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
                 connection = await self._connected()
                 return connection.open_call(path, self._authority, "https" if self._tls else "http")
-            except (OSError, NGH2Error):  # TimeoutError and ssl.SSLError are among them
+            except (OSError, NGH2Error) as error:  # OSError includes TimeoutError and ssl.SSLError
+                self._note_failure(_reason(error))
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     async def _connected(self) -> _ClientConnection:
         before = self._connection
-        if before and not (before.is_lost or before.is_closing or before.peer_is_leaving):
+        if before and not (before.is_lost or before.is_closing or before.goaway_received.is_set()):
             return before
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(_CONNECT_LIMIT_S):
@@ -186,6 +206,17 @@ class Http2Channel:
         return connection
 
     async def close(self) -> None:
-        """Ends all calls, and the connection."""
+        """Ends all calls and the connection."""
         if self._connection:
             self._connection.close()
+
+
+def _reason(error: Exception) -> str:
+    """The reason of a failed attempt to connect, for the log."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason}"
+    if isinstance(error, OSError):
+        return error.strerror or str(error) or f"no answer within {_CONNECT_LIMIT_S:g} s"
+    return "the connection takes no more calls"

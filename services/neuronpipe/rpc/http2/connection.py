@@ -1,4 +1,4 @@
-"""One HTTP/2 connection (RFC 9113), as both sides have it: bytes of the transport ↔ frames (nghttp2) ↔ streams."""
+"""One HTTP/2 connection (RFC 9113) of a server or a client: bytes of the transport ↔ frames (nghttp2) ↔ streams."""
 
 import asyncio
 import contextlib
@@ -25,69 +25,100 @@ from ngh2.events import (
 )
 
 from neuronpipe.platform.process.listener import CLOSE_LIMIT_S
-from neuronpipe.rpc.http2.stream import Stream
+from neuronpipe.rpc.http2.stream import MessageStream
 from neuronpipe.rpc.transport import CallEnd
 
 NO_ERROR, REFUSED_STREAM, CANCEL, ENHANCE_YOUR_CALM = 0x0, 0x7, 0x8, 0xB  # RFC 9113, 7
 
-# Bytes that a peer may send before we acknowledge any: of one stream, and of all streams of a connection.
+# Bytes that a peer may send in one stream before we acknowledge any. The window of the connection is the largest of
+# HTTP/2: streams that are not read would use up a smaller window, and stop all other streams. The receiving budget
+# bounds the memory.
 _STREAM_WINDOW_BYTES = 1 << 20
-_CONNECTION_WINDOW_BYTES = 16 << 20
-# Bytes that are passed to the transport at once, and those at which the transport asks to wait.
+_CONNECTION_WINDOW_BYTES = (1 << 31) - 1
+# Bytes that are passed to the transport at once, and above which the transport asks writers to wait.
 _WRITE_BYTES = 1 << 18
-# Header lists within this limit reach us, so that one call is refused for its own metadata. nghttp2 ends the connection
-# for longer ones.
+# Largest header list that reaches us: 16 times the limit that our SETTINGS announce, so that a call is refused for its
+# own metadata. nghttp2 ends the connection for a longer list: skipping it would break the compression of later heads.
 _MAX_HEADER_LIST_BYTES = 1 << 18
 _MAX_HEADERS = 1 << 12
-# Frames that bring nothing (PING, SETTINGS, RST_STREAM, empty DATA), since data came or went. A peer that sends
-# more ends its connection.
-_MAX_IDLE_FRAMES = 500
-# Of resets of streams by the peer: a burst, and how many a second. nghttp2's default, 1,000 and 33, ends connections of
-# honest callers with short deadlines; without a limit, rapid resets (CVE-2023-44487) would take a core.
-_RESET_RATE = (10_000, 2_000)
+# Frames that bring nothing: PING, SETTINGS, WINDOW_UPDATE, GOAWAY, empty DATA, and RST_STREAM of a call that is over. A
+# peer may send a burst of the first number, and then the second number per second. More end the connection.
+_IDLE_FRAMES = (500, 100)
+# Calls and data pay for more idle frames: gRPC's C core sends two WINDOW_UPDATE for each message that it waits for,
+# readers send them for bytes that they have read, and clients measure round trips by PING. Each call, each message and
+# each DATA frame of the peer pays for PAID_FRAMES idle frames, and each 256 bytes that we send for one idle frame. At
+# most _MAX_PAID_FRAMES are kept for later.
+PAID_FRAMES, _MAX_PAID_FRAMES = 4, 10_000
+_PAID_BITS = 8
+# A peer may reset this number of calls per second, or as many as it may have open if that is more, and twice as many
+# at once. All calls of a connection may reach their deadlines together, and then the calls that replaced them. Rapid
+# resets (CVE-2023-44487) exceed this.
+_MIN_RESETS = 2048
 _MAX_CONTINUATIONS = 64
 _CONFIGURATION: Mapping[str, Any] = {
     "auto_window_update": False,
     "max_inbound_header_list_size": _MAX_HEADER_LIST_BYTES,
     "max_inbound_header_count": _MAX_HEADERS,
     "max_continuations": _MAX_CONTINUATIONS,
-    "stream_reset_rate_limit": _RESET_RATE,
+    # `_resets` counts resets instead of nghttp2, which also counts resets of calls that are over.
+    "stream_reset_rate_limit": (1 << 62, 0),
 }
-# After our last byte, the peer gets this time to read it and to end its side. What it still sends would otherwise make
-# the operating system reset the connection, and the peer lose what it has not read.
+# After our last byte, the peer gets this time to read it and to end its side. Without it, bytes that the peer still
+# sends would make the operating system reset the connection, and the peer would lose the bytes that it has not read.
 _LINGER_S = 1.0
-# The peer's time for its close_notify.
+# The time that a peer gets for its close_notify.
 TLS_CLOSE_S = 0.5
 PING_LIMIT_S = 10.0
 _KEEPALIVE_PING = b"alive\0\0\0"
 
-StreamT = TypeVar("StreamT", bound=Stream)
+StreamT = TypeVar("StreamT", bound=MessageStream)
 
 
-class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
-    """A connection. `streams`: those that are open, by their numbers.
+class _Rate:
+    """The rate at which a peer sends frames of a kind, as a leaky bucket."""
 
-    It acknowledges what was received, by hand, also of streams that are over, or else the window of the connection
-    would shrink until it stands still.
+    __slots__ = ("_burst", "_level", "_per_s", "_seen_s")
+
+    def __init__(self, burst: float, per_s: float) -> None:
+        self._burst, self._per_s = burst, per_s
+        self._level = self._seen_s = 0.0
+
+    def count(self, now_s: float) -> None:
+        """Counts a frame. Raises DenialOfServiceError for a flood."""
+        self._level = max(0.0, self._level - (now_s - self._seen_s) * self._per_s) + 1
+        self._seen_s = now_s
+        if self._level > self._burst:
+            raise DenialOfServiceError(f"{self._burst} frames, then {self._per_s} a second, the limit")
+
+
+class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
+    """A connection. `streams`: the open streams by their numbers.
+
+    The connection acknowledges received bytes itself, also for streams that are over. Otherwise its window would shrink
+    until nothing moves.
     """
 
     transport: asyncio.Transport
     role: Role
     settings: dict[int, int]
 
-    def __init__(self, keepalive_s: float) -> None:
-        """`keepalive_s`: without a byte for so long, the peer is asked for a sign of life."""
+    def __init__(self, keepalive_s: float, max_calls: int = 0) -> None:
+        """`keepalive_s`: silence after which the peer is pinged. `max_calls`: calls that a peer may have open."""
         self.streams: dict[int, StreamT] = {}
         self.touched: list[StreamT] = []
-        self.is_lost = self.is_paused = self.is_closing = self.peer_is_leaving = False
-        self.waiting_writers: set[Stream] = set()
+        self.is_lost = self.is_paused = self.is_closing = False
+        # Set once the peer, or a proxy before it, asks for another connection, and will close this connection.
+        self.goaway_received = asyncio.Event()
+        self.waiting_writers: set[MessageStream] = set()
         self._keepalive_s = keepalive_s
         self._pinged_s = 0.0
         self._is_flush_due = False
-        # Whether all that was given to the transport are whole frames.
+        # Whether the transport was given whole frames only.
         self.is_sent_whole = True
-        self._idle_frames = 0
-        self._written: set[Stream] = set()
+        self._idle_frames, self.paid_frames = _Rate(*_IDLE_FRAMES), 0
+        resets = max(max_calls, _MIN_RESETS)
+        self._resets = _Rate(2 * resets, resets)
+        self._written: set[MessageStream] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     # --- what the transport calls ---
@@ -139,7 +170,7 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         for stream in list(self.streams.values()):
             self.stream_closed(stream, CANCEL)
         self.streams.clear()
-        # These keep this connection, too.
+        # Both sets refer to streams, which refer to this connection.
         self.waiting_writers.clear()
         self._written.clear()
 
@@ -155,22 +186,30 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
                 if stream := self.streams.pop(event.stream_id, None):  # type: ignore[attr-defined]
                     self._written.discard(stream)
                     self.stream_closed(stream, event.error_code)  # type: ignore[attr-defined]
-            elif kind is PingReceived or kind is StreamReset:
+            elif kind is WindowUpdated:
                 self._count_idle_frame()
+                has_new_window = True
+            elif kind is StreamReset:
+                if event.stream_id in self.streams:  # type: ignore[attr-defined]
+                    self._resets.count(self.received_s)
+                else:
+                    self._count_idle_frame()
+            elif kind is ConnectionClosed:
+                if event.error_code and not self.goaway_received.is_set():  # type: ignore[attr-defined]
+                    self.failed()
+                self.close()
             elif kind is SettingsReceived:
                 self._count_idle_frame()
                 self.greeted()
                 has_new_window = True
+            elif kind is PingReceived:
+                self._count_idle_frame()
             elif kind is PingAcknowledged:
+                self._count_idle_frame()
                 self.ping_acknowledged(event.opaque_data)  # type: ignore[attr-defined]
             elif kind is GoAwayReceived:
-                self.peer_is_leaving = True
-            elif kind is ConnectionClosed:
-                if event.error_code and not self.peer_is_leaving:  # type: ignore[attr-defined]
-                    self.failed()
-                self.close()
-            elif kind is WindowUpdated:
-                has_new_window = True
+                self._count_idle_frame()
+                self.goaway_received.set()
             else:
                 self.take(event)
         if has_new_window and self.waiting_writers:
@@ -186,7 +225,7 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
             if data:
                 self.acknowledge(len(data), event.stream_id)
         elif data:
-            self._idle_frames = 0
+            self.paid_frames += PAID_FRAMES
             try:
                 stream.receive(data)
             except CallEnd as end:
@@ -200,45 +239,46 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
                 stream.wake_reader()
 
     def _count_idle_frame(self) -> None:
-        self._idle_frames += 1
-        if self._idle_frames > _MAX_IDLE_FRAMES:
-            raise DenialOfServiceError(f"{_MAX_IDLE_FRAMES} frames that bring nothing, the limit")
+        if self.paid_frames:
+            self.paid_frames -= 1
+        else:
+            self._idle_frames.count(self.received_s)
 
     def greeted(self) -> None:
-        """The peer has said how it speaks HTTP/2."""
+        """Notes the first SETTINGS of the peer."""
 
     def take(self, event: object) -> None:
-        """Takes an event that only one side knows."""
+        """Takes an event that only a server or only a client knows."""
 
     def taken(self, touched: Iterable[StreamT]) -> None:
-        """All that came together was taken. `touched`: the streams for which there was something."""
+        """Handles the streams that got something (`touched`), once all events of a read were taken."""
 
     @abstractmethod
     def refuse(self, stream: StreamT, end: CallEnd) -> None:
-        """What the peer sends on a stream cannot be taken."""
+        """Ends a stream on which the peer sent something that is not accepted."""
 
     def stream_closed(self, stream: StreamT, code: int) -> None:
-        """A stream is over, by the error code of RST_STREAM where there was one."""
+        """Ends a stream that is over. `code`: the error code of RST_STREAM, or 0."""
         stream.close()
 
     def acknowledge(self, size_bytes: int, number: int) -> None:
-        """Lets the peer send as much again."""
+        """Lets the peer send another `size_bytes`."""
         if not self.is_lost:
             try:
                 self.engine.acknowledge_received_data(size_bytes, number)
-            except (NGH2Error, ValueError):  # the stream has just ended, or the connection
+            except (NGH2Error, ValueError):  # the stream or the connection has just ended
                 return
 
     # --- what goes ---
 
-    def has_written(self, stream: Stream) -> None:
-        """A stream has queued something."""
+    def has_written(self, stream: MessageStream) -> None:
+        """Notes that a stream has queued bytes."""
         self._written.add(stream)
-        self._idle_frames = 0
+        self.paid_frames += PAID_FRAMES
         self.flush_soon()
 
     def flush_soon(self) -> None:
-        """Sends what is queued at the end of this turn of the event loop, so that much travels together."""
+        """Sends the queued bytes at the end of this turn of the event loop, so that many travel together."""
         if not self._is_flush_due:
             self._is_flush_due = True
             self.loop.call_soon(self._flush_due)
@@ -248,17 +288,18 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
             self.flush()
 
     def flush(self) -> None:
-        """Sends what is queued, and may be sent."""
+        """Sends the queued bytes that the peer's windows let through."""
         self._is_flush_due = False
         if self.is_lost or self.is_closing:
             return
         engine = self.engine
         try:
             while not self.is_paused:
-                # With a limit, bodies are copied once more.
+                # A limit makes nghttp2 copy bodies once more.
                 is_little = engine.queued_body_size() <= _WRITE_BYTES
                 data = engine.data_to_send(None if is_little else _WRITE_BYTES)
                 if data:
+                    self.paid_frames = min(self.paid_frames + (len(data) >> _PAID_BITS), _MAX_PAID_FRAMES)
                     self.transport.write(data)
                 self.is_sent_whole = is_little or not data
                 if is_little or not data:
@@ -277,27 +318,27 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
                         self.waiting_writers.discard(stream)
                         stream.wake_writer()
 
-    def flushed(self, written: Iterable[Stream]) -> None:
-        """All that the peer's windows let through was sent. `written`: the streams that had queued something."""
+    def flushed(self, written: Iterable[MessageStream]) -> None:
+        """Runs after a flush. `written`: the streams that had queued bytes."""
 
     # --- time ---
 
     def _look_at_time(self) -> None:
-        """One timer for all limits: most connections reach none."""
+        """Checks all limits by one timer, because most connections reach no limit."""
         self._timer = None
         due_s = self.check_time(self.loop.time())
         if due_s is not None and not self.is_lost:
             self._timer = self.loop.call_at(due_s, self._look_at_time)
 
     def look_at_time_soon(self) -> None:
-        """A limit may have come nearer."""
+        """Checks the limits now, because one of them may have come nearer."""
         if self._timer:
             self._timer.cancel()
         if not self.is_lost:
             self._look_at_time()
 
     def check_time(self, now_s: float) -> float | None:
-        """Does what is due, and returns when to look again; None where the connection is over."""
+        """Acts on the limits that were reached. Returns the time of the next check; None if the connection is over."""
         quiet_s = now_s - self.received_s
         if quiet_s < self._keepalive_s:
             self._pinged_s = 0.0
@@ -313,17 +354,17 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
     ping_limit_s = PING_LIMIT_S
 
     def ping(self, data: bytes) -> None:
-        """Asks the peer for a sign of life, eight bytes that it sends back."""
+        """Sends a ping of eight bytes, which the peer sends back."""
         self.engine.ping(data)
         self.flush()
 
     def ping_acknowledged(self, data: bytes) -> None:
-        """A ping has come back."""
+        """Notes that a ping came back."""
 
     # --- the end ---
 
     def _fail(self, error: NGH2Error) -> None:
-        """The engine cannot go on. It says nothing to the peer then, so we do."""
+        """Ends the connection after an error of nghttp2, which then sends no GOAWAY itself."""
         if self.is_lost or self.is_closing:
             return
         code = ENHANCE_YOUR_CALM if isinstance(error, DenialOfServiceError) else 0x1
@@ -332,10 +373,10 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         self.close()
 
     def failed(self) -> None:
-        """The peer has broken the protocol, or a limit."""
+        """Notes that the peer broke the protocol, or reached a limit of frames."""
 
     def close(self) -> None:
-        """Ends the connection; what was passed to the transport is still sent."""
+        """Ends the connection. Bytes that the transport already has are still sent."""
         if self.is_lost or self.is_closing:
             return
         self.is_closing = True
@@ -369,13 +410,14 @@ class Connection(asyncio.Protocol, ABC, Generic[StreamT]):
 
 
 def goaway(code: int) -> bytes:
-    """A GOAWAY that leaves the peer all its streams."""
+    """The frame GOAWAY that leaves the peer all its streams."""
     return b"\0\0\x08\x07\0\0\0\0\0\x7f\xff\xff\xff" + code.to_bytes(4, "big")
 
 
 def _is_sent(transport: asyncio.Transport) -> bool:
-    """Whether the peer's system has all bytes. Those that wait below TLS no transport tells, but then the operating
-    system has some, too.
+    """Whether the peer's system has all bytes.
+
+    No transport tells which bytes wait below TLS, but then the operating system also has unsent bytes.
     """
     if transport.get_write_buffer_size():
         return False

@@ -1,8 +1,7 @@
-"""The server's side of gRPC over HTTP/2: connections of callers, with their limits, and the end of both."""
+"""The server's side of gRPC over HTTP/2: connections of callers with their limits, and the end of connections."""
 
 import asyncio
 import contextlib
-import math
 import ssl
 import time
 from collections.abc import Iterable
@@ -13,38 +12,28 @@ from typing import Any
 from ngh2 import NGH2Error, Role
 from ngh2.events import RequestReceived, SettingsAcknowledged, TrailersReceived
 
-from neuronpipe.core.background import LoopTurns
 from neuronpipe.core.deadlines import Deadlines
+from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.names import Metrics
+from neuronpipe.platform.process.background import LoopTurns
 from neuronpipe.platform.process.listener import Listener
 from neuronpipe.platform.process.receiving_budget import Claim
-from neuronpipe.rpc.http2.call import Call, NotGrpc
-from neuronpipe.rpc.http2.connection import NO_ERROR, Connection, goaway
-from neuronpipe.rpc.http2.stream import ENCODINGS, UNIMPLEMENTED, Stream
+from neuronpipe.rpc.http2.call import Http2Call, NotGrpc
+from neuronpipe.rpc.http2.connection import ENHANCE_YOUR_CALM, NO_ERROR, PAID_FRAMES, Http2Connection, goaway
+from neuronpipe.rpc.http2.leaving import HOLD_S, MAX_HOLD_S, Leaving, Phase
+from neuronpipe.rpc.http2.stream import ENCODINGS, UNIMPLEMENTED, MessageStream
 from neuronpipe.rpc.transport import CallEnd, ServerOptions, end_of
 
 _DRAIN_PING = b"drain\0\0\0"
-# Callers begin calls when they get answers, and gRPC whose retries are turned off fails those that begin as the notice
-# comes: answers wait for this time before it, and after it was acknowledged, at most for the second.
-_HOLD_S, _MAX_HOLD_S = 0.02, 0.1
-# A peer that does not acknowledge the notice gets no longer; streams that it opened are answered all the same.
-_NOTICE_LIMIT_S = 5.0
-# After the notice was acknowledged, and after each stream that comes then: this time, or that of this many round trips
-# of the notice. A caller's library may acknowledge it before its calls know: Node.js opens streams for some
-# milliseconds more, or as long as the processor is taken from it, and gRPC's client there repeats a refused call once.
-_DRAIN_S, _DRAIN_ROUND_TRIPS = 0.2, 4
-# A new connection is asked to leave after its first call, or this time: gRPC fails the calls for which it was made, if
-# it is asked before they begin.
-_FIRST_CALL_S = 0.25
 _KEEPALIVE_S = 30.0
-# A connection with a call that was refused for load is not read for this time, so that refusals of many calls share
-# their turns of the event loop: at sixteen times the load that can be borne, turns would cost more than the refusals.
+# After a refusal for load, the server does not read the connection for this time, so that the refusals of many calls
+# share a turn of the event loop. At 16 times the load that a server can bear, turns cost more than refusals.
 _REST_S = 0.002
-# What comes is looked at in pieces of this size, or larger ones while no call begins.
+# The engine gets received bytes in pieces of this size, and in larger pieces while no call begins.
 _PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
-# Of answers that a caller has not read, those that do not count.
+# Bytes of answers that a caller has not read and that do not count in the budget.
 _UNCOUNTED_UNREAD_BYTES = 64 << 10
-# What connections are ended for: settings, and what is no HTTP/2.
+# The limits for which the server ends connections: settings, and "protocol" for bytes that are no HTTP/2.
 _LIMITS = (
     "max_connections",
     "max_handshake_s",
@@ -55,36 +44,31 @@ _LIMITS = (
 )
 
 
-class _ServerConnection(Connection[Call]):
-    """A caller's connection.
-
-    A stop has three steps: the notice, a GOAWAY that leaves the caller its streams of this moment and those on their
-    way; a moment after a ping has come back, a GOAWAY that takes no more; and the end, once all streams are over.
-    """
+class _ServerConnection(Http2Connection[Http2Call]):
+    """The connection of a caller. `leaving`: how far the server has come in ending it without losing a call."""
 
     role = Role.SERVER
 
     def __init__(self, server: "Http2Server") -> None:
-        super().__init__(_KEEPALIVE_S)
+        super().__init__(_KEEPALIVE_S, server.options.settings.max_connection_calls)
         self._server = server
         self.options = server.options
         self.deadlines = server.deadlines
         self.settings = {3: self.options.settings.max_connection_calls, 6: self.options.settings.max_header_bytes}
         self.idle_since_s = 0.0
-        self._is_greeted = self.takes_no_more = False
+        self.leaving = Leaving()
+        self._is_greeted = False
         # Streams that were answered before the caller had sent all.
-        self._answered_early: set[Call] = set()
-        # What the caller has not read: of each stream the number of the wait, and the bytes that it must read until the
-        # wait is over. None is the connection itself, while the operating system takes nothing.
-        self._unread: dict[Stream | None, tuple[int, int]] = {}
+        self._answered_early: set[Http2Call] = set()
+        # Waits for a caller that does not read: for each stream the number of the wait, and the bytes that the caller
+        # must read until the wait is over. The key None is the connection, while the operating system takes no bytes.
+        self._unread: dict[MessageStream | None, tuple[int, int]] = {}
         self._unread_claim: Claim | None = None
-        self._has_served = self._is_resting = False
-        # Of all time; and what has come, and waits for a turn.
-        self._calls, self._held = 0, b""
-        self._is_asked_at_s = self._leaves_at_s = self._ends_at_s = math.inf
-        # Of the notice: when it was given, and how long no stream may come once it is acknowledged.
-        self._notice_s = self._drain_s = 0.0
-        self._holds_answers = False
+        self._is_resting = False
+        # Calls since the connection was made.
+        self._calls = 0
+        # Received bytes that wait for a turn.
+        self._held_data = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.peer = _peer(transport.get_extra_info("peername"))
@@ -99,7 +83,7 @@ class _ServerConnection(Connection[Call]):
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         for stream in list(self._unread):
-            self._is_read(stream)
+            self._note_read(stream)
         self._claim_unread(0)
         self._server.lost(self)
 
@@ -109,7 +93,7 @@ class _ServerConnection(Connection[Call]):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._is_read(None)
+        self._note_read(None)
 
     # --- what comes ---
 
@@ -125,38 +109,39 @@ class _ServerConnection(Connection[Call]):
                 size = min(2 * size, _MAX_PIECE_BYTES)
         turns.take(calls, began_s)
         if begin < len(data) and not (self.is_lost or self.is_closing):
-            self._held = data[begin:]
+            self._held_data = data[begin:]
             self.transport.pause_reading()
             if not self._is_resting:
-                turns.wait(self.go_on)
+                turns.wait(self.resume_reading)
 
-    def go_on(self) -> None:
-        """Takes what has waited, and reads again."""
+    def resume_reading(self) -> None:
+        """Takes the bytes that waited for a turn, and reads from the connection again."""
         if self._is_resting or self.is_lost or self.is_closing:
             return
-        held, self._held = self._held, b""
-        self.data_received(held)
-        if not self._held and not self._is_resting and not self.transport.is_closing():
+        held_data, self._held_data = self._held_data, b""
+        self.data_received(held_data)
+        if not self._held_data and not self._is_resting and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def rest(self) -> None:
-        """A call is refused for load."""
+        """Stops reading for a moment, because a call was refused for load."""
         if not (self._is_resting or self.is_lost or self.is_closing):
             self._is_resting = True
             self.transport.pause_reading()
             self._server.rest(self)
 
     def end_rest(self) -> None:
-        """Reads again."""
+        """Reads from the connection again."""
         self._is_resting = False
-        self.go_on()
+        self.resume_reading()
 
     def take(self, event: object) -> None:
         if isinstance(event, RequestReceived):
             self._calls += 1
-            if self._drain_s:
-                self._leave_soon()
-            call = Call(self, event.stream_id, self.options.settings.max_message_bytes)
+            self.paid_frames += PAID_FRAMES
+            if self.leaving.phase is Phase.ACKNOWLEDGED:
+                self.leaving.postpone(self.loop.time())
+            call = Http2Call(self, event.stream_id, self.options.settings.max_message_bytes)
             call.is_ended = event.end_stream
             self.streams[event.stream_id] = call
             try:
@@ -169,13 +154,13 @@ class _ServerConnection(Connection[Call]):
         elif isinstance(event, SettingsAcknowledged):
             self._is_greeted = True
         elif isinstance(event, TrailersReceived) and (stream := self.streams.get(event.stream_id)):
-            # Their fields mean nothing in gRPC.
+            # The fields of a request's trailers mean nothing in gRPC.
             stream.is_ended = True
             stream.wake_reader()
             self.touched.append(stream)
 
-    def _accept(self, call: Call, path: str) -> None:
-        """Lets a call arrive, or refuses it by its head. Raises CallEnd."""
+    def _accept(self, call: Http2Call, path: str) -> None:
+        """Passes a call to its method, or refuses it by its head. Raises CallEnd."""
         if self._server.is_stopping:
             call.refuse_stream()
             return
@@ -189,7 +174,7 @@ class _ServerConnection(Connection[Call]):
         if call.deadline_s is not None:
             self.deadlines.add(call, call.deadline_s, call.expire)
 
-    def taken(self, touched: Iterable[Call]) -> None:
+    def taken(self, touched: Iterable[Http2Call]) -> None:
         for call in touched:
             if call.refusal:
                 call.finish(call.refusal)
@@ -200,37 +185,38 @@ class _ServerConnection(Connection[Call]):
             if call.task is None or call.claim or call.is_claiming:
                 call.note_arrival()
 
-    def refuse(self, stream: Call, end: CallEnd) -> None:
+    def refuse(self, stream: Http2Call, end: CallEnd) -> None:
         if stream.task and not stream.task.done():
             stream.stop_reading(end)
         else:
             stream.finish(end)
 
-    def stream_closed(self, stream: Call, code: int) -> None:
+    def stream_closed(self, stream: Http2Call, code: int) -> None:
         stream.close()
-        self._is_read(stream)
+        self._note_read(stream)
         self._answered_early.discard(stream)
-        self._has_served = True
-        if self._is_asked_at_s < math.inf:
+        self.leaving.has_served = True
+        if self.leaving.is_asked:
             self.loop.call_soon(self.ask_to_leave)
         if not self.streams:
             self.idle_since_s = self.loop.time()
 
     # --- what goes ---
 
-    def has_ended(self, call: Call) -> None:
-        """A call has queued all that it sends."""
+    def has_ended(self, call: Http2Call) -> None:
+        """Notes that a call has queued all bytes of its answer."""
         if not call.is_ended:
             self._answered_early.add(call)
         self.has_written(call)
 
     def flush_if_alone(self) -> None:
-        """Sends at once where there is nothing that could travel along."""
+        """Sends at once if no other stream is open whose bytes could travel along."""
         if len(self.streams) == 1:
             self.flush()
 
     def flush(self) -> None:
-        if self._holds_answers:
+        if self.leaving.holds_answers:
+            self._is_flush_due = False
             return
         super().flush()
         if not (self.is_lost or self.is_closing):
@@ -239,14 +225,34 @@ class _ServerConnection(Connection[Call]):
     def _claim_unread(self, size_bytes: int) -> None:
         unread, claim = self.options.in_flight.unread, self._unread_claim
         if size_bytes > _UNCOUNTED_UNREAD_BYTES:
-            claim = self._unread_claim = claim or Claim(str(id(self)), lambda error: self.end("max_send_s"))
+            claim = self._unread_claim = claim or Claim(str(id(self)), self._make_room)
             if size_bytes > claim.bytes:
                 unread.grow(claim, size_bytes)
         elif claim:
             self._unread_claim = None
             unread.end(claim)
 
-    def flushed(self, written: Iterable[Stream]) -> None:
+    def _make_room(self, error: NeuronpipeError) -> None:
+        """Ends the stream with most unread bytes, or the connection if the operating system takes no bytes.
+
+        The bytes that are left are claimed again after the next flush.
+        """
+        self._unread_claim = None
+        self._server.calls_ended.add()
+        size_bytes = self.engine.queued_body_size
+        stream = max(self.streams.values(), key=lambda stream: size_bytes(stream.number), default=None)
+        self._end_unread(None if self.is_paused else stream)
+
+    def _end_unread(self, stream: MessageStream | None) -> None:
+        """Ends a stream whose answers the caller does not read, or the connection (None)."""
+        if stream is None:
+            self.end("max_send_s")
+            return
+        with contextlib.suppress(NGH2Error):
+            self.engine.reset_stream(stream.number, ENHANCE_YOUR_CALM)  # gRPC callers see RESOURCE_EXHAUSTED
+        self.flush_soon()
+
+    def flushed(self, written: Iterable[MessageStream]) -> None:
         engine = self.engine
         if engine.queued_body_size():
             for stream in written:
@@ -257,85 +263,79 @@ class _ServerConnection(Connection[Call]):
                 continue
             left_bytes = engine.queued_body_size(unread.number)
             if unread.put_bytes - left_bytes >= until_bytes:
-                self._is_read(unread)
+                self._note_read(unread)
                 if left_bytes:
                     self._await_reading(unread, unread.put_bytes)
         for call in list(self._answered_early):
             if not engine.queued_body_size(call.number):
-                # Before its last byte was sent, it would take the answer back.
+                # A RST_STREAM before the last byte was sent would take the answer back.
                 self._answered_early.discard(call)
                 with contextlib.suppress(NGH2Error):
                     engine.reset_stream(call.number, NO_ERROR)
                 self.flush_soon()
 
-    def _await_reading(self, stream: Stream | None, until_bytes: int) -> None:
+    def _await_reading(self, stream: MessageStream | None, until_bytes: int) -> None:
         if stream not in self._unread:
-            number = self._server.sends.begin(lambda is_late: self.end("max_send_s"))
+            number = self._server.sends.begin(lambda is_late: self._end_unread(stream))
             self._unread[stream] = number, until_bytes
 
-    def _is_read(self, stream: Stream | None) -> None:
+    def _note_read(self, stream: MessageStream | None) -> None:
         if wait := self._unread.pop(stream, None):
             self._server.sends.done(wait[0])
 
     # --- time, and the end ---
 
     def check_time(self, now_s: float) -> float | None:
-        settings = self.options.settings
+        settings, leaving = self.options.settings, self.leaving
         limits = [super().check_time(now_s)]
         if not self._is_greeted:
             limits.append(self.made_s + settings.max_handshake_s)
             if now_s >= self.made_s + settings.max_handshake_s:
                 self.end("max_handshake_s")
-        if settings.max_connection_idle_s and not self.streams and not self._is_leaving:
-            limits.append(self.idle_since_s + settings.max_connection_idle_s)
-            if now_s >= self.idle_since_s + settings.max_connection_idle_s:
+        if settings.max_connection_idle_s and leaving.phase is Phase.OPEN:
+            limit_s = (now_s if self.streams else self.idle_since_s) + settings.max_connection_idle_s
+            limits.append(limit_s)
+            if now_s >= limit_s:
                 self._server.count_ended("max_connection_idle_s")
                 self._give_notice()
-        elif settings.max_connection_idle_s and not self._is_leaving:
-            limits.append(now_s + settings.max_connection_idle_s)
-        if settings.max_connection_age_s and not self._is_leaving:
+        if settings.max_connection_age_s and leaving.phase is Phase.OPEN:
             limits.append(self.made_s + settings.max_connection_age_s)
             if now_s >= self.made_s + settings.max_connection_age_s:
-                self._ends_at_s = now_s + settings.max_connection_age_grace_s
+                leaving.ends_s = now_s + settings.max_connection_age_grace_s
                 self._give_notice()
-        if now_s >= self._is_asked_at_s:
-            self._is_asked_at_s = math.inf
-            self._give_notice()
-        if now_s >= self._leaves_at_s:
-            self._take_no_more()
-        if now_s >= self._ends_at_s:
+        if now_s >= leaving.next_s:
+            if leaving.phase is Phase.OPEN:
+                self._give_notice()
+            else:
+                self.take_no_more()
+        if now_s >= leaving.ends_s:
             self.end("max_connection_age_grace_s")
         if self.is_lost:
             return None
-        limits += [self._is_asked_at_s, self._leaves_at_s, self._ends_at_s]
+        limits += [leaving.next_s, leaving.ends_s]
         return min(limit for limit in limits if limit and limit > now_s)
 
-    @property
-    def _is_leaving(self) -> bool:
-        return self._leaves_at_s < math.inf or self.takes_no_more
-
     def ask_to_leave(self) -> None:
-        """Asks the caller to send new calls elsewhere. Those on their way are answered."""
-        if not (self._is_leaving or self.is_lost or self.is_closing):
-            self._is_asked_at_s = 0.0 if self._has_served else self.made_s + _FIRST_CALL_S
+        """Asks the caller to send new calls elsewhere. The server answers the calls that are on their way."""
+        if self.leaving.phase is Phase.OPEN and not (self.is_lost or self.is_closing):
+            self.leaving.ask(self.made_s)
             self.look_at_time_soon()
 
     def _give_notice(self) -> None:
-        self._leaves_at_s = self.loop.time() + _HOLD_S + _NOTICE_LIMIT_S
-        # What follows a part of a frame is no frame.
-        self._holds_answers = self.is_sent_whole
-        if self._holds_answers:
-            self.loop.call_later(_HOLD_S, self._say_notice)
+        # Bytes of our own behind half a frame of nghttp2 would be no frame.
+        self.leaving.prepare_notice(self.loop.time(), can_hold=self.is_sent_whole)
+        if self.leaving.holds_answers:
+            self.loop.call_later(HOLD_S, self._send_notice)
         else:
-            self._say_notice()
+            self._send_notice()
 
-    def _say_notice(self) -> None:
-        if self.takes_no_more or self.is_lost or self.is_closing:
+    def _send_notice(self) -> None:
+        if self.leaving.phase is not Phase.NOTICE_DUE or self.is_lost or self.is_closing:
             return
-        self._notice_s = self.loop.time()
-        if self._holds_answers:
+        self.leaving.note_notice(self.loop.time())
+        if self.leaving.holds_answers:
             self.transport.write(goaway(NO_ERROR) + b"\0\0\x08\x06\0\0\0\0\0" + _DRAIN_PING)
-            self.loop.call_later(_MAX_HOLD_S, self._release_answers)
+            self.loop.call_later(MAX_HOLD_S, self._release_answers)
         else:
             self.engine.send_shutdown_notice()
             self.flush()  # nghttp2 would send the ping first
@@ -343,32 +343,25 @@ class _ServerConnection(Connection[Call]):
                 self.ping(_DRAIN_PING)
 
     def _release_answers(self) -> None:
-        if self._holds_answers:
-            self._holds_answers = False
+        if self.leaving.holds_answers:
+            self.leaving.holds_answers = False
             self.flush()
 
     def ping_acknowledged(self, data: bytes) -> None:
-        if data == _DRAIN_PING and self._notice_s and not self.takes_no_more:
-            round_trip_s = self.loop.time() - self._notice_s
-            self.loop.call_later(max(_HOLD_S, round_trip_s), self._release_answers)
-            self._drain_s = max(_DRAIN_S, _DRAIN_ROUND_TRIPS * round_trip_s)
-            self._leave_soon()
+        if data == _DRAIN_PING and self.leaving.phase in (Phase.NOTICE_GIVEN, Phase.ACKNOWLEDGED):
+            self.loop.call_later(self.leaving.acknowledge(self.loop.time()), self._release_answers)
             self.look_at_time_soon()
 
-    def _leave_soon(self) -> None:
-        if not self.takes_no_more:
-            self._leaves_at_s = min(self.loop.time() + self._drain_s, self._notice_s + _NOTICE_LIMIT_S)
-
-    def _take_no_more(self) -> None:
-        """Ends the connection with its last stream."""
-        if not (self.takes_no_more or self.is_lost or self.is_closing):
-            self.takes_no_more, self._leaves_at_s, self._holds_answers = True, math.inf, False
+    def take_no_more(self) -> None:
+        """Takes no more streams. The connection ends with its last stream."""
+        if self.leaving.phase < Phase.GOING_AWAY and not (self.is_lost or self.is_closing):
+            self.leaving.go_away()
             self.engine.send_goaway(NO_ERROR)
             self.flush_soon()
             self._server.note_leaving()
 
     def end(self, limit: str) -> None:
-        """Ends the connection at once, as the setting of this name says."""
+        """Ends the connection at once, and counts it under the name of a limit."""
         if not self.is_lost:
             self._server.count_ended(limit)
             self.abort()
@@ -378,7 +371,7 @@ class _ServerConnection(Connection[Call]):
 
 
 class Http2Server:
-    """Listens at one address."""
+    """A gRPC server that listens at one address."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
@@ -397,38 +390,40 @@ class Http2Server:
         self.deadlines = Deadlines()
         in_flight, settings = options.in_flight, options.settings
         self.sends = in_flight.caller_waits("max_send_s", settings.max_send_s)
-        # A rate from nothing to one is none.
+        self.calls_ended = in_flight.meters.counter(Metrics.CALLS_ENDED, "max_send_s")
+        # All counters exist from the start: Prometheus sees no increase when a series begins with 1.
         self._ended = {limit: in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "grpc", limit) for limit in _LIMITS}
-        # Once it listens no more: set while all connections take no more.
+        # Exists once the server has stopped listening, and is set while all connections take no more streams.
         self.all_know: asyncio.Event | None = None
         self._is_empty: asyncio.Event | None = None
         self._resting: set[_ServerConnection] = set()
         self.turns = LoopTurns()
 
     def rest(self, connection: _ServerConnection) -> None:
-        """Reads a connection again after a moment."""
+        """Lets a connection rest: the server reads from it again after `_REST_S`."""
         if not self._resting:
-            asyncio.get_running_loop().call_later(_REST_S, self._go_on)
+            asyncio.get_running_loop().call_later(_REST_S, self._end_rests)
         self._resting.add(connection)
 
-    def _go_on(self) -> None:
+    def _end_rests(self) -> None:
         resting, self._resting = self._resting, set()
         for connection in resting:
             connection.end_rest()
 
     def listen(self) -> None:
-        """Takes connections from now on. Its listener is bound. Raises SetupError."""
+        """Takes connections from now on, at the listener's bound address. Raises SetupError."""
         self.listener.listen()
         self.options.in_flight.meters.gauge(Metrics.CONNECTIONS, lambda: len(self.connections), "grpc")
 
     def ask_to_leave(self) -> None:
-        """Asks the callers of open connections to send new calls elsewhere, and answers those that still come."""
+        """Asks the callers of open connections to send new calls elsewhere, and answers calls that still come."""
         for connection in list(self.connections):
             connection.ask_to_leave()
 
     async def stop_listening(self, limit_s: float) -> None:
-        """Takes no new connections, and asks all callers to leave. Returns once they know it, or after the limit; until
-        then their calls are answered.
+        """Takes no new connections, and asks all callers to leave.
+
+        Returns once all callers know it, or after `limit_s`. Until then the server answers their calls.
         """
         if self.all_know is None:
             self.all_know = asyncio.Event()
@@ -443,14 +438,14 @@ class Http2Server:
         self.is_stopping = True
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no new calls, and ends connections once their last responses have been sent, after `grace_s` at most.
+        """Takes no new calls, and ends each connection once its last response was sent, after `grace_s` at most.
 
         May be called again.
         """
         self.take_no_more()
         await self.stop_listening(0)
-        for connection in list(self.connections):  # those that did not acknowledge the notice, too
-            connection._take_no_more()
+        for connection in list(self.connections):  # also connections whose callers did not acknowledge the notice
+            connection.take_no_more()
         if self.connections:
             self._is_empty = asyncio.Event()
             with contextlib.suppress(TimeoutError):
@@ -464,24 +459,27 @@ class Http2Server:
             connection.close()
 
     def note_leaving(self) -> None:
-        """One more connection takes no more, or has ended."""
-        if self.all_know and not self.listener.handshakes and all(one.takes_no_more for one in self.connections):
+        """Notes that another connection takes no more streams, or has ended."""
+        if self.all_know and not self.listener.handshakes and self._are_all_going():
             self.all_know.set()
         if self._is_empty and not self.connections:
             self._is_empty.set()
 
+    def _are_all_going(self) -> bool:
+        return all(connection.leaving.phase is Phase.GOING_AWAY for connection in self.connections)
+
     def lost(self, connection: _ServerConnection) -> None:
-        """A connection has ended."""
+        """Forgets a connection that has ended."""
         self.connections.discard(connection)
         self.note_leaving()
 
     def count_ended(self, limit: str) -> None:
-        """A connection is ended for a limit."""
+        """Counts a connection that the server ends for a limit."""
         self._ended[limit].add()
 
 
 def _peer(name: Any) -> str:
-    """A connection's other end as gRPC writes it."""
+    """The other end of a connection, in gRPC's notation."""
     if not isinstance(name, tuple):
         return "unix:"
     host = name[0].partition("%")[0]
@@ -489,8 +487,8 @@ def _peer(name: Any) -> str:
 
 
 def _names(tls: ssl.SSLObject | None) -> tuple[str, ...]:
-    shown: Any = tls and tls.getpeercert()
-    if not shown:
+    certificate: Any = tls and tls.getpeercert()
+    if not certificate:
         return ()
-    names = shown.get("subjectAltName", ())
+    names = certificate.get("subjectAltName", ())
     return tuple(str(ip_address(name.strip())) if kind == "IP Address" else name for kind, name in names)

@@ -1,6 +1,6 @@
-"""The stream of one call: bytes in, messages out, and messages in, bytes out, both within bounds.
+"""The stream of one call: received bytes become messages, and messages become sent bytes, both within bounds.
 
-A message stands behind five bytes: a flag, 1 where it is compressed, and its length (gRPC over HTTP2,
+A prefix of five bytes precedes each message: a flag, 1 for a compressed message, and the length (gRPC over HTTP2,
 https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md).
 """
 
@@ -16,12 +16,12 @@ from neuronpipe.rpc.transport import CallEnd
 
 INTERNAL, UNIMPLEMENTED, RESOURCE_EXHAUSTED, UNAVAILABLE = 13, 12, 8, 14  # google.rpc.Code
 
-# While more than this waits to be read in whole messages, nothing is acknowledged. A message costs more than its bytes.
+# Above this size of unread whole messages, no bytes are acknowledged. Each message counts more than its bytes.
 _MAX_UNREAD_BYTES = 1 << 18
 _MESSAGE_OVERHEAD_BYTES = 128
-# A writer waits while more of its stream is not with the operating system yet.
+# A writer waits while more bytes of its stream have not reached the operating system.
 _MAX_QUEUED_BYTES = 1 << 18
-# Shorter pieces of a message are gathered, since each piece that is kept by itself costs more than its bytes.
+# Pieces of a message that are shorter are gathered, because each separate piece takes more memory than its bytes.
 _SMALL_PIECE_BYTES = 1 << 12
 _MAX_GATHERED_BYTES = 1 << 18
 _WINDOW_BITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
@@ -29,30 +29,30 @@ ENCODINGS = (b"identity", *_WINDOW_BITS)
 
 
 class Carrier(Protocol):
-    """What a stream needs of its connection. `is_paused`: the operating system takes nothing more."""
+    """The interface of a connection for its streams. `is_paused`: the operating system takes no more bytes."""
 
     engine: Engine
     is_paused: bool
-    waiting_writers: "set[Stream]"
+    waiting_writers: "set[MessageStream]"
 
     def acknowledge(self, size_bytes: int, number: int) -> None:
-        """Lets the peer send as much again."""
+        """Lets the peer send another `size_bytes`."""
 
     def flush_soon(self) -> None:
-        """Sends what is queued at the end of this turn of the event loop."""
+        """Sends the queued bytes at the end of this turn of the event loop."""
 
-    def has_written(self, stream: "Stream") -> None:
-        """A stream has queued something."""
+    def has_written(self, stream: "MessageStream") -> None:
+        """Notes that a stream has queued bytes."""
 
 
 class _Deflated(bytes):
-    """A message as the peer has compressed it."""
+    """A message that the peer has compressed."""
 
     __slots__ = ()
 
 
-class Stream:
-    """Whole messages in both directions."""
+class MessageStream:
+    """The messages of one call in both directions."""
 
     __slots__ = (
         "_chunks",
@@ -82,31 +82,31 @@ class Stream:
         self.number = number
         self.max_message_bytes = max_message_bytes
         self.encoding: bytes | None = None
-        # Whole messages that were not read yet.
+        # Whole messages that wait to be read.
         self.messages: deque[bytes] = deque()
         self.unread_bytes = 0
-        # Whether the peer has sent all, we have, and the stream is over.
+        # `is_ended`: the peer sent all of its side. `has_sent_end`: we sent all of ours. `is_closed`: both are over.
         self.is_ended = self.has_sent_end = self.is_closed = False
-        # What reads raise.
+        # The error that reads raise.
         self.error: Exception | None = None
-        # Whether what still comes is dropped.
+        # Whether bytes that still come are dropped.
         self.ignores_data = False
-        # The message that is arriving: its bytes from `_offset` of the first piece, its size where its head has come.
+        # The message that is arriving: its bytes from `_offset` of the first piece, its size (-1 before its prefix).
         self._chunks: deque[bytes | bytearray] = deque()
         self._offset = self.buffered_bytes = 0
         self._size_bytes = -1
         self._is_deflated = False
         self._held_bytes = 0
-        # All that was ever queued.
+        # Bytes that were ever queued.
         self.put_bytes = 0
         self._reading: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None
 
     def receive(self, data: bytes) -> None:
-        """Takes bytes from the peer. Raises CallEnd for a message that is too large, or not as gRPC writes it."""
+        """Takes bytes from the peer. Raises CallEnd for a message that is too large, or that breaks gRPC's format."""
         size_bytes = len(data)
         try:
-            # As nearly always: one message, whole.
+            # The usual case: exactly one whole message.
             if (
                 not self.buffered_bytes
                 and self._size_bytes < 0
@@ -154,7 +154,7 @@ class Stream:
             raise CallEnd(INTERNAL, "a message is compressed, and the call has no grpc-encoding")
 
     def _take(self, size_bytes: int) -> bytes:
-        """The next bytes of those that are buffered, which are enough."""
+        """Takes the next `size_bytes` from the buffer, which holds at least as many."""
         self.buffered_bytes -= size_bytes
         parts: list[bytes | bytearray] = []
         while size_bytes:
@@ -173,7 +173,7 @@ class Stream:
         self.unread_bytes += len(message) + _MESSAGE_OVERHEAD_BYTES
 
     def drop_received(self) -> None:
-        """Forgets what has come and was not read, and what still comes."""
+        """Forgets unread messages and bytes, and ignores bytes that still come."""
         self.ignores_data = True
         self.messages.clear()
         self._chunks.clear()
@@ -182,14 +182,14 @@ class Stream:
         self._release()
 
     def wake_reader(self) -> None:
-        """Lets a read look again."""
+        """Wakes a waiting read if it can return."""
         if (reading := self._reading) and (self.messages or self.is_ended or self.error):
             self._reading = None
             if not reading.done():
                 reading.set_result(None)
 
     async def read(self) -> bytes | None:
-        """The next message; None at the end of the peer's. Raises `error`, and CallEnd."""
+        """The next message, or None at the end of the peer's side. Raises `error`, and CallEnd."""
         while True:
             if self.error:
                 raise self.error
@@ -202,7 +202,7 @@ class Stream:
             await self._reading
 
     def next_message(self) -> bytes:
-        """Takes a whole message that waits."""
+        """Takes the next whole message. At least one whole message must wait."""
         message = self.messages.popleft()
         self.unread_bytes -= len(message) + _MESSAGE_OVERHEAD_BYTES
         if self._held_bytes and self.unread_bytes <= _MAX_UNREAD_BYTES:
@@ -210,15 +210,15 @@ class Stream:
         return message
 
     def check_end(self) -> None:
-        """Raises CallEnd where the peer has ended its side within a message."""
+        """Raises CallEnd if the peer ended its side within a message."""
         if self.buffered_bytes or self._size_bytes >= 0:
             raise CallEnd(INTERNAL, "the last message is incomplete")
 
     async def inflated(self, message: bytes) -> bytes:
-        """A message without compression. Raises CallEnd, also for one that becomes too large."""
+        """The message without compression. Raises CallEnd, also for a message that becomes too large."""
         if not isinstance(message, _Deflated):
             return message
-        if self.encoding not in _WINDOW_BITS:  # identity; unknown ones were refused before
+        if self.encoding not in _WINDOW_BITS:  # identity; unknown encodings were refused before
             raise CallEnd(INTERNAL, "a message is compressed, and grpc-encoding says that it is not")
         try:
             inflated = await self.inflate(message, _WINDOW_BITS[self.encoding])
@@ -229,7 +229,7 @@ class Stream:
         return inflated
 
     async def inflate(self, message: bytes, window_bits: int) -> bytes | None:
-        """See `inflate`."""
+        """Decompresses in a thread; see `neuronpipe.core.parsing.inflate`."""
         return await asyncio.to_thread(inflate, message, window_bits, self.max_message_bytes)
 
     def _release(self) -> None:
@@ -239,7 +239,7 @@ class Stream:
             self.connection.flush_soon()
 
     def put(self, message: bytes) -> None:
-        """Queues a message. Large ones are not copied to stand behind their heads."""
+        """Queues a message. A large message is not copied behind its prefix."""
         engine, head = self.connection.engine, b"\0" + len(message).to_bytes(4, "big")
         self.put_bytes += len(message) + 5
         if len(message) < _SMALL_PIECE_BYTES:
@@ -250,7 +250,7 @@ class Stream:
         self.connection.has_written(self)
 
     def has_room(self) -> bool:
-        """Whether all that is queued can be sent now, so that a caller who does not read holds up who writes."""
+        """Whether all queued bytes can be sent now. A caller that does not read thereby holds up the writer."""
         engine = self.connection.engine
         queued_bytes = engine.queued_body_size(self.number)
         return not self.connection.is_paused and queued_bytes <= min(
@@ -258,19 +258,19 @@ class Stream:
         )
 
     async def wait_for_room(self) -> None:
-        """Returns once the next message may be queued, or the stream is over."""
+        """Returns once the next message may be queued, or once the stream is over."""
         while not (self.is_closed or self.has_room()):
             self._writing = asyncio.get_running_loop().create_future()
             self.connection.waiting_writers.add(self)
             await self._writing
 
     def wake_writer(self) -> None:
-        """Lets a writer that waits for room look again."""
+        """Wakes a writer that waits for room."""
         if (writing := self._writing) and not writing.done():
             writing.set_result(None)
 
     def close(self) -> None:
-        """The stream is over."""
+        """Ends the stream, and wakes its reader and its writer."""
         self.is_closed = self.is_ended = True
         self._release()
         self.wake_writer()
@@ -278,6 +278,6 @@ class Stream:
 
 
 def too_large(size_bytes: int, limit_bytes: int, least: str = "") -> CallEnd:
-    """The end of a call with a message beyond the limit."""
+    """The end of a call whose message exceeds the limit."""
     problem = f"a message of {least}{size_bytes} bytes, the limit is {limit_bytes} (max_message_bytes)"
     return CallEnd(RESOURCE_EXHAUSTED, problem)

@@ -1,4 +1,4 @@
-"""Records metrics of all batches and items of the executor, and spans of those of sampled requests."""
+"""Records metrics of all batches and items of the executor, and spans for items of sampled requests."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,18 +8,19 @@ from typing import Protocol
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.names import Attributes, Events, Metrics, Spans
+from neuronpipe.core.streams import Preparation
 from neuronpipe.core.tracing import AttributeValue, Link, Span, SpanContext, event_of
 
-# An outcome of an item for which spans have no event.
+# The outcome of a failed item. Spans have no event for it.
 _FAILED = "failed"
-# The attributes of a batch that a compute span repeats. All attributes would be a third more to export.
+# The attributes of a batch that a compute span repeats. All attributes would take a third more to export.
 _OF_COMPUTE = (Attributes.BACKEND, Attributes.CORE, Attributes.BATCH_SIZE, Attributes.BUCKET_TOKENS)
 
 
 class Member(Protocol):
     """A sequence of a batch.
 
-    `trace` is the context of its item if that is sampled. It is the same for all sequences of an item.
+    `trace`: the span context of the sequence's item if it is sampled, the same for all sequences of an item.
     """
 
     @property
@@ -33,9 +34,9 @@ class Member(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """One run of the model. Times are on time.monotonic_ns(), from when the core was free for it.
+    """One run of the model. Times are on time.monotonic_ns(), from the time at which the core was free for it.
 
-    `computed_tokens`: of all rows, including those without a sequence.
+    `computed_tokens`: tokens of all rows, including rows without a sequence.
     """
 
     core: int
@@ -75,7 +76,7 @@ class BatchObserver:
             Events.EXPIRED,
             Events.CANCELLED,
             _FAILED,
-        ):  # a counter that first appears as 1 has no rate
+        ):  # a counter must exist before its first event: a series that begins with 1 has no rate
             meters.counter(Metrics.QUEUE_DROPPED, *labels, outcome)
 
     def watch(
@@ -91,17 +92,33 @@ class BatchObserver:
         self._meters.gauge(Metrics.QUEUE_TOKENS, lambda: queued()[1], *self.labels)
         self._meters.gauge(Metrics.QUEUE_WORK, lambda: work_s() * 1e9, *self.labels)
 
+    def watch_shapes(self, prepared: Callable[[], Preparation]) -> None:
+        """Adds gauges of planned shapes, ready shapes, and graphs of single lengths."""
+        self._meters.gauge(Metrics.MODEL_SHAPES, lambda: prepared().shapes, *self.labels)
+        self._meters.gauge(Metrics.MODEL_SHAPES_READY, lambda: prepared().shapes_ready, *self.labels)
+        self._meters.gauge(Metrics.LONE_GRAPHS, lambda: prepared().lone_graphs, *self.labels)
+        self._meters.gauge(Metrics.LONE_GRAPH_MEMORY, lambda: prepared().lone_graph_bytes, *self.labels)
+
     def unwatch(self) -> None:
-        """Removes the gauges, when the model has left."""
-        for instrument in (Metrics.CORES, Metrics.QUEUE_SEQUENCES, Metrics.QUEUE_TOKENS, Metrics.QUEUE_WORK):
+        """Removes the gauges of a model that has left."""
+        for instrument in (
+            Metrics.CORES,
+            Metrics.QUEUE_SEQUENCES,
+            Metrics.QUEUE_TOKENS,
+            Metrics.QUEUE_WORK,
+            Metrics.MODEL_SHAPES,
+            Metrics.MODEL_SHAPES_READY,
+            Metrics.LONE_GRAPHS,
+            Metrics.LONE_GRAPH_MEMORY,
+        ):
             self._meters.remove(instrument, *self.labels)
 
     def ready(self, duration_ns: int) -> None:
-        """Records how long the model took to load and warm up."""
+        """Records the time that the model took to load and warm up."""
         self._meters.gauge(Metrics.READY_DURATION, lambda: duration_ns, *self.labels, self._backend)
 
     def batch(self, run: BatchRun, members: Sequence[Member], fault: Exception | None = None) -> None:
-        """Records a batch that has run, or failed."""
+        """Records a batch that ran or failed."""
         size, real_tokens = len(members), sum(member.tokens for member in members)
         computed_tokens = run.computed_tokens
         padding = 1 - real_tokens / computed_tokens
@@ -143,35 +160,35 @@ class BatchObserver:
             Attributes.PADDED_TOKENS: run.computed_tokens,
             Attributes.PADDING_RATIO: padding,
         }
-        own: dict[SpanContext, Span] = {}
+        compute_spans: dict[SpanContext, Span] = {}
         for row, member in enumerate(members):
             if not member.trace:
                 continue
-            of_row: dict[str, AttributeValue] = {
+            row_attributes: dict[str, AttributeValue] = {
                 Attributes.ROW: row,
                 Attributes.TOKENS: member.tokens,
                 Attributes.BUCKET_TOKENS: run.padded_tokens,
             }
-            compute = own.get(member.trace)
+            compute = compute_spans.get(member.trace)
             if compute is None:
-                compute = own[member.trace] = Span(
+                compute = compute_spans[member.trace] = Span(
                     Spans.COMPUTE, member.trace.child(), member.trace, run.started_ns, run.ended_ns
                 )
                 compute.attributes |= {key: span.attributes[key] for key in _OF_COMPUTE}
-            span.links.append(Link(compute.context, of_row))
-            compute.links.append(Link(batch, of_row))
-        for one in (span, *own.values()):
+            span.links.append(Link(compute.context, row_attributes))
+            compute.links.append(Link(batch, row_attributes))
+        for recorded in (span, *compute_spans.values()):
             if fault:
-                one.fail(fault, run.ended_ns)
-            self._tracer.record(one)
+                recorded.fail(fault, run.ended_ns)
+            self._tracer.record(recorded)
 
     def waited(self, trace: SpanContext, gaps: Sequence[tuple[int, int]]) -> None:
-        """Records the gaps in which a sampled item waited. It is computed by now."""
+        """Records the gaps in which a sampled item waited, once the item was computed."""
         for began_ns, ended_ns in gaps:
             self._tracer.record(self._queue_span(trace, began_ns, ended_ns))
 
     def dropped(self, trace: SpanContext | None, arrived_ns: int, error: BaseException) -> None:
-        """Records an item that was not computed, or whose result nobody could use."""
+        """Records an item that was not computed, or whose result came too late for its caller."""
         self._meters.counter(Metrics.QUEUE_DROPPED, *self.labels, event_of(error) or _FAILED).add()
         if trace:
             span = self._queue_span(trace, arrived_ns, time.monotonic_ns())

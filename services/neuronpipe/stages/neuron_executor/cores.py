@@ -1,6 +1,6 @@
-"""Records the work of each core of a device: the batch that it computes, those behind it, and whether it is lost.
+"""Records the work of each core of a device: the batch that it computes, the batches that wait, and its loss.
 
-A core hangs when the batch that it computes does not end.
+A core hangs if the batch that it computes does not end.
 """
 
 import asyncio
@@ -14,31 +14,33 @@ from neuronpipe.stages.neuron_executor.backends.base import CoreLost
 
 
 class CoresLost(Exception):
-    """No core of a device is left. The process has to end."""
+    """No core of a device is left. The process must end."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Handed:
-    """A batch that a core was given, of any model, and its expected time."""
+class _GivenBatch:
+    """A batch of any model that was given to a core, with its expected time."""
 
     expected_s: float
     owner: object
 
 
 class Cores:
-    """Records the batches on each core, of all models.
+    """Records the batches of all models on each core.
 
-    A core computes one batch at a time; a batch that it is given ahead waits for the one before. So a batch's time
-    counts from when the core was free for it, and the times of a core's batches never overlap.
+    A core computes one batch at a time, and a batch that it got ahead waits for the batch before. So the time of a
+    batch counts from the moment when the core is free for it, and the times of a core's batches never overlap.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
+        # Time of the first loss; None while no core is lost.
+        self.lost_s: float | None = None
         self._lost: set[int] = set()
-        # For each core: its batches, and when it began the first of them.
-        self._handed: list[deque[_Handed]] = [deque() for _ in range(count)]
+        # For each core its batches, and the time when it began the first of them.
+        self._given: list[deque[_GivenBatch]] = [deque() for _ in range(count)]
         self._since_ns = [0] * count
-        # Cores that run a batch that may have caused the loss of a core. They get no other work meanwhile.
+        # Cores with a batch that may have caused the loss of a core. They get no other batch until it ends.
         self._kept_apart: set[int] = set()
 
     @property
@@ -49,12 +51,12 @@ class Cores:
     @property
     def idle(self) -> int:
         """The number of cores without work."""
-        return sum(not batches and core not in self._lost for core, batches in enumerate(self._handed))
+        return sum(not batches and core not in self._lost for core, batches in enumerate(self._given))
 
     @property
     def running(self) -> int:
         """The number of batches on all cores."""
-        return sum(map(len, self._handed))
+        return sum(map(len, self._given))
 
     def is_lost(self, core: int) -> bool:
         """Whether a core is lost."""
@@ -62,81 +64,81 @@ class Cores:
 
     def is_idle(self, core: int) -> bool:
         """Whether a core has no work."""
-        return not self._handed[core]
+        return not self._given[core]
 
     def may_take(self, core: int) -> bool:
-        """Whether a core may take a batch. A busy core takes one ahead only if no idle core could begin it now."""
+        """Whether a core may take a batch. A busy core takes a batch ahead only while no core is idle."""
         return self.is_idle(core) or (core not in self._kept_apart and not self.idle)
 
     def busy_s(self, core: int) -> float:
-        """The expected time that a core needs for its batches. The next batch waits for it."""
+        """The expected time until a core has computed its batches, and begins the next batch."""
         return self._busy_s(core, None)
 
     def busy_with_others_s(self, owner: object) -> float:
-        """The expected time until a core has no work of owners other than this one."""
+        """The expected time until the first core has no work of other owners."""
         return min((self._busy_s(core, owner) for core in range(self.count) if core not in self._lost), default=0.0)
 
-    def _busy_s(self, core: int, but: object) -> float:
-        batches = self._handed[core]
+    def _busy_s(self, core: int, except_for: object) -> float:
+        batches = self._given[core]
         if not batches:
             return 0.0
-        expected_s = sum(one.expected_s for one in batches if one.owner is not but)
-        passed_s = (time.monotonic_ns() - self._since_ns[core]) / 1e9 if batches[0].owner is not but else 0.0
+        expected_s = sum(batch.expected_s for batch in batches if batch.owner is not except_for)
+        passed_s = (time.monotonic_ns() - self._since_ns[core]) / 1e9 if batches[0].owner is not except_for else 0.0
         return max(0.0, expected_s - passed_s)
 
     def begin(self, core: int, expected_s: float, owner: object = "", *, is_kept_apart: bool = False) -> None:
-        """Records a batch that a core is given, with its owner (a model's forecast) and its expected time."""
+        """Records a batch that a core was given, with its owner (a model's forecast) and its expected time."""
         if self.is_idle(core):
             self._since_ns[core] = time.monotonic_ns()
-        self._handed[core].append(_Handed(expected_s, owner))
+        self._given[core].append(_GivenBatch(expected_s, owner))
         if is_kept_apart:
             self._kept_apart.add(core)
 
     def end(self, core: int) -> tuple[int, int]:
-        """Records that a batch has ended or failed. Returns when the core began it, and now, on time.monotonic_ns()."""
+        """Records that a batch ended or failed. Returns the times of its begin and its end on time.monotonic_ns()."""
         since_ns, self._since_ns[core] = self._since_ns[core], time.monotonic_ns()
-        self._handed[core].popleft()
+        self._given[core].popleft()
         self._kept_apart.discard(core)
         return since_ns, self._since_ns[core]
 
     def lose(self, core: int) -> bool:
-        """Records a lost core. Returns whether it was not lost before."""
-        is_news = core not in self._lost
+        """Records the loss of a core. Returns False for a core that was lost before."""
+        is_new = core not in self._lost
         self._lost.add(core)
-        return is_news
+        self.lost_s = self.lost_s or time.monotonic()
+        return is_new
 
 
 @dataclass(frozen=True, slots=True)
-class _Watched:
-    """A batch of a core, and its time limit."""
+class _WatchedBatch:
+    """A batch of a core with its time limit."""
 
     model_name: str
     limit_s: float
 
 
 class CoreWatchdog:
-    """Watches one core. A batch's time begins when those before it have ended: a core computes one at a time."""
+    """Watches one core. The time of a batch begins when the core has computed the batches before it."""
 
     def __init__(self, give_up: Callable[[str, CoreLost], None]) -> None:
-        """`give_up` is called with the model of a batch that hangs.
-
-        Then the tasks of all of the core's batches are cancelled.
+        """`give_up`: called with the model of a batch that hangs, before the tasks of all batches of the core are
+        cancelled.
         """
         self._give_up = give_up
-        # By the task that waits for the batch, oldest first.
-        self._batches: dict[asyncio.Task[Any], _Watched] = {}
+        # The batches by the tasks that wait for them, oldest first.
+        self._batches: dict[asyncio.Task[Any], _WatchedBatch] = {}
         self._timer: asyncio.TimerHandle | None = None
         # The task whose batch hangs.
         self.hung: asyncio.Task[Any] | None = None
 
     def begin(self, model_name: str, limit_s: float) -> None:
-        """The current task gives a batch to the core."""
-        self._batches[_current_task()] = _Watched(model_name, limit_s)
+        """Records that the current task gives a batch to the core."""
+        self._batches[_current_task()] = _WatchedBatch(model_name, limit_s)
         if len(self._batches) == 1:
             self._start()
 
     def end(self) -> None:
-        """The current task's batch has ended."""
+        """Records that the batch of the current task has ended."""
         task = _current_task()
         is_first = next(iter(self._batches)) is task
         del self._batches[task]

@@ -1,49 +1,71 @@
-"""The devices of this process, and their models, which are opened, warmed up and closed one by one."""
+"""The devices of this process and their models, which are opened, warmed up and closed separately."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
+from neuronpipe.bundles.buckets import BucketPlan
 from neuronpipe.bundles.repository import Bundle
-from neuronpipe.core.background import run_beside
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.logs import log
+from neuronpipe.core.items import ModelKey
+from neuronpipe.core.logs import log, log_fault, log_warning
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.streams import Preparation
+from neuronpipe.platform.process.background import run_beside
 from neuronpipe.stages.neuron_executor.backends import load_backend, load_decoder
-from neuronpipe.stages.neuron_executor.backends.base import Backend, BackendError, BackendRequest, CoreLost, compute
+from neuronpipe.stages.neuron_executor.backends.base import (
+    Backend,
+    BackendError,
+    BackendRequest,
+    ByteBudget,
+    CoreLost,
+    compute,
+)
 from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver
 from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
 from neuronpipe.stages.neuron_executor.forecast import BatchTime, BatchTimes
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
-from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderModel, Run
+from neuronpipe.stages.neuron_executor.impairment import Impairment
+from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderModel, DecoderRun
 from neuronpipe.stages.neuron_executor.runtimes.host import cpu_threads
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
+from neuronpipe.stages.neuron_executor.shapes import ComputedShape, ShapeMenu
 from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.inputs.kind import input_kind
 from neuronpipe.tasks.text_generation import GenerationFacts
 
+# The other shapes are prepared once the device was idle for this time, so that callers who send one request after
+# another do not wait for them.
+_IDLE_S = 0.25
+# Texts of up to this length are computed one at a time before the model is ready.
+_FIRST_TOKENS = 64
+# Time limit for closing a back end, which may have to wait until another graph of a large model is compiled.
+_CLOSE_LIMIT_S = 5.0
+# The pause between two reports of how far models are prepared. Each report is sent to every gateway.
+_REPORT_EVERY_S = 2.0
+
 
 async def warm_up(backend: Backend, bundle: Bundle, device: DeviceScheduler) -> BatchTimes:
     """Runs every bucket, or two different batches, on every core, in turn with the device's other models.
 
-    Batches that run alone begin with the same estimate, which then follows their own times. Raises SetupError if one
-    cannot run, or if no core is left.
+    Batches that run alone begin with the same estimate, which then follows their own times. Raises SetupError if a
+    batch cannot run, or if no core is left.
     """
     warming = _WarmUp(backend, bundle, device)
     estimates = [BatchTime()]
-    if backend.cores > 1 and backend.buckets is None:
+    if backend.cores > 1 and isinstance(backend.shapes, ShapeMenu):
         estimates.append(BatchTime())
     try:
         for rows, tokens in warming.shapes():
             for core in range(backend.cores):
                 await warming.run_on(core, rows, tokens)
-            # The faster one, because all services of a machine may start at once.
+            # The minimum, because all services of a machine may start at once.
             seconds = min([await warming.time(rows, tokens) for _ in range(2)])
             for estimate in estimates:
                 estimate.anchor(rows * tokens, seconds)
@@ -53,7 +75,7 @@ async def warm_up(backend: Backend, bundle: Bundle, device: DeviceScheduler) -> 
 
 
 class _WarmUp:
-    """The warm-up of one model. Raises BackendError, and CoreLost with the last core only."""
+    """The warm-up of one model. Raises BackendError, and CoreLost only for the last core."""
 
     def __init__(self, backend: Backend, bundle: Bundle, device: DeviceScheduler) -> None:
         self._backend, self._name, self._device = backend, bundle.spec.name, device
@@ -61,20 +83,20 @@ class _WarmUp:
 
     def shapes(self) -> list[tuple[int, int]]:
         """Rows and padded tokens of each batch."""
-        if self._backend.buckets:
-            return [(bucket.batch, bucket.tokens) for bucket in self._backend.buckets.buckets]
-        return [(rows, self._backend.round_tokens(tokens)) for rows, tokens in self._kind.warm_up_shapes()]
+        shapes = self._backend.shapes
+        if isinstance(shapes, BucketPlan):
+            return [(bucket.batch, bucket.tokens) for bucket in shapes.buckets]
+        return [(rows, shapes.round_tokens(tokens)) for rows, tokens in self._kind.warm_up_shapes()]
 
-    async def run_on(self, core: int, rows: int, tokens: int) -> float | None:
-        """Runs the shortest sequences. Returns the seconds that they took; None if the core is lost."""
-        left = [one for one in range(self._backend.cores) if not self._device.cores.is_lost(one)]
-        if core not in left:
+    async def run_on(self, core: int, rows: int, tokens: int, *, is_alone: bool = False) -> float | None:
+        """Runs a batch of the shortest sequences. Returns its seconds, or None if the core is lost."""
+        if self._device.cores.is_lost(core):
             return None
-        inputs = self._kind.pad([self._kind.shortest()] * rows, tokens)
+        inputs = self._kind.pad([self._kind.shortest(tokens)] * rows, tokens)
         try:
             async with self._device.reserved([core]):
                 began_s = time.monotonic()
-                await compute(self._backend, core, inputs)
+                await compute(self._backend, core, inputs, is_alone=is_alone)
                 return time.monotonic() - began_s
         except CoreLost as fault:
             self._device.lose(core, self._name, fault)
@@ -83,17 +105,42 @@ class _WarmUp:
             return None
 
     async def time(self, rows: int, tokens: int) -> float:
-        """The seconds that a batch takes on the first core that is not lost."""
+        """The seconds of a batch on the first core that is not lost."""
         for core in range(self._backend.cores):
             if (seconds := await self.run_on(core, rows, tokens)) is not None:
                 return seconds
         raise CoreLost("no core is left")
 
+    async def run_first(self, model: ExecutorModel, planned: Sequence[ComputedShape]) -> None:
+        """Computes the shapes of usual first requests: short texts, one at a time."""
+        for shape in planned:
+            if shape.is_alone and shape.tokens <= _FIRST_TOKENS:
+                await self._run(model, shape)
+
+    async def _run(self, model: ExecutorModel, shape: ComputedShape) -> None:
+        await self.run_on(shape.core, shape.rows, shape.tokens, is_alone=shape.is_alone)
+        model.computed_shapes.add(shape)
+
+    async def run_rest(self, model: ExecutorModel, planned: Sequence[ComputedShape]) -> None:
+        """Computes each planned shape that no request has had, after the first request, whenever the device is idle.
+
+        So a model that is never used takes no memory for shapes.
+        """
+        await model.is_used.wait()
+        try:
+            for shape in planned:
+                if shape not in model.computed_shapes:
+                    await self._device.idle(_IDLE_S)
+                if shape not in model.computed_shapes:
+                    await self._run(model, shape)
+        except BackendError as error:
+            log_fault("the other shapes of a model are prepared when requests have them", error, model=self._name)
+
 
 class Devices:
-    """A scheduler for each back end in use, because a back end owns its cores. Made by `running_devices`.
+    """The schedulers of the back ends in use, one each, because a back end owns its cores. Made by `running_devices`.
 
-    `start`: runs a task beside, which ends with the devices.
+    `start`: runs a task in the background, which ends with the devices.
     """
 
     def __init__(
@@ -102,20 +149,30 @@ class Devices:
         self._settings = settings
         self._telemetry = telemetry
         self.start = start
+        self.impairment = Impairment(settings.impaired_limit_s)
         self._schedulers: dict[str, DeviceScheduler] = {}
+        self._lone_graphs = ByteBudget(settings.lone_graph_bytes)
+        self._prepared: dict[ModelKey, Callable[[], Preparation]] = {}
         self._limits = Limits(settings.max_batch_size, settings.max_batch_tokens, settings.max_queue_sequences)
 
+    async def report_prepared(self, report: Callable[[Mapping[ModelKey, Preparation]], None]) -> None:
+        """Reports how far the models are prepared, at intervals, until it is cancelled."""
+        while True:
+            report({key: prepared() for key, prepared in self._prepared.items()})
+            await asyncio.sleep(_REPORT_EVERY_S)
+
     def open_model(self, bundle: Bundle) -> AbstractAsyncContextManager[ExecutorModel | Generator]:
-        """Loads a model; see the two."""
+        """Loads a model; see `open_generator` and `open_batches`."""
         return self.open_generator(bundle) if TASKS[bundle.spec.task].generates else self.open_batches(bundle)
 
     @asynccontextmanager
     async def open_generator(self, bundle: Bundle) -> AsyncIterator[Generator]:
-        """Loads a model that generates, and computes a first step. It has a thread and a key-value cache of its own."""
+        """Loads a model that generates, and computes a first step. The model has its own thread and key-value cache."""
         began_ns = time.monotonic_ns()
         name = bundle.artifact(self._settings.backend).backend
-        model = await asyncio.to_thread(self._load_decoder, bundle)
-        await asyncio.to_thread(_warm_up, model, bundle.spec, self._settings.step_tokens)
+        loading, step_tokens = f"loading {_name(bundle)}", self._settings.step_tokens
+        model = await self.impairment.call(loading, lambda: self._load_decoder(bundle))
+        await self.impairment.call(loading, lambda: _warm_up(model, bundle.spec, step_tokens))
         observer = GenerationObserver(self._telemetry, bundle.spec, name)
         generator = Generator(
             model,
@@ -140,13 +197,13 @@ class Devices:
 
     @asynccontextmanager
     async def open_batches(self, bundle: Bundle) -> AsyncIterator[ExecutorModel]:
-        """Loads and warms up a model while others are served.
+        """Loads and warms up a model while other models are served.
 
-        After the block, its batches are waited for, and it is unloaded. Raises SetupError for a bundle that cannot run
-        here.
+        After the block it waits for the model's batches and unloads the model, or gives up a back end that hangs.
+        Raises SetupError for a bundle that cannot run here.
         """
         began_ns = time.monotonic_ns()
-        backend = await asyncio.to_thread(self._load, bundle)
+        backend = await self.impairment.call(f"loading {_name(bundle)}", lambda: self._load(bundle))
         try:
             name = bundle.artifact(self._settings.backend).backend
             scheduler = self._scheduler(name, backend)
@@ -158,11 +215,52 @@ class Devices:
             if self._settings.whole_items:
                 model.keep_items_whole()
             try:
-                yield model
+                async with self._warming(backend, bundle, scheduler, model):
+                    yield model
             finally:
                 await scheduler.leave(model)
         finally:
-            await asyncio.to_thread(backend.close)
+            await self._close(bundle, backend)
+
+    @asynccontextmanager
+    async def _warming(
+        self, backend: Backend, bundle: Bundle, device: DeviceScheduler, model: ExecutorModel
+    ) -> AsyncIterator[None]:
+        """Prepares a model's shapes in the background until the block ends. Items that stay whole have other shapes."""
+        limits, key = self._limits, ModelKey(*bundle.key)
+        planned = (
+            []
+            if isinstance(backend.shapes, BucketPlan) or model.has_whole_items
+            else backend.shapes.planned(backend.cores, limits.max_batch_size, limits.max_batch_tokens)
+        )
+        if not planned:
+            yield
+            return
+
+        def prepared() -> Preparation:
+            graphs, ready = backend.lone_graphs, model.computed_shapes.intersection(planned)
+            return Preparation(len(planned), len(ready), len(graphs), sum(graphs.values()))
+
+        model.observer.watch_shapes(prepared)
+        self._prepared[key] = prepared
+        warming = _WarmUp(backend, bundle, device)
+        try:
+            try:
+                await warming.run_first(model, planned)
+            except BackendError as error:
+                raise SetupError(f"{bundle.folder}: the back end cannot run a warm-up batch: {error}") from error
+            async with run_beside(warming.run_rest(model, planned)):
+                yield
+        finally:
+            del self._prepared[key]
+
+    async def _close(self, bundle: Bundle, backend: Backend) -> None:
+        """Closes a back end within a time limit. A back end that hangs is given up; its batches are over by then."""
+        limit_s = min(self._settings.batch_limit_s, _CLOSE_LIMIT_S)
+        try:
+            await self.impairment.call(f"unloading {_name(bundle)}", backend.close, limit_s)
+        except SetupError as error:
+            log_warning("a model is given up: its back end hangs", problem=str(error))
 
     def _load_decoder(self, bundle: Bundle) -> DecoderModel:
         with self._request(bundle, cpu_threads(self._settings.threads, 0)) as (name, request):
@@ -178,6 +276,7 @@ class Devices:
             self._schedulers[name] = scheduler = DeviceScheduler(
                 backend.cores, backend.in_flight, self._settings.batch_limit_s
             )
+            self.impairment.watch(scheduler.cores)
             for worker in scheduler.workers():
                 self.start(worker)
         return self._schedulers[name]
@@ -197,31 +296,36 @@ class Devices:
                 artifact.properties,
                 cores=settings.core_count,
                 pipeline_cores=artifact.pipeline_cores,
-                cores_per_replica=settings.cores_per_replica,
                 threads=threads,
                 in_flight=settings.in_flight,
+                max_batch_tokens=settings.max_batch_tokens,
+                lone_graphs=self._lone_graphs,
                 buckets=artifact.buckets,
                 versions=artifact.versions,
             )
             yield artifact.backend, request
 
 
+def _name(bundle: Bundle) -> str:
+    return f"model {bundle.spec.name!r} version {bundle.spec.version}"
+
+
 def _text_tokens(spec: ModelSpec) -> int:
-    """The most tokens that a sequence holds besides those of its source, with what comes before them."""
+    """The most tokens that the text of a sequence takes, with the tokens before it and without its source."""
     facts = GenerationFacts.of(spec)
     return facts.max_text_tokens + len(facts.decoder_start_token_ids)
 
 
 def _warm_up(model: DecoderModel, spec: ModelSpec, step_tokens: int) -> None:
-    """Computes a step with a prompt and a step after it, so that all is allocated when the first request comes."""
+    """Computes a step with a prompt and a step after it, so that all memory is allocated before the first request."""
     start = GenerationFacts.of(spec).decoder_start_token_ids
     source = range(1) if start else range(0)
     if start:
         model.read([0], source)
     count = min(len(start) or step_tokens, spec.max_tokens - 1, (model.blocks - len(source)) * model.block_tokens - 1)
     blocks = range(len(source), model.blocks)
-    model.compute([Run([0] * count, 0, blocks, 1, len(source), source)])
-    model.compute([Run([0], count, blocks, 1, len(source), source)])
+    model.compute([DecoderRun([0] * count, 0, blocks, 1, len(source), source)])
+    model.compute([DecoderRun([0], count, blocks, 1, len(source), source)])
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from neuronpipe.bundles.buckets import BucketPlan
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import (
     DeadlineExceeded,
@@ -26,7 +27,7 @@ from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.stages.neuron_executor.backends.base import Backend, Finish, Prepare
 from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver
-from neuronpipe.stages.neuron_executor.batching import Batch, BatchPolicy, FixedBuckets, FreeShapes, Limits, WholeItems
+from neuronpipe.stages.neuron_executor.batching import Batch, BatchPolicy, FixedBuckets, Limits, PlannedShapes
 from neuronpipe.stages.neuron_executor.cores import Cores
 from neuronpipe.stages.neuron_executor.forecast import (
     BatchTimes,
@@ -35,25 +36,26 @@ from neuronpipe.stages.neuron_executor.forecast import (
     QueuedSequence,
     SequenceQueue,
 )
+from neuronpipe.stages.neuron_executor.shapes import ComputedShape
 from neuronpipe.tasks.inputs.kind import input_kind
 
-# The shortest retry delay of a refused caller; room in the queue is seldom free sooner.
+# The shortest retry delay of a refused caller. The queue seldom has room sooner.
 _MIN_RETRY_AFTER_S = 0.05
-# The shortest time between two searches of the queue for late sequences, so that refusing stays cheap: 4096 sequences
-# take 2.7 ms (measured 2026-11-21 on a CPU with two cores).
+# The pause between two searches of the queue for late sequences, so that refusing stays cheap: 4096 sequences take
+# 2.7 ms (measured 2026-11-21 on a CPU with two cores).
 _SWEEP_INTERVAL_S = 0.05
 
-# A sequence's outputs, or the error in them.
-Row: TypeAlias = Arrays | NeuronpipeError
+# The outputs of a sequence, or the error of outputs that are not finite.
+RowOutputs: TypeAlias = Arrays | NeuronpipeError
 
 
 class Device(Protocol):
     """The parts of a device that its models use and share."""
 
     cores: Cores
-    # Of every model.
+    # The forecasts of all models.
     forecasts: list[Forecast]
-    # Sequences are numbered as they come, for whichever model.
+    # Numbers the sequences of all models as they come.
     numbers: Iterator[int]
 
     def wake(self) -> None:
@@ -77,12 +79,17 @@ class ExecutorModel:
         self.observer = observer
         self.queue = SequenceQueue()
         self.forecast = Forecast(self.queue, device.cores, times, device.forecasts)
-        plan = backend.buckets
+        shapes = backend.shapes
         self.policy: BatchPolicy = (
-            FixedBuckets(self.queue, self.forecast, plan) if plan else FreeShapes(self.queue, self.forecast, limits)
+            FixedBuckets(self.queue, self.forecast, shapes)
+            if isinstance(shapes, BucketPlan)
+            else PlannedShapes(self.queue, self.forecast, shapes, limits)
         )
         self.has_whole_items = False
         self.batches_running = 0
+        self.computed_shapes: set[ComputedShape] = set()
+        # Set by the first batch of a request.
+        self.is_used = asyncio.Event()
         self._kind = input_kind(spec)
         self._max_queue_sequences = limits.max_queue_sequences
         self._device = device
@@ -93,11 +100,19 @@ class ExecutorModel:
         observer.watch(lambda: self.queued, self.forecast.work_s, lambda: self.cores_left)
 
     def keep_items_whole(self) -> None:
-        """From now on the sequences of an item are a batch, which runs with the threads of one core, alone or not: so
-        that the bits of its results are always the same.
+        """Makes the sequences of each item one batch from now on, which always runs with the threads of one core.
+
+        So the bits of an item's results depend neither on other waiting items nor on the speed of computation, as
+        offline work needs (bulk/transform/).
         """
         self.has_whole_items = True
-        self.policy = WholeItems(self.queue, self.policy)
+
+    def item_of(self, oldest: QueuedSequence) -> list[QueuedSequence]:
+        """Returns a sequence with its waiting mates, which it removes from the queue."""
+        mates = [mate for mate in oldest.mates if mate.is_waiting]
+        for mate in mates:
+            self.queue.remove(mate)
+        return [oldest, *mates]
 
     @property
     def queued(self) -> tuple[int, int]:
@@ -110,32 +125,39 @@ class ExecutorModel:
         return self._device.cores.left
 
     async def run(
-        self, sequences: Sequence[Arrays], call: Call, trace: SpanContext | None = None
+        self,
+        sequences: Sequence[Arrays],
+        call: Call,
+        trace: SpanContext | None = None,
+        *,
+        is_beyond_share: bool = False,
     ) -> list[ComputedSequence]:
         """Runs the sequences of one input and returns their outputs in order.
 
-        Either all are queued or none. Raises InvalidInput, Overloaded, DeadlineExceeded (as soon as it is clear that
-        the deadline cannot be met), Unavailable, and InternalError if a sequence could not be computed. The caller may
-        cancel at any time: waiting sequences are removed at once, and only those that already run are computed.
+        The model queues all sequences or none. Raises InvalidInput, Overloaded, DeadlineExceeded (as soon as it is
+        clear that the deadline cannot be met), Unavailable, and InternalError if a sequence could not be computed. The
+        caller may cancel at any time: waiting sequences are removed at once, and running sequences are still computed.
         """
         for arrays in sequences:
             self._kind.check(arrays)
-        queued = self._enqueue(sequences, call, trace)
+        queued = self._enqueue(sequences, call, trace, is_beyond_share=is_beyond_share)
         try:
             return (
                 [await queued[0].future]
                 if len(queued) == 1
-                else list(await asyncio.gather(*(one.future for one in queued)))
+                else list(await asyncio.gather(*(sequence.future for sequence in queued)))
             )
         finally:
-            for one in queued:
-                one.future.cancel()
-                if one.is_waiting:
-                    self.queue.forget(one)
+            for sequence in queued:
+                sequence.future.cancel()
+                if sequence.is_waiting:
+                    self.queue.forget(sequence)
             # A cancelled future keeps its error, which keeps this frame: both would wait for the garbage collector.
-            del one, queued
+            del sequence, queued
 
-    def _enqueue(self, sequences: Sequence[Arrays], call: Call, trace: SpanContext | None) -> list[QueuedSequence]:
+    def _enqueue(
+        self, sequences: Sequence[Arrays], call: Call, trace: SpanContext | None, *, is_beyond_share: bool
+    ) -> list[QueuedSequence]:
         limit = self._max_queue_sequences
         if self._is_closed:
             raise stopping()
@@ -152,22 +174,22 @@ class ExecutorModel:
             retry_after_s = max(_MIN_RETRY_AFTER_S, self.forecast.queue_s(is_bulk=call.is_bulk))
             setting = f"the limit is {limit} (the executor's max_queue_sequences)"
             raise Overloaded(f"{queued} sequences wait for {self.spec.name!r}, {setting}", retry_after_s)
-        loop, numbers, round_tokens = asyncio.get_running_loop(), self._device.numbers, self.backend.round_tokens
+        loop, numbers, round_tokens = asyncio.get_running_loop(), self._device.numbers, self.backend.shapes.round_tokens
         now_s, deadline_s = loop.time(), math.inf if call.deadline_s is None else call.deadline_s
         new: list[QueuedSequence] = []
         for arrays in sequences:
             tokens = self._kind.tokens_of(arrays)
-            key = call.is_beyond_share, now_s, deadline_s, next(numbers), call.is_bulk
+            key = is_beyond_share, now_s, deadline_s, next(numbers), call.is_bulk
             new.append(QueuedSequence(*key, arrays, tokens, round_tokens(tokens), loop.create_future(), trace))
             if self.has_whole_items:
                 new[-1].mates = new
-        own_s = self.forecast.alone_s(self.policy.lone_tokens(max(one.padded_tokens for one in new)))
+        own_s = self.forecast.alone_s(self.policy.lone_tokens(max(sequence.padded_tokens for sequence in new)))
         if len(new) > 1:
-            own_s = max(own_s, self.forecast.together_s(sum(one.padded_tokens for one in new)))
+            own_s = max(own_s, self.forecast.together_s(sum(sequence.padded_tokens for sequence in new)))
         if not self._is_in_time(deadline_s - own_s, is_bulk=call.is_bulk):
             raise DeadlineExceeded("the deadline would pass in the executor's queue")
-        for one in new:
-            self.queue.push(one)
+        for sequence in new:
+            self.queue.push(sequence)
         self._device.wake()
         return new
 
@@ -175,56 +197,57 @@ class ExecutorModel:
         """Whether a new sequence can begin before its deadline."""
         if time.monotonic() + self.forecast.queue_s(is_bulk=is_bulk) < start_s:
             return True
-        self._sweep()  # late sequences in the queue must not be the reason for refusing it
+        self._sweep()  # late sequences in the queue must not be the reason for a refusal
         return time.monotonic() + self.forecast.queue_s(is_bulk=is_bulk) < start_s
 
     def _sweep(self) -> None:
         """Removes the sequences that would be too late from the queue."""
         if time.monotonic() >= self._next_sweep_s:
-            self.queue.forget_unwanted()
+            self.queue.forget_late()
             self._next_sweep_s = time.monotonic() + _SWEEP_INTERVAL_S
 
-    def work(self, batch: Batch) -> tuple[Prepare, Finish[list[Row]]]:
+    def work(self, batch: Batch) -> tuple[Prepare, Finish[list[RowOutputs]]]:
         """The functions that the back end calls in its thread before and after it computes a batch.
 
-        The first makes the batch; the second splits the outputs into rows.
+        The first makes the batch, whose unused rows repeat the first sequence. The second splits the outputs into rows.
         """
-        # Taken here: a member's arrays may be forgotten while the thread works.
-        sequences, lengths = [one.arrays for one in batch.members], [one.tokens for one in batch.members]
+        # Read on this thread: the model may forget a member's arrays while the back end's thread works.
+        sequences, lengths = [member.arrays for member in batch.members], [member.tokens for member in batch.members]
+        sequences += sequences[:1] * (batch.rows - len(sequences))
 
-        def finish(outputs: Arrays) -> list[Row]:
+        def finish(outputs: Arrays) -> list[RowOutputs]:
             rows = (cut(outputs, row, tokens, self.spec.outputs) for row, tokens in enumerate(lengths))
             return [fault_of(arrays) or arrays for arrays in rows]
 
         return lambda: self._kind.pad(sequences, batch.padded_tokens), finish
 
-    def answer(self, core: int, batch: Batch, rows: Sequence[Row], started_ns: int, ended_ns: int) -> None:
+    def answer(self, core: int, batch: Batch, rows: Sequence[RowOutputs], started_ns: int, ended_ns: int) -> None:
         """Gives each caller of a batch the result of its sequence."""
         members = batch.members
         self._computed += len(members)
-        self._unwanted += sum(one.future.done() for one in members)
-        for one, row in zip(members, rows, strict=True):
+        self._unwanted += sum(member.future.done() for member in members)
+        for member, row in zip(members, rows, strict=True):
             if isinstance(row, NeuronpipeError):
-                ids = one.trace.ids if one.trace else {}
+                ids = member.trace.ids if member.trace else {}
                 log_warning(
-                    "a sequence's outputs are not finite", model=self.spec.name, core=core, tokens=one.tokens, **ids
+                    "a sequence's outputs are not finite", model=self.spec.name, core=core, tokens=member.tokens, **ids
                 )
-                fail([one], row)
-            elif not one.future.done():
-                one.future.set_result(ComputedSequence(row, started_ns, ended_ns, len(members), batch.padded_tokens))
+                fail([member], row)
+            elif not member.future.done():
+                member.future.set_result(ComputedSequence(row, started_ns, ended_ns, len(members), batch.padded_tokens))
 
-    def give_back(self, one: QueuedSequence) -> None:
+    def give_back(self, sequence: QueuedSequence) -> None:
         """Puts a sequence of a lost core back into the queue, for the remaining cores."""
         if self._is_closed:
-            fail([one], stopping())
-        elif not one.future.done():
-            self.queue.push(one)
+            fail([sequence], stopping())
+        elif not sequence.future.done():
+            self.queue.push(sequence)
             self._device.wake()
 
     def close(self) -> None:
-        """Takes no more sequences. Callers that still wait get the error that the executor stops.
+        """Takes no more sequences. Waiting callers get Unavailable.
 
-        Logs how many sequences were computed, and how many in vain.
+        Logs the number of computed sequences, and the number of sequences that were computed in vain.
         """
         if not self._is_closed:
             log(
@@ -237,15 +260,15 @@ class ExecutorModel:
         self._is_closed = True
         waiting = list(self.queue)
         fail(waiting, stopping())
-        for one in waiting:
-            self.queue.forget(one)
+        for sequence in waiting:
+            self.queue.forget(sequence)
 
 
 def fail(members: Iterable[QueuedSequence], error: NeuronpipeError) -> None:
     """Gives the error to all callers that still wait."""
-    for one in members:
-        if not one.future.done():
-            one.future.set_exception(error)
+    for member in members:
+        if not member.future.done():
+            member.future.set_exception(error)
 
 
 def uncomputable() -> InternalError:
@@ -259,7 +282,7 @@ def stopping() -> Unavailable:
 
 
 def cut(outputs: Arrays, row: int, tokens: int, specs: Sequence[OutputSpec]) -> dict[str, Array]:
-    """One sequence's outputs without padding, copied so that they do not keep the batch alive."""
+    """The outputs of one sequence without padding, copied so that they do not keep the batch's memory."""
     arrays = {}
     for output in specs:
         without_padding = tuple(slice(tokens) if axis == "tokens" else slice(None) for axis in output.axes)
@@ -268,7 +291,7 @@ def cut(outputs: Arrays, row: int, tokens: int, specs: Sequence[OutputSpec]) -> 
 
 
 def fault_of(arrays: Arrays) -> InternalError | None:
-    """The error of a sequence with outputs that are NaN or infinite."""
+    """The error of a sequence with NaN or infinite outputs."""
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             return InternalError(f"the model's output {name!r} is not finite for this input")

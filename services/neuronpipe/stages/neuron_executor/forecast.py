@@ -1,4 +1,4 @@
-"""Forecasts when a model's next sequence is computed: the queue of what waits, and how long batches take."""
+"""Forecasts when a model's next sequence is computed, from the queue of waiting sequences and the time of batches."""
 
 import asyncio
 import heapq
@@ -12,13 +12,13 @@ from neuronpipe.core.tensors import Arrays
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.stages.neuron_executor.cores import Cores
 
-# The number of entries of callers who left that may stay in a heap, or as many as there are waiting ones.
+# Entries without a waiting caller that may stay in a heap, or as many as there are waiting entries if that is more.
 _MAX_LEFT_BEHIND = 16
 
 
 @dataclass(slots=True)
 class ComputedSequence:
-    """One sequence's outputs and the batch in which it ran; times are on time.monotonic_ns()."""
+    """The outputs of one sequence, and the batch in which it ran. Times are on time.monotonic_ns()."""
 
     outputs: Arrays
     started_ns: int
@@ -29,13 +29,13 @@ class ComputedSequence:
 
 @dataclass(order=True, slots=True)
 class QueuedSequence:
-    """A sequence until its result is there.
+    """A sequence until its result is there, in the order of the queue.
 
-    Those of tenants within their shares come first, then older ones, and of the same age those with the earliest
-    deadline. `padded_tokens` is the length to which the back end pads it in a batch of its own. `deadline_s` is on
-    time.monotonic(), infinite for none. `trace`: of its item, if that is sampled. `mates`: the sequences of its item,
-    itself included, where they are computed in one batch (WholeItems). `lost_cores` counts the cores that were lost
-    while they computed it.
+    Sequences of tenants within their shares come first, then older sequences, and at the same age the sequence with the
+    earliest deadline. `padded_tokens`: the length to which the back end pads it in a batch of its own. `deadline_s`: a
+    time of time.monotonic(), infinite without a deadline. `trace`: the span context of its item if that is sampled.
+    `mates`: the sequences of its item, itself included, if they are computed in one batch. `lost_cores`: number of
+    cores that were lost while they computed it.
     """
 
     is_beyond_share: bool
@@ -52,10 +52,10 @@ class QueuedSequence:
     lost_cores: int = field(default=0, compare=False)
     is_waiting: bool = field(default=False, compare=False)
 
-    def is_wanted(self, duration_s: float) -> bool:
-        """Whether a caller waits for it, and still will after `duration_s`.
+    def keep_if_in_time(self, duration_s: float) -> bool:
+        """Gives DeadlineExceeded to a caller who would get the result too late, in `duration_s`.
 
-        A caller whose deadline cannot be met gets DeadlineExceeded.
+        Returns whether a caller still waits.
         """
         if self.future.done():
             return False
@@ -66,10 +66,10 @@ class QueuedSequence:
 
 
 class SequenceQueue:
-    """Waiting sequences. Their number is not limited here; the model limits it."""
+    """Waiting sequences. The model limits their number."""
 
     def __init__(self) -> None:
-        # For interactive and bulk sequences: heaps by padded length. None is empty, and the first of each still waits.
+        # The heaps of interactive and of bulk sequences by padded length. No heap is empty; its first entry waits.
         self._heaps: tuple[dict[int, _Heap], dict[int, _Heap]] = ({}, {})
         self._count = 0
         # Padded tokens of interactive and of bulk sequences.
@@ -79,26 +79,26 @@ class SequenceQueue:
         return self._count
 
     def __iter__(self) -> Iterator[QueuedSequence]:
-        return (one for heaps in self._heaps for heap in heaps.values() for one in heap.entries if one.is_waiting)
+        return (entry for heaps in self._heaps for heap in heaps.values() for entry in heap.entries if entry.is_waiting)
 
     def tokens_before(self, *, is_bulk: bool) -> int:
-        """The padded tokens of the sequences that go before a new one."""
+        """The padded tokens of the sequences that go before a new sequence."""
         return self._tokens[0] + self._tokens[1] if is_bulk else self._tokens[0]
 
-    def push(self, one: QueuedSequence) -> None:
+    def push(self, sequence: QueuedSequence) -> None:
         """Adds a sequence."""
-        heaps = self._heaps[one.is_bulk]
-        heap = heaps.get(one.padded_tokens)
+        heaps = self._heaps[sequence.is_bulk]
+        heap = heaps.get(sequence.padded_tokens)
         if heap is None:
-            heap = heaps[one.padded_tokens] = _Heap()
-        heapq.heappush(heap.entries, one)
+            heap = heaps[sequence.padded_tokens] = _Heap()
+        heapq.heappush(heap.entries, sequence)
         heap.waiting += 1
-        one.is_waiting = True
+        sequence.is_waiting = True
         self._count += 1
-        self._tokens[one.is_bulk] += one.padded_tokens
+        self._tokens[sequence.is_bulk] += sequence.padded_tokens
 
     def oldest(self) -> QueuedSequence | None:
-        """The sequence that goes first: the oldest interactive one, or the oldest bulk one if there is none."""
+        """The sequence that goes first: the oldest interactive sequence, or else the oldest bulk sequence."""
         for heaps in self._heaps:
             if heaps:
                 return min(heap.entries[0] for heap in heaps.values())
@@ -122,30 +122,30 @@ class SequenceQueue:
         heap = self._heaps[is_bulk].get(padded_tokens)
         return heap.entries[0] if heap else None
 
-    def remove(self, one: QueuedSequence) -> None:
-        """Removes a waiting sequence at any position. It is fast, because its entry may stay in the heap."""
-        heaps = self._heaps[one.is_bulk]
-        heap = heaps[one.padded_tokens]
-        one.is_waiting = False
+    def remove(self, sequence: QueuedSequence) -> None:
+        """Removes a waiting sequence at any position, in a short time, because its entry may stay in the heap."""
+        heaps = self._heaps[sequence.is_bulk]
+        heap = heaps[sequence.padded_tokens]
+        sequence.is_waiting = False
         heap.waiting -= 1
         self._count -= 1
-        self._tokens[one.is_bulk] -= one.padded_tokens
+        self._tokens[sequence.is_bulk] -= sequence.padded_tokens
         if heap.waiting:
             heap.tidy()
         else:
-            del heaps[one.padded_tokens]
+            del heaps[sequence.padded_tokens]
 
-    def forget(self, one: QueuedSequence) -> None:
-        """Removes a sequence that nobody waits for, with its arrays. It does nothing if the sequence is not queued."""
-        if one.is_waiting:
-            self.remove(one)
-            one.arrays = {}
+    def forget(self, sequence: QueuedSequence) -> None:
+        """Removes a sequence without a waiting caller, with its arrays. Does nothing if the sequence is not queued."""
+        if sequence.is_waiting:
+            self.remove(sequence)
+            sequence.arrays = {}
 
-    def forget_unwanted(self) -> None:
+    def forget_late(self) -> None:
         """Removes the sequences that would be too late."""
-        for one in list(self):
-            if not one.is_wanted(0):
-                self.forget(one)
+        for sequence in list(self):
+            if not sequence.keep_if_in_time(0):
+                self.forget(sequence)
 
 
 class _Heap:
@@ -158,33 +158,34 @@ class _Heap:
         self.waiting = 0
 
     def tidy(self) -> None:
-        """Removes entries that no longer wait: those at the front, and all of them if there are many."""
+        """Removes entries that no longer wait: at the front, and everywhere once they are many."""
         while not self.entries[0].is_waiting:
             heapq.heappop(self.entries)
         if len(self.entries) - self.waiting > max(self.waiting, _MAX_LEFT_BEHIND):
-            self.entries = [one for one in self.entries if one.is_waiting]
+            self.entries = [entry for entry in self.entries if entry.is_waiting]
             heapq.heapify(self.entries)
 
 
-# The weight that older batches keep with each new one: the estimate follows the last fifty or so.
+# The factor of the weight of older batches at each new batch: the estimate follows about the last 50 batches.
 _DECAY = 0.98
-# The weight of one measurement of the warm-up, and the weight to which it decays, more slowly than that of batches. It
-# separates the two costs if the load has a single length, and is soon outweighed if it was taken at a bad moment.
+# The weight of one measurement of the warm-up, the least weight to which it decays, and the factor per batch, which is
+# slower than the decay of batches. The measurement separates the two costs if all load has one length, and recent
+# batches soon outweigh a measurement at a bad moment.
 _ANCHOR_WEIGHT, _LEAST_ANCHOR_WEIGHT, _ANCHOR_DECAY = 2.0, 0.02, 0.99
 # The lower bound of the overhead, so that noise does not keep sequences apart.
 _MIN_OVERHEAD_TOKENS = 4.0
 # The lower bound of the assumed error of estimates.
 _MIN_DEVIATION = 0.05
-# A batch counts as at most this many times its forecast, so that a stall (a paused machine, a new kernel) is soon
-# forgotten. A machine that has become slower is still followed, because the forecast grows with every batch.
+# A batch counts as at most this multiple of its forecast, so that a stall (a paused machine, a new kernel) is soon
+# forgotten. The estimate still follows a machine that became slower, because the forecast grows with every batch.
 _MAX_SURPRISE = 3.0
 
 
 class BatchTime:
-    """Models batch time as an overhead plus a cost for each padded token.
+    """Models the time of a batch as an overhead plus a cost per padded token.
 
-    It is fitted by least squares with exponential decay. On a CPU with two cores, a MiniLM in float32 takes 2.7 ms a
-    batch and 0.26 ms a token (measured 2026-11-21).
+    Overhead and cost come from a least-squares fit with exponential decay. On a CPU with two cores, a batch of MiniLM
+    in float32 takes 2.7 ms plus 0.26 ms per token (measured 2026-11-21).
     """
 
     def __init__(self) -> None:
@@ -192,7 +193,7 @@ class BatchTime:
         self._recent = _Sums()
         self._deviation = 0.2
         self._overhead_s = 0.0
-        # The seconds for a padded token; 0 if not known.
+        # The seconds of a padded token; 0 if not known.
         self.token_s = 0.0
 
     def anchor(self, tokens: int, seconds: float) -> None:
@@ -218,26 +219,23 @@ class BatchTime:
 
     @property
     def overhead_tokens(self) -> float:
-        """The number of tokens that take as long as a batch's overhead; infinite if a token's cost is 0 or unknown."""
+        """Number of tokens that take as long as a batch's overhead; infinite if the cost of a token is not known."""
         return max(_MIN_OVERHEAD_TOKENS, self._overhead_s / self.token_s) if self.token_s else math.inf
 
     def _fit(self) -> None:
-        one, other = self._anchor, self._recent
-        weight, x, y = one.weight + other.weight, one.x + other.x, one.y + other.y
-        xx, xy = one.xx + other.xx, one.xy + other.xy
+        anchor, recent = self._anchor, self._recent
+        weight, x, y = anchor.weight + recent.weight, anchor.x + recent.x, anchor.y + recent.y
+        xx, xy = anchor.xx + recent.xx, anchor.xy + recent.xy
         spread = weight * xx - x * x
         slope = (weight * xy - x * y) / spread if spread > 1e-9 * weight * xx else 0.0
-        # Neither can be negative, whatever the noise.
+        # Neither cost can be negative, despite noise.
         self.token_s = min(max(0.0, slope), y / x)
         self._overhead_s = max(0.0, (y - self.token_s * x) / weight)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """The time of a batch while other batches run, and while the other cores are idle.
-
-    With one core, these are the same.
-    """
+    """The time of a batch while other batches run, and while the other cores are idle. With one core both are equal."""
 
     beside: BatchTime
     alone: BatchTime
@@ -268,14 +266,14 @@ class _Sums:
         self.xy += weight * x * y
 
 
-# After this time without a batch, or so many times a batch, the batch time is measured again. Otherwise a machine that
-# was slow for a while would refuse every deadline for ever. Who is always late takes no more of a core than one in so
-# many.
+# The batch time is measured again after this time without a batch, or after this multiple of the time of a batch.
+# Otherwise a machine that was slow for a while would refuse every deadline for ever. A caller that is always late takes
+# at most one twentieth of a core.
 _ESTIMATE_LIFE_S, _ESTIMATE_LIFE_BATCHES = 1.0, 20.0
 
 
 class Forecast:
-    """The forecast of one model. Times are those of a core: from when it is free for a batch to the batch's end."""
+    """The forecast of one model. Times count from the moment when a core is free for a batch to the batch's end."""
 
     def __init__(
         self, queue: SequenceQueue, cores: Cores, times: BatchTimes, on_device: Collection["Forecast"]
@@ -303,11 +301,11 @@ class Forecast:
         return self._batch_time.seconds(computed_tokens)
 
     def alone_s(self, computed_tokens: int) -> float:
-        """The time of the next batch if it has this few tokens, as far as known."""
+        """The time of the next batch if it has this number of tokens, as far as known."""
         is_idle = not self._cores.running
         if is_idle and self._is_outdated():
             return 0.0
-        is_alone = is_idle and not any(len(one._queue) for one in self._on_device)
+        is_alone = is_idle and not any(len(forecast._queue) for forecast in self._on_device)
         return (self._lone_batch_time if is_alone else self._batch_time).seconds(computed_tokens)
 
     def together_s(self, padded_tokens: int) -> float:
@@ -322,11 +320,12 @@ class Forecast:
     def queue_s(self, *, is_bulk: bool) -> float:
         """The least time that a new sequence waits.
 
-        It is the time for which the waiting sequences of all models, and running batches of other models, keep the
-        cores busy. A core computes one batch at a time, however many it has been given, and batch times are counted
-        accordingly.
+        The waiting sequences of all models, and running batches of other models, keep the cores busy for this time. A
+        core computes one batch at a time, also if it was given several, and batch times are counted accordingly.
         """
-        waiting_s = sum(one._queue.tokens_before(is_bulk=is_bulk) * one._batch_time.token_s for one in self._on_device)
+        waiting_s = sum(
+            model._queue.tokens_before(is_bulk=is_bulk) * model._batch_time.token_s for model in self._on_device
+        )
         others_s = self._cores.busy_with_others_s(self) if len(self._on_device) > 1 else 0.0
         return others_s + waiting_s / max(1, self._cores.left)
 

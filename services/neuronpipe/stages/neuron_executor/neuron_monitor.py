@@ -1,4 +1,4 @@
-"""Reads neuron-monitor, a tool of the Neuron SDK that writes one JSON document a line, into metrics.
+"""Reads neuron-monitor, a tool of the Neuron SDK that writes one JSON document per line, into metrics.
 
 Source of the schema: tools/neuron-sys-tools/neuron-monitor-user-guide.rst of aws-neuron/aws-neuron-sdk.
 """
@@ -15,25 +15,25 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from neuronpipe.core.background import run_beside
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Instrument, Metrics
+from neuronpipe.platform.process.background import run_beside
 
 COMMAND = ("neuron-monitor",)
-# A document of a 48xlarge with its 24 cores is some 20 kB.
+# A document of a 48xlarge with its 24 cores has about 20 kB.
 _MAX_LINE_BYTES = 4 << 20
-# The time in which it may end by itself.
+# The time that the tool gets to end by itself.
 _END_LIMIT_S = 2.0
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class NeuronSnapshot:
-    """The newest values of neuron-monitor for one process, by core if it gives them so.
+    """The newest values of neuron-monitor for one process, by core if the tool gives them by core.
 
-    Utilisation is a share from 0 to 1; latencies are in seconds. `executions` and `errors` count within the monitor's
-    last period, by the monitor's own words: completed, timed_out, …; hardware, ….
+    Utilisation is a share from 0 to 1; latencies are in seconds. `executions` and `errors` count events of the last
+    period by the tool's own words, such as completed, timed_out and hardware.
     """
 
     core_utilization: Mapping[int, float] = field(default_factory=dict)
@@ -49,8 +49,8 @@ class NeuronSnapshot:
 def parse_snapshot(line: bytes, pid: int) -> NeuronSnapshot | None:
     """The snapshot of a process from one line; None if the line has none.
 
-    Groups that failed (they have an `error`) or are missing stay empty: the monitor's configuration decides which there
-    are. Raises ValueError for a line that is not such a document.
+    Groups that failed (with an `error`) or are missing stay empty, because the tool's configuration decides which
+    groups exist. Raises ValueError for a line that is not such a document.
     """
     document = json.loads(line)
     if not isinstance(document, dict):
@@ -116,7 +116,7 @@ class NeuronMonitor:
                 self._record(snapshot)
 
     def forget(self) -> None:
-        """Clears the snapshot, when the monitor has ended."""
+        """Clears the snapshot when the monitor has ended."""
         self.snapshot = None
         self._record(NeuronSnapshot())
 
@@ -125,10 +125,10 @@ class NeuronMonitor:
 async def running_monitor(
     command: Sequence[str] = COMMAND, record: Callable[[NeuronSnapshot], None] = lambda snapshot: None
 ) -> AsyncIterator[NeuronMonitor | None]:
-    """Runs neuron-monitor beside the block; None if the tool is not installed.
+    """Runs neuron-monitor beside the block, or yields None if the tool is not installed.
 
-    If it ends, this is logged, and nothing else happens. `record` gets each snapshot, and an empty one when the monitor
-    has ended.
+    An end of the tool is logged and has no other effect. `record` gets each snapshot, and an empty snapshot at the end
+    of the tool.
     """
     process = await _start(command)
     if process is None:
@@ -162,7 +162,7 @@ async def _follow(monitor: NeuronMonitor, process: Process) -> None:
         log_warning("neuron-monitor ended", code=await process.wait())
     except ValueError:  # a line beyond the limit
         log_warning("neuron-monitor writes lines beyond the limit", limit_bytes=_MAX_LINE_BYTES)
-        await _end(process)  # otherwise it would wait for ever for a reader
+        await _end(process)  # otherwise it would wait for a reader for ever
     monitor.forget()
 
 
@@ -181,9 +181,9 @@ _NANOSECONDS = 1e9
 
 
 def record_snapshot(meters: Meters, snapshot: NeuronSnapshot) -> None:
-    """Records the snapshot of one period: gauges are replaced, counters are increased.
+    """Records the snapshot of one period: replaces gauges, and increases counters.
 
-    A value that is missing in the snapshot is unknown, and has no gauge.
+    A value that the snapshot does not contain is unknown, and has no gauge.
     """
 
     def show(instrument: Instrument, values: Mapping[int, float] | Mapping[str, float], unit: float = 1) -> None:

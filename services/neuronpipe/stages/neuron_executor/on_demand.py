@@ -1,8 +1,9 @@
-"""Models within the memory that they may take, loaded at start or when items for them come.
+"""Models within the memory that they may take, loaded at start or with the first items for them.
 
-Where memory is short, those that were used longest ago make room. A model in use is never unloaded: one that is needed
-without a pause keeps its place, and what waits for room waits until its callers' deadlines. One model is loaded at a
-time.
+If memory is short, the models that were used longest ago make room. A model in use is never unloaded: a model that is
+needed without a pause keeps its place. A model that waits for room waits until its callers' deadlines, while smaller
+models that have room are loaded. One model is loaded at a time, but a model whose back end takes longer than a
+batch may delays no other model.
 """
 
 import asyncio
@@ -19,8 +20,9 @@ from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log_fault, log_warning
 from neuronpipe.core.metrics import Meters, Telemetry
 from neuronpipe.core.names import Metrics
+from neuronpipe.platform.process.background import run_apart
 from neuronpipe.stages.neuron_executor.devices import Devices
-from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
+from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel, stopping
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks import TASKS
@@ -30,8 +32,9 @@ OpenModel = Callable[[Bundle], AbstractAsyncContextManager[LoadedModel]]
 
 
 class ModelMemory:
-    """What loaded models take: the files that the back end reads, and of a model that generates its key-value cache. It
-    is the memory of the host with openvino, and that of the device with others.
+    """The memory of loaded models: files that the back end reads, and the key-value cache of a generating model.
+
+    The memory is the host's with openvino, and the device's with other back ends.
     """
 
     def __init__(self, settings: EngineSettings, meters: Meters) -> None:
@@ -40,13 +43,13 @@ class ModelMemory:
         self._taken: dict[ModelKey, int] = {}
 
     def size_of(self, bundle: Bundle) -> int:
-        """The bytes of a model. Raises SetupError for one that can never be loaded, as it is larger than the limit."""
+        """The bytes of a model. Raises SetupError for a model above the limit, which can never be loaded."""
         artifact = bundle.artifact(self._settings.backend)
         try:
             size_bytes = sum((bundle.folder / name).stat().st_size for name in artifact.files)
         except OSError as error:
             raise SetupError(f"{bundle.folder}: {error.filename} cannot be read; compile the model again") from error
-        if TASKS[bundle.spec.task].generates and artifact.backend != "neuronx":  # whose files have the cache
+        if TASKS[bundle.spec.task].generates and artifact.backend != "neuronx":  # Neuron's files contain the cache
             size_bytes += self._settings.kv_cache_bytes
         if 0 < self._settings.max_model_memory_bytes < size_bytes:
             raise SetupError(
@@ -56,7 +59,7 @@ class ModelMemory:
         return size_bytes
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether there is room for so many bytes more."""
+        """Whether another `size_bytes` fit into the limit."""
         limit = self._settings.max_model_memory_bytes
         return not limit or sum(self._taken.values()) + size_bytes <= limit
 
@@ -66,12 +69,12 @@ class ModelMemory:
         self._show()
 
     def give_back(self, key: ModelKey) -> None:
-        """Counts it no more."""
+        """No longer counts a model that was unloaded."""
         del self._taken[key]
         self._show()
 
     def checked(self, open_model: OpenModel) -> OpenModel:
-        """Opens models, and raises SetupError for one for which there is no room beside the others."""
+        """Wraps `open_model` so that it raises SetupError for a model that does not fit beside the others."""
 
         @asynccontextmanager
         async def opened(bundle: Bundle) -> AsyncIterator[LoadedModel]:
@@ -98,12 +101,12 @@ class ModelMemory:
         )
 
 
-# After a model could not be loaded, items for it fail for so long before it is tried again.
+# After a model could not be loaded, items for it fail for this time before it is tried again.
 _PAUSE_S = 1.0
 
 
 class OnDemandModel:
-    """A model that is there, loaded or not. Made by `OnDemandModels`."""
+    """A model of the repository, loaded or not. Made by `OnDemandModels`."""
 
     def __init__(self, bundle: Bundle, size_bytes: int, owner: "OnDemandModels") -> None:
         self.bundle = bundle
@@ -111,19 +114,21 @@ class OnDemandModel:
         self.size_bytes = size_bytes
         self.uses = 0
         self.loaded: LoadedModel | None = None
-        # While it is being loaded, or waits for that.
+        # Exists while the model is being loaded or waits for that.
         self.loading: asyncio.Future[LoadedModel | NeuronpipeError] | None = None
         self.fault = ""
         self.failed_s = 0.0
+        # The task that keeps the model loaded, from its loading to its end.
+        self.living: asyncio.Task[Any] | None = None
         self.leaves = asyncio.Event()
         self.has_left = asyncio.Event()
         self._owner = owner
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[LoadedModel]:
-        """The model, which stays loaded while the block runs. It is waited for if it must be loaded first.
+        """The loaded model, which stays loaded while the block runs. Waits until it is loaded.
 
-        Raises Unavailable where it cannot be loaded, and Overloaded where too many wait for it.
+        Raises Unavailable if it cannot be loaded, and Overloaded if too many items wait for it.
         """
         self.uses += 1
         try:
@@ -135,8 +140,9 @@ class OnDemandModel:
 
 
 class OnDemandModels:
-    """Loads and unloads models. `work` must run; `tell` gets the models that are not loaded, and whether they are being
-    loaded.
+    """Loads and unloads models.
+
+    `work` must run. `tell` gets the models that are not loaded, and whether each is being loaded.
     """
 
     def __init__(
@@ -146,41 +152,45 @@ class OnDemandModels:
         max_waiting: int,
         meters: Meters,
         start: Callable[[Coroutine[Any, Any, None]], None],
+        patience_s: float,
+        tell_unloaded: Callable[[Mapping[ModelKey, bool]], None],
     ) -> None:
-        """`max_waiting`: items that may wait for one model to be loaded. `start`: runs a task beside."""
+        """`max_waiting`: items that may wait for one model to be loaded. `start`: runs a task in the background.
+        `patience_s`: time for which other models wait for a model that is being loaded. `tell_unloaded`: see
+        ServedModels.
+        """
         self._open_model = open_model
         self._memory = memory
         self._max_waiting = max_waiting
+        self._patience_s = patience_s
         self._meters = meters
         self._start = start
         self._models: dict[ModelKey, OnDemandModel] = {}
-        self._used: OrderedDict[OnDemandModel, None] = OrderedDict()  # those that are loaded; the last one used is last
+        # The loaded models, in the order of their last use.
+        self._used: OrderedDict[OnDemandModel, None] = OrderedDict()
         self._wanted: OrderedDict[OnDemandModel, None] = OrderedDict()
-        self._has_wanted = asyncio.Event()
-        self._has_unused = asyncio.Event()
-        self.tell: Callable[[Mapping[ModelKey, bool]], None] = lambda unloaded: None
+        # Set when another model is wanted, and when a model is no longer in use.
+        self._changed = asyncio.Event()
+        self._tell_unloaded = tell_unloaded
 
     @asynccontextmanager
     async def open(self, bundle: Bundle) -> AsyncIterator[OnDemandModel]:
-        """A model, which is loaded at its first use. Raises SetupError for one that can never be."""
-        size_bytes = await asyncio.to_thread(self._memory.size_of, bundle)
+        """Yields a model that is loaded at its first use. Raises SetupError for a model that can never be loaded."""
+        size_bytes = await run_apart(self._memory.size_of, bundle)
         model = OnDemandModel(bundle, size_bytes, self)
         self._models[model.key] = model
         self._tell()
         try:
             yield model
         finally:
-            if model in self._wanted:  # for callers that have all left
-                del self._wanted[model]
-            elif model.loading:
-                await asyncio.wait([model.loading])
-            if model.loaded:
+            self._settle(model, stopping())  # for callers that have all left
+            if model.living:
                 await self._unload(model)
             del self._models[model.key]
             self._tell()
 
     def touch(self, model: OnDemandModel) -> LoadedModel | None:
-        """A model that is loaded, which is used now; None for another."""
+        """Returns a loaded model and notes its use; None for a model that is not loaded."""
         if model.loaded:
             self._used.move_to_end(model)
         return model.loaded
@@ -199,7 +209,7 @@ class OnDemandModels:
         if model.loading is None:
             model.loading = asyncio.get_running_loop().create_future()
             self._wanted[model] = None
-            self._has_wanted.set()
+            self._changed.set()
             self._tell()
         began_ns = time.monotonic_ns()
         outcome = await asyncio.shield(model.loading)
@@ -209,74 +219,91 @@ class OnDemandModels:
         return outcome
 
     def note_unused(self) -> None:
-        """A model is not in use any more."""
-        self._has_unused.set()
+        """Notes that a model is no longer in use."""
+        self._changed.set()
 
     async def work(self) -> None:
-        """Loads what is wanted, in that order, until it is cancelled."""
+        """Loads the wanted models until it is cancelled."""
         while True:
-            await self._has_wanted.wait()
-            self._has_wanted.clear()
-            while self._wanted:
-                model, _ = self._wanted.popitem(last=False)
-                outcome = await self._load(model)
-                if loading := model.loading:
-                    model.loading = None
-                    loading.set_result(outcome)
-                self._tell()
-
-    async def _load(self, model: OnDemandModel) -> LoadedModel | NeuronpipeError:
-        while not self._memory.has_room(model.size_bytes):
-            if not model.uses:
-                return Unavailable("load cancelled: all requests for the model have ended")
-            self._has_unused.clear()
-            unused = next((one for one in self._used if not one.uses), None)
-            if unused:
-                await self._unload(unused)
+            self._changed.clear()
+            if model := self._next():
+                await self._load(model)
             else:
-                await self._has_unused.wait()
+                await self._changed.wait()
+
+    def _next(self) -> OnDemandModel | None:
+        """The first wanted model that has room once all unused models are unloaded."""
+        for model in [wanted for wanted in self._wanted if not wanted.uses]:
+            self._settle(model, Unavailable("load cancelled: all requests for the model have ended"))
+        unused_bytes = sum(used.size_bytes for used in self._used if not used.uses)
+        return next((model for model in self._wanted if self._memory.has_room(model.size_bytes - unused_bytes)), None)
+
+    async def _load(self, model: OnDemandModel) -> None:
+        """Makes room for a model and loads it, unless a model that should make room is used again meanwhile."""
+        while not self._memory.has_room(model.size_bytes):
+            unused = next((used for used in self._used if not used.uses), None)
+            if unused is None:
+                return
+            await self._unload(unused)
+        if model not in self._wanted or model.loading is None:
+            return
+        del self._wanted[model]
         model.leaves.clear()
         model.has_left.clear()
-        opened: asyncio.Future[LoadedModel | NeuronpipeError] = asyncio.get_running_loop().create_future()
         self._memory.take(model.key, model.size_bytes)
-        self._start(self._live(model, opened))
-        self._tell()
-        return await opened
+        self._start(self._live(model))
+        await asyncio.wait([model.loading], timeout=self._patience_s)
 
-    async def _live(self, model: OnDemandModel, opened: "asyncio.Future[LoadedModel | NeuronpipeError]") -> None:
-        """Has a model loaded until it leaves. One task opens and closes it."""
+    async def _live(self, model: OnDemandModel) -> None:
+        """Keeps a model loaded until it leaves. One task opens and closes it."""
+        model.living, has_opened = asyncio.current_task(), False
         try:
+            if self._models.get(model.key) is not model:  # the model has left meanwhile
+                return
             async with self._open_model(model.bundle) as loaded:
-                model.loaded = loaded
+                model.loaded, has_opened = loaded, True
                 self._used[model] = None
                 self._count(model, "loaded")
-                opened.set_result(loaded)
+                self._settle(model, loaded)
                 await model.leaves.wait()
             self._count(model, "unloaded")
         except Exception as fault:
-            if opened.done():  # it could not be closed
+            if has_opened:  # the model could not be closed
                 raise
-            opened.set_result(self._failed(model, fault))
+            self._settle(model, self._failed(model, fault))
         finally:
+            model.living = None
             self._memory.give_back(model.key)
             model.has_left.set()
+            self._changed.set()
+
+    def _settle(self, model: OnDemandModel, outcome: LoadedModel | NeuronpipeError) -> None:
+        """Gives the outcome of loading a model to the callers that wait for it."""
+        self._wanted.pop(model, None)
+        if loading := model.loading:
+            model.loading = None
+            loading.set_result(outcome)
+        self._tell()
 
     async def _unload(self, model: OnDemandModel) -> None:
-        """Unloads a model that nobody uses."""
-        model.loaded = None
-        del self._used[model]
-        self._tell()
+        """Unloads an unused model, or gives up loading it."""
+        if model.loaded:
+            model.loaded = None
+            del self._used[model]
+            self._tell()
+        elif model.living and not model.leaves.is_set():
+            model.living.cancel()
         model.leaves.set()
         await model.has_left.wait()
 
     def _failed(self, model: OnDemandModel, fault: Exception) -> NeuronpipeError:
         name, version = model.key
-        known = isinstance(fault, SetupError)
-        problem = str(fault) if known else f"{type(fault).__name__}; see the executor's log"
+        is_known = isinstance(fault, SetupError)
+        problem = str(fault) if is_known else f"{type(fault).__name__}; see the executor's log"
         model.fault = f"model {name!r} version {version} cannot be loaded: {problem}"
         model.failed_s = time.monotonic()
         self._count(model, "failed")
-        if known:
+        if is_known:
             log_warning("a model cannot be loaded on demand", model=name, version=version, problem=problem)
         else:
             log_fault("a model cannot be loaded on demand", fault, model=name, version=version)
@@ -286,7 +313,7 @@ class OnDemandModels:
         self._meters.counter(Metrics.MODEL_LOADS, *_labels(model), outcome).add()
 
     def _tell(self) -> None:
-        self.tell({key: bool(one.loading) for key, one in self._models.items() if not one.loaded})
+        self._tell_unloaded({key: bool(model.loading) for key, model in self._models.items() if not model.loaded})
 
 
 def _labels(model: OnDemandModel) -> tuple[str, str]:
@@ -296,13 +323,22 @@ def _labels(model: OnDemandModel) -> tuple[str, str]:
 def model_table(
     devices: Devices, settings: EngineSettings, telemetry: Telemetry
 ) -> ServedModels[LoadedModel | OnDemandModel]:
-    """The table of an executor's models, which loads them when they are opened, or on demand."""
+    """Makes the table of an executor's models, which loads them when they are opened, or on demand."""
     memory = ModelMemory(settings, telemetry.meters)
-    if not settings.models_on_demand:
-        return ServedModels(memory.checked(devices.open_model))
-    limit = settings.max_queue_sequences
-    on_demand = OnDemandModels(devices.open_model, memory, limit, telemetry.meters, devices.start)
-    table: ServedModels[LoadedModel | OnDemandModel] = ServedModels(on_demand.open)
-    on_demand.tell = table.tell_unloaded
-    devices.start(on_demand.work())
+    table: ServedModels[LoadedModel | OnDemandModel]
+    if settings.models_on_demand:
+        table = ServedModels(lambda bundle: on_demand.open(bundle))
+        on_demand = OnDemandModels(
+            devices.open_model,
+            memory,
+            settings.max_queue_sequences,
+            telemetry.meters,
+            devices.start,
+            settings.batch_limit_s,
+            table.tell_unloaded,
+        )
+        devices.start(on_demand.work())
+    else:
+        table = ServedModels(memory.checked(devices.open_model))
+    devices.start(devices.report_prepared(table.tell_prepared))
     return table

@@ -1,10 +1,10 @@
 """Runs waiting sequences in batches on the cores of one device, which its models share.
 
-A free core decides which model is next: the one with the oldest interactive sequence, or the oldest bulk sequence if
-there is none. That model's policy then takes a batch out of its queue (batching.py), without waiting for more. While
-interactive sequences come, bulk leaves one core idle, and its batches are short. A batch that fails is run again one
-sequence at a time, so that one bad sequence fails alone. A core that is lost, or hangs, gets no more work, and its
-sequences return to the queues. Knows no transport and no task.
+A free core decides which model is next: the model with the oldest interactive sequence, or else with the oldest bulk
+sequence. The policy of that model then takes a batch out of its queue (batching.py), without waiting for more
+sequences. While interactive sequences come, bulk leaves one core idle, and bulk batches are short. After a batch
+failed, its sequences run again one at a time, so that one bad sequence fails alone. A core that is lost, or hangs, gets
+no more work, and its sequences return to the queues. The scheduler knows no transport and no task.
 """
 
 import asyncio
@@ -24,15 +24,16 @@ from neuronpipe.stages.neuron_executor.batching import Batch, Limits
 from neuronpipe.stages.neuron_executor.cores import Cores, CoresLost, CoreWatchdog
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel, fail, stopping, uncomputable
 from neuronpipe.stages.neuron_executor.forecast import BatchTimes, Forecast, QueuedSequence
+from neuronpipe.stages.neuron_executor.shapes import ComputedShape
 
-# A sequence fails when this many cores were lost while they computed it: it may be the reason. After the first loss it
-# runs alone, so that no other sequence fails with it.
+# A sequence fails when this number of cores was lost while they computed it, because it may be the reason. After the
+# first loss it runs alone, so that no other sequence fails with it.
 _MAX_LOST_CORES = 2
-# A batch hangs when it has taken this many times its forecast, and longer than the configured limit.
+# A batch hangs when it takes longer than this multiple of its forecast, and longer than the configured limit.
 _HANGS_AFTER = 10
-# Interactive sequences are expected for this time after one. Until then, bulk batches grow only up to the limit. With
-# four callers and a flood of jobs on two CPUs, the callers' p99 was 1.12 of that without jobs; without this rule, 2.09
-# (tests/bench/jobs_beside.py).
+# After an interactive sequence, others are expected for this time. Until then, bulk batches grow only up to the
+# limit. With four callers and a flood of jobs on two CPUs, the callers' p99 was 1.12 times the p99 without jobs, and
+# 2.09 times without this rule (tests/bench/jobs_beside.py).
 _INTERACTIVE_FOR_S = 0.25
 _BULK_BATCH_LIMIT_S = 0.006
 
@@ -41,7 +42,7 @@ class DeviceScheduler:
     """Owns the cores of a device. Its owner runs `workers`, and closes it when they have ended."""
 
     def __init__(self, cores: int, in_flight: int, batch_limit_s: float) -> None:
-        """`in_flight`: batches given to a core at once. `batch_limit_s`: a core whose batch takes longer is lost."""
+        """`in_flight`: batches that a core gets at once. `batch_limit_s`: time after which a batch's core is lost."""
         self.cores = Cores(cores)
         self.forecasts: list[Forecast] = []
         self.numbers: Iterator[int] = itertools.count()
@@ -52,13 +53,14 @@ class DeviceScheduler:
         self._ended = asyncio.Event()
         self._reserved: frozenset[int] = frozenset()
         self._reserving = asyncio.Lock()
-        # A core that hangs is lost. Its workers return its sequences to the queues; a hanging thread is left alone.
+        # A core that hangs is lost. Its workers return its sequences to the queues. Its hanging thread is abandoned.
         self._watchdogs = [CoreWatchdog(partial(self.lose, core)) for core in range(cores)]
         self._interactive_until_s = -math.inf
+        self._batches_ended = 0
         self._is_closed = False
 
     def workers(self) -> list[Coroutine[Any, Any, None]]:
-        """The coroutines to run as long as the device is used. They raise CoresLost."""
+        """The coroutines that run as long as the device is used. They raise CoresLost."""
         return [self._work(core) for _ in range(self._in_flight) for core in range(self.cores.count)]
 
     def join(
@@ -86,13 +88,26 @@ class DeviceScheduler:
         for model in self._models:
             model.close()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no batch runs or waits."""
+        return not self.cores.running and not any(len(model.queue) for model in self._models)
+
+    async def idle(self, seconds: float) -> None:
+        """Waits until no batch has run or waited for a number of seconds."""
+        while True:
+            ended_before = self._batches_ended
+            await asyncio.sleep(seconds)
+            if self.is_idle and self._batches_ended == ended_before:
+                return
+
     def wake(self) -> None:
         """Lets cores look for work."""
         self._arrived.set()
 
     @asynccontextmanager
     async def reserved(self, cores: Collection[int]) -> AsyncIterator[None]:
-        """Reserves a core for the block, so that a model can warm up while others are served.
+        """Reserves cores for the block, so that a model can warm up while other models are served.
 
         Raises CoreLost if the block takes longer than a batch may.
         """
@@ -122,12 +137,12 @@ class DeviceScheduler:
         """Marks a core as lost, for all models."""
         if self.cores.lose(core):
             log_fault("core lost", fault, model=model_name, core=core, cores_left=self.cores.left)
-        self.wake()  # its workers end, and others may take batches ahead now
+        self.wake()  # the core's workers end, and other cores may now take batches ahead
 
     async def _work(self, core: int) -> None:
-        """Runs batches on one core until it is lost; one worker for each batch in flight. Raises CoresLost."""
-        while found := await self._next_batch(core):
-            model, batch = found
+        """Runs batches on one core until it is lost. Each batch in flight has its worker. Raises CoresLost."""
+        while taken := await self._next_batch(core):
+            model, batch = taken
             try:
                 await self._run_batch(core, model, batch)
             except BaseException:  # the worker was cancelled
@@ -141,10 +156,10 @@ class DeviceScheduler:
     async def _next_batch(self, core: int) -> tuple[ExecutorModel, Batch] | None:
         """Waits for a batch; None if the core is lost."""
         while not self.cores.is_lost(core):
-            if core not in self._reserved and self.cores.may_take(core) and (found := self._take(core)):
-                if self._in_flight > 1 or found[1].members[0].is_bulk:
-                    self._arrived.set()  # for those that left the rest to this core
-                return found
+            if core not in self._reserved and self.cores.may_take(core) and (taken := self._take(core)):
+                if self._in_flight > 1 or taken[1].members[0].is_bulk:
+                    self._arrived.set()  # for cores that left the other sequences to this core
+                return taken
             self._arrived.clear()
             await self._arrived.wait()
         return None
@@ -162,37 +177,35 @@ class DeviceScheduler:
                     return None
                 limit_s = _BULK_BATCH_LIMIT_S
             if oldest.lost_cores and not self.cores.is_idle(core):
-                # Nothing runs beside it. Otherwise it would be unclear which of the two caused the loss of a core.
+                # A suspect runs without other batches on its core. Otherwise the cause of a loss would be unclear.
                 return None
             model.queue.remove(oldest)
-            if model.policy.can_wait(oldest, wait_s):
+            if model.policy.keep_if_in_time(oldest, wait_s):
                 if oldest.lost_cores:
                     return model, model.policy.batch_of([oldest])
-                # One idle core is left to each other model that waits.
-                others = sum(1 for other in self._models if other is not model and len(other.queue))
-                return model, model.policy.fill(oldest, wait_s, max(1, self.cores.idle - others), limit_s)
+                if oldest.mates:
+                    return model, model.policy.batch_of(model.item_of(oldest))
+                # Each other model with waiting sequences keeps one idle core.
+                other_models = sum(1 for other in self._models if other is not model and len(other.queue))
+                return model, model.policy.fill(oldest, wait_s, max(1, self.cores.idle - other_models), limit_s)
         return None
 
     def _turn(self) -> tuple[QueuedSequence, ExecutorModel] | None:
-        """The sequence that goes first, of all models.
+        """The sequence that goes first among all models, with its model.
 
-        So no model can delay another for longer than by the work that came before.
+        So a model delays another model at most by work that came before.
         """
-        heads = [(one.is_bulk, one, model) for model in self._models if (one := model.queue.oldest())]
+        heads = [(oldest.is_bulk, oldest, model) for model in self._models if (oldest := model.queue.oldest())]
         return min(heads, key=lambda head: head[:2])[1:] if heads else None
 
     async def _run_batch(self, core: int, model: ExecutorModel, batch: Batch) -> None:
         members = batch.members
+        is_alone = self.is_idle and not model.has_whole_items
         prepare, finish = model.work(batch)
         self._begin(core, model, batch)
-        is_alone = (
-            self.cores.idle == self.cores.left - 1
-            and self.cores.running == 1
-            and not any(len(other.queue) for other in self._models)
-        )
         fault: Exception | None = None
         try:
-            rows = await model.backend.run(core, prepare, finish, is_alone=is_alone and not model.has_whole_items)
+            rows = await model.backend.run(core, prepare, finish, is_alone=is_alone)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             hung = self._watchdogs[core].hung
@@ -200,13 +213,15 @@ class DeviceScheduler:
                 raise
             task.uncancel()
             fault = CoreLost(f"core {core} hangs", has_begun=hung is task)
-        except Exception as error:  # whatever a back end raises must not end the core
+        except Exception as error:  # no error of a back end may end the core's worker
             fault = error
         finally:
             started_ns, ended_ns = self._end(core, model)
         run = BatchRun(core, is_alone, batch.padded_tokens, batch.computed_tokens, started_ns, ended_ns)
         model.observer.batch(run, members, fault)
         if fault is None:
+            model.is_used.set()
+            model.computed_shapes.add(ComputedShape(0 if is_alone else core, batch.rows, batch.padded_tokens, is_alone))
             model.forecast.observe(batch.computed_tokens, (ended_ns - started_ns) / 1e9, is_alone=is_alone)
             model.answer(core, batch, rows, started_ns, ended_ns)
         elif isinstance(fault, CoreLost):
@@ -223,6 +238,7 @@ class DeviceScheduler:
 
     def _end(self, core: int, model: ExecutorModel) -> tuple[int, int]:
         model.batches_running -= 1
+        self._batches_ended += 1
         self._watchdogs[core].end()
         self._ended.set()
         return self.cores.end(core)
@@ -230,24 +246,25 @@ class DeviceScheduler:
     async def _run_alone(
         self, core: int, model: ExecutorModel, members: list[QueuedSequence], fault: Exception
     ) -> None:
-        """Runs each sequence of a failed batch by itself. A batch of one has found the bad sequence."""
+        """Runs each sequence of a failed batch by itself. A failed batch of one sequence has found the bad sequence."""
         if len(members) > 1:
-            for one in members:
+            for member in members:
                 if self.cores.is_lost(core):
-                    model.give_back(one)
-                elif one.is_wanted(0):
-                    await self._run_batch(core, model, model.policy.batch_of([one]))
+                    model.give_back(member)
+                elif member.keep_if_in_time(0):
+                    await self._run_batch(core, model, model.policy.batch_of([member]))
             return
-        (one,) = members
-        ids = one.trace.ids if one.trace else {}
-        log_fault("a sequence could not be computed", fault, model=model.spec.name, core=core, tokens=one.tokens, **ids)
+        (member,) = members
+        ids = member.trace.ids if member.trace else {}
+        name, tokens = model.spec.name, member.tokens
+        log_fault("a sequence could not be computed", fault, model=name, core=core, tokens=tokens, **ids)
         fail(members, uncomputable())
 
     def _give_back(self, model: ExecutorModel, members: list[QueuedSequence], fault: CoreLost) -> None:
         """Returns the sequences of a lost core to their queues."""
-        for one in members:
-            one.lost_cores += fault.has_begun
-            if one.lost_cores >= _MAX_LOST_CORES:
-                fail([one], uncomputable())
+        for member in members:
+            member.lost_cores += fault.has_begun
+            if member.lost_cores >= _MAX_LOST_CORES:
+                fail([member], uncomputable())
             else:
-                model.give_back(one)
+                model.give_back(member)

@@ -1,67 +1,81 @@
 """The prediction stage: loads each bundle's model onto its back end, warms it up, and runs sequences."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ServedModels, running_models
+from neuronpipe.core.generated import NewTokens, TokenSink, TokenStream
 from neuronpipe.core.items import ExecuteItem, Prediction
+from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import TensorSets
+from neuronpipe.platform.process.background import run_apart
 from neuronpipe.stages.neuron_executor.devices import running_devices
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
+from neuronpipe.stages.neuron_executor.memory import memory_shortage
 from neuronpipe.stages.neuron_executor.neuron_monitor import record_snapshot, running_monitor
 from neuronpipe.stages.neuron_executor.on_demand import LoadedModel, OnDemandModel, model_table
+from neuronpipe.stages.neuron_executor.runtimes.host import memory_limit
 from neuronpipe.stages.settings import EngineSettings
 
 _NEURON = "neuronx"
 
 
 class NeuronExecutorStage:
-    """Runs sequences. The instance's `execute` is the stage function; made by `running_executor`."""
+    """Runs sequences. The methods `execute` and `generate` are the stage functions. `running_executor` makes it."""
 
     def __init__(self, models: ServedModels[LoadedModel | OnDemandModel], telemetry: Telemetry) -> None:
         self.models = models
         self._tracer = telemetry.tracer
 
-    async def execute(self, item: ExecuteItem) -> Prediction:
-        """Runs the sequences of one input."""
+    def generate(self, item: ExecuteItem) -> AsyncGenerator[NewTokens | Prediction, None]:
+        """Yields the tokens of one text as they come, and in the end the prediction."""
+        stream = TokenStream(is_urgent=item.is_urgent)
+        return stream.read(self.execute(item, stream))
+
+    async def execute(self, item: ExecuteItem, stream: TokenSink | None = None) -> Prediction:
+        """Runs the sequences of one input. The tokens of a text are put into the stream as they come."""
         arrived_ns = time.monotonic_ns()
-        with self.models.table.find(item.model.name, str(item.model.version)) as model:
+        with self.models.table.at(item.model) as model:
             if isinstance(model, OnDemandModel):
                 async with model.use() as loaded:
-                    return await self._run(item, loaded, arrived_ns)
-            return await self._run(item, model, arrived_ns)
+                    return await self._run(item, loaded, arrived_ns, stream)
+            return await self._run(item, model, arrived_ns, stream)
 
-    async def _run(self, item: ExecuteItem, model: LoadedModel, arrived_ns: int) -> Prediction:
+    async def _run(
+        self, item: ExecuteItem, model: LoadedModel, arrived_ns: int, stream: TokenSink | None
+    ) -> Prediction:
         if isinstance(model, Generator):
-            return await model.generate(item)
-        call, trace = item.call, self._tracer.joined(item.call.trace)
+            return await model.generate(item, stream)
+        trace = self._tracer.joined(item.work.trace)
         try:
-            computed = await model.run(item.sequences.arrays, call, trace)
+            computed = await model.run(
+                item.sequences.arrays, item.call, trace, is_beyond_share=item.work.is_beyond_share
+            )
         except BaseException as error:
             model.observer.dropped(trace, arrived_ns, error)
             raise
-        if len(computed) == 1 and not trace:  # as most; what follows would say the same
-            [one] = computed
-            queue_ns = max(0, one.started_ns - arrived_ns)
-            compute_ns = one.finished_ns - arrived_ns - queue_ns
-            outputs = TensorSets(arrays=[one.outputs])
-            return Prediction(outputs, queue_ns, compute_ns, one.batch_size, one.bucket_tokens, one.bucket_tokens)
-        finished_ns = max(one.finished_ns for one in computed)
-        gaps = _gaps([(one.started_ns, one.finished_ns) for one in computed], arrived_ns)
+        if len(computed) == 1 and not trace:  # the usual case, in fewer steps and with the same result
+            [sequence] = computed
+            queue_ns = max(0, sequence.started_ns - arrived_ns)
+            compute_ns, tokens = sequence.finished_ns - arrived_ns - queue_ns, sequence.bucket_tokens
+            outputs = TensorSets(arrays=[sequence.outputs])
+            return Prediction(outputs, queue_ns, compute_ns, sequence.batch_size, tokens, tokens)
+        finished_ns = max(sequence.finished_ns for sequence in computed)
+        gaps = _gaps([(sequence.started_ns, sequence.finished_ns) for sequence in computed], arrived_ns)
         if trace:
             model.observer.waited(trace, gaps)
         queue_ns = sum(ended_ns - began_ns for began_ns, ended_ns in gaps)
         return Prediction(
-            outputs=TensorSets(arrays=[one.outputs for one in computed]),
+            outputs=TensorSets(arrays=[sequence.outputs for sequence in computed]),
             queue_ns=queue_ns,
             compute_ns=finished_ns - arrived_ns - queue_ns,
-            batch_size=max(one.batch_size for one in computed),
-            bucket_tokens=max(one.bucket_tokens for one in computed),
-            padded_tokens=sum(one.bucket_tokens for one in computed),
+            batch_size=max(sequence.batch_size for sequence in computed),
+            bucket_tokens=max(sequence.bucket_tokens for sequence in computed),
+            padded_tokens=sum(sequence.bucket_tokens for sequence in computed),
         )
 
 
@@ -85,13 +99,18 @@ async def running_executor(
     settings: EngineSettings,
     telemetry: Telemetry | None = None,
     known: Sequence[Bundle] = (),
+    report: Callable[[bool], None] = lambda is_well: None,
 ) -> AsyncIterator[NeuronExecutorStage]:
-    """The stage with every model loaded and warmed up. `known`: others that will be opened.
+    """Runs the stage with every model loaded and warmed up.
 
-    Raises SetupError for a bundle that cannot run here, and CoresLost if a device has no core left.
+    `known`: other bundles that will be opened. `report`: gets whether the process is well, at each change; see
+    Impairment. Raises SetupError for a bundle that cannot run here, and CoresLost if a device has no core left.
     """
     telemetry = telemetry or Telemetry()
+    if shortage := await run_apart(memory_shortage, bundles, settings, memory_limit()):
+        log_warning("the container's memory may not be enough", problem=shortage)
     async with running_devices(settings, telemetry) as devices, AsyncExitStack() as stack:
+        devices.start(devices.impairment.tell(report))
         models = await stack.enter_async_context(running_models(model_table(devices, settings, telemetry), bundles))
         if any(bundle.artifact(settings.backend).backend == _NEURON for bundle in (*bundles, *known)):
             await stack.enter_async_context(running_monitor(record=partial(record_snapshot, telemetry.meters)))

@@ -1,1 +1,1 @@
-"""The post-process stage: the model's outputs to results."""
+"""The post-process stage, which turns a model's outputs into results."""

@@ -1,1 +1,1 @@
-"""The pre-process stage: texts to token ids."""
+"""The pre-process stage, which turns texts into token ids and images into pixels."""

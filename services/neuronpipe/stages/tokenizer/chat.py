@@ -1,9 +1,9 @@
 """Chat messages as text, by the model's own template. The only file that imports jinja2.
 
-Equal to transformers' `apply_chat_template`: the same environment, functions and variables
-(transformers/utils/chat_template_utils.py). Special tokens that a message spells are kept apart from those
-that the template writes, as `sanitize_control_tokens=True` does it: each text knows which of its characters callers
-wrote (`_Said`), and filters, methods and operators see the text alone.
+The text equals the text of transformers' `apply_chat_template`, because environment, functions and variables are the
+same (transformers/utils/chat_template_utils.py). Special tokens that a message spells stay separate from special tokens
+that the template writes, as with `sanitize_control_tokens=True`. Each text knows which of its characters callers wrote
+(`_Said`), while filters, methods and operators see only the text.
 """
 
 import json
@@ -26,17 +26,17 @@ from jinja2.utils import Namespace
 
 from neuronpipe.core.errors import InvalidInput
 
-# Behind the message that a text continues, as transformers writes it. A template that trims messages takes the space.
+# The mark behind the message that a text continues, as in transformers. A template that trims messages takes the space.
 _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-# Of what a template says to its caller.
+# The characters of a template's refusal that the caller gets.
 _MAX_REASON = 200
 
 
 class ChatTemplate:
-    """A template of the model, in jinja's sandbox.
+    """A template of the model in jinja's sandbox.
 
-    `variables`: the special tokens by their names in templates (bos_token, …). `special_tokens`: all of them.
+    `variables`: the special tokens by their names in templates (bos_token, …). `special_tokens`: all special tokens.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str], special_tokens: Iterable[str]) -> None:
@@ -53,25 +53,26 @@ class ChatTemplate:
         *,
         continues: bool = False,
     ) -> list[str]:
-        """The prompt for the message after these, in parts. `tools`: those that the model may call. `arguments`: more
-        variables of the template. `continues`: the text continues the last message.
+        """The prompt for the message after `messages`, in parts.
 
-        Every second part is a special token that a message spells, which is text. Raises InvalidInput where the
-        template does not take the messages, or cannot be run.
+        `tools`: tools that the model may call. `arguments`: more variables of the template. `continues`: the text
+        continues the last message. Every second part is a special token that a message spells, which counts as text.
+        Raises InvalidInput if the template refuses the messages, or cannot be run.
         """
-        said = [_with_reasoning(_hide(one)) for one in messages]
-        if continues and not isinstance(said[-1].get("content"), str):
+        marked = [_with_reasoning(_hide(message)) for message in messages]
+        if continues and not isinstance(marked[-1].get("content"), str):
             raise InvalidInput("messages", "the content of the last one, which is to be continued, must be a text")
         variables = {"documents": None, "add_generation_prompt": not continues, **self._variables}
         try:
             if continues:
-                said[-1]["content"] = _joined((said[-1]["content"], _CONTINUED))
-            text = self._template.render(variables | _hide(arguments or {}) | {"messages": said, "tools": _hide(tools)})
-        except _Refused as error:
+                marked[-1]["content"] = _joined((marked[-1]["content"], _CONTINUED))
+            chat = {"messages": marked, "tools": _hide(tools)}
+            text = self._template.render(variables | _hide(arguments or {}) | chat)
+        except _TemplateRefusal as error:
             raise InvalidInput("messages", f"the model's template refuses them: {str(error)[:_MAX_REASON]}") from error
         except SecurityError as error:
             raise InvalidInput("messages", "the model's template tries to leave its sandbox") from error
-        except Exception as error:  # what templates do with values raises anything
+        except Exception as error:  # a template may raise any error
             problem = f"the model's template cannot be run on them ({type(error).__name__})"
             raise InvalidInput("messages", problem) from error
         if continues:
@@ -80,29 +81,29 @@ class ChatTemplate:
                 raise InvalidInput("messages", "the model's template leaves out the last one, which is to be continued")
             text = text[:end] if text.startswith(_CONTINUED, end) else _cut(text[:end], "rstrip")
         parts, begin, shadow = list[str](), 0, _shadow(text)
-        for found in self._special.finditer(text):
-            if found[0] != shadow[found.start() : found.end()]:
-                parts += [str.__str__(text)[begin : found.start()], found[0]]
-                begin = found.end()
+        for match in self._special.finditer(text):
+            if match[0] != shadow[match.start() : match.end()]:
+                parts += [str.__str__(text)[begin : match.start()], match[0]]
+                begin = match.end()
         return [*parts, str.__str__(text)[begin:]]
 
     @cached_property
     def _template(self) -> Any:
-        return _Environment().from_string(self._source)
+        return _TemplateEnvironment().from_string(self._source)
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its reasoning by the names that templates read."""
+    """The message with its reasoning under the names that templates read."""
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
-class _Refused(TemplateError):
-    """What a template raises on purpose, with its reason."""
+class _TemplateRefusal(TemplateError):
+    """The error that a template raises on purpose, with its reason."""
 
 
 class _Namespace(Namespace):
-    """As transformers': without names that reach into Python."""
+    """A namespace as in transformers, without names that reach into Python."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *rest = args
@@ -117,7 +118,7 @@ class _Namespace(Namespace):
 
 
 class _Generation(Extension):
-    """The block {% generation %}, which marks what the model said; here it changes nothing."""
+    """The block {% generation %}, which marks the model's words. Here it changes nothing."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -127,18 +128,18 @@ class _Generation(Extension):
 
 
 class _Code(CodeGenerator):
-    """Jinja's, in which ~ keeps what callers wrote."""
+    """Jinja's code generator, in which ~ keeps the marks of callers' characters."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 (jinja's)
         self.write("environment.concat((")
-        for one in node.nodes:
-            self.visit(one, frame)
+        for operand in node.nodes:
+            self.visit(operand, frame)
             self.write(", ")
         self.write("))")
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """Transformers' environment, in which each text knows what callers wrote of it."""
+class _TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """Transformers' environment, in which each text knows which of its characters callers wrote."""
 
     code_generator_class = _Code
     intercepted_binops = frozenset("+*%")
@@ -148,7 +149,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_text)
         self.concat = _joined  # type: ignore[method-assign]
         self.filters["tojson"] = _to_json
-        self.filters = {name: _shadowed(one) for name, one in self.filters.items()}
+        self.filters = {name: _shadowed(function) for name, function in self.filters.items()}
         self.filters |= {"trim": _trim, "replace": _replace}
         self.globals |= {
             "raise_exception": _raise_exception,
@@ -164,7 +165,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             return _hide(call(context, obj, *args, **kwargs))
         if not isinstance(text, str):
             return call(context, obj, *args, **kwargs)
-        kwargs = {one: value for one, value in kwargs.items() if one not in ("_loop_vars", "_block_vars")}  # jinja's
+        kwargs = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}  # jinja's
         if name in _CUTS:
             return _cut(text, name, *args, **kwargs)
         if name == "replace":
@@ -182,7 +183,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise _Refused(message)
+    raise _TemplateRefusal(message)
 
 
 def _strftime_now(form: str) -> str:
@@ -199,17 +200,17 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-# For a character that a caller wrote, in a shadow. It is in no template: Unicode has no such character.
+# The character that stands for a caller's character in a shadow. Unicode has no such character, so no template has it.
 _HIDDEN = "\U0010ffff"
-# Methods that give parts of a text, in their order.
+# Methods that return parts of a text, in their order.
 _CUTS = {"strip", "lstrip", "rstrip", "removeprefix", "removesuffix"}
 _CUTS |= {"split", "rsplit", "splitlines", "partition", "rpartition"}
-# Read once, or no list: functions get a list instead, which has a shadow.
+# Values that can be read only once, or that are no list. Functions get a list instead, which has a shadow.
 _PASSING = (Iterator, KeysView, ValuesView, ItemsView)
 
 
 class _Said(str):
-    """A text of which callers wrote some. `_shadow`: the same with `_HIDDEN` for each character of theirs."""
+    """A text with characters that callers wrote. `_shadow`: the text with `_HIDDEN` for each such character."""
 
     __slots__ = ("_shadow",)
     _shadow: str
@@ -234,12 +235,12 @@ def _said(text: str, shadow: str) -> str:
 
 
 def _hide(value: Any) -> Any:
-    """The caller's value, whose texts know that they are the caller's."""
+    """The caller's value, with all its texts marked as the caller's."""
     if isinstance(value, str):
         return _said(value, _HIDDEN * len(value))
     if isinstance(value, Mapping):
-        return {_hide(name): _hide(one) for name, one in value.items()}
-    return [_hide(one) for one in value] if isinstance(value, Sequence) and not isinstance(value, bytes) else value
+        return {_hide(name): _hide(item) for name, item in value.items()}
+    return [_hide(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, bytes) else value
 
 
 def _shadow_of(text: _Said) -> str:
@@ -247,71 +248,73 @@ def _shadow_of(text: _Said) -> str:
 
 
 def _open_shadow_of(text: _Said) -> str:
-    """The shadow in which white space and what JSON escapes are shown, which many functions look for."""
+    """The shadow that shows white space and characters that JSON escapes, because many functions look for them."""
     pairs = zip(str.__str__(text), text._shadow, strict=True)
-    return "".join(own if own.isspace() or own in '"\\' or own < " " else one for own, one in pairs)
+    return "".join(char if char.isspace() or char in '"\\' or char < " " else hidden for char, hidden in pairs)
 
 
 def _shadow(value: Any, of: Callable[[_Said], str] = _shadow_of) -> Any:
-    """The value with shadows for its texts. What cannot be looked into counts as written by callers."""
+    """The value with shadows instead of its texts. A value of an unknown type counts as written by callers."""
     if isinstance(value, str):
         return of(value) if isinstance(value, _Said) else value
     if isinstance(value, list | tuple):
-        shadows = [_shadow(one, of) for one in value]
+        shadows = [_shadow(item, of) for item in value]
         return tuple(shadows) if type(value) is tuple else shadows
     if isinstance(value, dict):
-        return {_shadow(name, of): _shadow(one, of) for name, one in value.items()}
+        return {_shadow(name, of): _shadow(item, of) for name, item in value.items()}
     known = (int, float, type(None), Undefined, Environment, Context, EvalContext)
     return value if isinstance(value, known) else _HIDDEN
 
 
 def _text(value: Any) -> Any:
-    """What a template prints of a value."""
+    """The text that a template prints for a value."""
     return value if isinstance(value, str | int | float | Undefined | None) else _hide(str(value))
 
 
 def _joined(values: Iterable[Any]) -> str:
-    texts = [str(_text(one)) for one in values]
+    texts = [str(_text(value)) for value in values]
     return _said("".join(texts), "".join(map(_shadow, texts)))
 
 
 def _shadowed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose text knows what callers wrote of it: where the function gives the same of the shadows.
-    Else it counts as written by callers.
+    """Wraps a function so that its text knows which of its characters callers wrote.
+
+    The function runs again with the shadows of its arguments, and the two results are compared. If they differ in more
+    than hidden characters, the whole text counts as written by callers.
     """
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = [list(one) if isinstance(one, _PASSING) else one for one in args]
-        made = function(*given, **kwargs)
-        if not isinstance(made, str) or isinstance(made, _Said) or _shadow([given, kwargs]) == [given, kwargs]:
-            return made
+        values = [list(value) if isinstance(value, _PASSING) else value for value in args]
+        text = function(*values, **kwargs)
+        if not isinstance(text, str) or isinstance(text, _Said) or _shadow([values, kwargs]) == [values, kwargs]:
+            return text
         for of in (_shadow_of, _open_shadow_of):
             shadow = ""
-            with suppress(Exception):  # what functions do with a shadow raises anything
-                shadow = str(function(*_shadow(given, of), **_shadow(kwargs, of)))
-            if len(shadow) == len(made) and all(map(_is_same, shadow, made)):
-                return _said(str(made), shadow)
-        return _hide(str(made))
+            with suppress(Exception):  # a function may raise any error for a shadow
+                shadow = str(function(*_shadow(values, of), **_shadow(kwargs, of)))
+            if len(shadow) == len(text) and all(map(_is_same, shadow, text)):
+                return _said(str(text), shadow)
+        return _hide(str(text))
 
     return call
 
 
-def _is_same(shadow: str, own: str) -> bool:
-    return shadow in (own, _HIDDEN)
+def _is_same(shadow: str, character: str) -> bool:
+    return shadow in (character, _HIDDEN)
 
 
 def _cut(text: str, name: str, *args: Any, **kwargs: Any) -> Any:
-    """What a method of `_CUTS` gives."""
+    """The result of a method of `_CUTS`, with its shadows."""
     whole, shadow = str.__str__(text), _shadow(text)
-    found = getattr(whole, name)(*args, **kwargs)
+    cut = getattr(whole, name)(*args, **kwargs)
     gap = len((args[0] if args else kwargs.get("sep")) or "") if name in ("split", "rsplit") else 0
-    begin, parts = len(whole) - len(found) if name == "removeprefix" else 0, []
-    for part in [found] if isinstance(found, str) else found:
+    begin, parts = len(whole) - len(cut) if name == "removeprefix" else 0, []
+    for part in [cut] if isinstance(cut, str) else cut:
         begin = whole.index(part, begin)
         parts.append(_said(part, shadow[begin : begin + len(part)]))
         begin += len(part) + gap
-    return parts[0] if isinstance(found, str) else type(found)(parts)
+    return parts[0] if isinstance(cut, str) else type(cut)(parts)
 
 
 def _trim(value: Any, chars: str | None = None) -> Any:
@@ -322,4 +325,4 @@ def _replace(value: Any, old: str, new: str, count: int | None = None) -> str:
     if not old:
         return str(_hide(str(value).replace(old, new, -1 if count is None else count)))
     first, *rest = _cut(str(_text(value)), "split", str(old), -1 if count is None else count)
-    return _joined([first, *(one for part in rest for one in (str(new), part))])
+    return _joined([first, *(text for part in rest for text in (str(new), part))])

@@ -1,10 +1,11 @@
-"""Encodes the inputs of one model, as the task defines it, and packs them for Redis.
+"""Encodes the inputs of one model, as the task defines it, and packs encoded inputs for Redis.
 
-In Redis they are the wire message, with arrays as 16-bit numbers if their values allow it. Token ids and positions are
-int32 [tokens]. The lowest value is -1 (no position). Most vocabularies end below 65,535.
+Redis stores the wire message, with arrays as 16-bit numbers if their values allow it. Token ids and positions are int32
+[tokens]. The lowest value is -1 (no position). Most vocabularies end below 65,535.
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from hashlib import blake2b
 
@@ -17,9 +18,9 @@ from neuronpipe.api.v1.tensors_pb2 import DataType, TensorSet
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.items import EncodedInput
 from neuronpipe.core.model import encoding_traits
-from neuronpipe.core.packed import TensorSets
+from neuronpipe.core.packed import Packed, TensorSets
 from neuronpipe.core.tensors import to_arrays, to_tensor_set
-from neuronpipe.platform.cache.cache import Kind
+from neuronpipe.platform.cache.cache import CacheKind
 from neuronpipe.platform.cache.sealing import ValueCodec
 from neuronpipe.stages.tokenizer.text import LIBRARY_VERSION, JsonTokenizer
 from neuronpipe.tasks import ANSWERED_TASKS
@@ -27,11 +28,11 @@ from neuronpipe.tasks.base import ImageReader, Readers, Reads, Task, TextTokeniz
 from neuronpipe.tasks.inputs import images
 from neuronpipe.tasks.text_generation import GenerationFacts
 
-# Between the stages a tensor always has a type; a tensor without one is packed.
+# Between the stages a tensor always has a type. A tensor without a type is packed.
 _PACKED, _WHOLE = DataType.DATA_TYPE_UNSPECIFIED, DataType.DATA_TYPE_INT32
 _LEAST, _MOST = -1, 65_534
-# What an encoded input, each of its sets, and each of its arrays takes in memory besides the arrays' numbers (measured
-# with tracemalloc on CPython 3.11 and NumPy 2, 2026-11-22: 312, 184 and 163 bytes).
+# Bytes of an encoded input, each of its sets, and each of its arrays without the numbers. On CPython 3.11 and NumPy 2,
+# tracemalloc measured 312, 184 and 163 bytes (2026-11-22).
 _VALUE_BYTES, _SET_BYTES, _ARRAY_BYTES = 320, 184, 164
 
 
@@ -53,7 +54,7 @@ def pack(encoded: EncodedInput) -> bytes:
 
 
 def unpack(packed: bytes) -> EncodedInput:
-    """The encoded input of such bytes. Its arrays are read-only."""
+    """The encoded input of packed bytes. Its arrays are read-only."""
     message = stages_pb2.EncodedInput.FromString(packed)
     for tensors in (*message.sequences, *message.annotations):
         for tensor in tensors.tensors:
@@ -88,52 +89,58 @@ _LONG_WORK_BYTES = 1 << 20
 class Encoder:
     """Encodes the inputs of one model, and gives inputs with the same encoding the same key."""
 
-    def __init__(self, bundle: Bundle, *, reads_special_tokens: bool = False) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        reads_special_tokens: bool = False,
+        image_turn: AbstractContextManager[object] | None = None,
+    ) -> None:
         """Loads the tokenizer. Raises SetupError for a file that is missing or was changed.
 
-        `reads_special_tokens`: see JsonTokenizer.
+        `reads_special_tokens`: see JsonTokenizer. `image_turn`: see read_pixels.
         """
         self._spec = bundle.spec
-        self._readers, reader_traits = _readers(bundle, reads_special_tokens)
-        # Another release may encode differently.
+        self._readers, reader_traits = _readers(bundle, reads_special_tokens, image_turn)
+        # Another release of the library may encode differently.
         traits = (__version__, reads_special_tokens, *reader_traits, *encoding_traits(bundle.spec))
         self._key = blake2b(repr(traits).encode(), digest_size=_KEY_BYTES)
-        # The kind of encoded inputs, and so the cache that they are in.
-        self.kind: Kind = "pixels" if bundle.spec.image else "tokens"
+        # The kind of encoded inputs decides the cache that stores them.
+        self.kind: CacheKind = "pixels" if bundle.spec.image else "tokens"
 
-    def check(self, input: TaskInput) -> None:
+    def check(self, input: Packed[TaskInput]) -> None:
         """Checks everything that can be checked without tokenizing. Raises InvalidInput and WrongTask."""
         task = self._task_of(input)
-        self._spec.check_answers(task.name)  # gateways have checked it, but others may reach the stage
-        task.check(getattr(input, task.name), self._spec)
+        self._spec.check_answers(task.name)  # gateways have checked it, but other clients may reach the stage
+        task.check(input.body, self._spec)
 
-    def key(self, input: TaskInput, scope: str = "") -> bytes:
-        """Equal for inputs that have the same encoding: a digest of the tokenizer, task, options and texts.
+    def key(self, input: Packed[TaskInput], scope: str = "") -> bytes:
+        """A key that is equal for inputs of the same encoding: a digest of the tokenizer, task, options and texts.
 
-        `scope`: callers of one scope share encodings; empty for those that all share.
+        `scope`: callers of one scope share encodings; empty for callers that share encodings with all others.
         """
         task, key = self._task_of(input), self._key.copy()
         if scope:
             key.update(repr(scope).encode())
         # repr separates the values, so that different values never give the same bytes.
-        own = getattr(input, task.name)
-        key.update(repr((task.name, truncation_tokens(own), *task.traits(own))).encode())
+        message = input.body
+        key.update(repr((task.name, truncation_tokens(message), *task.traits(message))).encode())
         return key.digest()
 
     def work_bytes(self, size_bytes: int) -> int:
         """The size of an input as its lane counts it.
 
-        Every image counts as long work, since a small file may hold a large image.
+        Every image counts as long work, because a small file may contain a large image.
         """
         return max(size_bytes, _LONG_WORK_BYTES) if self.kind == "pixels" else size_bytes
 
-    def encode(self, input: TaskInput) -> EncodedInput:
-        """Encodes an input that was checked; the arrays are read-only. Raises InvalidInput."""
+    def encode(self, input: Packed[TaskInput]) -> EncodedInput:
+        """Encodes a checked input into read-only arrays. Raises InvalidInput."""
         task = self._task_of(input)
-        own, spec = getattr(input, task.name), self._spec
-        if (most := truncation_tokens(own)) and not task.generates:  # which leave room behind a prompt
+        message, spec = input.body, self._spec
+        if (most := truncation_tokens(message)) and not task.generates:  # generating tasks keep room behind the prompt
             spec = spec.model_copy(update={"max_tokens": min(most, spec.max_tokens), "largest_bucket": ""})
-        encoded = task.encode(own, self._readers[task.reads], spec)
+        encoded = task.encode(message, self._readers[task.reads], spec)
         for arrays in (*encoded.sequences, *encoded.annotations):
             for array in arrays.values():
                 array.setflags(write=False)
@@ -144,20 +151,20 @@ class Encoder:
             truncated_tokens=encoded.truncated_tokens,
         )
 
-    def _task_of(self, input: TaskInput) -> Task:
-        return ANSWERED_TASKS[input.WhichOneof("task") or self._spec.task]
+    def _task_of(self, input: Packed[TaskInput]) -> Task:
+        return ANSWERED_TASKS[input.task or self._spec.task]
 
 
 def _readers(
-    bundle: Bundle, reads_special_tokens: bool
+    bundle: Bundle, reads_special_tokens: bool, image_turn: AbstractContextManager[object] | None
 ) -> tuple[Mapping[Reads, TextTokenizer | ImageReader | Readers], tuple[str, ...]]:
-    """Loads what reads a model's inputs, and everything else besides the model's spec that its results depend on.
+    """Loads the readers of a model's inputs, and the traits on which encodings depend in addition to the model's spec.
 
     Raises SetupError.
     """
     spec, readers, traits = bundle.spec, dict[Reads, TextTokenizer | ImageReader | Readers](), tuple[str, ...]()
     if spec.image:
-        readers["images"] = read_image = partial(images.read_pixels, spec=spec.image)
+        readers["images"] = read_image = partial(images.read_pixels, spec=spec.image, turn=image_turn)
         traits = (images.LIBRARY_VERSION,)
     if spec.takes_texts:
         facts = spec.facts.get("text_generation")

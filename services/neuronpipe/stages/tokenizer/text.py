@@ -5,7 +5,7 @@ import math
 import re
 import threading
 import unicodedata
-from collections import abc
+from collections import Counter, abc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,10 +25,10 @@ from neuronpipe.tasks.base import EncodedText, LocatedText, Side, TextTokens, To
 
 @dataclass(frozen=True, slots=True)
 class WordRule:
-    """How a model's tokens show that they continue a word.
+    """The rule by which a model's tokens continue a word.
 
     Some tokenizers mark continuations (WordPiece: "##ing"): such a token is longer than its text. With all others
-    (byte-level BPE, SentencePiece) a token continues a word unless it begins with a space, or a space is before it. An
+    (byte-level BPE, SentencePiece) a token continues a word unless it begins with a space, or a space precedes it. An
     unknown token is a word. Source: transformers 5, pipelines/token_classification.py, gather_pre_entities.
     """
 
@@ -57,16 +57,21 @@ class WordRule:
         return continues if self.unknown_id is None else continues & (token_ids != self.unknown_id)
 
 
-# The version of the library: encodings may change with it.
+# The version of the library, with which encodings may change.
 LIBRARY_VERSION: str = tokenizers.__version__
-# A text of more characters takes long enough to tokenize that no other should wait for it.
+# A text with more characters takes so long to tokenize that no other text should wait for it.
 LONG_TEXT = 64 << 10
+# Up to this length, no normalization makes a text too long, even by 18 characters for each (U+FDFA by NFKC).
+_LONG_IF_GROWN = LONG_TEXT // 4
+# The most characters that a normalization may make of a text with fewer bytes. The library takes 150 to 450 bytes for
+# each character that becomes a token (measured 2026-11-28).
+_MOST_GROWN = 1 << 20
 
 
 class JsonTokenizer:
     """The TextTokenizer (see tasks/base.py) of a tokenizer.json, for several threads at once.
 
-    Several threads have no more throughput than one, but a short text does not wait for a long one.
+    Several threads do not increase the throughput, but a short text does not wait for a long text.
     """
 
     def __init__(
@@ -79,21 +84,23 @@ class JsonTokenizer:
         reads_special_tokens: bool = False,
     ) -> None:
         """`written`: the file's content. `template_variables`: special tokens by their names in the template.
-        `cuts_windows`: most texts will be cut into windows, so what does that is loaded now. `reads_special_tokens`:
-        those that a text spells are special, as in transformers; in messages of chats they are always plain text.
+
+        `cuts_windows`: most texts will be cut into windows, so the tokenizer for windows is loaded now.
+        `reads_special_tokens`: special tokens that a text spells are special, as in transformers. In chat messages
+        they are always plain text.
         """
         content = json.loads(written)
         counts_deleted = "precompiled_charsmap" in json.dumps(content["normalizer"])
         load = partial(_load, written, counts_deleted=counts_deleted, reads_special_tokens=reads_special_tokens)
-        # What calls share is never changed. An allowed mask is not a special token in the file
+        # Calls share these objects, and never change them. An allowed mask is not a special token in the file
         # (compiler/tokenizers.py).
         self._tokenizer = self._chat_tokenizer = load()
         if chat_template and reads_special_tokens:
             self._chat_tokenizer = load(reads_special_tokens=False)
         self._load_trusting = partial(load, reads_special_tokens=True, in_normalized=False)
         self._reads_special_tokens = reads_special_tokens
-        self._short_windows, self._long_windows = _Windows(load), _Windows(load)
-        # To load takes up to a second, for which the first request would hold up all others.
+        self._short_windows, self._long_windows = _TextWindows(load), _TextWindows(load)
+        # Loading takes up to a second, for which the first request would otherwise hold up all others.
         if cuts_windows:
             self._short_windows.load()
         if chat_template:
@@ -107,20 +114,20 @@ class JsonTokenizer:
 
     @cached_property
     def _trusting_tokenizer(self) -> Tokenizer:
-        """For the model's own words, whose special tokens are special. Most models have none."""
+        """The tokenizer for the model's own words, whose special tokens are special. Most models do not need it."""
         return self._load_trusting()
 
     def token_id(self, token: str) -> int | None:
-        found: int | None = self._tokenizer.token_to_id(token)
-        return found
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
 
     def count(self, text: str) -> int:
         return len(_encode(self._tokenizer, text, add_special_tokens=False))
 
     def tokens(self, text: str, *, special_tokens: bool, max_tokens: float = math.inf) -> TextTokens:
         encoding = _encode(self._tokenizer, text, add_special_tokens=special_tokens, with_offsets=True)
-        if (count := len(encoding)) > max_tokens:  # before anything is made of each
-            del encoding  # hundreds of megabytes, which the error's traceback would keep beside the next long text
+        if (count := len(encoding)) > max_tokens:  # checked before arrays are made
+            del encoding  # the error's traceback would keep its hundreds of megabytes beside the next long text
             raise InvalidInput("text", f"{count} tokens, the limit of tokenization is {max_tokens}")
         is_special = np.array(encoding.special_tokens_mask, bool)
         starts, ends = np.where(is_special, np.int32(-1), np.array(encoding.offsets, np.int32).reshape(-1, 2).T)
@@ -128,7 +135,7 @@ class JsonTokenizer:
 
     def text_of(self, token_ids: Iterable[int], *, special_tokens: bool) -> str:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=not special_tokens)
-        return self._hidden.sub(lambda found: found[0][1:], text)
+        return self._hidden.sub(lambda match: match[0][1:], text)
 
     def special_tokens(self, *, pair: bool) -> int:
         return self._tokenizer.num_special_tokens_to_add(pair)
@@ -146,6 +153,7 @@ class JsonTokenizer:
         continues: bool = False,
     ) -> EncodedText:
         parts, ids = self._chat.render(messages, tools, arguments, continues=continues), list[int]()
+        _check_growth(self._chat_tokenizer, "".join(parts))
         for index, part in enumerate(parts):
             tokenizer = self._chat_tokenizer if index % 2 else self._trusting_tokenizer
             encode = _encode_behind_other if index else partial(_encode, add_special_tokens=False)
@@ -196,16 +204,16 @@ class JsonTokenizer:
         )
 
     def _encode_behind(self, prompt: str, text: str, text_pair: str | None) -> Encoding:
-        """A text or a pair behind a prompt, whose special tokens are special."""
-        found = [*self._special.finditer(prompt)]
-        if not found or self._reads_special_tokens:
+        """Encodes a text or a pair behind a prompt, whose special tokens are special."""
+        matches = [*self._special.finditer(prompt)]
+        if not matches or self._reads_special_tokens:
             return _encode(self._tokenizer, prompt + text, text_pair)
         if not (self._special.search(text) or self._special.search(text_pair or "")):
             return _encode(self._trusting_tokenizer, prompt + text, text_pair)
-        # Apart from what the caller wrote, behind the last special token, where the library divides texts.
-        special, end = found[-1][0], found[-1].end()
+        # The caller's text is encoded separately, from the prompt's last special token on, where the library divides.
+        special, end = matches[-1][0], matches[-1].end()
         trusting, bare = self._trusting_tokenizer, partial(_encode, add_special_tokens=False)
-        # Some tokenizers put a space before the text behind a special token, others before the first text only.
+        # Some tokenizers put a space before the text behind a special token, others only before the first text.
         begins = bare(trusting, f"{special}a").ids == bare(trusting, special).ids + bare(trusting, "a").ids
         encode_tail = bare if begins else _encode_behind_other
         parts = [bare(trusting, prompt[:end]), encode_tail(self._tokenizer, prompt[end:] + text)]
@@ -219,9 +227,10 @@ class JsonTokenizer:
         return windows.encode(first, second, max_tokens, strategy=strategy, stride=stride)
 
 
-class _Windows:
-    """Cuts texts into windows, one at a time: truncation is a state of the library's object, so this has a copy of the
-    tokenizer, loaded when it is first needed.
+class _TextWindows:
+    """Cuts texts into windows, one text at a time.
+
+    Truncation is a state of the library's object, so this class has a copy of the tokenizer, loaded at its first use.
     """
 
     def __init__(self, load: Callable[[], Tokenizer]) -> None:
@@ -230,7 +239,7 @@ class _Windows:
         self._lock = threading.Lock()
 
     def load(self) -> Tokenizer:
-        """The copy, from now on."""
+        """Loads the copy of the tokenizer if needed, and returns it."""
         self._tokenizer = self._tokenizer or self._load()
         return self._tokenizer
 
@@ -242,9 +251,10 @@ class _Windows:
 
 
 def _with_special_pieces(written: bytes, *, in_normalized: bool) -> bytes:
-    """The file in which the special tokens of a Unigram model, which are hidden from texts (compiler/tokenizers.py),
-    are as those of other models. Without `in_normalized`, none is found in what a normalizer made of a text: a caller
-    could write one in letters of another width.
+    """The file in which a Unigram model's special tokens, hidden from texts by compiler/tokenizers.py, are ordinary.
+
+    `in_normalized`: False finds no special token in a normalized text, because a caller could spell the token in
+    letters of another width.
     """
     content = json.loads(written)
     for token in content["added_tokens"]:
@@ -257,14 +267,14 @@ def _with_special_pieces(written: bytes, *, in_normalized: bool) -> bytes:
 def _load(
     written: bytes, *, counts_deleted: bool, reads_special_tokens: bool = False, in_normalized: bool = True
 ) -> Tokenizer:
-    """The library's tokenizer. `reads_special_tokens`: those that a text spells are no plain text."""
+    """The library's tokenizer. `reads_special_tokens`: special tokens that a text spells are special."""
     if reads_special_tokens:
         written = _with_special_pieces(written, in_normalized=in_normalized)
     tokenizer = Tokenizer.from_buffer(written)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = not reads_special_tokens
-    if tokenizer.post_processor is None:  # encode_batch_fast would then give both texts of a pair one type
+    if tokenizer.post_processor is None:  # encode_batch_fast would otherwise give both texts of a pair one type
         tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B:1")
     if counts_deleted:
         tokenizer.normalizer = _counting_what_it_deletes(tokenizer.normalizer)
@@ -283,17 +293,36 @@ def _encode(
     add_special_tokens: bool = True,
     with_offsets: bool = False,
 ) -> Encoding:
-    # A batch of one: the library's `encode` holds the interpreter's lock, so a text of 1 MB would block every thread
-    # for a second.
+    _check_growth(tokenizer, text + (text_pair or ""))
+    # A batch with a single text: the library's `encode` holds the interpreter's lock, so a text of 1 MB would block
+    # every thread for a second.
     inputs = [text] if text_pair is None else [(text, text_pair)]
-    # Without offsets it takes a sixth less time.
+    # Encoding without offsets takes a sixth less time.
     encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
     (encoding,) = encode(inputs, add_special_tokens=add_special_tokens)
     return encoding
 
 
+def _check_growth(tokenizer: Tokenizer, text: str) -> None:
+    """Raises InvalidInput for a text whose normalization would exceed the limit, before the library makes it."""
+    if len(text) <= _LONG_IF_GROWN or tokenizer.normalizer is None:
+        return
+    by_count: dict[int, list[str]] = {}
+    for char, count in Counter(text).items():
+        by_count.setdefault(count, ["a"]).append(f"{char}a")  # separated, because normalizations join marks and letters
+    length = partial(_normalized_length, tokenizer.normalizer)
+    grown = sum(count * (length("".join(chars)) - length("a" * len(chars))) for count, chars in by_count.items())
+    if grown > (most := max(_MOST_GROWN, len(text.encode()))):
+        reason = f"{len(text)} characters, of which the model's normalization makes {grown}; the limit is {most}"
+        raise InvalidInput("input", f"a text of {reason}")
+
+
+def _normalized_length(normalizer: Normalizer, text: str) -> int:
+    return len(normalizer.normalize_str(text))
+
+
 def _encode_behind_other(tokenizer: Tokenizer, text: str) -> Encoding:
-    """A later part of a text: behind a line break, so that it gets no space as the first one does."""
+    """Encodes a later part of a text behind a line break, so that it gets no space like the first part."""
     line_break = _encode(tokenizer, "\n", add_special_tokens=False).ids
     encoding = _encode(tokenizer, f"\n{text}", add_special_tokens=False)
     if encoding.ids[: len(line_break)] != line_break:
@@ -306,8 +335,8 @@ def _counting_what_it_deletes(normalizer: Normalizer) -> Normalizer:
     """A SentencePiece normalizer whose offsets are correct after deleted control characters.
 
     The normalizer of the library (tokenizers 0.23, Precompiled) does not count characters that it deletes at the
-    beginning of a text and after each added token. All later offsets would be too small. Replace counts what it
-    deletes, so it runs first.
+    beginning of a text and after each added token. All later offsets would be too small. Replace runs first, because it
+    counts the characters that it deletes.
     """
     invisible = (char for char in map(chr, (*range(0x2070), 0xFEFF)) if unicodedata.category(char) in ("Cc", "Cf"))
     deleted = [char for char in invisible if normalizer.normalize_str(f"{char}a") == normalizer.normalize_str("a")]
@@ -347,7 +376,7 @@ def _window(encoding: Encoding) -> Window:
     is_second = np.array([sequence == 1 for sequence in encoding.sequence_ids], bool)
     offsets = np.array(encoding.offsets, np.int32).reshape(tokens, 2)
     char_start[is_second], char_end[is_second] = offsets[is_second].T
-    # A token that is part of a word gets the word's range. Words of the second text are numbered from 0 on, in order.
+    # A token that is part of a word gets the word's range. The words of the second text are numbered from 0, in order.
     word_ids = encoding.word_ids
     by_word: dict[int, list[int]] = {}
     for token in np.flatnonzero(is_second).tolist():

@@ -1,4 +1,4 @@
-"""The contract of a kind of input, so that batching is the same for tokens and pixels; and the three kinds."""
+"""The contract of a kind of input, with which batching is the same for tokens and pixels, and the three kinds."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,34 +9,34 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ImageSpec, ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
 
-# Lengths of the warm-up's batches: far apart, to separate the overhead of a batch from the cost of a token, and still
-# fast.
+# Lengths of the warm-up's batches. They differ much, to separate the overhead of a batch from the cost of a token, and
+# are still fast.
 _WARM_UP_TOKENS = (3, 64)
-# All images have one length, so the warm-up's batches differ in rows.
+# All images have one length, so the warm-up's batches of images differ in rows.
 _WARM_UP_ROWS = (1, 2)
 _PIXELS, _PLACES = "pixels", "places"
 
 
 class InputKind(Protocol):
-    """The inputs of one model. A sequence is one row: arrays by name, as received."""
+    """The inputs of one model. A sequence is one row: arrays by name, as they arrived."""
 
     def check(self, arrays: Arrays) -> None:
         """Raises InvalidInput for a sequence that could harm its batch: a wrong name, shape or dtype."""
 
     def tokens_of(self, arrays: Arrays) -> int:
-        """The number of tokens that a sequence has, or counts as."""
+        """The number of tokens of a sequence, or the number that it counts as."""
 
     def pad(self, sequences: Sequence[Arrays], padded_tokens: int) -> dict[str, Array]:
-        """The sequences as one batch: the model's inputs in its order."""
+        """Pads the sequences to one batch: the model's inputs in its order."""
 
     def shape_of(self, batch: Arrays) -> tuple[int, int]:
         """The rows and padded tokens of a batch."""
 
-    def shortest(self) -> Arrays:
-        """The shortest sequence that a model takes."""
+    def shortest(self, padded_tokens: int = 1) -> Arrays:
+        """The shortest sequence that a batch of a padded length may contain."""
 
     def warm_up_shapes(self) -> Sequence[tuple[int, int]]:
-        """Rows and tokens of two batches. From their times follow the overhead of a batch and the cost of a token."""
+        """Rows and tokens of two batches, whose times give the overhead of a batch and the cost of a token."""
 
 
 def input_kind(spec: ModelSpec) -> InputKind:
@@ -53,7 +53,7 @@ class Tokens:
         self._spec = spec
 
     def check(self, arrays: Arrays) -> None:
-        """See InputKind. Refuses ids outside of the vocabulary and more tokens than the model takes, too."""
+        """See InputKind. Also refuses ids outside the vocabulary, and more tokens than the model's limit."""
         spec, token_ids = self._spec, arrays.get("input_ids")
         if token_ids is None:
             raise InvalidInput("input_ids", "missing")
@@ -64,7 +64,7 @@ class Tokens:
                 raise InvalidInput(name, f"{array.dtype}{list(array.shape)}, expected int32{list(token_ids.shape[:1])}")
         if not 1 <= len(token_ids) <= spec.max_tokens:
             raise InvalidInput("input_ids", f"{len(token_ids)} tokens, the model takes 1 to {spec.token_limit}")
-        if token_ids.view(np.uint32).max() >= spec.vocabulary_size:  # as unsigned, negative ids are large ones
+        if token_ids.view(np.uint32).max() >= spec.vocabulary_size:  # as unsigned numbers, negative ids are large
             raise InvalidInput(
                 "input_ids",
                 f"ids from {token_ids.min()} to {token_ids.max()}, the vocabulary has {spec.vocabulary_size}",
@@ -92,7 +92,7 @@ class Tokens:
         rows, tokens = batch["input_ids"].shape
         return rows, tokens
 
-    def shortest(self) -> Arrays:
+    def shortest(self, padded_tokens: int = 1) -> Arrays:
         """See InputKind: one token."""
         return {"input_ids": np.full(1, self._spec.pad_token_id, np.int32)}
 
@@ -101,9 +101,9 @@ class Tokens:
 
 
 class Pixels:
-    """Images: uint8 [3, height, width] each, all of one size, uint8 [batch, 3, height, width] together.
+    """Images: uint8 [3, height, width] each, all of one size; uint8 [batch, 3, height, width] together.
 
-    `name`: of the model's only input.
+    `name`: the name of the model's only input.
     """
 
     def __init__(self, name: str, image: ImageSpec) -> None:
@@ -119,17 +119,17 @@ class Pixels:
             raise InvalidInput(self._name, f"{array.dtype}{list(array.shape)}, expected uint8{list(self._shape)}")
 
     def tokens_of(self, arrays: Arrays) -> int:
-        """See InputKind: the same for every image."""
+        """See InputKind: the same number for every image."""
         return self._tokens
 
     def pad(self, sequences: Sequence[Arrays], padded_tokens: int) -> dict[str, Array]:
-        """See InputKind: as they are, uint8 [batch, 3, height, width]."""
+        """See InputKind: the images as they are, uint8 [batch, 3, height, width]."""
         return {self._name: np.stack([arrays[self._name] for arrays in sequences])}
 
     def shape_of(self, batch: Arrays) -> tuple[int, int]:
         return len(batch[self._name]), self._tokens
 
-    def shortest(self) -> Arrays:
+    def shortest(self, padded_tokens: int = 1) -> Arrays:
         """See InputKind: a black image."""
         return {self._name: np.zeros(self._shape, np.uint8)}
 
@@ -138,10 +138,11 @@ class Pixels:
 
 
 class TokensAndPixels:
-    """Texts and images for one model: each sequence is one or the other.
+    """Texts and images for one model: each sequence is a text or an image.
 
-    A batch has the texts, then the images, either of which may be none, and `places`: int64 [batch], where each
-    sequence is among them. The graph puts its outputs into that order.
+    A batch has the texts, then the images, either of which may be none, and `places`: int64 [batch], the place of each
+    sequence among them. The graph puts its outputs into that order. The executor's batches are all texts or all images,
+    because an image counts as longer than any text.
     """
 
     def __init__(self, spec: ModelSpec, image: ImageSpec) -> None:
@@ -149,7 +150,7 @@ class TokensAndPixels:
         self._tokens = Tokens(spec.model_copy(update={"inputs": text_inputs}))
         self._pixels = Pixels(_PIXELS, image)
         self._no_pixels = np.zeros((0, 3, *image.size), np.uint8)
-        self._image_tokens = spec.image_tokens
+        self._max_tokens, self._image_length = spec.max_tokens, spec.image_length
 
     def check(self, arrays: Arrays) -> None:
         """See InputKind."""
@@ -157,7 +158,7 @@ class TokensAndPixels:
 
     def tokens_of(self, arrays: Arrays) -> int:
         """See InputKind."""
-        return self._image_tokens if _PIXELS in arrays else self._tokens.tokens_of(arrays)
+        return self._image_length if _PIXELS in arrays else self._tokens.tokens_of(arrays)
 
     def pad(self, sequences: Sequence[Arrays], padded_tokens: int) -> dict[str, Array]:
         """See InputKind."""
@@ -166,16 +167,16 @@ class TokensAndPixels:
         texts = [arrays for arrays in sequences if _PIXELS not in arrays]
         pixels = self._pixels.pad(images, padded_tokens) if images else {_PIXELS: self._no_pixels}
         places = np.where(is_image, len(texts) + np.cumsum(is_image), np.cumsum(~is_image)) - 1
-        return self._tokens.pad(texts, padded_tokens) | pixels | {_PLACES: places}
+        return self._tokens.pad(texts, min(padded_tokens, self._max_tokens)) | pixels | {_PLACES: places}
 
     def shape_of(self, batch: Arrays) -> tuple[int, int]:
         """See InputKind."""
         return len(batch[_PLACES]), batch["input_ids"].shape[1]
 
-    def shortest(self) -> Arrays:
-        """See InputKind: a text of one token."""
-        return self._tokens.shortest()
+    def shortest(self, padded_tokens: int = 1) -> Arrays:
+        """See InputKind: a text of one token, or an image."""
+        return (self._pixels if padded_tokens > self._max_tokens else self._tokens).shortest()
 
     def warm_up_shapes(self) -> Sequence[tuple[int, int]]:
-        """See InputKind: of texts."""
+        """See InputKind: shapes of texts."""
         return self._tokens.warm_up_shapes()

@@ -7,7 +7,7 @@ import pytest_asyncio
 
 from neuronpipe.bulk.jobs.settings import JobSettings
 from neuronpipe.bulk.jobs.store import JobStore
-from tests.redis_server import RedisServer, redis_server
+from tests.servers.redis import RedisServer, redis_server
 
 
 @pytest.fixture(scope="module")

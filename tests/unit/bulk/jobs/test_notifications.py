@@ -2,8 +2,10 @@
 
 import asyncio
 import base64
+import contextlib
 import ipaddress
 import re
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +21,7 @@ from neuronpipe.bulk.jobs.store import JobStore
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
-from tests.redis_server import RedisServer, proxy
+from tests.servers.redis import RedisServer, proxy
 from tests.unit.soon import soon
 
 _LOOPBACK = [ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128")]
@@ -51,16 +53,18 @@ async def _receiver(status: int) -> AsyncIterator[_Receiver]:
 async def _running(store: JobStore, jobs_secret: bytes = b"") -> AsyncIterator[Meters]:
     meters = Meters()
     running = asyncio.create_task(Notifier(store, b"secret", _LOOPBACK, meters, jobs_secret).run())
-    yield meters
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    try:
+        yield meters
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
-async def _ended(store: JobStore, redis: RedisServer, url: str, attempts: int = 0) -> str:
+async def _ended(store: JobStore, redis: RedisServer, url: str, attempts: int = 0, tenant: str = "a") -> str:
     """A job that has ended, whose receiver was tried to be told so often."""
     fields: dict[str, str | int] = {"request_id": "", "notify": url, "limit": 900, "trace": "", "inputs": 1}
     id = new_id()
-    new = NewJob(id, id, "digest", "a", "normal", b"x", ttl_s=100, retention_s=100, fields=fields)
+    new = NewJob(id, id, "digest", tenant, "normal", b"x", ttl_s=100, retention_s=100, fields=fields)
     await store.submit(new, 1000, 0, 0)
     await store.end(id, "cancelled", end_of(cancelled()))
     redis.ask("HSET", f"neuronpipe-jobs:job:{id}", "notified", attempts)
@@ -135,6 +139,82 @@ async def test_a_job_that_is_deleted_while_its_receiver_is_told_is_not_told_agai
     assert redis.ask("ZCARD", _NOTIFY) == 0
 
 
+@asynccontextmanager
+async def _silent(address: str = "127.0.0.1", host: str = "localhost") -> AsyncIterator[str]:
+    """The URL of a receiver that takes no connection: its queue is full."""
+    with contextlib.ExitStack() as opened:
+        full = opened.enter_context(socket.create_server((address, 0), backlog=0))
+        for _ in range(4):
+            filling = opened.enter_context(socket.socket())
+            filling.setblocking(False)
+            filling.connect_ex(full.getsockname())
+        yield f"http://{host}:{full.getsockname()[1]}/"
+
+
+async def test_a_receiver_that_hangs_holds_up_no_other(
+    store: JobStore, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "_AT_ONCE", 40)
+    async with _silent() as silent, _receiver(204) as receiver:
+        hung = [await _ended(store, redis, silent) for _ in range(100)]
+        for _ in range(50):
+            await _ended(store, redis, receiver.url)
+        began_s = time.monotonic()
+        async with _running(store) as meters:
+            await soon(lambda: receiver.asked == 50)
+            await soon(lambda: _counts(meters) == {"accepted": 50})
+            assert time.monotonic() - began_s < 8  # an attempt at the other one takes ten seconds
+        # Those that were put off are told later, as if they had not been taken.
+        stored = [int(redis.ask("HGET", f"neuronpipe-jobs:job:{id}", "notified")) for id in hung]
+        assert stored.count(0) >= 100 - 40
+        assert redis.ask("ZCARD", _NOTIFY) == 100
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [["127.0.0.1"] * 10, [f"127.0.0.{number}" for number in range(1, 11)]],
+    ids=["ports of one host", "hosts"],
+)
+async def test_many_receivers_of_a_tenant_that_hang_hold_up_those_of_no_other(
+    store: JobStore, redis: RedisServer, monkeypatch: pytest.MonkeyPatch, addresses: list[str]
+) -> None:
+    monkeypatch.setattr(notifications, "_AT_ONCE", 40)
+    monkeypatch.setattr(notifications, "_AT_ONCE_OF_TENANT", 20)
+    async with contextlib.AsyncExitStack() as opened, _receiver(204) as receiver:
+        for address in addresses:
+            silent = await opened.enter_async_context(_silent(address, address))
+            for _ in range(10):
+                await _ended(store, redis, silent, tenant="mallory")
+        for _ in range(50):
+            await _ended(store, redis, receiver.url, tenant="victim")
+        began_s = time.monotonic()
+        async with _running(store):
+            await soon(lambda: receiver.asked == 50)
+        assert time.monotonic() - began_s < 8  # an attempt at another one takes ten seconds
+
+
+async def test_a_stop_waits_for_no_receiver(store: JobStore, redis: RedisServer) -> None:
+    async with _silent() as silent:
+        id = await _ended(store, redis, silent)
+        running = asyncio.create_task(Notifier(store, b"secret", _LOOPBACK, Meters()).run())
+        await soon(lambda: redis.ask("HGET", f"neuronpipe-jobs:job:{id}", "notified") == b"1")
+        await asyncio.sleep(0.1)
+        began_s = time.monotonic()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert time.monotonic() - began_s < 1
+
+
+async def test_the_result_of_a_job_is_not_read_to_tell_of_it(store: JobStore, redis: RedisServer) -> None:
+    async with _receiver(204) as receiver:
+        id = await _ended(store, redis, receiver.url)
+        redis.ask("HSET", f"neuronpipe-jobs:job:{id}", "end", b"r" + bytes(1 << 20))
+        redis.ask("CONFIG", "RESETSTAT")
+        (taken,) = await store.take_notifications(16, 60.0)
+        assert (taken.id, taken.state, taken.notify, taken.notified) == (id, "cancelled", receiver.url, 1)
+        assert redis.ask("INFO", "stats")["total_net_output_bytes"] < 10_000
+
+
 async def test_receivers_are_told_once_redis_answers_again(
     redis: RedisServer, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +236,7 @@ async def test_receivers_are_told_once_redis_answers_again(
 
 def _settings(folder: Path, written: str = "", networks: str = "") -> WorkerSettings:
     (folder / "secret").write_text(written or f"whsec_{base64.b64encode(bytes(24)).decode()}\n")
-    return WorkerSettings(notification_secret=str(folder / "secret"), notification_networks=networks)
+    return WorkerSettings.of(notification_secret=str(folder / "secret"), notification_networks=networks)
 
 
 async def test_the_secret_and_the_networks_of_a_worker_are_read(store: JobStore, tmp_path: Path) -> None:
@@ -184,6 +264,6 @@ async def test_a_worker_that_could_not_sign_or_send_does_not_start(
 
 
 async def test_a_secret_that_is_not_there_is_told_by_its_file(store: JobStore, tmp_path: Path) -> None:
-    settings = WorkerSettings(notification_secret=str(tmp_path / "none"))
+    settings = WorkerSettings.of(notification_secret=str(tmp_path / "none"))
     with pytest.raises(SetupError, match=f"--notification-secret {tmp_path}/none: "):
         Notifier.of(settings, store, Meters(), b"")

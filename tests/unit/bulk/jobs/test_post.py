@@ -2,13 +2,16 @@
 
 import asyncio
 import ipaddress
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import pytest
 
 from neuronpipe.bulk.jobs.post import Destination, PostFailed, check_host, post, resolve
+from tests.unit.soon import soon
 
 _LOOPBACK = [ipaddress.ip_network("127.0.0.0/8")]
 
@@ -185,3 +188,75 @@ async def test_what_the_request_is_to_blame_for_is_told_from_a_server_that_is_aw
     with pytest.raises(PostFailed) as failed:
         await post(to, "127.0.0.1", {}, b"", (5.0, 100))
     assert [*statuses, failed.value.status] == [504, 502, 0]
+
+
+async def test_the_body_of_an_answer_ends_as_its_headers_say_or_with_the_connection() -> None:
+    head = b"HTTP/1.1 200 OK\r\n"
+    answers = [
+        b"HTTP/1.1 100 Continue\r\n\r\n" + head + b"Content-Length: 2\r\n\r\nokand more",
+        head + b"Transfer-Encoding: chunked\r\n\r\n1;a=b\r\no\r\n1\r\nk\r\n0\r\n\r\n",
+        b"HTTP/1.0 200 OK\n\nok",
+    ]
+
+    async def answer(head: bytes) -> bytes:
+        return answers.pop(0)
+
+    async with _server(answer) as to:
+        for _ in range(3):
+            answered = await post(to, "127.0.0.1", {}, b"", (5.0, 2))
+            assert (answered.status, answered.body) == (200, b"ok")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+        b"HTTP/1.1 ok\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nok",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000,
+        b"HTTP/1.1 200 OK\r\n" + b"X: x\r\n" * 20_000,
+    ],
+    ids=lambda answer: repr(answer[:40]),
+)
+async def test_an_answer_that_is_none_of_http_has_failed(answer: bytes) -> None:
+    async def give(head: bytes) -> bytes:
+        return answer
+
+    async with _server(give) as to:
+        with pytest.raises(PostFailed, match="the request failed") as failed:
+            await post(to, "127.0.0.1", {}, b"", (5.0, 100))
+    assert failed.value.status == 0
+
+
+async def test_posts_need_no_threads_and_a_cancelled_one_sends_nothing_more() -> None:
+    """With the one thread of the process in use, and more posts than it would have threads."""
+    sent: list[bytes] = []
+    released = asyncio.Event()
+
+    async def answer(head: bytes) -> bytes:
+        sent.append(head.split()[1])
+        await released.wait()
+        return b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+    busy = threading.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    waiting = asyncio.create_task(asyncio.to_thread(busy.wait))
+    try:
+        async with _server(answer) as to:
+            posts = [asyncio.create_task(post(to, "127.0.0.1", {}, b"x", (5.0, 100))) for _ in range(64)]
+            cancelled = asyncio.create_task(post(to, "127.0.0.1", {}, b"x", (5.0, 100)))
+            cancelled.cancel()
+            await soon(lambda: len(sent) == 64)
+            with pytest.raises(PostFailed, match=r"no answer within 0\.2 s"):
+                await post(to, "127.0.0.1", {}, b"x", (0.2, 100))
+            released.set()
+            assert {answer.status for answer in await asyncio.gather(*posts)} == {200}
+            assert len(sent) == 65
+            assert cancelled.cancelled()
+    finally:
+        busy.set()
+        await waiting

@@ -7,7 +7,7 @@ import pytest
 
 from neuronpipe.api.v1.jobs_pb2 import JobResult
 from neuronpipe.bulk.jobs import server
-from neuronpipe.bulk.jobs.job import Job, TakenJob, end_of, expired
+from neuronpipe.bulk.jobs.job import StoredJob, TakenJob, end_of, expired
 from neuronpipe.core.errors import InvalidInput, Unavailable
 from neuronpipe.core.metrics import Telemetry
 
@@ -23,7 +23,7 @@ class _Runner:
         self.runs = 0
         self._failures, self._error = failures, error
 
-    async def run(self, job: Job, progress: Any, trace: object) -> JobResult:
+    async def run(self, job: StoredJob, progress: Any, trace: object) -> JobResult:
         assert progress.completed == 0
         progress.completed = 1
         self.runs += 1
@@ -34,8 +34,8 @@ class _Runner:
 
 async def _attempt(runner: Any, left_s: float = 60) -> tuple[str, bytes]:
     store: Any = None
-    worker = server.Worker(store, store, runner, (1, 1.0, 3), Telemetry())
-    return await worker._attempt(server._Running(TakenJob(Job.of("j", {b"attempts": b"1"}), "1-1", left_s)))
+    worker = server.JobWorker(store, store, runner, (1, 1.0, 3), Telemetry())
+    return await worker._attempt(server._Running(TakenJob(StoredJob.of("j", {b"attempts": b"1"}), left_s)))
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ import dataclasses
 import time
 from typing import Any, cast
 
-from neuronpipe.bulk.jobs.job import Job, end_of
+from neuronpipe.bulk.jobs.job import StoredJob, end_of
 from neuronpipe.bulk.jobs.service import Jobs
 from neuronpipe.bulk.jobs.settings import JobSettings
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.gateway.settings import PipelineSettings
 
-_RUNNING = Job.of("a", {b"state": b"running", b"priority": b"normal"})
+_RUNNING = StoredJob.of("a", {b"state": b"running", b"priority": b"normal"})
 
 
 class _Store:
@@ -21,12 +21,12 @@ class _Store:
     def __init__(self) -> None:
         self._job = _RUNNING
 
-    async def get(self, id: str) -> Job:
+    async def get(self, id: str) -> StoredJob:
         found = self._job
         self._job = dataclasses.replace(_RUNNING, state="failed", end=end_of(Unavailable("x")))
         return found
 
-    async def is_over(self, job: Job) -> bool:
+    async def is_over(self, job: StoredJob) -> bool:
         return False
 
 

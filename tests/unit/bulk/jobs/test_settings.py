@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from neuronpipe.bulk.jobs.job import Job, job_signature
+from neuronpipe.bulk.jobs.job import StoredJob, job_signature
 from neuronpipe.bulk.jobs.settings import JobSettings, read_secret
 from neuronpipe.core.errors import SetupError
 from neuronpipe.platform.storage import parse_below
@@ -42,12 +42,12 @@ def test_a_secret_is_a_file_of_32_bytes(tmp_path: Path) -> None:
     assert read_secret("--jobs-secret", str(file)) == _SECRET
 
 
-def _job() -> Job:
+def _job() -> StoredJob:
     fields = {"tenant": "a", "priority": "low", "request_id": "r", "notify": "https://x/", "limit": "900"}
     digest = hashlib.sha256(b"request").hexdigest()
     signature = job_signature(_SECRET, ("id", "a", "low", digest, "r", "https://x/", 900))
     written = {**fields, "digest": digest, "signature": signature, "request": "request"}
-    return Job.of("id", {name.encode(): value.encode() for name, value in written.items()})
+    return StoredJob.of("id", {name.encode(): value.encode() for name, value in written.items()})
 
 
 def test_a_signed_job_is_as_its_gateway_stored_it() -> None:

@@ -1,26 +1,55 @@
-"""bulk/jobs/store.py with a Redis: jobs that are put off, and what a tenant's jobs take."""
+"""bulk/jobs/store.py with a Redis: which jobs are taken, by whom, and what a tenant's jobs take."""
 
 import asyncio
 import signal
+import time
+from collections.abc import Sequence
 
 import pytest
 
 from neuronpipe.bulk.jobs import store as store_module
-from neuronpipe.bulk.jobs.job import NewJob, cancelled, end_of, new_id
+from neuronpipe.bulk.jobs.job import NewJob, TakenJob, cancelled, end_of, new_id
 from neuronpipe.bulk.jobs.settings import JobSettings
 from neuronpipe.bulk.jobs.store import JobStore
 from neuronpipe.core.errors import NotConfigured, Overloaded, Unavailable
-from tests.redis_server import RedisServer, proxy
+from tests.servers.redis import RedisServer, proxy
 
 _LEASE_S = 30.0
 _END = end_of(cancelled())
 
 
-async def _submit(store: JobStore, tenant: str, max_bytes: int = 0) -> str:
+async def _submit(
+    store: JobStore,
+    tenant: str,
+    max_bytes: int = 0,
+    *,
+    outcomes: int = 0,
+    request_bytes: int = 1000,
+    retention_s: int = 1,
+) -> str:
     fields: dict[str, str | int] = {"request_id": "", "notify": "", "limit": 900, "trace": "", "inputs": 1}
     id = new_id()
-    new = NewJob(id, id, "digest", tenant, "normal", b"x" * 1000, ttl_s=100, retention_s=1, fields=fields)
+    new = NewJob(
+        id,
+        id,
+        "digest",
+        tenant,
+        "normal",
+        b"x" * request_bytes,
+        ttl_s=100,
+        retention_s=retention_s,
+        fields=fields | {"outcomes": outcomes},
+    )
     return (await store.submit(new, 1000, 0, max_bytes))[0]
+
+
+def _ids(taken: Sequence[TakenJob]) -> list[str]:
+    return [one.job.id for one in taken]
+
+
+async def _take(store: JobStore, worker: str, count: int, *has: str, lease_s: float = _LEASE_S) -> list[TakenJob]:
+    """As a worker takes jobs, which says what it has."""
+    return await store.take(worker, lease_s, count, (), has)
 
 
 async def _waiting(store: JobStore) -> int:
@@ -28,20 +57,371 @@ async def _waiting(store: JobStore) -> int:
     return counts["normal"].waiting
 
 
-async def test_jobs_of_a_refused_tenant_wait_behind_those_of_others(store: JobStore) -> None:
+async def test_jobs_of_a_refused_tenant_wait_behind_those_of_others_and_keep_their_order(store: JobStore) -> None:
     small = [await _submit(store, "small") for _ in range(20)]
     victim = await _submit(store, "victim")
-    taken = await store.take("w", _LEASE_S, 8, {"small": 0.3})
+    taken = await store.take("w", _LEASE_S, 8, {"small"})
     assert [one.job.id for one in taken] == [victim]
     assert await _waiting(store) == 20
     await store.end(small[0], "cancelled", _END)
     assert await _waiting(store) == 19
-    assert await store.take("w", _LEASE_S, 8, {}) == []
-    await asyncio.sleep(0.4)
-    taken = await store.take("w", _LEASE_S, 8, {})
-    assert len({one.job.id for one in taken} & set(small[1:])) == 8
+    assert await store.take("w", _LEASE_S, 8, {"small"}) == []
+    small.append(await _submit(store, "small"))
+    taken = await store.take("w", _LEASE_S, 8, ())
+    assert _ids(taken) == small[1:9]
     assert {one.job.attempts for one in taken} == {1}
-    assert await _waiting(store) == 11
+    assert await _waiting(store) == 12
+
+
+async def test_jobs_of_a_refused_tenant_are_not_moved(store: JobStore, redis: RedisServer) -> None:
+    for _ in range(50):
+        await _submit(store, "big")
+    redis.ask("CONFIG", "RESETSTAT")
+    for _ in range(3):
+        assert await store.take("w", _LEASE_S, 8, {"big"}) == []
+    commands = {name.removeprefix("cmdstat_"): of["calls"] for name, of in redis.ask("INFO", "commandstats").items()}
+    assert not commands.keys() & {"zadd", "zrem", "hset", "xadd"}
+    assert sum(commands.values()) < 3 * 20
+
+
+async def test_the_oldest_job_that_no_worker_has_is_taken_first_whatever_became_of_it(store: JobStore) -> None:
+    """Of a worker that died, and given back, behind more jobs of living workers than are looked at, and before newer
+    ones.
+    """
+    running = [await _submit(store, "a") for _ in range(30)]
+    live = await store.take("live", _LEASE_S, 30, ())
+    dead, given_back = await _submit(store, "a"), await _submit(store, "b")
+    assert _ids(await store.take("dead", 0.1, 1, ())) == [dead]
+    (back,) = await store.take("drains", _LEASE_S, 1, ())
+    newer = await _submit(store, "a")
+    await store.give_back("drains", back)
+    await asyncio.sleep(0.15)
+    taken = [one for _ in range(3) for one in await store.take("other", _LEASE_S, 1, ())]
+    assert _ids(taken) == [dead, given_back, newer]
+    assert [one.job.attempts for one in taken] == [2, 1, 1]
+    assert await store.renew("live", [(one, 0) for one in live]) == [True] * 30
+    assert _ids(live) == running
+
+
+async def test_a_worker_does_not_get_what_it_has_whose_lease_has_ended(store: JobStore) -> None:
+    id = await _submit(store, "a")
+    (taken,) = await _take(store, "w", 1, lease_s=0.1)
+    await asyncio.sleep(0.15)
+    assert await _take(store, "w", 0, id, lease_s=0.1) == []
+    assert await _waiting(store) == 0
+    await asyncio.sleep(0.15)
+    assert await store.take("w", 0.1, 1, ()) == []
+    assert await store.renew("w", [(taken, 3)]) == [True]
+    job = await store.get(id)
+    assert job
+    assert (job.attempts, job.completed, job.state) == (1, 3, "running")
+
+
+async def test_a_job_whose_lease_has_ended_is_its_workers_again_until_another_takes_it(store: JobStore) -> None:
+    ids = [await _submit(store, "a"), await _submit(store, "a")]
+    taken = await store.take("slow", 0.1, 2, ())
+    await asyncio.sleep(0.15)
+    assert _ids(await store.take("other", _LEASE_S, 1, ())) == ids[:1]
+    assert await store.renew("slow", [(one, 0) for one in taken]) == [False, True]
+    assert await store.take("other", _LEASE_S, 2, ()) == []
+    assert await _waiting(store) == 0
+
+
+async def test_jobs_in_an_answer_that_was_lost_are_given_again_as_the_same_attempt(
+    store: JobStore, redis: RedisServer
+) -> None:
+    ids = [await _submit(store, "a") for _ in range(3)]
+    async with proxy(redis.port) as between:
+        cut_off = JobStore(JobSettings(jobs_redis_url=between.url))
+        assert _ids(await _take(cut_off, "w", 1)) == ids[:1]
+        between.is_cutting = True
+        with pytest.raises(Unavailable):
+            await _take(cut_off, "w", 1, ids[0])
+        between.is_cutting = False
+        taken = await _take(cut_off, "w", 2, ids[0])
+        assert _ids(taken) == ids[1:]
+        assert [one.job.attempts for one in taken] == [1, 1]
+        assert await _take(store, "w", 2, *ids) == []
+        await cut_off.close()
+
+
+async def test_while_redis_hangs_no_lease_ends_before_its_worker_can_renew_it(
+    store: JobStore, redis: RedisServer
+) -> None:
+    id = await _submit(store, "a")
+    (taken,) = await _take(store, "one", 1, lease_s=0.4)
+    redis.send(signal.SIGSTOP)
+    try:
+        asked = asyncio.create_task(_take(store, "two", 1, lease_s=0.4))
+        await asyncio.sleep(0.8)
+    finally:
+        redis.send(signal.SIGCONT)
+    assert await asked == []
+    assert await store.renew("one", [(taken, 0)]) == [True]
+    began_s = time.monotonic()
+    while not (found := await _take(store, "two", 1, lease_s=0.4)):  # `one` has died now
+        await asyncio.sleep(0.05)
+    assert (_ids(found), found[0].job.attempts) == ([id], 2)
+    assert 0.2 < time.monotonic() - began_s < 2
+
+
+async def test_a_longer_lease_of_another_worker_ends_none_while_redis_hangs(
+    store: JobStore, redis: RedisServer
+) -> None:
+    await _submit(store, "a")
+    (taken,) = await _take(store, "short", 1, lease_s=1.0)
+    assert await _take(store, "long", 1, lease_s=600.0) == []
+    redis.send(signal.SIGSTOP)
+    await asyncio.sleep(2.0)
+    redis.send(signal.SIGCONT)
+    assert await _take(store, "long", 1, lease_s=600.0) == []
+    assert await store.renew("short", [(taken, 0)]) == [True]
+
+
+async def test_what_is_read_of_a_job_is_not_its_request(store: JobStore, redis: RedisServer) -> None:
+    id = await _submit(store, "a", request_bytes=1 << 20)
+    redis.ask("CONFIG", "RESETSTAT")
+    assert (await store.get(id)) is not None
+    assert len((await store.jobs_of("a", "", 10))[0]) == 1
+    await store.end(id, "dead", _END)
+    assert [job.id for job in await store.dead()] == [id]
+    assert redis.ask("INFO", "stats")["total_net_output_bytes"] < 100_000
+
+
+async def test_jobs_of_the_release_before_are_taken_in_their_order(store: JobStore, redis: RedisServer) -> None:
+    """They were in streams; those that waited for their tenant were beside them."""
+    prefix, stream = "neuronpipe-jobs", "neuronpipe-jobs:normal"
+    redis.ask("XGROUP", "CREATE", stream, "workers", "0", "MKSTREAM")
+    now_ms = int(time.time() * 1000)
+    for number, id in enumerate(("held", "back", "first", "later", "last", "ended")):
+        fields: dict[str, str | int] = {
+            "tenant": "a",
+            "priority": "normal",
+            "state": "queued",
+            "created": now_ms - 1000 + number,
+        }
+        fields |= {"expires": now_ms + 100_000, "retention": 100, "key": id, "notify": "", "size": 100, "request": "x"}
+        if id == "later":
+            redis.ask("ZADD", f"{stream}:later", now_ms + 1000, id)
+        else:
+            entry = redis.ask("XADD", stream, f"{now_ms - 1000 + number}-0", "id", id)
+            fields["entry"] = entry.decode()
+        redis.ask("HSET", f"{prefix}:job:{id}", *(part for one in fields.items() for part in one))
+        redis.ask("ZADD", f"{prefix}:open", now_ms + 100_000, id)
+        redis.ask("SADD", f"{prefix}:open:a", id)
+    read = redis.ask("XREADGROUP", "GROUP", "workers", "old", "COUNT", 2, "STREAMS", stream, ">")
+    (_, ((held, _), (back, _))) = read.popitem() if isinstance(read, dict) else read[0]
+    redis.ask(f"XCLAIM {stream} workers nobody 0 {back.decode()} IDLE 86400000 RETRYCOUNT 0")
+    await store.end("ended", "cancelled", _END)
+    assert await store.sweep(10, _END) == 0
+    assert redis.ask("XLEN", stream) == 0
+    newer = await _submit(store, "a")
+    assert held
+    assert _ids(await store.take("new", _LEASE_S, 9, ())) == ["back", "first", "later", "last", newer]
+    counts, _, _ = await store.count()
+    assert (counts["normal"].waiting, counts["normal"].running) == (0, 6)
+    # The old worker is told that it does not have the job any more, and then its lease ends.
+    redis.ask("ZADD", "neuronpipe-jobs:running:normal", 1, "held")
+    assert _ids(await store.take("new", _LEASE_S, 9, ())) == ["held"]
+
+
+async def test_results_reserve_their_room_before_they_are_computed(store: JobStore, redis: RedisServer) -> None:
+    limit, result = 200_000, b"r" + bytes(40_000)
+    ids = [await _submit(store, "a", limit, outcomes=40) for _ in range(20)]
+    ended, running = list[str](), list[str]()
+    while (taken := _ids(await _take(store, "w", 8, *running))) or running:
+        running += taken
+        ended.append(running.pop(0))
+        assert await store.end(ended[-1], "succeeded", result) == "succeeded"
+        assert int(redis.ask("GET", "neuronpipe-jobs:bytes:a")) <= limit
+    assert ended == ids[:4]
+    other = await _submit(store, "b", limit, outcomes=40)
+    assert _ids(await _take(store, "w", 8)) == [other]
+    await store.delete(ended[0])
+    assert _ids(await _take(store, "w", 8, other)) == [ids[4]]
+
+
+async def test_a_result_without_room_becomes_an_error_that_names_the_limit(store: JobStore) -> None:
+    limit = 10_000
+    kept = await _submit(store, "a", limit)
+    await store.end(kept, "succeeded", b"r" + bytes(5000))
+    id = await _submit(store, "a", limit)
+    await store.take("w", _LEASE_S, 8, ())
+    assert await store.end(id, "succeeded", b"r" + bytes(6000)) == "failed"
+    job = await store.get(id)
+    assert job
+    message = job.operation().error.message
+    assert "the result has 6001 bytes" in message
+    assert "10000 bytes, the limit (the gateway's jobs_max_tenant_bytes)" in message
+    assert await store.end(id, "succeeded", b"r") is None
+
+
+async def test_room_for_results_comes_back_with_the_job(store: JobStore, redis: RedisServer) -> None:
+    def size() -> int:
+        return int(redis.ask("GET", "neuronpipe-jobs:bytes:a"))
+
+    id = await _submit(store, "a", 100_000, outcomes=20)
+    before = size()
+    for back in ("given back", "dead", "cancelled"):
+        (taken,) = await store.take("w", 0.05, 1, ())
+        assert size() > before + 15_000, back
+        if back == "given back":
+            await store.give_back("w", taken)
+            assert size() == before
+        elif back == "dead":
+            await asyncio.sleep(0.1)
+            await store.take("other", _LEASE_S, 0, ())
+            assert size() == before
+        else:
+            await store.end(id, "cancelled", _END)
+            assert size() < before
+    assert int(redis.ask("HGET", "neuronpipe-jobs:room:a", "reserved")) == 0
+
+
+async def test_a_job_is_run_where_only_its_own_estimate_leaves_no_room(store: JobStore) -> None:
+    id = await _submit(store, "a", 10_000, outcomes=1000)
+    assert _ids(await store.take("w", _LEASE_S, 1, ())) == [id]
+    assert await store.end(id, "succeeded", b"r") == "succeeded"
+
+
+async def test_room_of_results_that_redis_has_forgotten_is_there_for_jobs_that_wait(store: JobStore) -> None:
+    kept = await _submit(store, "a", 12_000)
+    await store.end(kept, "succeeded", b"r" + bytes(9000))  # for a second
+    waiting = await _submit(store, "a", 12_000, outcomes=5)
+    assert await store.take("w", _LEASE_S, 1, ()) == []
+    await asyncio.sleep(1.05)
+    assert _ids(await store.take("w", _LEASE_S, 1, ())) == [waiting]
+
+
+_LIMIT = 30_000
+
+
+async def _fill(store: JobStore, tenant: str) -> tuple[str, str]:
+    """A job that has ended and leaves no room, and one that waits for room."""
+    kept = await _submit(store, tenant, _LIMIT, retention_s=100)
+    assert await store.end(kept, "succeeded", b"r" + bytes(24_000)) == "succeeded"
+    return kept, await _submit(store, tenant, _LIMIT, outcomes=20)
+
+
+def _scripted(redis: RedisServer) -> tuple[int, int]:
+    """How many scripts ran since the figures were reset, and their commands."""
+    calls = {name: of["calls"] for name, of in redis.ask("INFO", "commandstats").items()}
+    others = {"cmdstat_evalsha", "cmdstat_config|resetstat", "cmdstat_info"}
+    return calls["cmdstat_evalsha"], sum(count for name, count in calls.items() if name not in others)
+
+
+async def test_tenants_without_room_are_looked_at_once_in_short_scripts(store: JobStore, redis: RedisServer) -> None:
+    for number in range(120):
+        await _fill(store, f"full {number}")
+    last = await _submit(store, "last", _LIMIT)
+    await _take(store, "w", 0)  # Redis has the script
+    redis.ask("CONFIG", "RESETSTAT")
+    assert _ids(await _take(store, "w", 8)) == [last]
+    scripts, commands = _scripted(redis)
+    assert scripts == 120 // 50 + 1
+    assert commands < 120 * 20
+    redis.ask("CONFIG", "RESETSTAT")
+    assert await _take(store, "w", 8, last) == []
+    scripts, commands = _scripted(redis)
+    assert scripts == 1
+    assert commands < 20
+
+
+async def test_tenants_that_a_worker_may_run_no_more_of_are_passed_in_blocks(
+    store: JobStore, redis: RedisServer
+) -> None:
+    closed = [f"closed {number}" for number in range(300)]
+    for tenant in closed:
+        await _submit(store, tenant)
+    last = await _submit(store, "last")
+    redis.ask("CONFIG", "RESETSTAT")
+    assert _ids(await store.take("w", _LEASE_S, 8, closed, ())) == [last]
+    assert _scripted(redis)[1] < 40
+    assert len(await store.take("other", _LEASE_S, 1000, closed[:-1], ())) == 1
+
+
+@pytest.mark.parametrize("change", ["deleted", "limit raised", "cancelled", "given back", "dead", "next is smaller"])
+async def test_a_tenant_without_room_is_looked_at_again_when_something_changes(
+    store: JobStore, redis: RedisServer, change: str
+) -> None:
+    """And in its order, before newer jobs of others."""
+    running, kept = "", ""
+    if change in ("deleted", "limit raised"):
+        kept, waiting = await _fill(store, "a")
+    else:
+        running = await _submit(store, "a", _LIMIT, outcomes=12)
+        (taken,) = await _take(store, "w", 1, lease_s=0.1 if change == "dead" else _LEASE_S)
+        waiting = await _submit(store, "a", _LIMIT, outcomes=15)
+    other, small = await _submit(store, "b", _LIMIT), await _submit(store, "a", _LIMIT)
+    has = [running] if running else []
+    assert _ids(await _take(store, "w", 1, *has)) == [other]
+    assert redis.ask("ZRANGE", "neuronpipe-jobs:refused:normal", 0, -1) == [b"a"]
+    await _submit(store, "c", _LIMIT)
+    expected = waiting
+    if change == "deleted":
+        await store.delete(kept)
+    elif change == "limit raised":
+        await _submit(store, "a", 10 * _LIMIT)
+    elif change == "cancelled":
+        await store.end(running, "cancelled", _END)
+    elif change == "next is smaller":
+        await store.end(waiting, "cancelled", _END)
+        expected = small
+    else:
+        expected = running
+        if change == "given back":
+            await store.give_back("w", taken)
+        else:
+            await asyncio.sleep(0.15)
+    assert _ids(await _take(store, "third", 1)) == [expected]
+
+
+async def test_jobs_of_tenants_without_room_count_as_waiting_since_they_came(
+    store: JobStore, redis: RedisServer
+) -> None:
+    await _fill(store, "a")
+    await asyncio.sleep(0.3)
+    await _submit(store, "b", _LIMIT)
+    assert len(await _take(store, "w", 1)) == 1
+    for submits in (False, True):
+        if submits:
+            await _submit(store, "c", _LIMIT)
+        counts, _, _ = await store.count()
+        assert 0.3 <= counts["normal"].oldest_s < 5
+    assert redis.ask("ZCARD", "neuronpipe-jobs:refused:normal") == 1
+
+
+async def test_gateways_and_workers_of_the_version_before_run_beside(store: JobStore, redis: RedisServer) -> None:
+    """They know no tenants without room: they have one list of all, and tell of no change."""
+    prefix = "neuronpipe-jobs"
+    kept, waiting = await _fill(store, "a")
+    assert await _take(store, "w", 1) == []
+    # A worker of that version finds the tenant behind others.
+    assert redis.ask("ZRANGE", f"{prefix}:waiting:normal", 0, -1) == [b"a"]
+    # A gateway of that version submits a job, and deletes another one.
+    added = await _submit(store, "x")
+    order = redis.ask("ZSCORE", f"{prefix}:waiting:normal:x", added)
+    redis.ask("ZREM", f"{prefix}:waiting:normal:x", added)
+    redis.ask("ZREM", f"{prefix}:waiting:normal", "x")
+    redis.ask("HSET", f"{prefix}:job:{added}", "tenant", "a")
+    redis.ask("ZADD", f"{prefix}:waiting:normal:a", order, added)
+    redis.ask("ZADD", f"{prefix}:waiting:normal", "LT", order, "a")
+    assert await _take(store, "w", 1) == []
+    (member,) = redis.ask("ZRANGE", f"{prefix}:kept:a", 0, -1)
+    redis.ask("ZREM", f"{prefix}:kept:a", member)
+    redis.ask("DECRBY", f"{prefix}:bytes:a", member.rpartition(b":")[2])
+    assert member.startswith(kept.encode())
+    assert await _take(store, "w", 1) == []
+    redis.ask("ZADD", f"{prefix}:refused:normal", 1, "a")  # the time has come
+    assert _ids(await _take(store, "w", 2)) == [waiting, added]
+    assert redis.ask("KEYS", f"{prefix}:refused:*") == []
+
+
+async def test_a_job_that_could_reserve_nothing_ends(store: JobStore, redis: RedisServer) -> None:
+    id = await _submit(store, "a", 10_000, outcomes=1000)
+    redis.ask("SET", "neuronpipe-jobs:bytes:a", 10_000)
+    assert _ids(await _take(store, "w", 1)) == [id]
+    assert await store.end(id, "cancelled", _END) == "cancelled"
 
 
 async def test_a_damaged_job_is_left_and_those_taken_with_it_are_run(store: JobStore, redis: RedisServer) -> None:

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neuronpipe.bulk.transform.near_engine import BatchMaker, TransformSettings, request_id
+from neuronpipe.bulk.transform.near_engine import BatchMaker, TransformSettings, cut_batches
+from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InternalError
 from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction
 from neuronpipe.core.packed import TensorSets
+from tests.unit.bundles.written import write_bundle
+from tests.unit.model_specs import image_text_spec
 
 _BAD = 7
 
@@ -35,9 +38,9 @@ class _Executor:
         return Prediction(TensorSets(arrays=outputs), bucket_tokens=max(map(len, ids)))
 
 
-def _item(window: int, row: int, lengths: Sequence[int], token: int = 1) -> ExecuteItem:
+def _item(request_id: str, lengths: Sequence[int], token: int = 1) -> ExecuteItem:
     arrays = [{"input_ids": np.full(length, token, np.int32)} for length in lengths]
-    return ExecuteItem(Call(request_id(window, row)), ModelKey("m", 1), TensorSets(arrays=arrays))
+    return ExecuteItem(Call(request_id), ModelKey("m", 1), TensorSets(arrays=arrays))
 
 
 async def _run(maker: BatchMaker, rows: Sequence[Sequence[int]], order: Sequence[int], **bad: int) -> list[Any]:
@@ -45,15 +48,16 @@ async def _run(maker: BatchMaker, rows: Sequence[Sequence[int]], order: Sequence
     window = maker.open(len(rows))
 
     async def one(row: int) -> Any:
+        request_id = maker.expect(window, row)
         try:
             if not rows[row]:
                 return None
-            found = await maker.execute(_item(window, row, rows[row], _BAD if row == bad.get("row") else 1))
+            found = await maker.execute(_item(request_id, rows[row], _BAD if row == bad.get("row") else 1))
             return [int(outputs["length"]) for outputs in found.outputs.arrays]
         except InternalError as error:
             return error
         finally:
-            maker.leave(window, row)
+            maker.leave(request_id)
 
     tasks = {}
     for row in order:
@@ -68,8 +72,8 @@ async def _run(maker: BatchMaker, rows: Sequence[Sequence[int]], order: Sequence
 def maker(fake_repository: Path) -> tuple[BatchMaker, _Executor]:
     executor = _Executor()
     bundle = next(bundle for bundle in read_repository(fake_repository) if bundle.spec.name == "classifier")
-    settings = TransformSettings(max_batch_tokens=64, max_batch_size=8)
-    return BatchMaker(executor, bundle, settings), executor
+    settings = TransformSettings.of(max_batch_tokens=64, max_batch_size=8)
+    return BatchMaker(executor, bundle, settings.executor), executor
 
 
 async def test_batches_do_not_depend_on_the_order_in_which_rows_arrive(maker: tuple[BatchMaker, _Executor]) -> None:
@@ -98,3 +102,12 @@ async def test_a_row_that_the_model_cannot_compute_fails_alone(maker: tuple[Batc
 async def test_a_window_whose_rows_all_failed_before_ends(maker: tuple[BatchMaker, _Executor]) -> None:
     assert await _run(maker[0], [[]] * 3, range(3)) == [None] * 3
     assert not maker[1].batches
+
+
+def test_images_and_texts_of_one_model_are_cut_into_batches_of_their_own(tmp_path: Path) -> None:
+    artifact = Artifact(backend="openvino", dtype="float32")
+    write_bundle(tmp_path, "m", model=image_text_spec(name="m"), artifacts=(artifact,))
+    (bundle,) = read_repository(tmp_path)
+    # An image counts as 17 tokens, one more than a text may have.
+    batches = list(cut_batches(bundle, TransformSettings.of().executor)([5, 17, 16, 17, 1, 17]))
+    assert batches == [[1, 3, 5], [2, 0, 4]]

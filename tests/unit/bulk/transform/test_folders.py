@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.bulk.transform.files import Folder, find_inputs, open_folder, open_input, write_file
-from neuronpipe.bulk.transform.shards import DoneShard, Manifest
+from neuronpipe.bulk.transform.shards import DoneShard, ShardManifest
 from neuronpipe.core.errors import SetupError
-from tests.s3_server import running_s3
+from tests.servers.s3 import running_s3
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_folder_has_what_was_completed_in_it(folder: Folder) -> None:
 
 
 def test_a_shard_is_done_where_its_results_are_there(folder: Folder) -> None:
-    manifest = Manifest(folder)
+    manifest = ShardManifest(folder)
     with folder.locked():
         for number in (1, 0, 2):
             manifest.add(_shard(number))
@@ -55,7 +55,7 @@ def test_a_shard_is_done_where_its_results_are_there(folder: Folder) -> None:
 
 @pytest.mark.parametrize("damaged", [b"", b"{", b"[]", b"3", b'{"number": 0}'])
 def test_a_damaged_listing_is_done_again_and_a_damaged_run_is_told(folder: Folder, damaged: bytes) -> None:
-    manifest = Manifest(folder)
+    manifest = ShardManifest(folder)
     with folder.locked():
         manifest.add(_shard(0))
         write_file(folder, "part-00000.jsonl", b"{}{}")

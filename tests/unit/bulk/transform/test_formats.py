@@ -16,7 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from neuronpipe.bulk.transform.files import find_inputs, naming, open_input
-from neuronpipe.bulk.transform.formats import Column, FileScan, Row, find_format, format_of
+from neuronpipe.bulk.transform.formats import Column, FileScan, InputRow, find_format, format_of
 from neuronpipe.core.errors import SetupError
 
 _TEXTS = ["plain", 'a "quote", a comma', "two\nlines", "ünï — 語", "", "x" * 200_000]
@@ -27,7 +27,7 @@ def _scan(file: Path, format: str, step: int) -> FileScan:
         return find_format(format).scan(opened, step)
 
 
-def _read(file: Path, format: str, step: int = 2) -> list[list[Row]]:
+def _read(file: Path, format: str, step: int = 2) -> list[list[InputRow]]:
     """The rows from each place on, `step` of them."""
     scan = _scan(file, format, step)
     found = []
@@ -45,12 +45,12 @@ def _write(file: Path, format: str, columns: Sequence[Column], records: Sequence
         writer.close()
 
 
-def _mapping(row: Row) -> dict[str, Any]:
+def _mapping(row: InputRow) -> dict[str, Any]:
     assert not isinstance(row, str)
     return dict(row)
 
 
-def _plain(row: Row) -> Any:
+def _plain(row: InputRow) -> Any:
     return (
         row
         if isinstance(row, str)
@@ -242,3 +242,32 @@ def test_inputs_are_files_folders_and_patterns(tmp_path: Path) -> None:
         find_inputs([str(tmp_path / "*.csv")])
     with pytest.raises(SetupError, match="--input-format"):
         format_of("rows.txt")
+
+
+def test_a_row_of_json_with_more_values_than_a_message_may_have_is_named(tmp_path: Path) -> None:
+    """200,000 objects of three bytes each would take 200 MB, where a text with as many bytes takes 0.6 MB."""
+    lines = [b'{"a":[%s{}]}' % (b"{}," * 200_000), b'{"a":"%s"}' % (b"a, b" * 50_000)]
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines))
+    (rows,) = _read(tmp_path / "rows.jsonl", "jsonl", 100)
+    assert rows[0] == "holds too many values: they would take more than 16 MiB, the limit"
+    assert rows[1] == {"a": "a, b" * 50_000}
+
+
+@pytest.mark.parametrize("cell", [b"ab,", b'"a\n",'], ids=["on a line", "over many lines"])
+def test_a_row_of_csv_with_more_cells_than_are_held_at_once_ends_the_run(cell: bytes, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_bytes(b"text\nx\n" + cell * 300_000 + b"y\n")
+    with pytest.raises(SetupError, match=r"rows\.csv: a row is longer than .* bytes, or has more than 262144 cells"):
+        _scan(tmp_path / "rows.csv", "csv", 100)
+
+
+def test_a_few_rows_of_parquet_are_in_memory_at_once(tmp_path: Path) -> None:
+    table = pyarrow.table({"image": [os.urandom(1000) * 64 for _ in range(1024)]})
+    parquet.write_table(table, tmp_path / "rows", write_batch_size=16)  # so that pages have a megabyte
+    del table
+    before_bytes = pyarrow.total_allocated_bytes()
+    with (tmp_path / "rows").open("rb") as opened:
+        scan = find_format("parquet").scan(opened, 2000)
+        rows = find_format("parquet").read(opened, scan.starts[0], scan.columns)
+        for _, row in zip(range(100), rows, strict=False):
+            assert row
+        assert pyarrow.total_allocated_bytes() - before_bytes < 16 << 20

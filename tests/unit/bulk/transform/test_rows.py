@@ -9,9 +9,7 @@ import pyarrow
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import (
-    Answer as FoundAnswer,
-)
-from neuronpipe.api.v1.tasks_pb2 import (
+    Answer,
     FeatureType,
     LabelScore,
     MultiVectorEmbeddingInput,
@@ -28,7 +26,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     ZeroShotClassificationInput,
 )
 from neuronpipe.bulk.transform.formats import Column
-from neuronpipe.bulk.transform.request import Answer
+from neuronpipe.bulk.transform.request import InputAnswer
 from neuronpipe.bulk.transform.rows import OpenAiRows, TaskRows
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.tasks import ANSWERED_TASKS
@@ -79,7 +77,7 @@ def test_vectors_of_tokens_are_lists_of_numbers() -> None:
     rows = _rows({"text": "body"}, multi_vector_embedding=MultiVectorEmbeddingInput())
     data = np.array([[1, 2], [3, 4], [5, 6]], "<f4").tobytes()
     result = MultiVectorEmbeddingResult(data=data, shape=[3, 2], type=FeatureType.FEATURE_TYPE_FLOAT32)
-    found = rows.record({"id": 1}, [Answer(TaskResult(multi_vector_embedding=result), 3, 0, 4)])
+    found = rows.record({"id": 1}, [InputAnswer(TaskResult(multi_vector_embedding=result), 3, 0, 4)])
     assert [vector.tolist() for vector in found["vectors"]] == [[1, 2], [3, 4], [5, 6]]
 
 
@@ -91,8 +89,9 @@ def test_cells_of_csv_hold_lists_as_json() -> None:
     )
     (input,) = rows.inputs({"body": "7", "topics": '["a"]'})
     assert input.zero_shot_classification == ZeroShotClassificationInput(text="7", candidate_labels=["a"])
-    with pytest.raises(InvalidInput, match="column 'topics': is no valid JSON"):
-        rows.inputs({"body": "7", "topics": "a, b"})
+    for cell in ("a, b", "[" * 100_000):
+        with pytest.raises(InvalidInput, match="column 'topics': is no valid JSON"):
+            rows.inputs({"body": "7", "topics": cell})
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def test_a_row_of_which_no_input_can_be_made_says_why(row: Any, message: str) ->
 
 
 def test_the_best_label_has_columns_of_its_own_and_several_are_a_list() -> None:
-    row, answer = {"id": 5, "review": "x"}, Answer(_LABELS, 3, 0, 4)
+    row, answer = {"id": 5, "review": "x"}, InputAnswer(_LABELS, 3, 0, 4)
     expected = {"id": 5, "label": "good", "score": 0.75, "error": None, "error_reason": None}
     assert _classifier().record(row, [answer]) == expected
     several = _classifier(top_k=2).record(row, [answer])
@@ -135,24 +134,22 @@ def test_a_row_that_failed_has_its_error_and_what_it_keeps() -> None:
 
 def test_truncation_is_not_silent() -> None:
     rows = _classifier(truncation=Truncation.TRUNCATION_RIGHT)
-    assert rows.record({}, [Answer(_LABELS, 3, 17, 4)])["truncated_tokens"] == 17
+    assert rows.record({}, [InputAnswer(_LABELS, 3, 17, 4)])["truncated_tokens"] == 17
 
 
 def test_a_vector_is_an_array_of_float32() -> None:
     rows = _rows({"text": "text"}, sentence_embedding=SentenceEmbeddingInput())
     result = TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[0.1, 0.2]))
-    found = rows.record({}, [Answer(result, 3, 0, 4)])["embedding"]
+    found = rows.record({}, [InputAnswer(result, 3, 0, 4)])["embedding"]
     np.testing.assert_array_equal(found, np.array([0.1, 0.2], np.float32))
 
 
 def test_an_answer_of_no_passage_has_empty_columns() -> None:
     rows = _rows({"question": "q", "context": "c"}, question_answering=QuestionAnsweringInput())
     none = TaskResult(question_answering=QuestionAnsweringResult())
-    assert rows.record({}, [Answer(none, 3, 0, 4)])["answer"] is None
-    one = TaskResult(
-        question_answering=QuestionAnsweringResult(answers=[FoundAnswer(text="a", score=1, start=2, end=3)])
-    )
-    found = rows.record({}, [Answer(one, 3, 0, 4)])
+    assert rows.record({}, [InputAnswer(none, 3, 0, 4)])["answer"] is None
+    one = TaskResult(question_answering=QuestionAnsweringResult(answers=[Answer(text="a", score=1, start=2, end=3)]))
+    found = rows.record({}, [InputAnswer(one, 3, 0, 4)])
     assert (found["answer"], found["score"], found["start"], found["end"]) == ("a", 1.0, 2, 3)
 
 
@@ -172,11 +169,17 @@ def test_openai_s_batch_files_are_answered_in_their_words() -> None:
     rows = OpenAiRows("m")
     assert [input.sentence_embedding.text for input in rows.inputs(_openai())] == ["x", "y"]
     vectors = [TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[number])) for number in (1, 2)]
-    record = rows.record(_openai(), [Answer(vector, 3, 0, 4) for vector in vectors])
+    record = rows.record(_openai(), [InputAnswer(vector, 3, 0, 4) for vector in vectors])
     response = record["response"]
     assert (record["custom_id"], record["error"], response["status_code"]) == ("a", None, 200)
     assert [(one["index"], one["embedding"].tolist()) for one in response["body"]["data"]] == [(0, [1.0]), (1, [2.0])]
     assert response["body"]["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+
+
+def test_openai_s_batch_files_choose_prompts_by_the_words_of_every_client() -> None:
+    rows = OpenAiRows("m", ["query"])
+    row = _openai(body={"model": "m", "input": "x", "input_type": "search_query"})
+    assert [input.sentence_embedding.prompt_name for input in rows.inputs(row)] == ["query"]
 
 
 @pytest.mark.parametrize(
@@ -187,6 +190,8 @@ def test_openai_s_batch_files_are_answered_in_their_words() -> None:
         (_openai(body={"model": "other", "input": "x"}), "body.model"),
         (_openai(body={"model": "m"}), "input"),
         (_openai(body={"model": "m", "input": []}), "input"),
+        (_openai(body={"model": "m", "input": "x", "instruction": "Find."}), "instruction: is not supported"),
+        (_openai(body={"model": "m", "input": "x", "input_type": "query"}), "input_type: is none of"),
         (_openai(body={"model": "m", "input": ["x", "\ud800"]}), "body.input: is no valid Unicode"),
         ("is no valid JSON", "row"),
     ],

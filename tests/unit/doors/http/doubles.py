@@ -1,6 +1,6 @@
 """A pipeline that answers with what a test wrote down, and keeps what it was asked."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,18 +13,21 @@ from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters, Telemetry
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.names import Name
+from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.packed import pack_result
 from neuronpipe.doors.http.app import App
-from neuronpipe.doors.http.handlers import ROUTES, http_handlers
+from neuronpipe.doors.http.exchange import HEALTH_ROUTES, HttpHandlers
+from neuronpipe.doors.http.handlers import http_handlers
+from neuronpipe.doors.http.openapi import openapi_handlers
 from neuronpipe.doors.inference import Inference, ModelChoice
 from neuronpipe.doors.oip.service import TensorService
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
+from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, TextEvent
 from neuronpipe.gateway.settings import PipelineSettings, parse_aliases
 from neuronpipe.platform.process.in_flight import InFlight
-from tests.door import models_of
+from tests.servers.door import models_of
+from tests.suite.constants import with_constants
 
 # What becomes of an input.
 Answer = Callable[[TaskInput], TaskResult | NeuronpipeError]
@@ -55,6 +58,9 @@ class WrittenPipeline:
             request.call.request_id, ModelKey(request.model, 1), pack_result(outcome), usage, timings
         )
 
+    async def generate(self, request: InferenceRequest, span: Name = Spans.GENERATE) -> AsyncGenerator[TextEvent, None]:
+        yield await self.infer(request, span)
+
     @contextmanager
     def observe_together(self, call: Call, span: Name) -> Iterator[Call]:
         yield call
@@ -73,14 +79,17 @@ class Browser:
     ) -> None:
         self.pipeline = WrittenPipeline(answer)
         self.in_flight = InFlight("all", max_body_bytes, 4 * max_body_bytes)
-        self.app = App(ROUTES, self.in_flight, max_body_bytes)
-        settings = PipelineSettings(**limits)
+        settings = with_constants(PipelineSettings, **limits)
         catalog = Catalog(models_of(specs, Telemetry(), parse_aliases(settings.model_aliases)))
         gateway = Gateway(self.pipeline, catalog)  # type: ignore[arg-type]
         inference = Inference(self.pipeline, settings)  # type: ignore[arg-type]
         tensors = TensorService(gateway, settings, Meters(), lambda: True)
         models = ModelChoice(catalog, default_models)
-        self.app.handlers = http_handlers(inference, models, tensors, gateway, settings, Telemetry())
+        own = http_handlers(inference, models, tensors, gateway, settings, Telemetry())
+        described = (*HEALTH_ROUTES, *(route for route, _ in own))
+        self.handlers: HttpHandlers = [*own, *openapi_handlers(described)]
+        self.app = App(self.in_flight, max_body_bytes)
+        self.app.open(self.handlers)
         self.headers: dict[str, str] = {}
 
     @property
@@ -124,3 +133,11 @@ class Browser:
         answer = b"".join(message["body"] for message in sent[1:])
         is_json = "json" in self.headers["content-type"] and "lines" not in self.headers["content-type"]
         return sent[0]["status"], orjson.loads(answer) if is_json else answer
+
+
+def _refuse(given: TaskInput) -> TaskResult:
+    raise AssertionError("asked")
+
+
+# The routes of the HTTP door of a gateway.
+ROUTES = (*HEALTH_ROUTES, *(route for route, _ in Browser([], _refuse).handlers))

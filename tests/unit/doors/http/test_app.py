@@ -15,9 +15,10 @@ from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, SentenceSimilar
 from neuronpipe.core.errors import NeuronpipeError, Overloaded
 from neuronpipe.doors.http.app import App
 from neuronpipe.doors.http.exchange import HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.handlers import ROUTES
+from neuronpipe.doors.http.huggingface import MODEL
+from neuronpipe.doors.http.openai import EMBEDDINGS
 from neuronpipe.platform.process.in_flight import InFlight
-from tests.unit.doors.http.doubles import Browser
+from tests.unit.doors.http.doubles import ROUTES, Browser
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.model_specs import model_spec
 
@@ -100,7 +101,7 @@ async def test_a_request_for_which_there_is_no_room_is_refused_before_its_body_i
     def check_room(remaining_s: float | None) -> None:
         raise Overloaded(f"{remaining_s is not None and remaining_s < 1}", retry_after_s=2)
 
-    browser.in_flight.check_room = check_room
+    browser.in_flight.add_check(check_room)
     status, body = await browser.post("/v1/embeddings", b"{broken", **{"x-request-timeout-ms": "900"})
     assert (status, body["error"]["message"], browser.headers["retry-after"]) == (429, "True", "2")
 
@@ -163,7 +164,7 @@ async def test_a_handler_that_waits_for_something_else_ends_soon_after_the_deadl
         await asyncio.Event().wait()
         raise AssertionError
 
-    browser.app.handlers = {**browser.app.handlers, "POST /v1/embeddings": wait}
+    browser.app.open([*browser.handlers, (EMBEDDINGS, wait)])
     status, body = await browser.post("/v1/embeddings", _BODY, **{"x-request-timeout-ms": "20"})
     assert (status, body["error"]["message"]) == (504, "the deadline passed before the result was ready")
 
@@ -267,7 +268,7 @@ async def test_a_fault_is_told_by_its_request_only(browser: Browser) -> None:
     async def fail(request: HttpRequest) -> HttpResponse:
         raise RuntimeError("a secret")
 
-    browser.app.handlers = {"POST /v1/embeddings": fail}
+    browser.app.open([(EMBEDDINGS, fail)])
     status, body = await browser.post("/v1/embeddings", _BODY, x_request_id="mine")
     assert status == 500
     assert body["error"]["message"] == "internal error; the server's log has it under request_id 'mine'"
@@ -325,7 +326,7 @@ async def test_requests_are_counted_with_those_of_other_doors(browser: Browser) 
         counts.append(browser.in_flight.count)
         return HttpResponse(b"{}")
 
-    browser.app.handlers = {"POST /v1/embeddings": count}
+    browser.app.open([(EMBEDDINGS, count)])
     await browser.post("/v1/embeddings", _BODY)
     assert (counts, browser.in_flight.count) == ([1], 0)
 
@@ -351,7 +352,7 @@ async def test_a_caller_who_leaves_takes_the_work_along(browser: Browser) -> Non
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    browser.app.handlers = {"POST /v1/embeddings": wait}
+    browser.app.open([(EMBEDDINGS, wait)])
     scope: dict[str, Any] = {
         "method": "POST",
         "path": "/v1/embeddings",
@@ -373,7 +374,7 @@ async def test_a_request_that_is_cancelled_from_within_is_told_that_the_server_s
     async def cancelled(request: HttpRequest) -> HttpResponse:
         raise asyncio.CancelledError
 
-    browser.app.handlers = {"POST /v1/embeddings": cancelled}
+    browser.app.open([(EMBEDDINGS, cancelled)])
     status, body = await browser.post("/v1/embeddings", _BODY)
     assert (status, body["error"]["message"]) == (503, "the all service is stopping")
 
@@ -381,8 +382,8 @@ async def test_a_request_that_is_cancelled_from_within_is_told_that_the_server_s
 async def test_a_body_that_does_not_arrive_is_refused_where_the_memory_is_claimed(browser: Browser) -> None:
     # Of a budget for one body of the largest size, of which another caller's body has a part.
     browser.in_flight = InFlight("all", 1 << 20, 1 << 20)
-    browser.app = App(ROUTES, browser.in_flight, 1 << 20)
-    browser.app.handlers = {"POST /v1/embeddings": _empty}
+    browser.app = App(browser.in_flight, 1 << 20)
+    browser.app.open([(EMBEDDINGS, _empty)])
     never = asyncio.Event()
     parts = [b"[" * 900_000]
     sent: list[dict[str, Any]] = []
@@ -427,7 +428,7 @@ class _Listener:
         self.is_endless = is_endless
         self.tell = tell
         self.sent: list[dict[str, Any]] = []
-        app.handlers = {"GET /stream": self._stream}
+        app.open([(Route("GET", "/stream", "parts", is_counted=not is_endless), self._stream)])
         scope: dict[str, Any] = {
             "method": method,
             "path": "/stream",
@@ -464,7 +465,7 @@ class _Listener:
 
 @pytest.fixture
 def streaming() -> App:
-    return App((Route("GET", "/stream", "parts", is_counted=False),), InFlight("all", 1 << 20, 1 << 20), 1 << 20)
+    return App(InFlight("all", 1 << 20, 1 << 20), 1 << 20)
 
 
 async def test_a_stream_is_sent_as_it_comes_and_ends_properly_when_the_process_drains(streaming: App) -> None:
@@ -489,7 +490,7 @@ async def test_a_stream_ends_with_its_caller(streaming: App) -> None:
 
 async def test_a_stream_that_has_an_end_counts_until_then_and_is_not_ended_by_draining() -> None:
     in_flight = InFlight("all", 1 << 20, 1 << 20)
-    app = App((Route("GET", "/stream", "parts"),), in_flight, 1 << 20)
+    app = App(in_flight, 1 << 20)
     listener = _Listener(app, is_endless=False)
     await listener.got.wait()
     app.drain()
@@ -502,7 +503,7 @@ async def test_a_stream_that_has_an_end_counts_until_then_and_is_not_ended_by_dr
 
 async def test_a_stream_that_is_broken_off_has_no_end_that_looks_like_its_own() -> None:
     in_flight = InFlight("all", 1 << 20, 1 << 20)
-    listener = _Listener(App((Route("GET", "/stream", "parts"),), in_flight, 1 << 20), is_endless=False)
+    listener = _Listener(App(in_flight, 1 << 20), is_endless=False)
     await listener.got.wait()
     listener.answering.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -513,7 +514,7 @@ async def test_a_stream_that_is_broken_off_has_no_end_that_looks_like_its_own() 
 
 
 async def test_a_stream_of_events_that_is_broken_off_ends_with_the_error() -> None:
-    app = App((Route("GET", "/stream", "parts"),), InFlight("all", 1 << 20, 1 << 20), 1 << 20)
+    app = App(InFlight("all", 1 << 20, 1 << 20), 1 << 20)
     listener = _Listener(app, is_endless=False, tell=lambda error: error.message.encode())
     await listener.got.wait()
     listener.answering.cancel()
@@ -533,6 +534,7 @@ async def test_the_head_of_a_stream_has_no_end_to_wait_for(streaming: App) -> No
     listener = _Listener(streaming, "HEAD")
     await listener.answering
     assert listener.body == b""
+    assert b"content-length" not in dict(listener.sent[0]["headers"])  # as GET (RFC 9110, 8.6)
 
 
 async def _empty(request: HttpRequest) -> HttpResponse:
@@ -541,15 +543,15 @@ async def _empty(request: HttpRequest) -> HttpResponse:
 
 @pytest.mark.parametrize("is_packed", [False, True])
 async def test_a_text_has_a_limit_below_that_of_files(browser: Browser, is_packed: bool) -> None:
-    browser.app = App(ROUTES, browser.in_flight, 1 << 20, max_body_bytes=1000)
-    browser.app.handlers = {"POST /v1/embeddings": _empty}
+    browser.app = App(browser.in_flight, 1 << 20, max_body_bytes=1000)
+    browser.app.open([(EMBEDDINGS, _empty)])
     data, headers = orjson.dumps(_BODY | {"input": "a" * 1000}), {}
     if is_packed:
         data, headers = gzip.compress(data), {"content-encoding": "gzip"}
     status, body = await browser.post("/v1/embeddings", data, **headers)
     assert (status, body["error"]["message"]) == (
         413,
-        "the body is larger than 1000 bytes, the limit (the gateway's http_max_body_bytes)",
+        "the body is larger than 1000 bytes, the limit (the gateway's max_input_bytes, times 8)",
     )
 
 
@@ -557,8 +559,8 @@ async def test_a_text_has_a_limit_below_that_of_files(browser: Browser, is_packe
     ("media_type", "status"), [("image/png", 404), ("", 413)], ids=["an image", "JSON all the same"]
 )
 async def test_a_file_has_the_limit_of_messages(browser: Browser, media_type: str, status: int) -> None:
-    browser.app = App(ROUTES, browser.in_flight, 1 << 20, max_body_bytes=1000)
-    browser.app.handlers = {"POST /models/{name}": _not_found}
+    browser.app = App(browser.in_flight, 1 << 20, max_body_bytes=1000)
+    browser.app.open([(MODEL, _not_found)])
     data = b"PNG" if media_type else b'{"inputs":"'
     headers = {"content-type": media_type} if media_type else {}
     assert (await browser.send("POST", "/models/small", data + b"a" * 2000, **headers))[0] == status
@@ -636,18 +638,16 @@ _SITE = "http://evil.example"
 async def test_pages_of_other_sites_may_not_call_where_no_key_is_needed(
     browser: Browser, headers: dict[str, str], is_refused: bool
 ) -> None:
-    handlers = browser.app.handlers
-    browser.app = App(ROUTES, browser.in_flight, 1 << 20, hosts={"gateway.example"})
-    browser.app.handlers = handlers
+    browser.app = App(browser.in_flight, 1 << 20, hosts={"gateway.example"})
+    browser.app.open(browser.handlers)
     status, _ = await browser.post("/v1/embeddings", _BODY, **headers)
     assert status == (403 if is_refused else 200)
     assert len(browser.inputs) == (not is_refused)
 
 
 async def test_a_link_of_another_site_may_lead_here(browser: Browser) -> None:
-    handlers = browser.app.handlers
-    browser.app = App(ROUTES, browser.in_flight, 1 << 20, hosts=())
-    browser.app.handlers = handlers
+    browser.app = App(browser.in_flight, 1 << 20, hosts=())
+    browser.app.open(browser.handlers)
     link = {"host": "anything", "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
     assert (await browser.get("/v1/models", **link))[0] == 200
     assert (await browser.get("/v1/models", **link | {"sec-fetch-mode": "no-cors"}))[0] == 403
@@ -658,9 +658,8 @@ _ASKS = {"origin": _ORIGIN, "access-control-request-method": "POST", "access-con
 
 
 def _with(browser: Browser, **options: Any) -> Browser:
-    handlers = browser.app.handlers
-    browser.app = App(ROUTES, browser.in_flight, 1 << 20, **options)
-    browser.app.handlers = handlers
+    browser.app = App(browser.in_flight, 1 << 20, **options)
+    browser.app.open(browser.handlers)
     return browser
 
 

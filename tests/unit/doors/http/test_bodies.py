@@ -3,15 +3,21 @@
 import json
 from base64 import b64encode, encodebytes, urlsafe_b64encode
 from codecs import BOM_UTF8
-from typing import Any
+from typing import Annotated, Any, get_args
 
 import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.http.bodies import Body, Count, Unsupported, read_base64, read_body, write_body
-from neuronpipe.doors.http.handlers import ROUTES
+from neuronpipe.doors.http.bodies import Body, Count, check_body, only, read_base64, read_body, write_body
+from neuronpipe.doors.http.huggingface_bodies import AnyBody, ImageFeatures, QuestionAnswering, TextClassification
+from neuronpipe.doors.http.openai_responses import ResponsesRequest
+from neuronpipe.doors.http.openai_text_bodies import ChatRequest
+from neuronpipe.doors.http.rerank import CohereRerank
+from neuronpipe.doors.http.tgi import Generate
+from neuronpipe.doors.http.vllm import Score
+from tests.unit.doors.http.doubles import ROUTES
 
 
 class _Inner(Body):
@@ -22,7 +28,7 @@ class _Example(Body):
     input: str | list[str] | list[list[int]] | list[_Inner]
     count: Count | None = None
     share: float = 0.5
-    unknown_here: Unsupported = None
+    unknown_here: Annotated[Any, only()] = None
 
 
 _KIND = TypeAdapter(_Example)
@@ -66,13 +72,18 @@ def test_an_error_names_the_path_of_the_field(body: Any, field: str) -> None:
         b'{"share": Infinity}',
         b'{"input": "\xff"}',
         b'{"input": "\\ud800"}',
-        b"[" * 10_000,
+        b"[" * 100,
     ],
 )
 def test_what_is_no_json_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInput, match="no valid JSON") as caught:
         read_body(_KIND, data)
     assert caught.value.field == "body"
+
+
+def test_json_that_is_nested_too_deeply_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"^body: lists and objects are nested more than 128 deep, the limit$"):
+        read_body(_KIND, b"[" * 10_000)
 
 
 def test_no_text_of_the_caller_is_in_an_error() -> None:
@@ -111,8 +122,81 @@ def test_a_path_has_an_end() -> None:
     assert len(caught.value.field) == 200
 
 
-def test_unknown_fields_are_ignored() -> None:
-    assert read_body(_KIND, b'{"input": "a", "user": {"id": 3}}').input == "a"
+def test_fields_that_change_nothing_are_left_out_at_any_depth() -> None:
+    body = {"input": [{"text": "a", "cache_control": {"type": "ephemeral"}}], "user": {"id": 3}, "foo": None}
+    assert read_body(_KIND, json.dumps(body).encode()).input == [_Inner(text="a")]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"input": "a", "foo": 1}, "foo"),
+        ({"input": "a", "foo": False}, "foo"),
+        ({"foo": 1}, "foo"),
+        ({"input": [{"text": "a"}, {"text": "a", "foo": 1}]}, "input[1].foo"),
+    ],
+)
+def test_an_unknown_field_is_refused_by_its_path(body: Any, field: str) -> None:
+    with pytest.raises(InvalidInput, match="is not supported") as caught:
+        read_body(_KIND, json.dumps(body).encode())
+    assert caught.value.field == field
+
+
+def test_many_unknown_fields_are_one_error() -> None:
+    with pytest.raises(ValidationError) as caught:
+        _KIND.validate_python({"input": "a"} | dict.fromkeys(map(str, range(1000)), 1))
+    assert caught.value.error_count() == 1
+
+
+_TYPED = [route for route in ROUTES if isinstance(route.takes, type) and issubclass(route.takes, Body)]
+
+
+@pytest.mark.parametrize("route", _TYPED, ids=lambda route: route.key)
+def test_every_door_refuses_a_field_that_it_does_not_have(route: Any) -> None:
+    with pytest.raises(InvalidInput, match="is not supported") as caught:
+        check_body(TypeAdapter(route.takes), {"instruction": "Find."})
+    assert caught.value.field == "instruction"
+
+
+@pytest.mark.parametrize("takes", get_args(AnyBody), ids=lambda takes: takes.__name__)
+def test_every_body_of_hugging_face_refuses_a_field_that_it_does_not_have(takes: Any) -> None:
+    with pytest.raises(InvalidInput, match="is not supported") as caught:
+        check_body(TypeAdapter(takes), {"instruction": "Find."})
+    assert caught.value.field == "instruction"
+    parameters = takes.model_fields.get("parameters")
+    with pytest.raises(InvalidInput) as caught:
+        check_body(TypeAdapter(takes), {"parameters": {"instruction": "Find."}})
+    assert caught.value.field == ("parameters.instruction" if parameters else "parameters")
+
+
+_PART = {"type": "text", "text": "a", "id": "1", "index": 0}
+_RERANK = {"query": "q", "documents": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("takes", "body"),
+    [
+        (ChatRequest, {"messages": [{"role": "assistant", "content": [_PART]}]}),  # LangChain's
+        (ChatRequest, {"messages": [{"role": "user", "content": "a"}], "session_id": "1", "cache_prompt": True}),
+        (ResponsesRequest, {"input": "a", "client_metadata": {"version": "1"}}),
+        (CohereRerank, _RERANK | {"max_tokens_per_doc": 4096, "max_chunks_per_doc": 10, "rank_fields": ["text"]}),
+        (CohereRerank, _RERANK | {"raw_scores": False, "use_activation": True}),
+        (Score, {"text_1": "a", "text_2": "b", "add_special_tokens": True}),
+        (Generate, {"inputs": "a", "stream": False, "parameters": {"ignore_eos_token": False}}),
+        (ImageFeatures, {"inputs": "a", "parameters": {}}),
+        (TextClassification, {"inputs": "a", "parameters": {"padding": True}, "options": {"retry_on_error": False}}),
+        (QuestionAnswering, {"inputs": {"id": "1", "question": "a", "context": "b"}}),
+    ],
+)
+def test_defaults_that_clients_send_are_taken(takes: Any, body: Any) -> None:
+    assert check_body(TypeAdapter(takes), body)
+
+
+@pytest.mark.parametrize("field", ["max_tokens_per_doc", "max_chunks_per_doc", "raw_scores"])
+def test_a_rerank_that_would_be_another_one_is_refused(field: str) -> None:
+    with pytest.raises(InvalidInput, match="is not supported") as caught:
+        check_body(TypeAdapter(CohereRerank), _RERANK | {field: 1})
+    assert caught.value.field == field
 
 
 def test_whole_numbers_are_numbers() -> None:

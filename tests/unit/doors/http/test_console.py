@@ -8,14 +8,12 @@ import pytest
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.api.v1.traces_pb2 import GetTraceRequest, GetTraceResponse
 from neuronpipe.core.metrics import Meters, Telemetry
-from neuronpipe.doors.http.app import App
 from neuronpipe.doors.http.console import pages
-from neuronpipe.doors.http.console.pages import CONSOLE_ROUTES, console_handlers
-from neuronpipe.doors.http.handlers import ROUTES
+from neuronpipe.doors.http.console.pages import console_handlers
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.settings import HttpSettings
 from neuronpipe.tasks import TASKS
-from tests.door import models_of
+from tests.servers.door import models_of
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import model_spec
 
@@ -26,10 +24,8 @@ _STATIC = Path(pages.__file__).parent / "static"
 def browser() -> Browser:
     spec = model_spec(also_answers=("sentence_similarity",))
     browser = Browser([spec], lambda _: TaskResult())
-    handlers = browser.app.handlers
-    browser.app = App((*ROUTES, *CONSOLE_ROUTES), browser.in_flight, 1 << 20)
     catalog = Catalog(models_of([spec], Telemetry()))
-    browser.app.handlers = {**handlers, **console_handlers(catalog, Meters(), 50050)}
+    browser.app.open([*browser.handlers, *console_handlers(catalog, Meters(), 50050)])
     return browser
 
 
@@ -90,12 +86,12 @@ async def test_the_state_has_the_models_and_the_port_of_grpc(browser: Browser) -
 
 
 async def test_a_kept_trace_is_what_the_trace_service_finds(browser: Browser) -> None:
-    async def get_trace(request: GetTraceRequest, context: object) -> GetTraceResponse:
+    async def get_trace(request: GetTraceRequest) -> GetTraceResponse:
         return GetTraceResponse(otlp_json=f'{{"asked": "{request.trace_id}"}}')
 
     status, problem = await browser.get("/console/traces/abc")
     assert (status, problem["detail"]) == (404, "the server keeps no traces (kept_traces)")
-    browser.app.handlers = console_handlers(Catalog(models_of([], Telemetry())), Meters(), 1, get_trace)
+    browser.app.open(console_handlers(Catalog(models_of([], Telemetry())), Meters(), 1, get_trace))
     assert await browser.get("/console/traces/abc") == (200, {"asked": "abc"})
     _, state = await browser.get("/console/state")
     assert state["keeps_traces"] is True

@@ -5,7 +5,7 @@ import gc
 import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,16 @@ import pytest
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.doors.http.caller import Caller
-from neuronpipe.doors.http.door import HttpDoor, _Connection
-from neuronpipe.doors.http.exchange import HEALTH_ROUTES, HttpHandler, HttpRequest, HttpResponse, Route
-from neuronpipe.gateway.settings import GatewaySettings
+from neuronpipe.doors.http.connection import Connection, HttpServer
+from neuronpipe.doors.http.door import HttpDoor
+from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
+from neuronpipe.gateway.settings import HttpSettings
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.platform.process.settings import CALLERS_CONNECTION_AGE_S, ProcessSettings
 from neuronpipe.platform.tls import ServerTls, TlsFiles
-from tests.certificates import Authority
+from tests.servers.certificates import Authority
+from tests.suite.constants import with_constants
 from tests.unit.soon import soon
 
 _WAIT = Route("GET", "/wait", "waits")
@@ -28,17 +31,18 @@ _SERVICE = "a.Service"
 _HALF_BODY = b"POST /take HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\nabc"
 
 
-def _settings(address: str = "127.0.0.1:0", /, **limits: float) -> GatewaySettings:
-    fields: dict[str, Any] = {"max_message_bytes": 1 << 20, **limits}
-    return GatewaySettings(repository="/none", http_listen=address, **fields)
+def _door(address: str = "127.0.0.1:0", /, *, tls: ServerTls | None = None, **limits: Any) -> HttpDoor:
+    fields: dict[str, Any] = {"max_message_bytes": 1 << 20, "max_connection_age_s": CALLERS_CONNECTION_AGE_S, **limits}
+    process = with_constants(ProcessSettings, **fields)
+    return HttpDoor(process, HttpSettings(http_listen=address), _SERVICE, tls, max_input_bytes=1 << 20)
 
 
 @asynccontextmanager
 async def _running(
-    handlers: dict[str, HttpHandler], *, tls: ServerTls | None = None, **limits: float
+    handlers: HttpHandlers, *, tls: ServerTls | None = None, **limits: Any
 ) -> AsyncIterator[tuple[HttpDoor, HealthBoard, int]]:
     """A door that is open, the health that it shows, and its port."""
-    door = HttpDoor(_settings(**limits), (*HEALTH_ROUTES, _WAIT, _TAKE), _SERVICE, tls)
+    door = _door(tls=tls, **limits)
     health = HealthBoard(door.services)
     await door.listen(health, InFlight("all", 1 << 20, 1 << 22))
     health.open()
@@ -47,6 +51,11 @@ async def _running(
         yield door, health, door.port
     finally:
         await door.stop(0)
+
+
+def _server(door: HttpDoor) -> HttpServer:
+    assert door._server
+    return door._server
 
 
 async def _ask(port: int, request: bytes) -> bytes:
@@ -62,7 +71,7 @@ async def _ask(port: int, request: bytes) -> bytes:
 @pytest.mark.parametrize("path", [b"/health", b"/ping", b"/v2/health/ready"])
 async def test_health_is_the_process_and_the_service(path: bytes) -> None:
     request = b"GET %s HTTP/1.1\r\nhost: localhost\r\n\r\n" % path
-    async with _running({}) as (_, health, port):
+    async with _running([]) as (_, health, port):
         assert await _ask(port, request) == b"HTTP/1.1 200 OK\r\n"
         health.set(_SERVICE, False)
         assert await _ask(port, request) == b"HTTP/1.1 503 Service Unavailable\r\n"
@@ -82,7 +91,7 @@ async def test_the_open_inference_protocols_health_has_a_body() -> None:
         writer.close()
         return answer.partition(b"\r\n\r\n")[2]
 
-    async with _running({}) as (_, health, port):
+    async with _running([]) as (_, health, port):
         assert [await body_of(word, port) for word in ("live", "ready")] == [b'{"live":true}', b'{"ready":true}']
         health.drain()
         assert [await body_of(word, port) for word in ("live", "ready")] == [b'{"live":true}', b'{"ready":false}']
@@ -90,12 +99,12 @@ async def test_the_open_inference_protocols_health_has_a_body() -> None:
 
 @pytest.mark.parametrize("part", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: localhost\r\n"])
 async def test_a_head_that_does_not_arrive_ends_the_connection(part: bytes) -> None:
-    async with _running({}, max_handshake_s=0.1) as (_, _, port):
+    async with _running([], max_handshake_s=0.1) as (_, _, port):
         assert await _ask(port, part) == b"HTTP/1.1 400 Bad Request\r\n"
 
 
 async def test_a_second_head_that_does_not_arrive_ends_the_connection() -> None:
-    async with _running({}, max_handshake_s=0.1) as (_, _, port):
+    async with _running([], max_handshake_s=0.1) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
@@ -109,7 +118,7 @@ async def test_a_head_that_does_not_arrive_behind_a_request_is_not_told_so_in_it
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with _running({_WAIT.key: wait}, max_handshake_s=0.1) as (_, _, port):
+    async with _running([(_WAIT, wait)], max_handshake_s=0.1) as (_, _, port):
         assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\nGET /hea") == b""
 
 
@@ -118,7 +127,7 @@ async def test_a_request_that_is_slow_to_answer_is_no_head_that_is_slow_to_come(
         await asyncio.sleep(0.4)  # four times the limit of a head
         return HttpResponse(b"{}")
 
-    async with _running({_WAIT.key: wait}, max_handshake_s=0.1) as (_, _, port):
+    async with _running([(_WAIT, wait)], max_handshake_s=0.1) as (_, _, port):
         assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
 
 
@@ -129,7 +138,7 @@ async def test_a_request_that_asks_for_another_protocol_is_answered(protocol: st
 
     head = f"POST /take HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: {protocol}\r\n"
     body = b"a" * 3000
-    async with _running({_TAKE.key: take}) as (_, _, port):
+    async with _running([(_TAKE, take)]) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):
             writer.write(head.encode() + b"content-length: 3000\r\n\r\n" + body)
@@ -145,17 +154,43 @@ async def test_a_connection_that_closes_does_not_wait_for_ever_for_a_caller_that
         await may_answer.wait()
         return HttpResponse(b"a" * 60_000, "text/plain", is_compressible=False)  # too little to pause who writes it
 
-    async with _running({_WAIT.key: wait}, max_send_s=0.3) as (door, _, port):
+    async with _running([(_WAIT, wait)], max_send_s=0.3) as (door, _, port):
         caller = socket.socket()
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
         await asyncio.to_thread(caller.connect, ("127.0.0.1", port))
         await asyncio.to_thread(caller.sendall, b"GET /wait HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-        connections = door._state.connections
+        connections = _server(door).connections
         await soon(lambda: bool(connections))
         (connection,) = connections
         transport: Any = connection.transport
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
         may_answer.set()
+        await soon(lambda: transport.is_closing())
+        assert transport.get_write_buffer_size()
+        await soon(lambda: not connections)
+        caller.close()
+
+
+async def test_a_caller_that_sends_no_more_and_reads_nothing_is_not_waited_for_for_ever() -> None:
+    may_answer = asyncio.Event()
+
+    async def wait(request: HttpRequest) -> HttpResponse:
+        await may_answer.wait()
+        return HttpResponse(b"a" * 60_000, "text/plain", is_compressible=False)  # too little to pause who writes it
+
+    async with _running([(_WAIT, wait)], max_send_s=0.3) as (door, _, port):
+        caller = socket.socket()
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        await asyncio.to_thread(caller.connect, ("127.0.0.1", port))
+        await asyncio.to_thread(caller.sendall, _SMUGGLED)
+        connections = _server(door).connections
+        await soon(lambda: bool(connections))
+        (connection,) = connections
+        transport: Any = connection.transport
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+        may_answer.set()
+        await soon(lambda: transport.get_write_buffer_size())
+        caller.shutdown(socket.SHUT_WR)
         await soon(lambda: transport.is_closing())
         assert transport.get_write_buffer_size()
         await soon(lambda: not connections)
@@ -169,12 +204,12 @@ async def test_a_caller_that_reads_late_is_not_taken_for_one_that_does_not_read(
         await may_answer.wait()
         return HttpResponse(answer, "text/plain", is_compressible=False)
 
-    async with _running({_WAIT.key: wait}) as (door, _, port):
+    async with _running([(_WAIT, wait)]) as (door, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 12)
         writer.write(b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        await soon(lambda: bool(door._state.connections))
-        (connection,) = door._state.connections
-        assert isinstance(connection, _Connection)
+        await soon(lambda: bool(_server(door).connections))
+        (connection,) = _server(door).connections
+        assert isinstance(connection, Connection)
         system_socket = connection.transport.get_extra_info("socket")
         system_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
         may_answer.set()
@@ -193,7 +228,7 @@ async def test_thousands_of_questions_for_another_protocol_behind_a_body_are_all
         return HttpResponse(b"", "text/plain")
 
     question = b"GET /health HTTP/1.1\r\nhost:localhost\r\nupgrade:a\r\nconnection:upgrade\r\n\r\n"
-    async with _running({_TAKE.key: take}) as (_, _, port):
+    async with _running([(_TAKE, take)]) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         body = b"a" * (156 << 10)  # so that what follows comes in the largest pieces
         head = b"POST /take HTTP/1.1\r\nhost:localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
@@ -207,7 +242,7 @@ async def test_a_caller_of_http_1_0_that_asks_for_another_protocol_sees_the_end_
     async def wait(request: HttpRequest) -> HttpResponse:
         return HttpResponse(b"{}")
 
-    async with _running({_WAIT.key: wait}) as (_, _, port):
+    async with _running([(_WAIT, wait)]) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /wait HTTP/1.0\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
         assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"\r\n\r\n{}")
@@ -224,7 +259,7 @@ async def test_a_stream_to_a_caller_of_http_1_0_ends_with_its_connection() -> No
     async def take(request: HttpRequest) -> HttpResponse:
         return HttpResponse(b"", "text/event-stream", stream=parts())
 
-    async with _running({_TAKE.key: take}) as (_, _, port):
+    async with _running([(_TAKE, take)]) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /take HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n{}")
         head, _, body = (await asyncio.wait_for(reader.read(), 20)).partition(b"\r\n\r\n")
@@ -234,6 +269,30 @@ async def test_a_stream_to_a_caller_of_http_1_0_ends_with_its_connection() -> No
     assert body == b"data: one\n\ndata: two\n\n"
 
 
+async def test_a_body_that_waits_to_be_asked_for_and_is_not_read_ends_its_connection() -> None:
+    """What comes next may be that body, or a request of a caller who does not send it (RFC 9110, 10.1.1)."""
+    awaited = b"GET /health HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 60\r\n\r\n"
+    async with _running([]) as (_, _, port):
+        answers = await _refused(port, awaited, _SMUGGLED)
+    head, _, rest = answers.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"connection: close" in head.split(b"\r\n")
+    assert rest == b""
+
+
+@pytest.mark.parametrize(("sent", "is_asked_for"), [((b"{}",), False), ((b"", b"{}"), True)])
+async def test_a_body_is_asked_for_unless_it_has_come(sent: tuple[bytes, ...], is_asked_for: bool) -> None:
+    async def take(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(request.body)
+
+    head = b"POST /take HTTP/1.1\r\n" + _HOST + b"expect: 100-continue\r\ncontent-length: 2\r\nconnection: close\r\n"
+    async with _running([(_TAKE, take)]) as (_, _, port):
+        answers = await _refused(port, head + b"\r\n" + sent[0], *sent[1:])
+    assert answers.startswith(b"HTTP/1.1 100 Continue\r\n\r\n") == is_asked_for
+    assert answers.count(b"HTTP/1.1 200 OK\r\n") == 1
+    assert answers.endswith(b"{}")
+
+
 async def test_requests_behind_one_that_waits_stay_bytes_until_their_turn() -> None:
     may_answer = asyncio.Event()
 
@@ -241,10 +300,10 @@ async def test_requests_behind_one_that_waits_stay_bytes_until_their_turn() -> N
         await may_answer.wait()
         return HttpResponse(b"{}")
 
-    async with _running({_WAIT.key: wait}) as (door, _, port):
+    async with _running([(_WAIT, wait)]) as (door, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /wait HTTP/1.1\r\nhost:localhost\r\n\r\n" * 5000)
-        connections: Any = door._state.connections
+        connections: Any = _server(door).connections
         await soon(lambda: any(one.pipeline for one in connections))
         assert [len(one.pipeline) < 100 for one in connections] == [True]
         # A head in pieces, of which some wait here: its time to come does not run on.
@@ -256,6 +315,45 @@ async def test_requests_behind_one_that_waits_stay_bytes_until_their_turn() -> N
         writer.close()
 
 
+async def test_an_answer_that_cannot_be_written_is_a_fault_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    async def answer(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"{}", headers=[(b"a", b"b\r\nc: d")])
+
+    async with _running([(_WAIT, answer)]) as (_, _, port):
+        request = b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        assert await _ask(port, request) == b"HTTP/1.1 500 Internal Server Error\r\n"
+    assert "a request over HTTP cannot be answered" in caplog.text
+
+
+async def test_an_idle_connection_is_closed_and_one_that_waits_for_its_answer_is_not() -> None:
+    async def wait(request: HttpRequest) -> HttpResponse:
+        await asyncio.sleep(0.4)  # twice the limit
+        return HttpResponse(b"{}")
+
+    async with _running([(_WAIT, wait)], max_connection_idle_s=0.2) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n{}")).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+
+
+@pytest.mark.parametrize("fields", [b"", b"content-length: 60000\r\n"], ids=["lines", "body"])
+async def test_bytes_that_are_no_request_do_not_keep_an_idle_connection(fields: bytes) -> None:
+    """Empty lines, and a body that was not read before its request was answered."""
+    async with _running([], max_connection_idle_s=0.2) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + fields + b"\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        async with asyncio.timeout(10):
+            while not reader.at_eof():
+                writer.write(b"\r\n")
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(1), 0.02)
+        writer.close()
+
+
 async def test_what_outlasts_the_grace_is_told_that_the_server_stops() -> None:
     began = asyncio.Event()
 
@@ -264,7 +362,7 @@ async def test_what_outlasts_the_grace_is_told_that_the_server_stops() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with _running({_WAIT.key: wait}) as (door, _, port):
+    async with _running([(_WAIT, wait)]) as (door, _, port):
         asking = asyncio.create_task(_ask(port, b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n"))
         await began.wait()
         await door.stop(0)
@@ -272,12 +370,12 @@ async def test_what_outlasts_the_grace_is_told_that_the_server_stops() -> None:
 
 
 async def test_connections_are_refused_until_it_is_open() -> None:
-    door = HttpDoor(_settings(), HEALTH_ROUTES, _SERVICE)
+    door = _door()
     health = HealthBoard(door.services)
     await door.listen(health, InFlight("all", 1 << 20, 1 << 22))
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", door.port)
-    door.open({})
+    door.open([])
     assert await _ask(door.port, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n") == (
         b"HTTP/1.1 503 Service Unavailable\r\n"
     )
@@ -287,7 +385,7 @@ async def test_connections_are_refused_until_it_is_open() -> None:
 
 
 async def test_it_may_stop_before_it_listens_and_twice() -> None:
-    door = HttpDoor(_settings(), HEALTH_ROUTES, _SERVICE)
+    door = _door()
     await door.stop(0)
     await door.listen(HealthBoard(door.services), InFlight("all", 1 << 20, 1 << 22))
     await door.stop(0)
@@ -296,14 +394,14 @@ async def test_it_may_stop_before_it_listens_and_twice() -> None:
 
 @pytest.mark.parametrize("address", ["host.invalid:1", "192.0.2.1:80"])
 async def test_an_address_that_cannot_be_used_is_named(address: str) -> None:
-    door = HttpDoor(_settings(address), HEALTH_ROUTES, _SERVICE)
+    door = _door(address)
     with pytest.raises(SetupError, match=f"^--http-listen: cannot listen on {address}: ."):
         await door.listen(HealthBoard(door.services), InFlight("all", 1 << 20, 1 << 22))
 
 
 @pytest.mark.parametrize(("max_age_s", "is_ended"), [(0.0, False), (3600.0, False), (1e-9, True)])
 async def test_a_connection_of_a_certain_age_ends_with_its_answer(max_age_s: float, is_ended: bool) -> None:
-    async with _running({}, max_connection_age_s=max_age_s) as (_, _, port):
+    async with _running([], max_connection_age_s=max_age_s) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         head = await reader.readuntil(b"\r\n\r\n")
@@ -319,7 +417,7 @@ async def _refused(port: int, *parts: bytes) -> bytes:
             writer.write(part)
             await writer.drain()
             await asyncio.sleep(0.02)
-        return await reader.read()
+        return await asyncio.wait_for(reader.read(), 20)
     except ConnectionError:
         return b""
     finally:
@@ -370,7 +468,7 @@ async def test_a_request_that_a_proxy_may_read_as_another_one_is_refused_and_the
     async def answer(request: HttpRequest) -> HttpResponse:
         return HttpResponse(b"{}")
 
-    async with _running({_TAKE.key: answer, _WAIT.key: answer}) as (_, _, port):
+    async with _running([(_TAKE, answer), (_WAIT, answer)]) as (_, _, port):
         answers = await _refused(port, b"POST /take HTTP/%s\r\n" % version.encode() + rest + _SMUGGLED)
     assert answers.count(b"HTTP/1.1 ") == answers.count(b"HTTP/1.1 %d " % status) == 1
 
@@ -383,22 +481,98 @@ async def test_extensions_and_zeros_of_a_chunk_mean_nothing(chunk: bytes) -> Non
         bodies.append(request.body)
         return HttpResponse(b"{}")
 
-    async with _running({_TAKE.key: take}) as (_, _, port):
+    async with _running([(_TAKE, take)]) as (_, _, port):
         request = b"POST /take HTTP/1.1\r\n" + _HOST + _CODING + b"\r\n" + chunk + b"\r\nabc\r\n0\r\n\r\n"
         assert await _ask(port, request) == b"HTTP/1.1 200 OK\r\n"
     assert bodies == [b"abc"]
 
 
+@pytest.mark.parametrize("behind", [b"broken\r\n\r\n", b"GET /health HTTP/1.1\r\n\r\n"], ids=["syntax", "no host"])
+@pytest.mark.parametrize("first", [1, 2])
+async def test_a_request_before_a_bad_one_is_answered_and_the_bad_one_is_not(behind: bytes, first: int) -> None:
+    async def wait(request: HttpRequest) -> HttpResponse:
+        await asyncio.sleep(0.1)
+        return HttpResponse(b"{}")
+
+    async with _running([(_WAIT, wait)], max_handshake_s=0.05) as (_, _, port):
+        answers = await _refused(port, _SMUGGLED * first + behind, b"a" * 40_000, _SMUGGLED)
+    assert answers.count(b"HTTP/1.1 ") == answers.count(b"HTTP/1.1 200 OK\r\n") == first
+    assert answers.count(b"connection: close\r\n") == 1
+    assert answers.endswith(b"\r\n\r\n{}")
+
+
+@pytest.mark.parametrize("version", [b"HTTP/2.0", b"HTTP/0.9"])
+async def test_another_version_of_http_is_refused(version: bytes) -> None:
+    async with _running([]) as (_, _, port):
+        assert await _ask(port, b"GET /health %s\r\nhost: localhost\r\n\r\n" % version) == (
+            b"HTTP/1.1 505 HTTP Version Not Supported\r\n"
+        )
+
+
+async def test_a_caller_of_http_2_is_told_that_this_is_http_1() -> None:
+    async with _running([]) as (_, _, port):
+        answer = await _refused(port, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 505 HTTP Version Not Supported\r\n")
+    assert answer.endswith(b"This port takes HTTP/1.1.")
+
+
+@pytest.mark.parametrize("host", [b"a b", b"a/b", b"a@b", b"a, b", b"a\\b", b"h\xc3\xb6st"])
+async def test_a_host_that_is_none_is_refused(host: bytes) -> None:
+    """RFC 9112, 3.2."""
+    async with _running([]) as (_, _, port):
+        assert await _ask(port, b"GET /health HTTP/1.1\r\nhost: %s\r\n\r\n" % host) == b"HTTP/1.1 400 Bad Request\r\n"
+
+
+@pytest.mark.parametrize("host", [b"", b"localhost", b"a_b.c-d:80", b"[::1]", b"[fe80::1%25a]:8080", b"127.0.0.1:1"])
+async def test_a_host_may_be_a_name_or_an_address_with_a_port(host: bytes) -> None:
+    async with _running([]) as (_, _, port):
+        assert await _ask(port, b"GET /health HTTP/1.1\r\nhost: %s\r\n\r\n" % host) == b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"http://localhost/wait", 200),
+        (b"http://LOCALHOST:8080/wait?a=//b", 200),
+        (b"http://[::1]/wait", 200),
+        (b"http://localhost", 404),
+        (b"http://localhost?a", 404),
+        (b"http://elsewhere/wait", 403),
+        (b"http://elsewhere:80/wait", 403),
+    ],
+)
+async def test_the_host_of_an_absolute_target_counts_instead_of_the_field(target: bytes, status: int) -> None:
+    """RFC 9112, 3.2.2."""
+
+    async def answer(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"{}")
+
+    host = b"localhost" if status == 403 else b"elsewhere"
+    async with _running([(_WAIT, answer)]) as (_, _, port):
+        answered = await _ask(port, b"GET %s HTTP/1.1\r\nhost: %s\r\n\r\n" % (target, host))
+    assert answered.startswith(b"HTTP/1.1 %d " % status)
+
+
+async def test_a_fault_is_told_to_a_caller_who_asks_for_a_head_without_a_body() -> None:
+    async def answer(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"{}", headers=[(b"a", b"\n")])
+
+    async with _running([(_WAIT, answer)]) as (_, _, port):
+        answered = await _refused(port, b"HEAD /wait HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert answered.startswith(b"HTTP/1.1 500 ")
+    assert answered.endswith(b"\r\n\r\n")
+
+
 async def test_handshakes_count_as_connections_until_they_are_over(tmp_path: Path) -> None:
     Authority().issue("localhost").write(tmp_path)
     tls = ServerTls(TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key"))
-    async with _running({}, tls=tls, max_connections=2) as (door, _, port):
+    async with _running([], tls=tls, max_connections=2) as (door, _, port):
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        await soon(lambda: len(door.listener.handshakes) == 2)
+        await soon(lambda: len(_server(door).listener.handshakes) == 2)
         assert await _refused(port, b"\x16\x03") == b""
-        assert len(door.listener.handshakes) == 2
+        assert len(_server(door).listener.handshakes) == 2
         silent[0][1].write(b"no TLS")
-        await soon(lambda: len(door.listener.handshakes) == 1)
+        await soon(lambda: len(_server(door).listener.handshakes) == 1)
         for _, writer in silent:
             writer.close()
 
@@ -408,13 +582,13 @@ async def test_a_caller_that_never_sends_the_rest_holds_the_end_up_for_a_moment(
     async def take(request: HttpRequest) -> HttpResponse:
         raise AssertionError
 
-    async with _running({_TAKE.key: take}) as (door, _, port):
+    async with _running([(_TAKE, take)]) as (door, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
-        connections: Any = door._state.connections
+        connections: Any = _server(door).connections
         await soon(lambda: any(one._requests for one in connections))
         await asyncio.sleep(0.05)
-        door.in_flight.refuse_arriving()
+        _server(door).in_flight.refuse_arriving()
         began_s = time.monotonic()
         await door.stop(20)
         assert time.monotonic() - began_s < 4
@@ -432,7 +606,7 @@ _LARGE = b"a: " + b"b" * 900 + b"\r\n"
     ids=["fields", "path"],
 )
 async def test_a_head_that_is_too_large_is_refused_also_if_it_comes_at_once(head: bytes) -> None:
-    async with _running({}, max_header_bytes=2000) as (_, _, port):
+    async with _running([], max_header_bytes=2000) as (_, _, port):
         answer = await _refused(port, head + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"too large" in answer
@@ -447,9 +621,40 @@ _CHUNKED = b"POST /take HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunke
     ids=["at once", "by and by", "one without an end"],
 )
 async def test_trailers_are_limited_as_heads_are(trailers: list[bytes]) -> None:
-    async with _running({}, max_header_bytes=2000) as (_, _, port):
+    async with _running([], max_header_bytes=2000) as (_, _, port):
         answer = await _refused(port, _CHUNKED + b"2\r\n{}\r\n0\r\n", *trailers)
     assert b"200 OK" not in answer
+
+
+async def test_chunks_whose_heads_come_with_the_data_before_are_no_trailers() -> None:
+    """Each part ends right behind the head of a chunk."""
+
+    async def take(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(request.body)
+
+    async with _running([(_TAKE, take)], max_header_bytes=100) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for part in (_CHUNKED, b"5\r\n", *[b"     \r\n5\r\n"] * 20, b"12345\r\n0\r\n\r\n"):
+            writer.write(part)
+            await asyncio.sleep(0.005)
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        writer.close()
+
+
+async def test_a_head_behind_a_body_in_the_same_bytes_has_the_limit_of_any_head() -> None:
+    """The pieces of a body are as large as the largest head."""
+
+    async def take(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"{}")
+
+    body = b"a" * (55 << 10)
+    head = b"POST /take HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+    async with _running([(_TAKE, take)]) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + body + b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + _LARGE * 15 + b"\r\n")
+        for answer in (b"{}", b""):
+            assert (await reader.readuntil(b"\r\n\r\n" + answer)).startswith(b"HTTP/1.1 200 OK\r\n")
+        writer.close()
 
 
 async def test_trailers_within_the_limit_are_taken_and_mean_nothing() -> None:
@@ -459,7 +664,7 @@ async def test_trailers_within_the_limit_are_taken_and_mean_nothing() -> None:
 
     # Much larger than the limit of a head, and cut right before its end.
     body = b"%x\r\n%s\r\n" % (8000, b"[" + b" " * 7998 + b"]")
-    async with _running({_TAKE.key: take}, max_header_bytes=2000) as (_, _, port):
+    async with _running([(_TAKE, take)], max_header_bytes=2000) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):
             writer.write(_CHUNKED + body + b"0\r\n")
@@ -476,9 +681,9 @@ async def test_what_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
         return HttpResponse(b"{}")
 
     def left() -> int:
-        return sum(type(one) in (Caller, _Connection) for one in gc.get_objects())
+        return sum(type(one) in (Caller, Connection) for one in gc.get_objects())
 
-    async with _running({_WAIT.key: wait, _TAKE.key: wait}) as (_, _, port):
+    async with _running([(_WAIT, wait), (_TAKE, wait)]) as (_, _, port):
         gc.collect()
         gc.disable()
         try:

@@ -21,8 +21,7 @@ from neuronpipe.doors.http.exchange import HttpRequest
 from neuronpipe.doors.http.huggingface_texts import answer_tokens
 from neuronpipe.doors.http.tgi import Generate
 from neuronpipe.doors.inference import Fields, Inference, ModelName
-from neuronpipe.doors.text_stream import Event
-from neuronpipe.gateway.inference import GeneratedPart, InferenceResult
+from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, TextEvent
 from tests.unit.model_specs import model_spec
 
 _SPEC = model_spec("text_generation")
@@ -44,8 +43,8 @@ async def _events(reason: int, *parts: GeneratedPart) -> list[dict[str, Any]]:
     class Written:
         async def stream(
             self, call: Call, model: ModelName, input: TaskInput, fields: Fields
-        ) -> AsyncGenerator[Event, None]:
-            async def events() -> AsyncGenerator[Event, None]:
+        ) -> AsyncGenerator[TextEvent, None]:
+            async def events() -> AsyncGenerator[TextEvent, None]:
                 for part in parts:
                     yield part
                 yield InferenceResult("", ModelKey("m", 1), result, Usage(tokens=5), StageTimings(total_ns=1))

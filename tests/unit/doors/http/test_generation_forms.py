@@ -220,7 +220,7 @@ async def test_an_error_of_the_pipeline_names_the_option_where_it_stands(
 
 async def test_what_is_wrong_with_an_option_is_said_in_the_forms_words() -> None:
     problem = "9, more than max_new_tokens, 8"
-    browser = Browser(_SPECS, lambda given: InvalidInput("options.min_new_tokens", problem))
+    browser = Browser(_SPECS, lambda given: InvalidInput("options.min_new_tokens", problem, ["options.max_new_tokens"]))
     given = {"min_length": 10, "max_length": 9}
     _, answer = await browser.post("/models/summarization", {"inputs": "t", "parameters": given})
     assert answer["error"] == "parameters.min_length - 1: 9, more than parameters.max_length - 1, 8"
@@ -265,6 +265,23 @@ async def test_openais_and_vllms_forms_of_texts(
     status, answer = await browser.post("/v1/completions", {"model": "text_generation", "prompt": "t", **asked})
     assert status == 200, answer
     assert _asked(browser).options == GenerationOptions(max_new_tokens=16, **expected)
+
+
+async def test_a_text_that_ignores_its_end_has_as_many_tokens_as_it_may(browser: Browser) -> None:
+    body = {"model": "text_generation", "prompt": "t", "ignore_eos": True, "min_tokens": 2, "skip_special_tokens": True}
+    assert (await browser.post("/v1/completions", body | {"max_tokens": 7}))[0] == 200
+    assert _asked(browser).options == GenerationOptions(max_new_tokens=7, min_new_tokens=7, skip_special_tokens=True)
+    chat = {"messages": [{"role": "user", "content": "a"}], "ignore_eos": True}
+    status, answer = await browser.post("/v1/chat/completions", chat)
+    assert (status, answer["error"]["param"]) == (400, "ignore_eos")
+
+
+async def test_ids_of_tokens_come_with_a_text_that_asks_for_them() -> None:
+    text = GeneratedText(text="a", token_ids=[5, 6], finish_reason=FinishReason.FINISH_REASON_END)
+    browser = Browser(_SPECS, lambda given: TaskResult(text_generation=TextGenerationResult(sequences=[text])))
+    for asked, expected in ({"return_token_ids": True}, [5, 6]), ({}, None):
+        _, answer = await browser.post("/v1/completions", {"model": "text_generation", "prompt": "t", **asked})
+        assert answer["choices"][0].get("token_ids") == expected
 
 
 @pytest.mark.parametrize(
@@ -316,7 +333,7 @@ async def test_tgis_forms_of_texts(browser: Browser, grammar: dict[str, Any], ex
     ids=str,
 )
 async def test_forms_that_are_wrong_are_named(browser: Browser, path: str, asked: dict[str, Any], problem: str) -> None:
-    body = {"model": "text_generation", "prompt": "t", "inputs": "t"} | asked
+    body = {"model": "text_generation", "inputs" if path == "/generate" else "prompt": "t"} | asked
     status, answer = await browser.post(path, body)
     assert status in (400, 422)
     assert problem in str(answer)
@@ -392,3 +409,82 @@ async def test_the_developer_of_a_chat_is_the_system_of_templates(browser: Brows
 async def test_an_address_names_no_model(browser: Browser, path: str, model: str | None) -> None:
     status, answer = await browser.post(path, {"model": model, "prompt": "t"})
     assert (status, answer.get("model")) == (200, "text_generation")
+
+
+_OBJECT: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+_MESSAGES = [{"role": "user", "content": "t"}]
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"type": "json_object", "schema": _OBJECT}, {"json_schema": json.dumps(_OBJECT)}),  # llama.cpp, Together
+        ({"type": "json_schema", "schema": _OBJECT}, {"json_schema": json.dumps(_OBJECT)}),
+        (
+            {"type": "json_object", "json_schema": {"name": "a", "schema": _OBJECT}},
+            {"json_schema": json.dumps(_OBJECT)},
+        ),
+        ({"type": "json_object"}, {"json_object": True}),
+        ({"type": "json_schema"}, "response_format.json_schema"),
+        ({"type": "json_schema", "json_schema": {"name": "a"}}, "response_format.json_schema.schema"),
+        ({"type": "json_object", "json_schema": {"name": "a"}}, "response_format.json_schema.schema"),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": {}}, "schema": _OBJECT}, "response_format"),
+        ({"type": "json_object", "value": {}, "schema": _OBJECT}, "response_format"),
+        ({"type": "regex", "value": "a", "json_schema": {"name": "a", "schema": _OBJECT}}, "response_format"),
+        ({"type": "text", "schema": {}}, "response_format.type"),
+        ({"type": "text", "schema": _OBJECT}, "response_format.type"),
+        ({"type": "text", "json_schema": {"name": "a", "schema": _OBJECT}}, "response_format.type"),
+    ],
+    ids=str,
+)
+async def test_a_schema_is_applied_or_refused_by_its_name(
+    browser: Browser, form: dict[str, Any], expected: Any
+) -> None:
+    body = {"model": "text_generation", "messages": _MESSAGES, "response_format": form}
+    status, answer = await browser.post("/v1/chat/completions", body)
+    if isinstance(expected, str):
+        assert (status, answer["error"]["param"]) == (400, expected)
+    else:
+        assert status == 200
+        assert _asked(browser).options == GenerationOptions(**expected)
+
+
+async def test_efforts_and_verbosity_are_variables_of_the_template(browser: Browser) -> None:
+    body = {"model": "text_generation", "messages": _MESSAGES, "reasoning_effort": "low", "verbosity": "low"}
+    assert (await browser.post("/v1/chat/completions", body))[0] == 200
+    assert json.loads(_asked(browser).template_arguments) == {"reasoning_effort": "low", "verbosity": "low"}
+
+
+async def test_refusals_of_the_history_are_texts(browser: Browser) -> None:
+    part = {"type": "refusal", "refusal": "I cannot."}
+    said = [
+        {"role": "assistant", "content": [part, {"type": "text", "text": " Sorry."}]},
+        {"role": "assistant", "content": None, "refusal": "No."},
+    ]
+    body = {"model": "text_generation", "messages": [*said, *_MESSAGES]}
+    assert (await browser.post("/v1/chat/completions", body))[0] == 200
+    assert [one.content for one in _asked(browser).messages] == ["I cannot. Sorry.", "No.", "t"]
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_tools_that_are_allowed_are_those_that_may_be_called(mode: str) -> None:
+    text = GeneratedText(text='{"name": "look", "arguments": {}}', finish_reason=FinishReason.FINISH_REASON_END)
+    answer = TaskResult(text_generation=TextGenerationResult(sequences=[text]))
+    spec = model_spec("text_generation", name="m", chat_template="{{ messages }}{{ tools }}")
+    browser = Browser([spec], lambda _: answer)
+    tools = [_LOOK, {"type": "function", "function": {"name": "wait"}}]
+    for name, is_called in (("look", True), ("wait", False)):
+        allowed: dict[str, Any] = {"mode": mode, "tools": [{"type": "function", "function": {"name": name}}]}
+        choice: dict[str, Any] = {"type": "allowed_tools", "allowed_tools": allowed}
+        body = {"model": "m", "messages": _MESSAGES, "tools": tools, "tool_choice": choice}
+        status, answered = await browser.post("/v1/chat/completions", body)
+        assert status == 200
+        assert ("tool_calls" in answered["choices"][0]["message"]) is is_called
+        asked = browser.inputs[-1].text_generation
+        assert json.loads(asked.tools) == tools
+        if mode == "required":
+            calls = json.loads(asked.options.json_schema)["items"]["anyOf"]
+            assert [one["properties"]["name"]["const"] for one in calls] == [name]
+    choice["allowed_tools"]["tools"][0]["function"]["name"] = "none"
+    status, answered = await browser.post("/v1/chat/completions", body)
+    assert (status, answered["error"]["param"]) == (400, "tool_choice.allowed_tools")

@@ -414,19 +414,23 @@ async def test_what_is_wrong_is_named(browser: Browser, model: str, body: Any, e
         (
             "tagger",
             {"inputs": ["t"]},
-            InvalidInput("text", "9 tokens; set truncation to cut, or window_stride_tokens to read all of it"),
+            InvalidInput(
+                "text",
+                "9 tokens; set truncation to cut, or window_stride_tokens to read all of it",
+                ["truncation", "window_stride_tokens"],
+            ),
             "inputs[0]: 9 tokens; set parameters.truncation to cut, or parameters.stride to read all of it",
         ),
         (
             "embedder",
             {"inputs": {"source_sentence": "s", "sentences": ["t"]}},
-            InvalidInput("texts[0]", "9 tokens; set truncation to cut"),
+            InvalidInput("texts[0]", "9 tokens; set truncation to cut", ["truncation"]),
             "inputs.sentences[0]: 9 tokens; set parameters.truncation to cut",
         ),
         (
             "embedder",
             {"inputs": "t"},
-            InvalidInput("text", "9 tokens; set truncation to cut"),
+            InvalidInput("text", "9 tokens; set truncation to cut", ["truncation"]),
             "inputs: 9 tokens; set truncate to cut",
         ),
     ],
@@ -472,6 +476,15 @@ async def test_truncation_is_as_in_the_pipelines(browser: Browser, model: str, g
     assert (await browser.post(f"/models/{model}", body))[0] == 200
     [input] = browser.inputs
     assert getattr(input, str(input.WhichOneof("task"))).truncation == expected
+
+
+async def test_a_pair_has_two_texts(browser: Browser) -> None:
+    body = {"inputs": ["a", {"text": "a", "text_pair": ""}]}
+    status, answer = await browser.post("/models/labels", body)
+    assert (status, answer["error"]) == (
+        400,
+        "inputs: the second text is empty; send the first one alone, or a text",
+    )
 
 
 async def test_of_a_pair_the_longer_text_is_cut(browser: Browser) -> None:

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from neuronpipe.bulk.jobs.http import ROUTES as JOB_ROUTES
+from neuronpipe.bulk.jobs.http import job_http_handlers
 from neuronpipe.doors.http.bodies import check_body
-from neuronpipe.doors.http.handlers import ROUTES
 from neuronpipe.doors.http.openapi import openapi
+from tests.unit.doors.http.doubles import ROUTES
 
-_ROUTES = [route for route in (*ROUTES, *JOB_ROUTES) if route.takes]
+_jobs: Any = None
+_JOB_ROUTES = [route for route, _ in job_http_handlers(_jobs)]
+
+_ROUTES = [route for route in (*ROUTES, *_JOB_ROUTES) if route.takes]
 _DOCUMENT = openapi(_ROUTES)
 _SCHEMAS: Mapping[str, Any] = _DOCUMENT["components"]["schemas"]
 # A message may hold itself.
@@ -30,7 +33,7 @@ def _resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _forms(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     schema = _resolved(schema)
-    return [_resolved(form) for form in schema.get("anyOf", [schema])]
+    return [_resolved(form) for form in schema.get("anyOf", schema.get("oneOf", [schema]))]
 
 
 def _least(schema: Mapping[str, Any]) -> Any:

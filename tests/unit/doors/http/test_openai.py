@@ -51,11 +51,88 @@ async def test_a_text_becomes_a_list_of_one_vector(browser: Browser) -> None:
 
 async def test_texts_become_vectors_in_their_order_and_their_tokens_are_summed(browser: Browser) -> None:
     _, body = await browser.post(
-        "/v1/embeddings", {"model": "small", "input": ["a", "ccc"], "dimensions": 7, "user": "u", "extra": [1]}
+        "/v1/embeddings", {"model": "small", "input": ["a", "ccc"], "dimensions": 7, "user": "u"}
     )
     assert [(one["index"], one["embedding"]) for one in body["data"]] == [(0, [1.0, -1.0]), (1, [3.0, -3.0])]
     assert body["usage"] == {"prompt_tokens": 10, "total_tokens": 10}
     assert [input.sentence_embedding.dimensions for input in browser.inputs] == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt", "query: "),
+        ("instruction", "Find."),
+        ("messages", [{"role": "user", "content": "a"}]),
+        ("foo", 1),
+        ("output_dtype", "int8"),
+        ("late_chunking", True),
+        ("add_special_tokens", False),
+    ],
+)
+async def test_a_field_that_would_change_the_vector_is_refused_by_its_name(
+    browser: Browser, field: str, value: object
+) -> None:
+    status, body = await browser.post("/v1/embeddings", {"model": "small", "input": "a", field: value})
+    assert (status, body["error"]["param"], browser.inputs) == (400, field, [])
+    assert "is not supported" in body["error"]["message"]
+
+
+_PROMPTS = {"query": "query: ", "passage": "passage: ", "Clustering": "cluster: "}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "given", "prompt_name"),
+    [
+        (_PROMPTS, {"prompt_name": "query"}, "query"),
+        (_PROMPTS, {"input_type": "query"}, "query"),
+        (_PROMPTS, {"input_type": "search_query"}, "query"),
+        (_PROMPTS, {"input_type": "document"}, "passage"),
+        (_PROMPTS, {"input_type": "search_document"}, "passage"),
+        (_PROMPTS, {"input_type": "clustering"}, "Clustering"),
+        (_PROMPTS, {"task": "retrieval.passage"}, "passage"),
+        ({"retrieval.query": "q"}, {"task": "retrieval.query"}, "retrieval.query"),
+        ({"query": "q"}, {"input_type": "document"}, ""),
+        ({"query": "q"}, {}, ""),
+    ],
+    ids=str,
+)
+async def test_a_prompt_is_found_by_the_words_of_every_client(
+    prompts: dict[str, str], given: dict[str, Any], prompt_name: str
+) -> None:
+    browser = Browser([model_spec("sentence_embedding", prompts=prompts)], _answer)
+    status, _ = await browser.post("/v1/embeddings", {"input": "a", **given})
+    assert (status, browser.inputs[0].sentence_embedding.prompt_name) == (200, prompt_name)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "given", "problem"),
+    [
+        ({}, {"input_type": "query"}, "input_type: is none of the model's prompts; they are: none"),
+        ({}, {"task": "retrieval.passage"}, "task: is none of the model's prompts; they are: none"),
+        (_PROMPTS, {"task": "separation"}, "they are: Clustering, passage, query"),
+        (_PROMPTS, {"prompt_name": "query", "input_type": "query"}, "input_type: says the same as prompt_name"),
+    ],
+    ids=str,
+)
+async def test_a_prompt_that_the_model_does_not_have_is_refused(
+    prompts: dict[str, str], given: dict[str, Any], problem: str
+) -> None:
+    browser = Browser([model_spec("sentence_embedding", prompts=prompts)], _answer)
+    status, body = await browser.post("/v1/embeddings", {"input": "a", **given})
+    assert (status, browser.inputs) == (400, [])
+    assert problem in body["error"]["message"]
+
+
+async def test_the_words_of_other_clients_are_understood_and_their_defaults_change_nothing(browser: Browser) -> None:
+    defaults = {"output_dtype": "float", "embedding_type": "float", "late_chunking": False, "modality": "text"}
+    defaults |= {"priority": 0, "embed_dtype": "float32", "endianness": "native", "metadata": {"a": "b"}}
+    asked = {"output_dimension": 7, "truncation": True, "normalized": False, "truncation_side": "left"}
+    status, _ = await browser.post("/v1/embeddings", {"model": "small", "input": "a", **defaults, **asked})
+    expected = SentenceEmbeddingInput(
+        text="a", dimensions=7, skip_normalize=True, truncation=Truncation.TRUNCATION_LEFT
+    )
+    assert (status, browser.inputs) == (200, [TaskInput(sentence_embedding=expected)])
 
 
 async def test_base64_is_of_float32_in_little_endian(browser: Browser) -> None:
@@ -145,7 +222,7 @@ async def test_a_long_text_is_cut_where_the_request_says_so(browser: Browser, cu
 
 async def test_a_long_text_is_told_by_which_field_to_cut_it() -> None:
     problem = "9 tokens, the model takes 8; set truncation to cut"
-    browser = Browser(_SPECS, lambda given: InvalidInput("text", problem))
+    browser = Browser(_SPECS, lambda given: InvalidInput("text", problem, ["truncation"]))
     _, body = await browser.post("/v1/embeddings", {"model": "small", "input": ["a"]})
     assert body["error"]["message"] == "input[0]: 9 tokens, the model takes 8; set truncate to cut"
 

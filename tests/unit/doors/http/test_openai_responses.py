@@ -5,6 +5,7 @@ Events of calls are read in tests/integration/test_structured_output.py.
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -20,8 +21,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TextGenerationResult,
 )
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
-from neuronpipe.core.names import Name
-from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, InferenceResult
+from neuronpipe.core.names import Name, Spans
+from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, TextEvent
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import model_spec
 
@@ -162,16 +163,15 @@ async def _events(
 ) -> list[dict[str, Any]]:
     """Those of a text that comes in single characters."""
     browser = browser or _writer(text)
-    infer = browser.pipeline.infer
+    pipeline = browser.pipeline
 
-    async def told(request: InferenceRequest, span: Name) -> InferenceResult:
-        assert request.listener
+    async def told(request: InferenceRequest, span: Name = Spans.GENERATE) -> AsyncGenerator[TextEvent, None]:
         for character in text:
-            request.listener(GeneratedPart(character, [1]))
+            yield GeneratedPart(character, [1])
             await asyncio.sleep(0)
-        return await infer(request, span)
+        yield await pipeline.infer(request, span)
 
-    monkeypatch.setattr(browser.pipeline, "infer", told)
+    monkeypatch.setattr(pipeline, "generate", told)
     status, events = await browser.post("/v1/responses", {"input": "a", "stream": True, **asked})
     assert status == 200
     lines = [event.split("\n") for event in events.decode().split("\n\n")[:-1]]
@@ -367,7 +367,7 @@ async def test_a_text_that_reached_its_limit_is_incomplete(browser: Browser) -> 
         ({"messages": []}, "messages"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"tools": [{"type": "function", "name": "f"}, {"type": "web_search"}]}, "tools[1].type"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name"),  # as in a chat
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].function"),  # as in a chat
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         (
@@ -385,7 +385,9 @@ async def test_a_text_that_reached_its_limit_is_incomplete(browser: Browser) -> 
         ),
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include"),
-        ({"reasoning": {"effort": "low", "summary": None}}, "reasoning"),
+        ({"reasoning": {"effort": "much", "summary": None}}, "reasoning.effort"),
+        ({"reasoning": {"context": "all"}}, "reasoning.context"),
+        ({"text": {"format": {"type": "text", "schema": {"type": "object"}}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
@@ -409,3 +411,40 @@ async def test_a_model_that_writes_no_texts_is_refused_with_tools_as_without(str
     asked = {"model": "labels", "input": "a", "tools": [_LOOK], "stream": stream}
     status, body = await refusing.post("/v1/responses", asked)
     assert (status, body["error"]["message"]) == (400, "model: is wrong")
+
+
+async def test_efforts_and_verbosity_are_variables_of_the_template(browser: Browser) -> None:
+    given = {"input": "a", "reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "low"}}
+    assert (await browser.post("/v1/responses", given))[0] == 200
+    arguments = json.loads(browser.inputs[0].text_generation.template_arguments)
+    assert arguments == {"reasoning_effort": "low", "verbosity": "low"}
+
+
+async def test_a_refusal_of_the_history_is_a_text(browser: Browser) -> None:
+    said = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]},
+        {"role": "user", "content": "b"},
+    ]
+    assert (await browser.post("/v1/responses", {"input": said}))[0] == 200
+    assert [one.content for one in browser.inputs[0].text_generation.messages] == ["a", "I cannot.", "b"]
+
+
+async def test_a_schema_with_a_json_object_is_its_form(browser: Browser) -> None:
+    form = {"type": "json_object", "schema": {"type": "object"}}
+    assert (await browser.post("/v1/responses", {"input": "a", "text": {"format": form}}))[0] == 200
+    assert browser.inputs[0].text_generation.options == GenerationOptions(json_schema='{"type": "object"}')
+
+
+async def test_tools_that_are_allowed_are_those_that_may_be_called(browser: Browser) -> None:
+    tools = [_WAIT, {**_WAIT, "name": "other"}]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "other"}]}
+    given = {"input": "a", "tools": tools, "tool_choice": choice}
+    assert (await browser.post("/v1/responses", given))[0] == 200
+    asked = browser.inputs[0].text_generation
+    assert [one["function"]["name"] for one in json.loads(asked.tools)] == [one["name"] for one in tools]
+    calls = json.loads(asked.options.json_schema)["items"]["anyOf"]
+    assert [one["properties"]["name"]["const"] for one in calls] == ["other"]
+    choice["tools"] = [{"type": "function", "name": "none"}]
+    status, body = await browser.post("/v1/responses", given)
+    assert (status, body["error"]["param"]) == (400, "tool_choice.tools")

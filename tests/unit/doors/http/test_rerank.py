@@ -65,6 +65,21 @@ async def test_documents_are_cut_to_as_many_tokens_as_the_request_says(browser: 
     assert (input.truncation, input.truncation_tokens) == (Truncation.TRUNCATION_RIGHT, max(kept or 0, 0))
 
 
+async def test_voyages_words_are_understood(browser: Browser) -> None:
+    await browser.post("/v1/rerank", {"query": "q", "documents": ["a", "b"], "top_k": 1, "truncation": False})
+    await browser.post("/v1/rerank", {"query": "q", "documents": ["a", "b"], "top_k": None, "truncation": True})
+    assert [one.rerank.top_n for one in browser.inputs] == [1, 0]
+    cuts = [one.rerank.truncation for one in browser.inputs]
+    assert cuts == [Truncation.TRUNCATION_ERROR, Truncation.TRUNCATION_RIGHT]
+
+
+@pytest.mark.parametrize("given", [{"texts": ["a"]}, {"documents": ["a"]}], ids=str)
+async def test_an_unknown_field_is_named_in_either_form(browser: Browser, given: dict[str, list[str]]) -> None:
+    status, answer = await browser.post("/rerank", {"query": "q", "instruction": "Find.", **given})
+    assert status == 400
+    assert "instruction: is not supported" in str(answer)
+
+
 async def test_an_error_names_the_document(browser: Browser) -> None:
     status, answer = await browser.post("/v2/rerank", {"query": "q", "documents": ["a", ""]})
     assert (status, answer["message"]) == (400, "query and documents[1]: is empty")

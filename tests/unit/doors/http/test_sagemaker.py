@@ -7,12 +7,18 @@ import pytest
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.api.v1.tasks_pb2 import (
+    FinishReason,
+    GeneratedText,
     LabelScore,
     QuestionAnsweringInput,
+    RankedText,
+    RerankResult,
+    SentenceEmbeddingResult,
     TaskInput,
     TaskResult,
     TextClassificationInput,
     TextClassificationResult,
+    TextGenerationResult,
 )
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded, Unauthenticated, Unavailable
 from tests.unit.doors.http.doubles import Browser
@@ -205,3 +211,62 @@ async def test_our_own_message_is_answered_with_our_own(browser: Browser) -> Non
     )
     status, told = await browser.post("/invocations", b"\xff", media_type)
     assert (status, told["error"]) == (400, "body: is no InferRequest of neuronpipe.api.v1")
+
+
+_WRITER = model_spec("text_generation", name="writer", chat_template="{{ messages }}")
+_EMBEDDER = model_spec("sentence_embedding", name="embedder")
+
+
+def _any(input: TaskInput) -> TaskResult:
+    """A text of every writer, a vector of every embedder, and an order of every ranker."""
+    text = GeneratedText(text="b", token_ids=[1], finish_reason=FinishReason.FINISH_REASON_END)
+    return {
+        "text_generation": TaskResult(text_generation=TextGenerationResult(sequences=[text])),
+        "sentence_embedding": TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, 2])),
+        "rerank": TaskResult(rerank=RerankResult(texts=[RankedText(index=0, score=0.5)])),
+    }[str(input.WhichOneof("task"))]
+
+
+@pytest.mark.parametrize(
+    ("body", "task", "found"),
+    [
+        ({"messages": [{"role": "user", "content": "a"}]}, "text_generation", "chat.completion"),
+        ({"prompt": "a", "max_tokens": 3}, "text_generation", "text_completion"),
+        ({"input": ["a"], "dimensions": 2}, "sentence_embedding", "list"),
+        ({"query": "a", "documents": ["b"]}, "rerank", None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["/invocations", "/endpoints/{}/invocations"])
+async def test_bodies_of_other_protocols_are_answered_as_on_their_own_paths(
+    path: str, body: dict[str, object], task: str, found: str | None
+) -> None:
+    browser = Browser([_WRITER, _EMBEDDER, model_spec("rerank", name="ranker")], _any)
+    name = {"text_generation": "writer", "sentence_embedding": "embedder", "rerank": "ranker"}[task]
+    status, answer = await browser.post(path.format(name), body)
+    assert (status, answer.get("object"), answer["model"]) == (200, found, name)
+    assert browser.inputs[0].WhichOneof("task") == task
+
+
+async def test_a_field_that_another_protocol_does_not_have_is_refused_by_its_name() -> None:
+    browser = Browser([_EMBEDDER], _any)
+    status, answer = await browser.post("/invocations", {"input": "a", "instruction": "Find."})
+    assert (status, answer["error"]) == (400, "instruction: is not supported")
+
+
+async def test_a_word_of_another_protocol_in_a_text_is_a_part_of_the_text(browser: Browser) -> None:
+    text = '{"messages": [], "prompt": "b"}'
+    assert await browser.post("/invocations", {"inputs": text}) == (200, [_labels(text)])
+
+
+@pytest.mark.parametrize(
+    ("body", "media_type"),
+    [
+        (b'{"inputs": "a", "stream": true}', "application/json"),
+        (b'{"inputs": "a", "stream": true}\n', "application/jsonlines"),
+    ],
+)
+async def test_a_stream_where_there_is_none_is_refused(browser: Browser, body: bytes, media_type: str) -> None:
+    status, answer = await browser.post("/invocations", body, media_type)
+    assert status == 400
+    assert answer["error"].startswith("stream: is ")

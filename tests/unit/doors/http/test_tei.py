@@ -106,6 +106,8 @@ async def test_raw_scores_are_logits(browser: Browser) -> None:
         ([["a"], []], "inputs[1]: 0 texts, must be one or a pair"),
         (["a", "b", "c"], "inputs: 3 texts, must be one or a pair"),
         ([], "inputs: 0 texts, must be one or a pair"),
+        ([["a"], ["b", ""]], "inputs[1]: the second text is empty; send the first one alone, or a text"),
+        (["a", ""], "inputs: the second text is empty; send the first one alone, or a text"),
         ([["a"], ["too long"]], "inputs[1]: is too long"),
         ("too long", "inputs: is too long"),
     ],

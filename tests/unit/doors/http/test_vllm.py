@@ -103,7 +103,10 @@ async def test_vectors_are_scored_by_their_cosine(browser: Browser) -> None:
         ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_2: 1 texts, must be as many as text_1 has, 2"),
         ({"text_1": "a", "text_2": []}, "text_2: 0 inputs, must be from 1 to 2048 (the gateway's max_http_inputs)"),
         ({"text_1": "a"}, "text_2: field required"),
-        ({"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens: input should be -1"),
+        (
+            {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 0},
+            "truncate_prompt_tokens: must be 1 or more, or -1 for as many as the model takes",
+        ),
     ],
 )
 async def test_what_is_wrong_is_named(browser: Browser, body: Any, error: str) -> None:
@@ -113,7 +116,7 @@ async def test_what_is_wrong_is_named(browser: Browser, body: Any, error: str) -
 
 async def test_a_pair_that_is_too_long_is_told_by_which_field_to_cut_it() -> None:
     problem = "9 tokens, the model takes 8; set truncation to cut"
-    browser = Browser(_SPECS, lambda given: InvalidInput("query and texts[0]", problem))
+    browser = Browser(_SPECS, lambda given: InvalidInput("query and texts[0]", problem, ["truncation"]))
     _, body = await browser.post("/score", {"model": "reranker", "text_1": "q", "text_2": ["a", "b"]})
     assert body["error"]["message"] == (
         "text_1 and text_2[0]: 9 tokens, the model takes 8; set truncate_prompt_tokens to cut"

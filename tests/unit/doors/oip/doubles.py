@@ -1,7 +1,7 @@
 """The protocol's service over stages that a test wrote, called with messages of gRPC."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from neuronpipe.api.oip.v2.open_inference_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, TaskInput, TaskResult
 from neuronpipe.core.errors import NeuronpipeError
+from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Stages, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
@@ -21,7 +22,8 @@ from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.tasks.text_generation import part_arrays, window_arrays
-from tests.door import models_of
+from tests.servers.door import models_of
+from tests.suite.constants import with_constants
 
 # What becomes of an input.
 Answer = Callable[[TaskInput], TaskResult | NeuronpipeError]
@@ -50,12 +52,13 @@ class Server:
         self.tokenized: list[TokenizeItem] = []
         self.is_ready = True
         self.telemetry = Telemetry()
-        settings = PipelineSettings(**limits)
+        settings = with_constants(PipelineSettings, **limits)
         models = models_of(specs, self.telemetry)
-        stages = Stages(self._tokenize, self._execute, self._postprocess)
+        stages = Stages(self._tokenize, self._execute, self._postprocess, self._generate)
         self.gateway = Gateway(Pipeline(models, stages, settings, self.telemetry), Catalog(models))
         self.service = TensorService(self.gateway, settings, self.telemetry.meters, lambda: self.is_ready)
-        self.handlers = OipDoor(self.service, settings.max_stream_in_flight).handlers()
+        self.rpcs = OipDoor(self.service, settings.max_stream_in_flight).handlers()
+        self.handlers: dict[str, Any] = {rpc.path: handler for rpc, handler in self.rpcs}
 
     async def call(self, rpc: str, message: Any) -> Any:
         return await self.handlers[_SERVICE + rpc](message, Context())
@@ -84,6 +87,9 @@ class Server:
         if item.options:
             outputs = list(part_arrays([7, 6], FinishReason.FINISH_REASON_LENGTH))
         return Prediction(TensorSets(arrays=outputs), queue_ns=11, compute_ns=22, batch_size=1)
+
+    async def _generate(self, item: ExecuteItem) -> AsyncGenerator[NewTokens | Prediction, None]:
+        yield await self._execute(item)
 
     async def _postprocess(self, item: PostprocessItem) -> Packed[TaskResult]:
         input = item.input.message

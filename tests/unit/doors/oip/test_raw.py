@@ -77,7 +77,7 @@ async def test_images_are_pixels() -> None:
     pixels[1, 0, 0, 0] = 7
     response = await server.infer(asks("small/raw", pixels=pixels))
     assert outputs_of(response) == {"logits": [[0, 0, 0], [7, 7, 7]]}
-    assert [one.call.cost_tokens for one in server.executed] == [6, 6]
+    assert [one.work.cost_tokens for one in server.executed] == [6, 6]
 
 
 async def test_metadata_is_what_the_model_takes(server: Server) -> None:
@@ -96,7 +96,7 @@ async def test_a_raw_request_has_its_place_and_its_metrics_as_every_other(server
     await server.infer(asks("small/raw", input_ids=_IDS))
     tokens = server.telemetry.meters.counter(Metrics.REQUEST_TOKENS, "small", "1")
     assert tokens.value == 6
-    assert [one.call.cost_tokens for one in server.executed] == [3, 3]
+    assert [one.work.cost_tokens for one in server.executed] == [3, 3]
     limited = Server([model_spec("question_answering")], max_tokens_in_flight=4)
     with pytest.raises(Overloaded):
         await limited.infer(asks("small/raw", input_ids=_IDS))

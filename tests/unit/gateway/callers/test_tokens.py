@@ -116,7 +116,11 @@ def test_the_algorithm_is_the_keys_not_the_tokens(issuer: Issuer, verifier: Toke
         assert _reason(verifier, token) == "wrong_algorithm"
 
 
-@pytest.mark.parametrize("token", ["", "a.b.c", "abc", "é.é.é", "." * 50])
+# A header of JSON that is nested more than Python's functions may be.
+_NESTED = base64.urlsafe_b64encode(b'{"a":' * 2000 + b"0" + b"}" * 2000).decode().rstrip("=") + ".e30.e30"
+
+
+@pytest.mark.parametrize("token", ["", "a.b.c", "abc", "é.é.é", "." * 50, _NESTED])
 def test_what_is_no_token_is_refused(verifier: TokenVerifier, token: str) -> None:
     assert _reason(verifier, token) == "malformed"
 

@@ -11,8 +11,8 @@ import pytest
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
-from neuronpipe.core.watched import watching
 from neuronpipe.gateway.callers.keys import WatchedFile
+from neuronpipe.platform.watched import watching
 
 
 def _parse(content: bytes) -> int:

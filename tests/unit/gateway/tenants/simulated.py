@@ -95,9 +95,9 @@ class Simulation:
             task = asyncio.current_task()
             assert task
             with self._gate.admit(call, 0, _TOKENS, model="m", shed=partial(_cancel, task)) as admission:
-                async with admission.turn(_MODEL) as own_call:
+                async with admission.turn(_MODEL) as turn:
                     computed: asyncio.Future[None] = self._loop.create_future()
-                    self._queues[own_call.is_beyond_share].append(computed)
+                    self._queues[bool(turn and turn.is_beyond_share)].append(computed)
                     self._has_work.set()
                     await computed
         except (Overloaded, asyncio.CancelledError):

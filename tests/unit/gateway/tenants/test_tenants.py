@@ -174,10 +174,10 @@ async def test_a_request_has_what_each_costs_beside_its_tokens(gates: list[_Gate
     call = Call(caller=Caller("x", "a"))
     with gate.gate.admit(call, 40, model="m", shed=lambda: None) as admission:  # ten tokens
         async with admission.turn(_MODEL):
-            assert admission.turns
-            assert admission.turns[1].tokens == REQUEST_TOKENS + 10
+            assert admission.own_turn
+            assert admission.own_turn.tokens == REQUEST_TOKENS + 10
             admission.count(3)
-            assert admission.turns[1].tokens == REQUEST_TOKENS + 3
+            assert admission.own_turn.tokens == REQUEST_TOKENS + 3
 
 
 async def test_tenants_are_several_for_a_while_after_another_ones_request(gates: list[_Gate]) -> None:

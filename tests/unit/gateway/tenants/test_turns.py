@@ -45,6 +45,9 @@ class _Model:
     def generate(self, name: str, tokens: int) -> None:
         self.turns.charge(self._taken[name], tokens)
 
+    def pause(self, name: str, *, is_paused: bool) -> None:
+        self.turns.pause(self._taken[name], is_paused=is_paused)
+
     async def leave(self, name: str) -> None:
         self._tasks[name].cancel()
         await _settle()
@@ -274,3 +277,33 @@ async def test_a_stuck_model_lets_two_requests_run(model: _Model) -> None:
     for number in range(4):
         await model.end(f"flood{number}")
     assert len(model.running) == 2
+
+
+async def test_a_request_that_waits_for_its_grammar_holds_no_turn(model: _Model) -> None:
+    await model.learn(100)  # 300 at once
+    for number in range(9):
+        await model.ask(f"m{number}", "mallory", 300)
+        if f"m{number}" in model.running:
+            model.pause(f"m{number}", is_paused=True)
+            model.pause(f"m{number}", is_paused=True)
+    await model.ask("a1", "a", 300)
+    await model.ask("a2", "a", 300)
+    assert len(model.running) == 11
+    await model.ask("a3", "a", 300)
+    assert "a3" not in model.running
+    model.pause("m0", is_paused=False)
+    await model.end("m1")  # one that never ran again
+    await model.end("a1")
+    assert "a3" not in model.running, "what goes on counts again"
+    await model.end("m0")
+    assert "a3" in model.running
+
+
+async def test_the_time_of_a_request_that_is_paused_counts_for_the_window(model: _Model) -> None:
+    """Or texts that have begun, which are answered as fast as before, would make it larger and larger."""
+    await model.learn(100)  # 300 at once
+    for number in range(20):
+        await model.ask(f"m{number}", "mallory", 100)
+        model.pause(f"m{number}", is_paused=True)
+        await model.end(f"m{number}", after_s=1)
+    assert model.turns.window_tokens == pytest.approx(300)

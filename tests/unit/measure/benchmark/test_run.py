@@ -17,8 +17,8 @@ from neuronpipe.measure.benchmark.matrix import (
     make_matrix,
     published_model,
 )
-from neuronpipe.measure.benchmark.measuring import Effort, Samples
-from neuronpipe.measure.benchmark.run import Run, RunRequest
+from neuronpipe.measure.benchmark.measuring import CellEffort, CellSamples
+from neuronpipe.measure.benchmark.run import BenchmarkRun, RunRequest
 from neuronpipe.platform.process.worker import ProcessEnded
 
 _LENGTHS = (8, 16, 32, 64)
@@ -30,12 +30,12 @@ class _Worker:
     started_with: list[list[int]]
 
     def __init__(self, first: str) -> None:
-        self._answer: Samples | str = first
+        self._answer: CellSamples | str = first
 
     @classmethod
     @contextmanager
     def started(
-        cls, work: Any, folder: Path, variant: Variant, cells: Sequence[Cell], effort: Effort, name: str
+        cls, work: Any, folder: Path, variant: Variant, cells: Sequence[Cell], effort: CellEffort, name: str
     ) -> Iterator[Self]:
         cls.started_with.append([cell.length for cell in cells])
         yield cls("it does not load" if variant.dtype == "bfloat16" else "")
@@ -43,9 +43,9 @@ class _Worker:
     def send(self, cell: Cell) -> None:
         if cell.length == 16:
             raise ProcessEnded("the process ended with signal SIGSEGV")
-        self._answer = "too long" if cell.length == 32 else Samples([1.0], [0.1], [0.8], [0.1], tokens=cell.length)
+        self._answer = "too long" if cell.length == 32 else CellSamples([1.0], [0.1], [0.8], [0.1], tokens=cell.length)
 
-    def receive(self) -> Samples | str:
+    def receive(self) -> CellSamples | str:
         return self._answer
 
 
@@ -62,9 +62,9 @@ def _reasons(folder: Path, dtype: str) -> dict[int, str]:
         )
     )
     request = RunRequest(
-        matrix=matrix, effort=Effort(), folder=folder, cache=folder, minutes=1e6, command="", cold_starts=0
+        matrix=matrix, effort=CellEffort(), folder=folder, cache=folder, minutes=1e6, command="", cold_starts=0
     )
-    results = Run(request, lambda line: None).run()
+    results = BenchmarkRun(request, lambda line: None).run()
     return {one.cell.length: one.reason for one in results.cells}
 
 

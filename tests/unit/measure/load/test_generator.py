@@ -25,7 +25,7 @@ from neuronpipe.measure.load.generator import (
     OK,
     OUTCOMES,
     UNANSWERED,
-    Generator,
+    LoadGenerator,
     Share,
     pace,
     poisson_arrivals_s,
@@ -142,7 +142,7 @@ async def _never(number: int) -> None:
     await asyncio.Event().wait()
 
 
-def _generator(client: _Client | _Writer, **changes: Any) -> Generator:
+def _generator(client: _Client | _Writer, **changes: Any) -> LoadGenerator:
     share = {
         "callers": 1,
         "rate_per_s": None,
@@ -153,12 +153,12 @@ def _generator(client: _Client | _Writer, **changes: Any) -> Generator:
         "deadline_s": None,
         "drain_s": 0.05,
     }
-    return Generator(
+    return LoadGenerator(
         cast(AsyncClient, client), itertools.cycle(_REQUESTS), Share(**{**share, **changes}), time.monotonic()
     )
 
 
-def _outcomes(generator: Generator) -> list[str]:
+def _outcomes(generator: LoadGenerator) -> list[str]:
     return [OUTCOMES[code] for code in generator.recorder.rows()["outcome"]]
 
 

@@ -3,17 +3,16 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 import pytest
 
 from neuronpipe.core.errors import SetupError, Unavailable
-from neuronpipe.platform.process.door import Handler
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
-from neuronpipe.platform.process.life import Life, serve
-from neuronpipe.platform.process.settings import ServerSettings
+from neuronpipe.platform.process.life import Life, OpenDoors, serve
+from neuronpipe.platform.process.settings import ProcessSettings
 from tests.unit.soon import soon
 
 _LIMIT_S = 10
@@ -27,7 +26,6 @@ class _Door:
     def __init__(self, events: list[str], name: str = "door") -> None:
         self._events = events
         self._name = name
-        self.handlers: Mapping[str, Handler] = {}
 
     @property
     def services(self) -> Collection[str]:
@@ -37,8 +35,7 @@ class _Door:
         self.health, self.in_flight = health, in_flight
         self._events.append(f"{self._name} listens")
 
-    def open(self, handlers: Mapping[str, Handler]) -> None:
-        self.handlers = handlers
+    def open(self) -> None:
         self._events.append(f"{self._name} opens")
 
     def ask_to_leave(self) -> None:
@@ -76,12 +73,12 @@ async def life(door: _Door) -> Life:
     """A process that takes calls."""
     life = Life("gateway", _settings(), [door])
     await life.listen()
-    life.open({})
+    life.open(door.open)
     return life
 
 
-def _settings() -> ServerSettings:
-    return ServerSettings(repository="/none", grace_s=_LIMIT_S)
+def _settings() -> ProcessSettings:
+    return ProcessSettings(grace_s=_LIMIT_S)
 
 
 async def test_parts_learn_of_draining_after_not_serving_is_said_and_before_calls_are_refused(
@@ -163,7 +160,7 @@ async def test_doors_stop_after_what_is_in_flight_over_all_of_them(events: list[
     doors = [_Door(events, "first"), _Door(events, "second")]
     life = Life("gateway", _settings(), doors)
     await life.listen()
-    life.open({})
+    life.open(lambda: None)
     with doors[1].in_flight:
         draining = asyncio.create_task(life.drain(_LIMIT_S))
         await soon(lambda: events[-1] == "second drains")
@@ -174,7 +171,7 @@ async def test_doors_stop_after_what_is_in_flight_over_all_of_them(events: list[
 async def test_every_doors_services_are_on_one_board(events: list[str]) -> None:
     life = Life("gateway", _settings(), [_Door(events, "first"), _Door(events, "second")])
     await life.listen()
-    life.open({})
+    life.open(lambda: None)
     assert [life.health.is_serving(service) for service in ("first.Service", "second.Service", "third.Service")] == [
         True,
         True,
@@ -188,10 +185,10 @@ async def test_a_process_takes_its_address_before_it_loads_and_unloads_after_it_
     loaded = asyncio.Event()
 
     @asynccontextmanager
-    async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
+    async def assemble(life: Life) -> AsyncIterator[OpenDoors]:
         events.append("loads")
         asyncio.get_running_loop().call_soon(loaded.set)
-        yield {"/path": print}
+        yield door.open
         events.append("unloads")
 
     serving = asyncio.create_task(serve("gateway", _settings(), [door], assemble))
@@ -199,7 +196,6 @@ async def test_a_process_takes_its_address_before_it_loads_and_unloads_after_it_
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(serving, _LIMIT_S)
 
-    assert door.handlers == {"/path": print}
     assert events[:3] == ["door listens", "loads", "door opens"]
     assert events[3:] == ["door asks to leave", "door drains", "door stops", "unloads", "door stops"]
 
@@ -208,13 +204,13 @@ async def test_a_crash_of_what_was_assembled_drains_first_and_ends_the_process_w
     door: _Door, events: list[str]
 ) -> None:
     @asynccontextmanager
-    async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
+    async def assemble(life: Life) -> AsyncIterator[OpenDoors]:
         async def crash() -> None:
             raise RuntimeError("the fault")
 
         async with asyncio.TaskGroup() as group:
             group.create_task(crash())
-            yield {}
+            yield door.open
 
     with pytest.raises(ExceptionGroup):
         await asyncio.wait_for(serve("gateway", _settings(), [door], assemble), _LIMIT_S)
@@ -227,9 +223,9 @@ async def test_a_door_without_an_address_ends_the_others(door: _Door, events: li
             raise SetupError("cannot listen")
 
     @asynccontextmanager
-    async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
+    async def assemble(life: Life) -> AsyncIterator[OpenDoors]:
         events.append("loads")
-        yield {}
+        yield lambda: None
 
     with pytest.raises(SetupError, match="cannot listen"):
         await serve("gateway", _settings(), [door, Broken(events, "broken")], assemble)
@@ -250,8 +246,8 @@ async def test_a_start_that_fails_while_it_is_ended_has_ended(events: list[str],
                 await asyncio.sleep(0.05)
 
     @asynccontextmanager
-    async def assemble(life: Life) -> AsyncIterator[Mapping[str, Handler]]:
-        yield {}
+    async def assemble(life: Life) -> AsyncIterator[OpenDoors]:
+        yield lambda: None
 
     await asyncio.wait_for(serve("gateway", _settings(), [Broken(events)], assemble), _LIMIT_S)
     task = asyncio.current_task()

@@ -2,9 +2,37 @@
 
 import asyncio
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from neuronpipe.gateway.settings import GatewaySettings
+import pytest
+
+from neuronpipe.core.addresses import is_listened_on
+from neuronpipe.core.errors import SetupError
 from neuronpipe.platform.process.listener import Listener
+from neuronpipe.platform.process.settings import ProcessSettings
+
+
+@pytest.fixture
+def socket_file() -> Iterator[Path]:
+    """In a folder whose path is short enough for a socket's, which pytest's own may not be."""
+    with TemporaryDirectory(prefix="np-") as name:
+        yield Path(name) / "door.sock"
+
+
+def _listener(path: Path) -> Listener:
+    def refuse() -> None:
+        raise AssertionError
+
+    return Listener(f"unix:{path}", ProcessSettings(), [], asyncio.Protocol, refuse)
+
+
+def _leave_behind(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
 
 
 async def test_a_connection_that_comes_as_the_process_ends_is_closed() -> None:
@@ -18,7 +46,7 @@ async def test_a_connection_that_comes_as_the_process_ends_is_closed() -> None:
     def refuse() -> None:
         raise AssertionError
 
-    limits = GatewaySettings(repository="/none")
+    limits = ProcessSettings()
     listener = Listener("127.0.0.1:0", limits, [], begin, refuse, lambda: ended.append("handshake"))
     port = listener.bind("--listen")
     listener.listen()
@@ -28,3 +56,50 @@ async def test_a_connection_that_comes_as_the_process_ends_is_closed() -> None:
         assert len(begun) == 1
         assert await asyncio.to_thread(caller.recv, 1) == b""
     assert (listener.handshakes, ended) == ({}, ["handshake"])
+
+
+async def test_of_processes_that_start_at_one_path_together_one_has_it(socket_file: Path) -> None:
+    """In threads, each of which has a lock of its own, as processes have."""
+    starters = 4
+    for _ in range(50):
+        _leave_behind(socket_file)
+        together, bound = threading.Barrier(starters), list[Listener]()
+
+        def start(together: threading.Barrier = together, bound: list[Listener] = bound) -> None:
+            listener = _listener(socket_file)
+            together.wait()
+            with suppress(SetupError):
+                listener.bind("--listen")
+                bound.append(listener)
+
+        threads = [threading.Thread(target=start) for _ in range(starters)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(bound) == 1
+        assert is_listened_on(str(socket_file))
+        bound[0].close()
+        assert not socket_file.exists()
+
+
+async def test_a_socket_that_took_the_place_of_its_own_is_not_removed(socket_file: Path) -> None:
+    first, second = _listener(socket_file), _listener(socket_file)
+    first.bind("--listen")
+    socket_file.unlink()
+    second.bind("--listen")
+    first.close()
+    assert is_listened_on(str(socket_file))
+    second.close()
+    assert not socket_file.exists()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_socket_whose_file_somebody_has_removed_is_closed(socket_file: Path, is_there: bool) -> None:
+    listener = _listener(socket_file)
+    listener.bind("--listen")
+    socket_file.unlink()
+    if is_there:
+        socket_file.write_text("a diary")
+    listener.close()
+    assert socket_file.exists() == is_there

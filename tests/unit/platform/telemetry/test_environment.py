@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from neuronpipe.bulk.jobs.settings import WorkerSettings
 from neuronpipe.core.errors import SetupError
+from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.platform.telemetry.environment import read_environment
 from neuronpipe.platform.telemetry.start import running_telemetry
 
@@ -99,7 +99,7 @@ def test_numbers_that_opentelemetry_reads_are_taken_as_it_takes_them(
     }
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    with running_telemetry("worker", WorkerSettings(), given):
+    with running_telemetry("worker", ProcessSettings(), given):
         pass
     assert not caplog.records
 
@@ -112,7 +112,7 @@ def test_an_empty_variable_is_as_one_that_is_not_set(
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-    with running_telemetry("worker", WorkerSettings(), os.environ):
+    with running_telemetry("worker", ProcessSettings(), os.environ):
         assert "OTEL_BSP_SCHEDULE_DELAY" not in os.environ
     assert not caplog.records
 
@@ -144,6 +144,6 @@ def test_a_variable_that_opentelemetry_cannot_use_is_named(
         monkeypatch.setenv(name, value)
     with (
         pytest.raises(SetupError, match=f"{next(iter(variables))}.*: OpenTelemetry cannot use one of these: "),
-        running_telemetry("worker", WorkerSettings(), given),
+        running_telemetry("worker", ProcessSettings(), given),
     ):
         pass

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
-from neuronpipe.core.tracing import Clock, Event, Link, Span, SpanContext
+from neuronpipe.core.tracing import Clock, Link, Span, SpanContext, SpanEvent
 from neuronpipe.platform.telemetry import spans
 from neuronpipe.platform.telemetry.spans import SpanQueue
 
@@ -119,7 +119,7 @@ def test_a_span_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     parent, other = SpanContext.new(is_sampled=True), SpanContext.new(is_sampled=True)
     span = _span(parent)
     span.attributes |= {"a": 1, "b": True}
-    span.events.append(Event("e", 2_000))
+    span.events.append(SpanEvent("e", 2_000))
     span.links.append(Link(other, {"row": 3}))
     span.is_error = True
     queue.add(span)

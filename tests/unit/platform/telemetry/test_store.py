@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf import json_format
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from neuronpipe.core.tracing import Clock, Event, Link, Span, SpanContext
+from neuronpipe.core.tracing import Clock, Link, Span, SpanContext, SpanEvent
 from neuronpipe.platform.telemetry.start import Json, TraceStore
 
 
@@ -67,7 +67,7 @@ def test_spans_are_valid_otlp_json() -> None:
         is_error=True,
     )
     span.attributes |= {"text": "a", "number": 3, "real": 0.5, "flag": True}
-    span.events.append(Event("e", 1_500))
+    span.events.append(SpanEvent("e", 1_500))
     span.links.append(Link(SpanContext.new(is_sampled=True), {"row": 1}))
     store.add(span)
     read = json_format.ParseDict(_with_base64_ids(store.find(span.context.trace_id)), TracesData())

@@ -10,189 +10,41 @@ import ssl
 import time
 import weakref
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 from google.rpc.code_pb2 import Code
-from ngh2 import Configuration, Role
-from ngh2 import Connection as Engine
 from ngh2.events import (
     ConnectionClosed,
-    DataReceived,
     GoAwayReceived,
-    ResponseReceived,
-    StreamClosed,
     StreamReset,
-    TrailersReceived,
 )
 
 from neuronpipe.core.errors import Overloaded
-from neuronpipe.core.names import Metrics
-from neuronpipe.gateway.settings import GatewaySettings
-from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.tls import ServerTls, TlsFiles
 from neuronpipe.rpc.http2 import connection as connection_module
 from neuronpipe.rpc.http2 import server as server_module
-from neuronpipe.rpc.http2.call import Call
-from neuronpipe.rpc.http2.server import Http2Server
-from neuronpipe.rpc.http2.stream import Stream
-from neuronpipe.rpc.transport import CallEnd, ServerCall, ServerOptions, end_of
-from tests.certificates import Authority
+from neuronpipe.rpc.http2.call import Http2Call
+from neuronpipe.rpc.http2.stream import MessageStream
+from neuronpipe.rpc.transport import CallEnd, ServerCall
 from tests.interop import frames
+from tests.servers.certificates import Authority
+from tests.unit.rpc.http2.serving import System, echo_all, serving
 from tests.unit.soon import soon
 
 _LIMIT_S = 10
 _CALL_HEAD = frames.block(frames.call_fields("/a/Echo"))
 _NO_ERROR, _REFUSED_STREAM, _ENHANCE_YOUR_CALM = 0, 7, 11
 
-Answer: TypeAlias = Callable[[ServerCall, bytes | None], Awaitable[None]]
-
-
-async def _echo(call: ServerCall, request: bytes | None) -> None:
-    await call.send(request if request is not None else b"nothing")
-
-
-async def _echo_all(call: ServerCall, request: bytes | None) -> None:
-    while (message := await call.read()) is not None:
-        await call.send(message)
-
-
-class _Method:
-    """What a door does with calls: counts them, and answers so."""
-
-    def __init__(self, answer: Answer, *, takes_stream: bool = False) -> None:
-        self.takes_stream, self.is_own = takes_stream, False
-        self.refuses: Exception | None = None
-        self.accepted = self.ended = 0
-        self._answer = answer
-
-    def accept(self, call: ServerCall) -> None:
-        if self.refuses:
-            raise end_of(self.refuses)
-        self.accepted += 1
-
-    async def answer(self, call: ServerCall, request: bytes | None) -> None:
-        await self._answer(call, request)
-
-    def done(self, call: ServerCall) -> None:
-        self.ended += 1
-
-
-class _Caller:
-    """A client that sends the frames it is told to, and keeps what comes."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.engine = Engine(
-            Role.CLIENT, Configuration(max_send_header_block_length=1 << 22, peer_max_concurrent_streams=10_000)
-        )
-        self.engine.initiate_connection({4: 1 << 24})
-        self.engine.set_local_window_size(1 << 26)
-        self.events: list[Any] = []
-        self.is_over = False
-        self._writer = writer
-        self._reading = asyncio.create_task(self._read(reader))
-        self.flush()
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        while data := await reader.read(1 << 16):
-            self.engine.receive_data(data)
-            self.events += self.engine.events()
-            self.flush()
-        self.is_over = True
-
-    def flush(self) -> None:
-        self._writer.write(self.engine.data_to_send())
-
-    def open(self, path: str = "/a/Echo", *fields: tuple[bytes, bytes], ends: bool = False) -> int:
-        head = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode()), (b":authority", b"a")]
-        number = self.engine.send_request(
-            [*head, (b"te", b"trailers"), (b"content-type", b"application/grpc"), *fields], end_stream=ends
-        )
-        self.flush()
-        return number
-
-    def send(self, number: int, data: bytes, *, ends: bool = False) -> None:
-        self.engine.send_data(number, data, end_stream=ends)
-        self.flush()
-
-    def call(self, message: bytes, path: str = "/a/Echo", *fields: tuple[bytes, bytes]) -> int:
-        number = self.open(path, *fields)
-        self.send(number, _message(message), ends=True)
-        return number
-
-    def of(self, number: int, kind: type[Any]) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind) and event.stream_id == number]
-
-    async def end(self, number: int) -> dict[bytes, bytes]:
-        """The fields of the end of a call, once it is over."""
-        await soon(lambda: bool(self.of(number, StreamClosed)) or self.is_over)
-        fields = [field for event in self.of(number, ResponseReceived) for field in event.headers]
-        fields += [field for event in self.of(number, TrailersReceived) for field in event.headers]
-        return dict(fields)
-
-    async def code(self, number: int) -> str:
-        """The name of a call's status, "reset" for none."""
-        status = (await self.end(number)).get(b"grpc-status")
-        return "reset" if status is None else Code.Name(int(status))
-
-    def received(self, number: int) -> bytes:
-        return b"".join(event.data for event in self.of(number, DataReceived))
-
-    async def close(self) -> None:
-        self._writer.close()
-        self._reading.cancel()
-        await asyncio.wait([self._reading])
-
-
-def _message(data: bytes, flag: int = 0) -> bytes:
-    return bytes([flag]) + len(data).to_bytes(4, "big") + data
-
-
-class _System:
-    def __init__(self, server: Http2Server, method: _Method, port: int) -> None:
-        self.server, self.method, self.port = server, method, port
-        self.callers: list[_Caller] = []
-
-    def ended(self, limit: str) -> float:
-        """How many connections were ended for a limit."""
-        return self.server.options.in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "grpc", limit).value
-
-    async def connect(self) -> _Caller:
-        self.callers.append(_Caller(*await asyncio.open_connection("127.0.0.1", self.port)))
-        return self.callers[-1]
-
-
-@asynccontextmanager
-async def _serving(
-    answer: Answer = _echo, *, takes_stream: bool = False, tls: ServerTls | None = None, **changes: Any
-) -> AsyncIterator[_System]:
-    given: dict[str, Any] = {"repository": "/none", "listen": "127.0.0.1:0"} | changes
-    settings = GatewaySettings(**given)
-    method = _Method(answer, takes_stream=takes_stream)
-    in_flight = InFlight("test", settings.max_message_bytes, settings.max_receiving_bytes)
-    find = {"/a/Echo": method}.get
-    server = Http2Server(ServerOptions(settings, in_flight, find, tls, shares_port=False))
-    system = _System(server, method, server.listener.bind("--listen"))
-    server.listen()
-    try:
-        yield system
-        await soon(lambda: method.accepted == method.ended or bool(server.connections))  # each counted call is over
-    finally:
-        for caller in system.callers:
-            await caller.close()
-        await server.stop(1)
-    assert method.accepted == method.ended
-
 
 async def test_a_message_in_pieces_and_messages_in_one_piece_are_the_same() -> None:
-    async with _serving(_echo_all, takes_stream=True) as system:
+    async with serving(echo_all, takes_stream=True) as system:
         caller = await system.connect()
         messages = [b"", b"a", b"b" * 100, b"c" * 70_000]
-        wire = b"".join(map(_message, messages))
+        wire = b"".join(map(frames.message, messages))
         whole = caller.open()
         caller.send(whole, wire, ends=True)
         pieces = caller.open()
@@ -205,8 +57,8 @@ async def test_a_message_in_pieces_and_messages_in_one_piece_are_the_same() -> N
 
 def test_short_pieces_of_a_message_are_kept_as_one() -> None:
     carrier: Any = SimpleNamespace(acknowledge=lambda size_bytes, number: None)
-    stream = Stream(carrier, 1, 1 << 20)
-    for byte in _message(b"x" * 10_000)[:9_000]:
+    stream = MessageStream(carrier, 1, 1 << 20)
+    for byte in frames.message(b"x" * 10_000)[:9_000]:
         stream.receive(bytes([byte]))
     assert len(stream._chunks) == 1
 
@@ -217,20 +69,20 @@ def test_short_pieces_of_a_message_are_kept_as_one() -> None:
     ids=["gzip", "deflate"],
 )
 async def test_a_compressed_message_is_inflated(encoding: bytes, data: bytes) -> None:
-    async with _serving() as system:
+    async with serving() as system:
         caller = await system.connect()
         number = caller.open("/a/Echo", (b"grpc-encoding", encoding))
-        caller.send(number, _message(data, flag=1), ends=True)
+        caller.send(number, frames.message(data, flag=1), ends=True)
         assert await caller.code(number) == "OK"
-        assert caller.received(number) == _message(b"text" * 99)
+        assert caller.received(number) == frames.message(b"text" * 99)
 
 
 @pytest.mark.parametrize("size_bytes", [1 << 21, 1 << 26])
 async def test_a_message_that_becomes_too_large_is_refused_without_becoming_it(size_bytes: int) -> None:
-    async with _serving(max_message_bytes=1 << 20) as system:
+    async with serving(max_message_bytes=1 << 20) as system:
         caller = await system.connect()
         number = caller.open("/a/Echo", (b"grpc-encoding", b"gzip"))
-        caller.send(number, _message(gzip.compress(b"\0" * size_bytes), flag=1), ends=True)
+        caller.send(number, frames.message(gzip.compress(b"\0" * size_bytes), flag=1), ends=True)
         assert await caller.code(number) == "RESOURCE_EXHAUSTED"
         assert b"max_message_bytes" in (await caller.end(number))[b"grpc-message"]
 
@@ -238,19 +90,19 @@ async def test_a_message_that_becomes_too_large_is_refused_without_becoming_it(s
 @pytest.mark.parametrize(
     ("fields", "data", "code"),
     [
-        ([(b"grpc-encoding", b"snappy")], _message(b"a"), "UNIMPLEMENTED"),
-        ([], _message(b"a", flag=1), "INTERNAL"),
-        ([(b"grpc-encoding", b"identity")], _message(b"a", flag=1), "INTERNAL"),
-        ([(b"grpc-encoding", b"gzip")], _message(b"no gzip", flag=1), "INTERNAL"),
-        ([(b"grpc-encoding", b"gzip")], _message(gzip.compress(b"a" * 99, mtime=0)[:20], flag=1), "INTERNAL"),
-        ([], _message(b"a", flag=2), "INTERNAL"),
-        ([], _message(b"abc")[:-1], "INTERNAL"),
+        ([(b"grpc-encoding", b"snappy")], frames.message(b"a"), "UNIMPLEMENTED"),
+        ([], frames.message(b"a", flag=1), "INTERNAL"),
+        ([(b"grpc-encoding", b"identity")], frames.message(b"a", flag=1), "INTERNAL"),
+        ([(b"grpc-encoding", b"gzip")], frames.message(b"no gzip", flag=1), "INTERNAL"),
+        ([(b"grpc-encoding", b"gzip")], frames.message(gzip.compress(b"a" * 99, mtime=0)[:20], flag=1), "INTERNAL"),
+        ([], frames.message(b"a", flag=2), "INTERNAL"),
+        ([], frames.message(b"abc")[:-1], "INTERNAL"),
         ([], b"\0\0", "INTERNAL"),
-        ([(b"grpc-timeout", b"1")], _message(b"a"), "INTERNAL"),
-        ([(b"grpc-timeout", b"123456789S")], _message(b"a"), "INTERNAL"),
-        ([(b"grpc-timeout", b"-1S")], _message(b"a"), "INTERNAL"),
-        ([(b"some-bin", b"!")], _message(b"a"), "INTERNAL"),
-        ([(b"grpc-timeout", b"0n")], _message(b"a"), "DEADLINE_EXCEEDED"),
+        ([(b"grpc-timeout", b"1")], frames.message(b"a"), "INTERNAL"),
+        ([(b"grpc-timeout", b"123456789S")], frames.message(b"a"), "INTERNAL"),
+        ([(b"grpc-timeout", b"-1S")], frames.message(b"a"), "INTERNAL"),
+        ([(b"some-bin", b"!")], frames.message(b"a"), "INTERNAL"),
+        ([(b"grpc-timeout", b"0n")], frames.message(b"a"), "DEADLINE_EXCEEDED"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -259,20 +111,20 @@ async def test_what_is_no_grpc_ends_its_call_alone(fields: list[tuple[bytes, byt
         await asyncio.sleep(0.05)
         await call.send(b"answer")
 
-    async with _serving(slow) as system:
+    async with serving(slow) as system:
         caller = await system.connect()
         other = caller.open()
         number = caller.open("/a/Echo", *fields)
         caller.send(number, data, ends=True)
         assert await caller.code(number) == code
-        caller.send(other, _message(b"a"), ends=True)
+        caller.send(other, frames.message(b"a"), ends=True)
         assert await caller.code(other) == "OK"
 
 
 async def test_a_caller_may_end_its_messages_by_trailers() -> None:
-    async with _serving(_echo_all, takes_stream=True) as system:
+    async with serving(echo_all, takes_stream=True) as system:
         caller = await system.connect()
-        for data, code in ((_message(b"a"), "OK"), (_message(b"a")[:-1], "INTERNAL"), (b"", "OK")):
+        for data, code in ((frames.message(b"a"), "OK"), (frames.message(b"a")[:-1], "INTERNAL"), (b"", "OK")):
             number = caller.open()
             caller.send(number, data)
             caller.engine.send_trailers(number, [(b"some", b"thing")])
@@ -287,7 +139,7 @@ async def test_binary_metadata_arrive_as_bytes() -> None:
         seen.extend(call.metadata)
         raise CallEnd(Code.ABORTED, "für 100 %", (("more-bin", b"\0\1"), ("more", "text")))
 
-    async with _serving(answer) as system:
+    async with serving(answer) as system:
         caller = await system.connect()
         fields = [(b"one-bin", base64.b64encode(b"\0") + b"," + base64.b64encode(b"\1\2").rstrip(b"=")), (b"two", b"2")]
         number = caller.call(b"a", "/a/Echo", *fields)
@@ -304,13 +156,13 @@ async def test_large_metadata_reach_the_door_and_harm_no_other_call(fields: list
     async def answer(call: ServerCall, request: bytes | None) -> None:
         sizes.append(call.metadata_bytes)
 
-    async with _serving(answer) as system:
+    async with serving(answer) as system:
         caller = await system.connect()
         other = caller.open()
         number = caller.call(b"a", "/a/Echo", *fields)
         assert await caller.code(number) == "OK"
         assert sizes[0] >= sum(len(name) + len(value) for name, value in fields)
-        caller.send(other, _message(b"a"), ends=True)
+        caller.send(other, frames.message(b"a"), ends=True)
         assert await caller.code(other) == "OK"
 
 
@@ -320,7 +172,7 @@ async def test_metadata_beyond_the_limit_are_neither_kept_nor_decoded() -> None:
     async def answer(call: ServerCall, request: bytes | None) -> None:
         seen.append((call.metadata_bytes, sum(len(value) for _, value in call.metadata)))
 
-    async with _serving(answer, max_header_bytes=4096) as system:
+    async with serving(answer, max_header_bytes=4096) as system:
         caller = await system.connect()
         # Of each comma a value would be made, and of an entry of HPACK's table, which has one byte, thousands of them.
         for fields in ([(b"x-bin", b"," * 200)], [(b"x", b"a" * 3000)] * 60):
@@ -339,12 +191,12 @@ async def test_messages_that_nobody_reads_count_as_arriving_until_they_are_read(
         await ends.wait()
 
     mib = 1 << 20
-    async with _serving(answer, takes_stream=True, max_message_bytes=mib, max_receiving_bytes=4 * mib) as system:
+    async with serving(answer, takes_stream=True, max_message_bytes=mib, max_receiving_bytes=4 * mib) as system:
         caller = await system.connect()
         numbers = [caller.open() for _ in range(4)]
         for number in numbers:
-            caller.send(number, _message(b"x" * 900_000))
-            caller.send(number, _message(b"a"))
+            caller.send(number, frames.message(b"x" * 900_000))
+            caller.send(number, frames.message(b"a"))
         # A connection has half of the budget.
         await soon(lambda: [bool(call.error) for call in _calls(system)] == [False, False, True, True])
         assert len(_claims(system)) == 2
@@ -355,75 +207,52 @@ async def test_messages_that_nobody_reads_count_as_arriving_until_they_are_read(
         assert [await caller.code(number) for number in numbers[:2]] == ["OK", "OK"]
 
 
-async def test_a_caller_that_leaves_answers_of_many_bytes_unread_loses_its_connection() -> None:
-    mib = 1 << 20
-    async with _serving(max_message_bytes=mib, max_receiving_bytes=4 * mib) as system:
-        _, writer = await asyncio.open_connection("127.0.0.1", system.port)
-        writer.write(
-            frames.PREFACE
-            + frames.settings([(frames.INITIAL_WINDOW_SIZE, 0)])
-            + frames.frame(frames.SETTINGS, frames.ACK)
-        )
-        wire = _message(b"x" * 900_000)
-        for number in (1, 3, 5):  # two of them are less than a connection's half of the budget
-            assert not system.ended("max_send_s")
-            writer.write(frames.frame(frames.HEADERS, frames.END_HEADERS, number, _CALL_HEAD))
-            for at in range(0, len(wire), 1 << 14):
-                flags = frames.END_STREAM if at + (1 << 14) >= len(wire) else 0
-                writer.write(frames.frame(frames.DATA, flags, number, wire[at : at + (1 << 14)]))
-            await soon(lambda accepted=(number + 1) // 2: system.method.accepted == accepted)  # type: ignore[misc]
-        await soon(lambda: not system.server.connections)
-        assert system.ended("max_send_s") == 1
-        assert not system.server.options.in_flight.unread._bytes
-        writer.close()
-
-
-def _calls(system: _System) -> list[Call]:
+def _calls(system: System) -> list[Http2Call]:
     return [call for connection in system.server.connections for call in connection.streams.values()]
 
 
-def _claims(system: _System) -> list[int]:
+def _claims(system: System) -> list[int]:
     return [call.claim.bytes for call in _calls(system) if call.claim]
 
 
 async def test_frames_that_take_a_turn_of_the_event_loop_leave_the_next_one_to_others() -> None:
-    async with _serving() as system:
+    async with serving() as system:
         caller, other = await system.connect(), await system.connect()
         number = caller.open()
         await soon(lambda: len(system.server.connections) == 2)
-        caller._writer.write(frames.frame(frames.DATA, 0, number, b"\0\0\xff\xff\xff"))
-        caller._writer.write(frames.frame(frames.DATA, 0, number, b"a") * 100_000)
+        caller.writer.write(frames.frame(frames.DATA, 0, number, b"\0\0\xff\xff\xff"))
+        caller.writer.write(frames.frame(frames.DATA, 0, number, b"a") * 100_000)
         began_s = time.monotonic()
-        while not any(connection._held for connection in system.server.connections):
+        while not any(connection._held_data for connection in system.server.connections):
             await asyncio.sleep(0)
             assert time.monotonic() - began_s < _LIMIT_S
         assert await other.code(other.call(b"a")) == "OK"
-        assert any(connection._held for connection in system.server.connections)
+        assert any(connection._held_data for connection in system.server.connections)
 
 
 async def test_a_call_that_is_answered_early_is_reset_without_an_error_after_its_status() -> None:
-    async with _serving() as system:
+    async with serving() as system:
         caller = await system.connect()
         number = caller.open()
-        caller.send(number, _message(b"a"))  # its side stays open
+        caller.send(number, frames.message(b"a"))  # its side stays open
         assert await caller.code(number) == "OK"
         assert [event.error_code for event in caller.of(number, StreamReset)] == [_NO_ERROR]
-        assert caller.received(number) == _message(b"a")
+        assert caller.received(number) == frames.message(b"a")
 
 
 async def test_a_refused_call_is_ended_by_its_head_and_its_data_is_let_through_and_dropped() -> None:
-    async with _serving() as system:
+    async with serving() as system:
         system.method.refuses = Overloaded("no room", retry_after_s=1)
         caller = await system.connect()
         for _ in range(40):  # 40 MB, more than the window of the connection
             number = caller.open()
-            caller.send(number, _message(b"x" * (1 << 20)), ends=True)
+            caller.send(number, frames.message(b"x" * (1 << 20)), ends=True)
             assert await caller.code(number) == "RESOURCE_EXHAUSTED"
         assert system.method.accepted == 0
 
 
 async def test_calls_behind_a_refused_one_are_read_together_and_answered() -> None:
-    async with _serving() as system:
+    async with serving() as system:
         system.method.refuses = Overloaded("no room", retry_after_s=1)
         caller = await system.connect()
         assert await caller.code(caller.open()) == "RESOURCE_EXHAUSTED"
@@ -456,7 +285,7 @@ async def test_a_call_does_not_wait_for_all_calls_of_another_connection() -> Non
         begun.append(call.peer)
         await call.send(b"")
 
-    async with _serving(note, max_connection_calls=1000) as system:
+    async with serving(note, max_connection_calls=1000) as system:
         many, one = await system.connect(), await system.connect()
         for caller in many, one:
             assert await caller.code(caller.call(b"a")) == "OK"
@@ -475,12 +304,12 @@ async def test_a_streams_window_is_held_while_its_messages_wait_unread() -> None
 
     async def answer(call: ServerCall, request: bytes | None) -> None:
         await may_read.wait()
-        await _echo_all(call, request)
+        await echo_all(call, request)
 
-    async with _serving(answer, takes_stream=True) as system:
+    async with serving(answer, takes_stream=True) as system:
         caller = await system.connect()
         number = caller.open()
-        wire = _message(b"x" * 100_000) * 50
+        wire = frames.message(b"x" * 100_000) * 50
         caller.send(number, wire)
         await asyncio.sleep(0.2)  # to prove that nothing happens
         assert caller.engine.queued_body_size(number) > len(wire) - (2 << 20)
@@ -495,12 +324,12 @@ async def test_many_empty_messages_are_held_as_large_ones_are() -> None:
 
     async def answer(call: ServerCall, request: bytes | None) -> None:
         await may_read.wait()
-        await _echo_all(call, request)
+        await echo_all(call, request)
 
-    async with _serving(answer, takes_stream=True) as system:
+    async with serving(answer, takes_stream=True) as system:
         caller = await system.connect()
         number = caller.open()
-        caller.send(number, _message(b"") * 600_000)  # 3 MB
+        caller.send(number, frames.message(b"") * 600_000)  # 3 MB
         await asyncio.sleep(0.2)  # to prove that nothing happens
         assert caller.engine.queued_body_size(number) > 1 << 20
         caller.engine.reset_stream(number)
@@ -509,11 +338,11 @@ async def test_many_empty_messages_are_held_as_large_ones_are() -> None:
 
 
 async def test_messages_that_arrive_slowly_share_a_budget() -> None:
-    async with _serving(max_message_bytes=1 << 20, max_receiving_bytes=1 << 20) as system:
+    async with serving(max_message_bytes=1 << 20, max_receiving_bytes=1 << 20) as system:
         caller = await system.connect()
         numbers = [caller.open() for _ in range(8)]
         for number in numbers:
-            caller.send(number, _message(b"x" * 500_000)[:400_000])
+            caller.send(number, frames.message(b"x" * 500_000)[:400_000])
         codes = [await caller.code(number) for number in numbers[3:]]
         assert set(codes) == {"RESOURCE_EXHAUSTED"}
         one_more = caller.call(b"a")
@@ -521,7 +350,7 @@ async def test_messages_that_arrive_slowly_share_a_budget() -> None:
 
 
 async def test_a_call_that_is_reset_before_it_runs_is_not_counted_any_more() -> None:
-    async with _serving() as system:
+    async with serving() as system:
         caller = await system.connect()
         for _ in range(50):
             number = caller.engine.send_request(
@@ -534,7 +363,7 @@ async def test_a_call_that_is_reset_before_it_runs_is_not_counted_any_more() -> 
                 ]
             )
             caller.flush()
-            caller.send(number, _message(b"a"), ends=True)
+            caller.send(number, frames.message(b"a"), ends=True)
             caller.engine.reset_stream(number)
             caller.flush()
             await asyncio.sleep(0.001)
@@ -548,7 +377,7 @@ async def test_nothing_of_a_caller_who_leaves_waits_for_the_garbage_collector(le
             await call.send(b"a" * (1 << 20))
         await asyncio.sleep(3600)
 
-    async with _serving(answer) as system:
+    async with serving(answer) as system:
         caller = await system.connect()
         caller.call(b"a")
         await soon(lambda: system.method.accepted == 1)
@@ -573,7 +402,7 @@ async def test_a_deadline_ends_a_stream_whose_method_goes_on() -> None:
             ended.append("cancelled")
             raise
 
-    async with _serving(answer) as system:
+    async with serving(answer) as system:
         caller = await system.connect()
         number = caller.call(b"a", "/a/Echo", (b"grpc-timeout", b"100m"))
         assert await caller.code(number) == "DEADLINE_EXCEEDED"
@@ -584,7 +413,7 @@ async def test_a_fault_of_the_method_ends_its_call_as_internal() -> None:
     async def answer(call: ServerCall, request: bytes | None) -> None:
         raise ValueError("secret")
 
-    async with _serving(answer) as system:
+    async with serving(answer) as system:
         caller = await system.connect()
         number = caller.call(b"a")
         assert await caller.code(number) == "INTERNAL"
@@ -592,7 +421,7 @@ async def test_a_fault_of_the_method_ends_its_call_as_internal() -> None:
 
 
 async def test_what_is_no_grpc_is_told_by_http() -> None:
-    async with _serving() as system:
+    async with serving() as system:
         caller = await system.connect()
         number = caller.engine.send_request(
             [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"a")], end_stream=True
@@ -611,7 +440,7 @@ async def test_a_stop_answers_what_is_on_its_way_and_refuses_what_comes_later() 
         await may_answer.wait()
         await call.send(b"answer")
 
-    async with _serving(answer) as system:
+    async with serving(answer) as system:
         caller = await system.connect()
         first = caller.call(b"a")
         await soon(lambda: system.method.accepted == 1)
@@ -660,7 +489,7 @@ class _FrameCaller:
 
 
 async def test_a_caller_whose_calls_hear_of_the_stop_late_loses_none() -> None:
-    async with _serving() as system:
+    async with serving() as system:
         caller = _FrameCaller(*await asyncio.open_connection("127.0.0.1", system.port))
         caller.call(1)
         await caller.next(frames.DATA)
@@ -679,14 +508,14 @@ async def test_a_caller_whose_calls_hear_of_the_stop_late_loses_none() -> None:
 async def test_answers_wait_until_the_notice_is_acknowledged_for_a_moment_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server_module, "_MAX_HOLD_S", 1.0)
+    monkeypatch.setattr(server_module, "MAX_HOLD_S", 1.0)
     may_answer = asyncio.Event()
 
     async def answer(call: ServerCall, request: bytes | None) -> None:
         await may_answer.wait()
         await call.send(b"answer")
 
-    async with _serving(answer) as system:
+    async with serving(answer) as system:
         callers = [_FrameCaller(*await asyncio.open_connection("127.0.0.1", system.port)) for _ in range(2)]
         for caller in callers:
             caller.call(1)
@@ -707,12 +536,31 @@ async def test_answers_wait_until_the_notice_is_acknowledged_for_a_moment_at_mos
             caller.close()
 
 
+async def test_a_stop_right_after_a_connection_was_made_sends_the_answer_of_its_first_call() -> None:
+    may_answer = asyncio.Event()
+
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        await may_answer.wait()
+        await call.send(b"answer")
+
+    async with serving(answer) as system:
+        caller = await system.connect()
+        number = caller.call(b"a")
+        await soon(lambda: system.method.accepted == 1)
+        stopping = asyncio.create_task(system.server.stop(_LIMIT_S))
+        await asyncio.sleep(0.4)  # beyond the time after which a connection without a first call is asked to leave
+        may_answer.set()
+        async with asyncio.timeout(_LIMIT_S / 2):
+            assert await caller.code(number) == "OK"
+            await stopping
+
+
 async def test_calls_for_which_a_stop_has_no_more_time_are_told_so() -> None:
     async def answer(call: ServerCall, request: bytes | None) -> None:
         await call.send(b"a part")
         await asyncio.Event().wait()
 
-    async with _serving(answer) as system:
+    async with serving(answer) as system:
         caller = await system.connect()
         numbers = [caller.call(b"a") for _ in range(2)]
         await soon(lambda: all(map(caller.received, numbers)))
@@ -722,7 +570,7 @@ async def test_calls_for_which_a_stop_has_no_more_time_are_told_so() -> None:
 
 
 async def test_a_stream_that_comes_at_the_end_of_a_stop_is_one_that_clients_repeat() -> None:
-    async with _serving() as system:
+    async with serving() as system:
         caller = await system.connect()
         assert await caller.code(caller.call(b"a")) == "OK"
         system.server.is_stopping = True
@@ -733,7 +581,7 @@ async def test_a_stream_that_comes_at_the_end_of_a_stop_is_one_that_clients_repe
 
 
 async def test_a_flood_of_frames_that_bring_nothing_ends_the_connection_which_is_told_why() -> None:
-    async with _serving() as system:
+    async with serving() as system:
         caller = await system.connect()
         for _ in range(600):
             caller.engine.ping(b"01234567")
@@ -755,7 +603,7 @@ async def test_a_flood_of_frames_that_bring_nothing_ends_the_connection_which_is
     ids=["no HTTP/2", "a frame of no stream", "no HPACK", "a flood"],
 )
 async def test_a_connection_that_breaks_the_protocol_is_counted(data: bytes) -> None:
-    async with _serving() as system:
+    async with serving() as system:
         reader, writer = await asyncio.open_connection("127.0.0.1", system.port)
         writer.write(data)
         await asyncio.wait_for(reader.read(), _LIMIT_S)
@@ -764,12 +612,12 @@ async def test_a_connection_that_breaks_the_protocol_is_counted(data: bytes) -> 
 
 
 async def test_a_call_whose_message_has_not_come_can_be_refused_without_loss() -> None:
-    async with _serving() as system:
+    async with serving() as system:
         caller = await system.connect()
         silent, half, whole = caller.open(), caller.open(), caller.open()
-        caller.send(half, _message(b"a" * 100)[:50])
+        caller.send(half, frames.message(b"a" * 100)[:50])
         await soon(lambda: system.method.accepted == 3)
-        caller.send(whole, _message(b"a"), ends=True)
+        caller.send(whole, frames.message(b"a"), ends=True)
         assert await caller.code(whole) == "OK"
         system.server.options.in_flight.refuse_arriving()
         assert await caller.code(silent) == await caller.code(half) == "reset"
@@ -782,7 +630,7 @@ async def test_a_caller_that_acknowledges_nothing_holds_up_the_end_for_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
-    async with _serving() as system:
+    async with serving() as system:
         _, writer = await asyncio.open_connection("127.0.0.1", system.port)
         await soon(lambda: bool(system.server.connections))
         await asyncio.wait_for(system.server.stop(30), 4)  # the notice has five seconds
@@ -790,7 +638,7 @@ async def test_a_caller_that_acknowledges_nothing_holds_up_the_end_for_a_moment(
 
 
 async def test_a_connection_that_the_caller_ends_with_an_error_is_not_counted() -> None:
-    async with _serving() as system:
+    async with serving() as system:
         caller = await system.connect()
         assert await caller.code(caller.call(b"a")) == "OK"
         caller.engine.send_goaway(_ENHANCE_YOUR_CALM)
@@ -805,7 +653,7 @@ async def test_handshakes_count_as_connections_until_they_are_over(tmp_path: Pat
     tls = ServerTls(TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key"))
     trusted = ssl.create_default_context(cadata=authority.certificate.decode())
     trusted.set_alpn_protocols(["h2"])
-    async with _serving(tls=tls, max_connections=3, max_handshake_s=_LIMIT_S) as system:
+    async with serving(tls=tls, max_connections=3, max_handshake_s=_LIMIT_S) as system:
         silent = [await asyncio.open_connection("127.0.0.1", system.port) for _ in range(3)]
         reader, one_more = await asyncio.open_connection("127.0.0.1", system.port)
         with contextlib.suppress(ConnectionResetError):
@@ -830,7 +678,7 @@ _UNREAD_BYTES = 100_000
 _PARTS, _PART_BYTES = 15, 1 << 20
 
 
-async def _narrow_socket(system: _System) -> socket.socket:
+async def _narrow_socket(system: System) -> socket.socket:
     """A caller's socket that holds little of what it does not read."""
     caller = socket.socket()
     caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
@@ -839,7 +687,7 @@ async def _narrow_socket(system: _System) -> socket.socket:
     return caller
 
 
-async def _narrow_end(system: _System) -> Any:
+async def _narrow_end(system: System) -> Any:
     """The server's end of the only connection, once a call is open; its socket holds little, too."""
     await soon(lambda: any(one.streams for one in system.server.connections))
     (connection,) = system.server.connections
@@ -863,13 +711,13 @@ async def test_an_answer_that_is_read_slowly_is_whole_though_its_connection_clos
         await may_answer.wait()
         await call.send(b"a" * _UNREAD_BYTES)
 
-    async with _serving(answer, tls=tls) as system:
+    async with serving(answer, tls=tls) as system:
         caller = await _narrow_socket(system)
         if is_tls:
             caller = await asyncio.to_thread(trusted.wrap_socket, caller, server_hostname="localhost")
         await asyncio.to_thread(caller.sendall, _ASKED)
         end = await _narrow_end(system)
-        end._take_no_more()
+        end.take_no_more()
         may_answer.set()
         await soon(lambda: end.is_closing)
         await asyncio.sleep(0.5)  # in which nothing may be given up
@@ -892,7 +740,7 @@ async def test_a_connection_that_closes_does_not_wait_for_ever_for_a_caller_that
         await may_answer.wait()
         await call.send(b"a" * _UNREAD_BYTES)
 
-    async with _serving(answer) as system:
+    async with serving(answer) as system:
         caller = await _narrow_socket(system)
         await asyncio.to_thread(caller.sendall, _ASKED)
         end = await _narrow_end(system)
@@ -909,7 +757,7 @@ async def _answer_in_parts(call: ServerCall, request: bytes | None) -> None:
 
 
 async def test_answers_for_which_the_windows_have_room_wait_for_a_caller_that_does_not_read() -> None:
-    async with _serving(_answer_in_parts) as system:
+    async with serving(_answer_in_parts) as system:
         caller = await _narrow_socket(system)
         await asyncio.to_thread(caller.sendall, _ASKED)
         end = await _narrow_end(system)
@@ -928,7 +776,7 @@ async def test_answers_for_which_the_windows_have_room_wait_for_a_caller_that_do
 
 
 async def test_a_caller_that_never_reads_loses_its_connection_though_its_windows_have_room() -> None:
-    async with _serving(_answer_in_parts, max_send_s=0.3) as system:
+    async with serving(_answer_in_parts, max_send_s=0.3) as system:
         caller = await _narrow_socket(system)
         await asyncio.to_thread(caller.sendall, _ASKED)
         await _narrow_end(system)
@@ -937,8 +785,33 @@ async def test_a_caller_that_never_reads_loses_its_connection_though_its_windows
         caller.close()
 
 
+async def test_a_caller_that_takes_nothing_of_answers_of_many_bytes_loses_its_connection() -> None:
+    may_answer = asyncio.Event()
+
+    async def answer(call: ServerCall, request: bytes | None) -> None:
+        await may_answer.wait()
+        await call.send(b"a" * 900_000)
+
+    async with serving(answer, max_message_bytes=1 << 20, max_receiving_bytes=4 << 20) as system:
+        caller = await _narrow_socket(system)
+        await asyncio.to_thread(caller.sendall, _ASKED)
+        end = await _narrow_end(system)
+        may_answer.set()
+        await soon(lambda: end.is_paused)
+        for number in (3, 5):  # with the first one less than a connection's half of the budget
+            assert not system.ended("max_send_s")
+            call = frames.frame(frames.HEADERS, frames.END_HEADERS, number, _CALL_HEAD)
+            call += frames.frame(frames.DATA, frames.END_STREAM, number, frames.message(b"a"))
+            await asyncio.to_thread(caller.sendall, call)
+            await soon(lambda accepted=(number + 1) // 2: system.method.accepted == accepted)  # type: ignore[misc]
+        await soon(lambda: not system.server.connections)
+        assert system.ended("max_send_s") == 1
+        assert not system.server.options.in_flight.unread._bytes
+        caller.close()
+
+
 async def test_an_idle_connection_is_asked_to_leave() -> None:
-    async with _serving(max_connection_idle_s=0.2) as system:
+    async with serving(max_connection_idle_s=0.2) as system:
         caller = await system.connect()
         assert await caller.code(caller.call(b"a")) == "OK"
         await soon(lambda: any(isinstance(event, ConnectionClosed) for event in caller.events))

@@ -7,6 +7,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, CoreLost
 from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
+from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 
 ENDLESS, FAILING, NAN, KILLING = 555, 666, 777, 888
 # Only a broken test waits this long.
@@ -30,6 +31,7 @@ class HeldBackend(FakeBackend):
         is_held: bool = True,
         in_flight: int = 1,
         buckets: tuple[Bucket, ...] = (),
+        menu: ShapeMenu | None = None,
     ) -> None:
         properties = {
             "endless_token_id": str(ENDLESS),
@@ -39,12 +41,15 @@ class HeldBackend(FakeBackend):
         super().__init__(
             BackendRequest(spec, [], properties, cores=cores, threads=0, in_flight=in_flight, buckets=buckets)
         )
+        if menu:
+            self.shapes = menu
         self.batches: list[list[list[int]]] = []
         # The core of each batch, and the cores that are no more.
         self.ran_on: list[int] = []
         self.lost: set[int] = set()
         self.lost_before: set[int] = set()
-        self.shapes: list[tuple[int, ...]] = []
+        self.computed_shapes: list[tuple[int, ...]] = []
+        self.ran_alone: list[bool] = []
         self._begun: asyncio.Queue[list[list[int]]] = asyncio.Queue()
         self._permits = asyncio.Semaphore(0)
         self._is_held = is_held
@@ -55,7 +60,8 @@ class HeldBackend(FakeBackend):
         batch = [row[kept == 1].tolist() for row, kept in zip(tokens, mask, strict=True)]
         self.batches.append(batch)
         self.ran_on.append(core)
-        self.shapes.append(tokens.shape)
+        self.computed_shapes.append(tokens.shape)
+        self.ran_alone.append(is_alone)
         self._begun.put_nowait(batch)
         if self._is_held:
             async with asyncio.timeout(_PATIENCE_S):

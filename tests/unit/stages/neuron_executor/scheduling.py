@@ -10,17 +10,18 @@ import pytest
 
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.bundles.buckets import parse_bucket
-from neuronpipe.core.background import run_beside
 from neuronpipe.core.calls import Call
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays
+from neuronpipe.platform.process.background import run_beside
 from neuronpipe.stages.neuron_executor.backends.base import Backend
 from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver
 from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
 from neuronpipe.stages.neuron_executor.forecast import BatchTime, BatchTimes, ComputedSequence
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
+from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.held_backend import HeldBackend
 
@@ -155,6 +156,7 @@ async def held_scheduler(
     lone_batch_time: BatchTime | None = None,
     in_flight: int = 1,
     buckets: Sequence[str] = (),
+    menu: ShapeMenu | None = None,
 ) -> AsyncIterator[System]:
     """Without a `batch_time` nothing is known of it: lengths share a batch as if padding cost nothing, and no wait is
     foreseen.
@@ -165,6 +167,7 @@ async def held_scheduler(
         is_held=is_held,
         in_flight=in_flight,
         buckets=tuple(parse_bucket(bucket) for bucket in buckets),
+        menu=menu,
     )
     async with running_model(backend, spec, limits, batch_time or KnownTime(0, 0), lone_batch_time) as scheduler:
         yield System(scheduler, backend)

@@ -157,14 +157,14 @@ async def test_what_nobody_waits_for_is_dropped_and_no_longer_counted(queue: Seq
         left.future.cancel()
         queue.forget(left)
     push(padded_tokens=9, deadline_s=0)
-    queue.forget_unwanted()
+    queue.forget_late()
     assert (len(queue), queue.tokens_before(is_bulk=False), queue.tokens_before(is_bulk=True)) == (3, 14, 21)
     assert _drain(queue) == kept
 
 
 async def test_who_is_dropped_for_its_deadline_is_told_so(queue: SequenceQueue, push: _Push) -> None:
     late = push(deadline_s=0)
-    queue.forget_unwanted()
+    queue.forget_late()
     assert isinstance(late.future.exception(), DeadlineExceeded)
 
 
@@ -172,7 +172,7 @@ async def test_a_caller_who_got_an_answer_is_told_nothing_more(push: _Push) -> N
     answered = push(deadline_s=0)
     answer = ComputedSequence({}, 0, 1, 1, 4)
     answered.future.set_result(answer)
-    assert not answered.is_wanted(0)
+    assert not answered.keep_if_in_time(0)
     assert answered.future.result() is answer
 
 

@@ -22,16 +22,17 @@ import numpy as np
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import Priority
-from neuronpipe.bundles.buckets import Bucket, parse_bucket
+from neuronpipe.bundles.buckets import parse_bucket
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, Overloaded, Unavailable
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, CoreLost
-from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
+from neuronpipe.stages.neuron_executor.backends.fake import EveryShape, FakeBackend
 from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
 from neuronpipe.stages.neuron_executor.forecast import BatchTime, ComputedSequence, QueuedSequence
+from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.scheduling import FixedClock, running_model
 
@@ -42,16 +43,25 @@ _SPEC = model_spec("question_answering", max_tokens=32)
 _CORES = 5
 # The sequences of one life of a scheduler.
 _SEQUENCES = 3000
-_CASES: dict[str, tuple[tuple[str, ...], int]] = {
-    "any shape": ((), 1),
-    "buckets": (("1x8", "4x8", "16x16", "1x32", "8x32"), 1),
-    "ahead": (("1x16", "4x32"), 2),
-}
 _LIMITS = Limits(max_batch_size=16, max_batch_tokens=256, max_queue_sequences=150)
 # How many blocks of Python's memory may stay: caches of the interpreter grow. At least 9,000 sequences run after the
 # first count, and one that kept its token ids and its outputs would be five blocks. The process's memory in bytes says
 # less, as what ran before in the same process moves it by more.
 _MAX_GROWTH_BLOCKS = 20_000
+
+
+class _StepsOfFour(EveryShape):
+    def round_tokens(self, tokens: int) -> int:
+        """Steps of four, and always something to cut, so that lengths share a batch."""
+        return min(tokens // 4 * 4 + 4, _SPEC.max_tokens)
+
+
+_CASES: dict[str, tuple[tuple[str, ...] | ShapeMenu, int]] = {
+    "any shape": (_StepsOfFour(_SPEC.max_tokens), 1),
+    "menu": (ShapeMenu(_SPEC, _LIMITS.max_batch_tokens), 1),
+    "buckets": (("1x8", "4x8", "16x16", "1x32", "8x32"), 1),
+    "ahead": (("1x16", "4x32"), 2),
+}
 
 
 class _MoodyBackend(FakeBackend):
@@ -63,12 +73,15 @@ class _MoodyBackend(FakeBackend):
     """
 
     def __init__(
-        self, generator: random.Random, clock: FixedClock, buckets: tuple[Bucket, ...], in_flight: int
+        self, generator: random.Random, clock: FixedClock, shapes: tuple[str, ...] | ShapeMenu, in_flight: int
     ) -> None:
         properties = {"failing_token_id": str(_FAILING), "nan_token_id": str(_NAN)}
+        buckets = () if isinstance(shapes, ShapeMenu) else tuple(map(parse_bucket, shapes))
         super().__init__(
             BackendRequest(_SPEC, [], properties, cores=_CORES, threads=0, in_flight=in_flight, buckets=buckets)
         )
+        if isinstance(shapes, ShapeMenu):
+            self.shapes = shapes
         self._generator, self._clock = generator, clock
         self.lost: set[int] = set()
         self.may_lose_all = False
@@ -80,17 +93,14 @@ class _MoodyBackend(FakeBackend):
         self.computed: set[_Ids] = set()
         self.problems: list[str] = []
 
-    def round_tokens(self, tokens: int) -> int:
-        """Steps of four, and always something to cut, so that lengths share a batch."""
-        if self.buckets:
-            return super().round_tokens(tokens)
-        return min(tokens // 4 * 4 + 4, _SPEC.max_tokens)
-
     async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         rows = [
             tuple(row[mask == 1].tolist())
             for row, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
         ]
+        shape = inputs["input_ids"].shape
+        if len(rows) > 1 and isinstance(self.shapes, ShapeMenu) and self.shapes.rows_for(*shape) != len(rows):
+            self.problems.append(f"not on the menu: {shape}")
         self.problems += [f"too late: {ids}" for ids in rows if self.deadlines_s[ids] <= self._clock.now_s]
         if core in self.lost:
             raise CoreLost("lost before", has_begun=False)
@@ -122,6 +132,7 @@ class _Request:
     call: Call
     # After how many of the loop's turns its caller leaves.
     patience: int | None
+    is_beyond_share: bool
     task: "asyncio.Task[list[ComputedSequence]]" = field(init=False)
 
     @property
@@ -196,8 +207,8 @@ class _Callers:
         deadline_s = generator.choice([None, None, now_s - 1, now_s + generator.uniform(0, 0.02), now_s + 60])
         patience = generator.choice([None, None, None, generator.randrange(30)])
         priority = Priority.PRIORITY_BULK if generator.random() < 0.3 else Priority.PRIORITY_INTERACTIVE
-        call = Call(deadline_s=deadline_s, priority=priority, is_beyond_share=generator.random() < 0.3)
-        return _Request(sequences, call, patience)
+        is_beyond_share = generator.random() < 0.3
+        return _Request(sequences, Call(deadline_s=deadline_s, priority=priority), patience, is_beyond_share)
 
     async def bombard(self, scheduler: ExecutorModel, backend: _MoodyBackend, sequences: int) -> Counter[str]:
         """Sends so many sequences and returns how their requests ended."""
@@ -211,7 +222,9 @@ class _Callers:
                         deadline_s = request.call.deadline_s
                         backend.deadlines_s[ids] = math.inf if deadline_s is None else deadline_s
                     arrays = [{"input_ids": np.array(ids, np.int32)} for ids in request.sequences]
-                    request.task = asyncio.create_task(scheduler.run(arrays, request.call))
+                    request.task = asyncio.create_task(
+                        scheduler.run(arrays, request.call, is_beyond_share=request.is_beyond_share)
+                    )
                     open_requests.append(request)
             await asyncio.sleep(0)
             self._clock.now_s += generator.uniform(0, 0.0005)
@@ -247,11 +260,11 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="neuronpipe")  # thousands of faults on purpose, which pytest would keep
 
 
-@pytest.mark.parametrize(("buckets", "in_flight"), _CASES.values(), ids=_CASES)
+@pytest.mark.parametrize(("shapes", "in_flight"), _CASES.values(), ids=_CASES)
 async def test_every_request_ends_once_with_what_it_has_earned_and_leaves_nothing_behind(
-    buckets: tuple[str, ...], in_flight: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    shapes: tuple[str, ...] | ShapeMenu, in_flight: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds = int(os.environ.get("NEURONPIPE_FUZZ_SEQUENCES") or 100_000) // len(_CASES) // _SEQUENCES
+    rounds = max(5, int(os.environ.get("NEURONPIPE_FUZZ_SEQUENCES") or 100_000) // len(_CASES) // _SEQUENCES)
     clock, generator, ends = FixedClock.installed(monkeypatch), random.Random(seed), Counter[str]()
     callers = _Callers(generator, clock)
     loop, unheard = asyncio.get_running_loop(), list[object]()
@@ -259,7 +272,7 @@ async def test_every_request_ends_once_with_what_it_has_earned_and_leaves_nothin
     tasks_before, blocks = asyncio.all_tasks(), 0
     try:
         for number in range(rounds):
-            backend = _MoodyBackend(generator, clock, tuple(map(parse_bucket, buckets)), in_flight)
+            backend = _MoodyBackend(generator, clock, shapes, in_flight)
             async with running_model(backend, _SPEC, _LIMITS, BatchTime()) as scheduler:
                 ends += await callers.bombard(scheduler, backend, _SEQUENCES)
                 for _ in range(100):  # lets the cores find those who left
@@ -294,9 +307,9 @@ async def test_every_request_ends_once_with_what_it_has_earned_and_leaves_nothin
     assert ends["answered"] > ends.total() / 4, ends
 
 
-@pytest.mark.parametrize(("buckets", "in_flight"), _CASES.values(), ids=_CASES)
+@pytest.mark.parametrize(("shapes", "in_flight"), _CASES.values(), ids=_CASES)
 async def test_with_the_last_core_every_request_ends(
-    buckets: tuple[str, ...], in_flight: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    shapes: tuple[str, ...] | ShapeMenu, in_flight: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, generator, ends = FixedClock.installed(monkeypatch), random.Random(seed), Counter[str]()
     callers = _Callers(generator, clock)
@@ -313,7 +326,7 @@ async def test_with_the_last_core_every_request_ends(
             await asyncio.wait(bombarding)
 
     for _ in range(5):
-        backend = _MoodyBackend(generator, clock, tuple(map(parse_bucket, buckets)), in_flight)
+        backend = _MoodyBackend(generator, clock, shapes, in_flight)
         backend.may_lose_all = True
         bombarding: list[asyncio.Task[Counter[str]]] = []
         with pytest.raises(CoresLost):

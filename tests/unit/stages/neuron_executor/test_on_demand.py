@@ -18,6 +18,7 @@ from neuronpipe.core.packed import TensorSets
 from neuronpipe.stages.neuron_executor import on_demand
 from neuronpipe.stages.neuron_executor.stage import NeuronExecutorStage, running_executor
 from neuronpipe.stages.settings import EngineSettings
+from tests.suite.constants import with_constants
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec
 from tests.unit.soon import soon
@@ -112,7 +113,7 @@ async def test_callers_that_come_while_a_model_is_loaded_share_one_load(tmp_path
 
 
 async def test_so_many_items_wait_for_a_model_and_more_are_refused(tmp_path: Path) -> None:
-    settings = EngineSettings(models_on_demand=True, max_queue_sequences=2)
+    settings = with_constants(EngineSettings, models_on_demand=True, max_queue_sequences=2)
     async with running_executor(read_repository(_repository(tmp_path, "a")), settings) as stage:
         outcomes = await asyncio.gather(*(_ask(stage, "a") for _ in range(3)), return_exceptions=True)
         (refused,) = [one for one in outcomes if one]

@@ -118,7 +118,7 @@ async def test_the_bucket_that_a_caller_is_told_of_is_the_one_that_ran() -> None
     # Two of 4 tokens: 2x8 computes 16 tokens, 8x4 thirty-two.
     async with held_scheduler(buckets=("8x4", "2x8"), batch_time=KnownTime(**_TIME), is_held=False) as system:
         assert [one.bucket_tokens for one in await system.submit([1], [2])] == [8, 8]
-        assert system.backend.shapes == [(2, 8)]
+        assert system.backend.computed_shapes == [(2, 8)]
 
 
 @pytest.mark.parametrize("limits", [Limits(1, 1, 8), Limits(8, 1000, 8)], ids=["small limits", "large limits"])

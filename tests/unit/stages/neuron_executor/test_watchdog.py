@@ -24,6 +24,7 @@ from neuronpipe.stages.neuron_executor.devices import running_devices
 from neuronpipe.stages.neuron_executor.forecast import BatchTime, ComputedSequence
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
 from neuronpipe.stages.settings import EngineSettings
+from tests.suite.constants import with_constants
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec
 from tests.unit.soon import soon
@@ -208,7 +209,7 @@ async def test_the_limit_is_a_setting_and_with_the_last_core_the_executor_ends(
 
     async def hang() -> None:
         async with (
-            running_devices(EngineSettings(batch_limit_s=1), Telemetry()) as devices,
+            running_devices(with_constants(EngineSettings, batch_limit_s=1), Telemetry()) as devices,
             devices.open_batches(read_bundle(tmp_path / "m/1")) as model,
         ):
             monkeypatch.setattr(_HangingWarm, "is_hanging", True)

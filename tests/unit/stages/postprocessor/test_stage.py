@@ -20,7 +20,7 @@ from neuronpipe.core.items import ModelKey, PostprocessItem
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_input
 from neuronpipe.stages.postprocessor.stage import PostprocessorStage, load_detokenizer, running_postprocessor
 from neuronpipe.tasks import ANSWERED_TASKS
-from tests.trained_tokenizers import byte_level_bpe, unigram, word_piece
+from tests.models.tokenizers import byte_level_bpe, unigram, word_piece
 from tests.unit.bundles.written import manifest, write_bundle
 
 

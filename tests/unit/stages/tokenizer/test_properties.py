@@ -17,8 +17,8 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.stages.tokenizer.text import JsonTokenizer
 from neuronpipe.tasks import question_answering, text_classification, token_classification
 from neuronpipe.tasks.base import Side
+from tests.models.tokenizers import TRAINED
 from tests.oracle.texts import PICKED, generated
-from tests.trained_tokenizers import TRAINED
 from tests.unit.model_specs import model_spec
 
 _SEED = 20261122

@@ -48,7 +48,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-_NO_CACHE = EncodingSettings(token_cache_bytes=0, image_cache_bytes=0)
+_NO_CACHE = EncodingSettings(token_cache_bytes=0)
 _EXPIRED = Call(deadline_s=0.0)
 
 
@@ -154,7 +154,7 @@ def _key(encoder: Encoder, **changes: Any) -> bytes:
     input = TextClassificationInput()
     input.CopyFrom(_INPUT)
     input.MergeFrom(TextClassificationInput(**changes))
-    return encoder.key(TaskInput(text_classification=input))
+    return encoder.key(pack_input(TaskInput(text_classification=input)))
 
 
 def test_inputs_that_are_encoded_alike_have_one_key(tmp_path: Path) -> None:
@@ -165,14 +165,14 @@ def test_inputs_that_are_encoded_alike_have_one_key(tmp_path: Path) -> None:
 def test_what_is_meant_where_nothing_is_said_is_the_same_as_what_is_said(tmp_path: Path) -> None:
     encoder = _encoder(tmp_path)
     unset, error = _item("a", Truncation.TRUNCATION_UNSPECIFIED).input, _item("a", Truncation.TRUNCATION_ERROR).input
-    assert encoder.key(unset.message) == encoder.key(error.message)
+    assert encoder.key(unset) == encoder.key(error)
 
 
 def test_the_same_text_for_two_tasks_of_a_model_has_two_keys(tmp_path: Path) -> None:
     encoder = _encoder(tmp_path, also_answers=("feature_extraction",))
     classification, features = TextClassificationInput(text="One"), FeatureExtractionInput(text="One")
-    assert encoder.key(TaskInput(text_classification=classification)) != encoder.key(
-        TaskInput(feature_extraction=features)
+    assert encoder.key(pack_input(TaskInput(text_classification=classification))) != encoder.key(
+        pack_input(TaskInput(feature_extraction=features))
     )
 
 
@@ -247,7 +247,7 @@ def test_an_input_is_cut_to_as_many_tokens_as_it_asks_for(
     tmp_path: Path, kept: int, side: "Truncation.ValueType", expected: list[int]
 ) -> None:
     input = TextClassificationInput(text="one two", truncation=side, truncation_tokens=kept)
-    encoded = _encoder(tmp_path).encode(TaskInput(text_classification=input))
+    encoded = _encoder(tmp_path).encode(pack_input(TaskInput(text_classification=input)))
     assert _ids(encoded) == [expected]
     assert encoded.truncated_tokens == 4 - len(expected)
 
@@ -256,7 +256,7 @@ def test_a_prompt_is_cut_to_as_many_tokens_as_it_asks_for_beside_the_new_ones(tm
     encoder = _encoder(tmp_path, task="text_generation", max_tokens=16)
     input = TextGenerationInput(prompt="one two", truncation=Truncation.TRUNCATION_LEFT, truncation_tokens=3)
     input.options.max_new_tokens = 12
-    assert _ids(encoder.encode(TaskInput(text_generation=input))) == [[101, 2048, 102]]
+    assert _ids(encoder.encode(pack_input(TaskInput(text_generation=input)))) == [[101, 2048, 102]]
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ class _Reading:
         self.began, self.may_end = threading.Event(), threading.Event()
         monkeypatch.setattr(images, "read_pixels", self)
 
-    def __call__(self, data: bytes, spec: ImageSpec) -> Array:
+    def __call__(self, data: bytes, spec: ImageSpec, turn: object) -> Array:
         self.threads.append(threading.current_thread().name)
         self.began.set()
         self.may_end.wait(10)
@@ -433,11 +433,11 @@ async def test_a_large_image_is_parsed_checked_and_hashed_off_the_event_loop(
         with pytest.raises(InvalidInput, match="is not a JPEG"):
             await stage.tokenize(_image_item(bytes(size_bytes)))
     # The last look at the message is that of the encoding, which is always in a thread.
-    assert [thread == threading.get_ident() for thread in threads] == [is_on_loop] * 3 + [False]
+    assert [thread == threading.get_ident() for thread in threads] == [is_on_loop] * 4 + [False]
 
 
 async def test_images_do_not_drive_texts_out_of_the_cache(repository: Path, image_repository: Path) -> None:
-    settings = EncodingSettings(token_cache_bytes=1 << 20, image_cache_bytes=1 << 20)
+    settings = EncodingSettings(token_cache_bytes=1 << 20)
     async with running_tokenizer(read_repository(repository), settings) as stage:
         await stage.tokenize(_item())
         # Pixels of 4.6 KB: three times what either cache holds.
@@ -447,7 +447,7 @@ async def test_images_do_not_drive_texts_out_of_the_cache(repository: Path, imag
 
 
 async def test_images_are_not_kept_without_memory_for_them(image_repository: Path) -> None:
-    async with running_tokenizer(read_repository(image_repository), EncodingSettings(image_cache_bytes=0)) as stage:
+    async with running_tokenizer(read_repository(image_repository), _NO_CACHE) as stage:
         outcomes = [(await stage.tokenize(_image_item(make_image("one")))).token_cache for _ in range(2)]
     assert outcomes == [CacheOutcome.CACHE_OUTCOME_UNSPECIFIED] * 2
 

@@ -18,7 +18,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.stages.tokenizer.text import JsonTokenizer, WordRule
 from neuronpipe.tasks.base import Side, Window
 from tests.integration.guarded import until
-from tests.trained_tokenizers import unigram_charsmap
+from tests.models.tokenizers import unigram_charsmap
 
 CLS, SEP, UNK = 101, 102, 100
 ONE, TWO, THREE, FOUR, FIVE = 2028, 2048, 2093, 2176, 2274
@@ -351,3 +351,26 @@ def test_without_marks_a_token_continues_a_word_unless_a_space_is_before_it(mode
 
 def test_a_token_behind_the_texts_end_does_no_harm() -> None:
     assert _continues(_UNIGRAM, "a ", [("a", 0, 1), ("▁", 1, 2), ("", 2, 2)]) == [False, False, False]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\ufdfa" * 349_500, "so " * 9 + "\ufdfa\u3300\ufdfb" * 90_000, "\u3300" * 262_500, "x\ufdfa" * 60_000],
+    ids=["one character", "between others", "five times", "with letters"],
+)
+def test_a_text_that_normalization_makes_many_times_longer_is_refused_before_it_is(text: str) -> None:
+    tokenizer = JsonTokenizer(unigram_charsmap(max_tokens=64).backend_tokenizer.to_str().encode())
+    grown = "makes [0-9]+; the limit is 1048576$"
+    for encode in (tokenizer.encode, tokenizer.count, tokenizer.locate, partial(tokenizer.encode, "a")):
+        with pytest.raises(InvalidInput, match=grown):
+            encode(text)
+    with pytest.raises(InvalidInput, match=grown):
+        tokenizer.encode_windows("a", text, max_tokens=64, overlap_tokens=8)
+
+
+@pytest.mark.parametrize(
+    "text", ["\ufdfa" * 50_000, "的" * 349_500, "ﬁ" * 349_500, "é e\u0301" * 100_000, "a" * 1_048_576]
+)
+def test_a_long_text_that_stays_as_long_or_nearly_so_is_tokenized(text: str, tokenizer: JsonTokenizer) -> None:
+    normalizing = JsonTokenizer(unigram_charsmap(max_tokens=64).backend_tokenizer.to_str().encode())
+    assert all(len(one.encode(text).token_ids) for one in (normalizing, tokenizer))

@@ -24,8 +24,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
 from neuronpipe.stages.tokenizer.text import JsonTokenizer
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.base import LocatedText, Side
+from tests.models.tokenizers import TRAINED, byte_level_bpe, unigram_pairs, word_piece
 from tests.oracle.texts import PICKED, generated
-from tests.trained_tokenizers import TRAINED, byte_level_bpe, unigram_pairs, word_piece
 from tests.unit.model_specs import model_spec
 
 _SEED = 20261122

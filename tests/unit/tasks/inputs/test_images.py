@@ -5,6 +5,8 @@ tests/contract/'s to show.
 import io
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,8 +29,9 @@ def _file(levels: NDArray[np.uint8] = _LEVELS, format: str = "PNG", **options: A
     return file.getvalue()
 
 
-def _png(width: int, height: int, *chunks: bytes) -> bytes:
-    header = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+def _png(width: int, height: int, *chunks: bytes, colours: int = 2) -> bytes:
+    """`colours`: 0 grey, 2 RGB, 3 a palette, 4 grey with alpha, 6 RGBA."""
+    header = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colours, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + _chunk(b"IDAT", zlib.compress(b"")) + _chunk(b"IEND", b"")
 
 
@@ -145,6 +148,72 @@ def test_a_thread_that_would_be_scaled_to_a_giant_is_refused() -> None:
         InvalidInput, match=r"^image: 1 x 300000 pixels, too long to be scaled to a shorter side of 224$"
     ):
         read_pixels(_png(1, 300_000), ImageSpec(resize=224, crop=(224, 224)))
+
+
+def _zeros(width: int, height: int, mode: str, format: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, (width, height)).save(file, format, **options)
+    return file.getvalue()
+
+
+_TURNED = Image.Exif()
+_TURNED[_ORIENTATION] = 6
+
+
+@pytest.mark.parametrize(
+    ("data", "spec"),
+    [
+        (_zeros(4000, 4000, "RGB", "WEBP", lossless=True, method=0), ImageSpec(resize=(8, 8))),
+        (_png(6000, 6000, colours=6), ImageSpec(resize=(8, 8))),
+        (_png(6000, 6000, colours=4), ImageSpec(resize=(8, 8))),
+        (_png(6000, 6000, _chunk(b"eXIf", _TURNED.tobytes())), ImageSpec(resize=(8, 8))),
+        (
+            _png(4000, 4000, _chunk(b"PLTE", bytes(768)), _chunk(b"tRNS", b"\0"), colours=3),
+            ImageSpec(resize=(8, 8), whitens=True),
+        ),
+        (_zeros(7000, 7000, "RGB", "JPEG", progressive=True), ImageSpec(resize=(8, 8))),
+        (_png(5500, 5500), ImageSpec(crop=(8, 8))),
+        (_png(50, 60_000, colours=0), ImageSpec(resize=(2000, 2000))),
+    ],
+    ids=["webp", "rgba", "la", "turned", "whitened", "progressive", "whole", "resized"],
+)
+def test_an_image_that_takes_too_much_memory_to_be_decoded_is_refused_by_its_header(
+    data: bytes, spec: ImageSpec
+) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"pixels of a \w+ file in mode \w+ take [\d,]+ bytes of memory, the limit is"
+    ):
+        read_pixels(data, spec)
+
+
+def test_a_side_longer_than_any_of_jpeg_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"^image: 1 x 65536 pixels, the limit of a side is 65,535$"):
+        read_pixels(_png(1, 65_536), ImageSpec(resize=(8, 8)))
+
+
+@pytest.mark.parametrize("format", ["JPEG", "MPO"])
+def test_a_photograph_that_is_too_large_to_be_turned_is_decoded_at_half_its_size(format: str) -> None:
+    light = Image.new("RGB", (8000, 6000), (250, 250, 250))
+    light.paste((10, 10, 10), (0, 0, 4000, 6000))
+    file = io.BytesIO()
+    light.save(file, format, exif=_TURNED)
+    pixels = read_pixels(file.getvalue(), ImageSpec(resize=(8, 6)))
+    assert (pixels[:, :3] < 20).all()
+    assert (pixels[:, 5:] > 240).all()
+
+
+def test_large_images_have_turns_and_small_ones_none() -> None:
+    taken = []
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        taken.append(True)
+        yield
+
+    read_pixels(_zeros(100, 100, "RGB"), ImageSpec(resize=(8, 8)), turn())
+    assert not taken
+    read_pixels(_zeros(3000, 3000, "L"), ImageSpec(resize=(8, 8)), turn())
+    assert taken
 
 
 def test_metadata_that_inflates_without_end_is_refused() -> None:

@@ -10,7 +10,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.tasks.inputs.kind import input_kind
-from tests.unit.model_specs import image_spec, model_spec
+from tests.unit.model_specs import image_spec, image_text_spec, model_spec
 
 _PAD = 7
 _SPEC = model_spec(max_tokens=4, vocabulary_size=100, pad_token_id=_PAD)
@@ -154,3 +154,17 @@ def test_a_batch_tells_its_rows_and_its_padded_tokens(spec: ModelSpec) -> None:
 def test_batches_of_the_warm_up_differ_in_what_they_compute(spec: ModelSpec) -> None:
     few, many = (rows * tokens for rows, tokens in input_kind(spec).warm_up_shapes())
     assert few < many
+
+
+def test_images_of_a_model_that_takes_texts_too_count_as_longer_than_any_text() -> None:
+    spec = image_text_spec()
+    kind = input_kind(spec)
+    image, text = kind.shortest(spec.image_length), kind.shortest(spec.max_tokens)
+    assert (list(image), list(text)) == (["pixels"], ["input_ids"])
+    assert (kind.tokens_of(image), kind.tokens_of(text)) == (17, 1)  # 6 patches, and texts of up to 16 tokens
+    images = kind.pad([image] * 3, spec.image_length)
+    assert {name: array.shape for name, array in images.items()} == {
+        "input_ids": (0, 16),
+        "pixels": (3, 3, 32, 48),
+        "places": (3,),
+    }

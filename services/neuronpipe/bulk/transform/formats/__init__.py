@@ -1,4 +1,4 @@
-"""Formats of rows: their contract, a file for each of them, and how they are found."""
+"""Formats of rows: their contract, the choice of a format, and a file for each."""
 
 import base64
 import importlib
@@ -11,13 +11,13 @@ import numpy as np
 
 from neuronpipe.core.errors import SetupError
 
-# A row that is no row: what is wrong with it.
-Row: TypeAlias = Mapping[str, Any] | str
+# A row, or the problem of a row that cannot be read.
+InputRow: TypeAlias = Mapping[str, Any] | str
 # A row of results, in the order of the columns.
 Record: TypeAlias = Mapping[str, Any]
 
 # "float64", ["float32"] for a list, {"label": "string"} for a struct.
-Kind: TypeAlias = Any
+ColumnKind: TypeAlias = Any
 
 # Longer rows become errors, so that a file without line breaks does not fill the memory.
 MAX_ROW_BYTES = 64 << 20
@@ -26,7 +26,7 @@ _SKIPPED_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where rows begin in a file: the number of the first, from 0 on, and its offset in what the file holds."""
+    """The position of rows in a file: the number of the first row, from 0 on, and its offset in the file's content."""
 
     row: int
     offset: int
@@ -34,8 +34,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class FileScan:
-    """What a look at all of a file found. `starts`: the place of every N-th row. `columns`: those of the whole file, or
-    of its first rows; none of an empty file.
+    """The result of scanning a file. `starts`: the place of every N-th row. `columns`: the columns of the
+    whole file, or of its first rows; empty for an empty file.
     """
 
     rows: int
@@ -55,48 +55,43 @@ class RowWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of results. `kind`: for formats with types: the name of a type in Arrow, a list of one, a struct, or a
-    type of Arrow itself.
+    """A column of results. `kind`: for formats with types: the name of a type in Arrow, a list of one kind, a struct,
+    or a type of Arrow itself.
     """
 
     name: str
-    kind: Kind = "string"
+    kind: ColumnKind = "string"
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format. `scan` gets a file and N; `read` a file, a place and the file's columns, and reads the rows from there
-    on; `open_writer` gets an open file and columns. `kinds`: the kinds of a file's columns, by their names; none for a
-    format without types. `ending` of its files. `read` and `scan` raise SetupError for a file that cannot be read.
+    """A format.
+
+    - `ending`: the ending of its files.
+    - `scan`: gets a file and N.
+    - `read`: gets a file, a place and the file's columns, and yields the rows from there on.
+    - `open_writer`: gets an open file and columns.
+    - `kinds`: returns the kinds of a file's columns, by their names; none for a format without types.
+
+    `read` and `scan` raise SetupError for a file that cannot be read.
     """
 
     ending: str
     scan: Callable[[BinaryIO, int], FileScan]
-    read: Callable[[BinaryIO, Place, Sequence[str]], Iterator[Row]]
+    read: Callable[[BinaryIO, Place, Sequence[str]], Iterator[InputRow]]
     open_writer: Callable[[BinaryIO, Sequence[Column]], RowWriter]
     kinds: Callable[[BinaryIO], Mapping[str, Any]] = lambda file: {}
 
 
 def check_names(columns: list[str]) -> list[str]:
-    """The names of a file's columns. Raises SetupError for one that two columns have."""
+    """Returns the names of a file's columns. Raises SetupError for a name that two columns have."""
     if len(set(columns)) < len(columns):
         raise SetupError(f"the heading has a name twice: {', '.join(columns)}")
     return columns
 
 
-def lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """The lines of a file with their ends, and their sizes; of a longer one only MAX_ROW_BYTES + 1 bytes."""
-    while line := file.readline(MAX_ROW_BYTES + 1):
-        size = len(line)
-        rest = line
-        while len(rest) > MAX_ROW_BYTES and not rest.endswith(b"\n"):
-            rest = file.readline(MAX_ROW_BYTES + 1)
-            size += len(rest)
-        yield line, size
-
-
 def move_to(file: BinaryIO, offset: int) -> None:
-    """Moves a file that was just opened to an offset; one that cannot seek is read up to there."""
+    """Moves a file that was just opened to an offset; a file that cannot seek is read up to there."""
     if file.seekable():
         file.seek(offset)
     while not file.seekable() and offset > 0 and (skipped := file.read(min(offset, _SKIPPED_BYTES))):
@@ -104,7 +99,7 @@ def move_to(file: BinaryIO, offset: int) -> None:
 
 
 def plain(value: Any) -> Any:
-    """JSON for what is none of its values: bytes as Base64, scalars of Arrow as Python's, dates as text."""
+    """Converts values that JSON lacks: bytes to Base64, scalars of Arrow to values of Python, dates to text."""
     if hasattr(value, "as_py"):
         return _plain_of_arrow(value)
     if isinstance(value, bytes):
@@ -115,9 +110,9 @@ def plain(value: Any) -> Any:
 
 
 def _plain_of_arrow(value: Any) -> Any:
-    """A scalar of Arrow as Python's, and of one that Python lacks as much as there is: its parts, or its text."""
+    """Converts a scalar of Arrow to a value of Python; if there is none, to its parts, or its text."""
     try:
-        # Python's own times have no nanoseconds; pyarrow gives those of pandas where that is installed.
+        # Python's own times have no nanoseconds; if pandas is installed, pyarrow returns its times.
         return (value.cast("string") if "[ns" in str(value.type) else value).as_py()
     except (ValueError, OverflowError, NotImplementedError) as error:
         if not value.is_valid:
@@ -145,14 +140,14 @@ _FORMATS = {
 
 
 def find_format(name: str) -> Format:
-    """A format by its name; its libraries are imported now. Raises ModuleNotFoundError."""
+    """Returns a format by its name, and imports its libraries. Raises ModuleNotFoundError."""
     module, constant = _FORMATS[name]
     format: Format = getattr(importlib.import_module(f"{__name__}.{module}"), constant)
     return format
 
 
 def format_of(file: str) -> str:
-    """The name of the format that a file's name says. Raises SetupError."""
+    """Returns the name of the format that a filename's ending stands for. Raises SetupError."""
     path = PurePosixPath(file)
     ending = (path.with_suffix("") if path.suffix in COMPRESSIONS else path).suffix
     for name, endings in ENDINGS.items():

@@ -1,4 +1,4 @@
-"""Parquet, by pyarrow. Columns have types; a kept column of a Parquet file keeps its own."""
+"""Parquet, by pyarrow. Columns have types; a kept column of a Parquet file keeps its own type."""
 
 import itertools
 import json
@@ -8,11 +8,11 @@ from typing import Any, BinaryIO
 import pyarrow
 from pyarrow import parquet
 
-from neuronpipe.bulk.transform.formats import Column, FileScan, Format, Kind, Place, Record, Row, check_names
+from neuronpipe.bulk.transform.formats import Column, ColumnKind, FileScan, Format, InputRow, Place, Record, check_names
 from neuronpipe.core.errors import SetupError
 
-# Rows that are read at once, and rows of a row group that is written.
-_READ_ROWS = 1024
+# Rows and bytes that are read at once, because each row may have an image; and rows of a row group that is written.
+_READ_ROWS, _READ_BYTES = 64, 1 << 20
 _GROUP_ROWS = 65_536
 
 
@@ -37,7 +37,7 @@ class _Writer:
             self._write_group()
             self._file.close()
         finally:
-            self._file.is_open = False  # or its __del__ would try again
+            self._file.is_open = False  # otherwise its __del__ would try again
 
     def _write_group(self) -> None:
         if self._batches:
@@ -47,7 +47,7 @@ class _Writer:
 
 def _open(file: BinaryIO) -> Any:
     try:
-        return parquet.ParquetFile(file)
+        return parquet.ParquetFile(file, buffer_size=_READ_BYTES)
     except (pyarrow.ArrowException, OSError) as error:
         raise SetupError("is no Parquet file that pyarrow can read") from error
 
@@ -63,13 +63,13 @@ def _scan(file: BinaryIO, step: int) -> FileScan:
     return FileScan(metadata.num_rows, places, check_names(metadata.schema.to_arrow_schema().names))
 
 
-def _read(file: BinaryIO, place: Place, columns: Sequence[str]) -> Iterator[Row]:
-    """The rows from a place on, as scalars of Arrow, which keep their type."""
+def _read(file: BinaryIO, place: Place, columns: Sequence[str]) -> Iterator[InputRow]:
+    """Yields the rows from a place on, as scalars of Arrow, which keep their type."""
     return itertools.islice(_rows(_open(file), place.offset), place.row - place.offset, None)
 
 
-def _rows(file: Any, first_row: int) -> Iterator[Row]:
-    """The rows of the row groups from that on which begins with a row."""
+def _rows(file: Any, first_row: int) -> Iterator[InputRow]:
+    """Yields the rows of the row groups from the group that begins with a row on."""
     first = 0
     try:
         for group in range(file.metadata.num_row_groups):
@@ -82,16 +82,16 @@ def _rows(file: Any, first_row: int) -> Iterator[Row]:
         raise SetupError(f"cannot be read: {error}") from error
 
 
-def _kinds(file: BinaryIO) -> Mapping[str, Kind]:
+def _kinds(file: BinaryIO) -> Mapping[str, ColumnKind]:
     schema = _open(file).schema_arrow
     return {field.name: field.type for field in schema}
 
 
-def _type(kind: Kind) -> Any:
+def _type(kind: ColumnKind) -> Any:
     if isinstance(kind, list):
         return pyarrow.list_(_type(kind[0]))
     if isinstance(kind, dict):
-        return pyarrow.struct([(name, _type(one)) for name, one in kind.items()])
+        return pyarrow.struct([(name, _type(part)) for name, part in kind.items()])
     return getattr(pyarrow, kind)() if isinstance(kind, str) else kind
 
 
@@ -101,13 +101,13 @@ def _array(values: list[Any], type: Any) -> Any:
     elif any(isinstance(value, pyarrow.Scalar) for value in values) and (
         pyarrow.types.is_nested(type) or pyarrow.types.is_dictionary(type)  # no arrays are made of such scalars
     ):
-        one = [pyarrow.nulls(1, type) if value is None else pyarrow.repeat(value, 1) for value in values]
-        return pyarrow.concat_arrays(one)
+        arrays = [pyarrow.nulls(1, type) if value is None else pyarrow.repeat(value, 1) for value in values]
+        return pyarrow.concat_arrays(arrays)
     return pyarrow.array(values, type)
 
 
 def _text(value: Any) -> Any:
-    """A value of a column of texts: what a row of JSON has that is no text is kept as JSON."""
+    """Returns a value of a column of texts: a value of JSON that is no text is kept as JSON."""
     if value is None or isinstance(value, pyarrow.Scalar):
         return value
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,5 +1,7 @@
-"""JSON Lines: an object a line, in UTF-8; empty lines are no rows. And CSV as RFC 4180 has it: a heading, quotes where
-they are needed, UTF-8; lists and vectors are JSON in a cell.
+"""JSON Lines and CSV.
+
+JSON Lines: an object per line, in UTF-8; empty lines are no rows. CSV as in RFC 4180: a heading, quotes where they are
+needed, UTF-8; lists and vectors are JSON in a cell.
 """
 
 import codecs
@@ -17,20 +19,22 @@ from neuronpipe.bulk.transform.formats import (
     Column,
     FileScan,
     Format,
+    InputRow,
     Place,
     Record,
-    Row,
     check_names,
-    lines,
     move_to,
     plain,
 )
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.files import lines_of
+from neuronpipe.core.parsing import too_much
 
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-# Of a row. json reads about 980 levels, and writes somewhat less, as its caller is deeper in the stack.
+# The most levels of a row. json reads about 980 levels, and writes somewhat fewer, as its caller is deeper in the
+# stack.
 _MOST_LEVELS = 500
-# Rows whose fields count as the file's columns.
+# The number of rows whose fields count as the file's columns.
 _SAMPLED = 100
 
 
@@ -48,11 +52,11 @@ class _JsonWriter:
 
 
 def _scan_json(file: BinaryIO, step: int) -> FileScan:
-    """See Format. Raises SetupError for UTF-16, which no row could be read of."""
+    """See Format. Raises SetupError for UTF-16, of which no row could be read."""
     rows = offset = 0
     starts: list[Place] = []
     columns: dict[str, None] = {}
-    for line, size in lines(file):
+    for line, size in lines_of(file, MAX_ROW_BYTES):
         if not offset and line.startswith(_UTF16_MARKS):
             raise SetupError("is UTF-16; rows must be UTF-8")
         if line.strip():
@@ -65,14 +69,16 @@ def _scan_json(file: BinaryIO, step: int) -> FileScan:
     return FileScan(rows, starts, list(columns))
 
 
-def _read_json(file: BinaryIO, place: Place, columns: Sequence[str]) -> Iterator[Row]:
+def _read_json(file: BinaryIO, place: Place, columns: Sequence[str]) -> Iterator[InputRow]:
     move_to(file, place.offset)
-    return (_json_row(line) for line, _ in lines(file) if line.strip())
+    return (_json_row(line) for line, _ in lines_of(file, MAX_ROW_BYTES) if line.strip())
 
 
-def _json_row(line: bytes) -> Row:
+def _json_row(line: bytes) -> InputRow:
     if len(line) > MAX_ROW_BYTES:
         return f"is longer than {MAX_ROW_BYTES} bytes"
+    if problem := too_much(line):
+        return problem
     try:
         row = json.loads(line.removeprefix(codecs.BOM_UTF8).decode(), parse_constant=_refuse)
     except UnicodeDecodeError as error:
@@ -89,8 +95,10 @@ def _json_row(line: bytes) -> Row:
 def _is_too_deep(row: Any) -> bool:
     level = [row]
     for _ in range(_MOST_LEVELS):
-        nested = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
-        level = [one for several in nested for one in several]
+        nested = [
+            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
+        ]
+        level = [value for several in nested for value in several]
     return bool(level)
 
 
@@ -107,7 +115,7 @@ def _line(record: Record) -> bytes:
 
 
 def _json(value: Any) -> str:
-    """A value as JSON, also with what orjson does not write."""
+    """Returns a value as JSON, also a value that orjson does not write."""
     try:
         return orjson.dumps(value, default=plain, option=orjson.OPT_SERIALIZE_NUMPY).decode()
     except TypeError:
@@ -117,20 +125,24 @@ def _json(value: Any) -> str:
 JSON_LINES = Format(".jsonl", _scan_json, _read_json, _JsonWriter)
 
 
+# The most cells of a record of CSV. csv.reader makes a list of all cells before it returns.
+_MAX_CELLS = 1 << 18
 # Bytes of text that is not UTF-8, as PEP 383 decodes them.
 _STRAY = re.compile("[\udc80-\udcff]")
 
 
 class _Records:
-    """The records of a file, and the offset behind the last one. csv.reader takes no line before it needs it."""
+    """The records of a file, and the offset behind the last record. csv.reader takes no line before it needs it."""
 
     def __init__(self, file: BinaryIO, offset: int = 0) -> None:
-        csv.field_size_limit(MAX_ROW_BYTES)  # a limit of the module's, 128 KiB otherwise
+        csv.field_size_limit(MAX_ROW_BYTES)  # a limit of the module, 128 KiB by default
         self.offset = offset
+        self._left = MAX_ROW_BYTES, _MAX_CELLS
         self._reader = csv.reader(self._text(file), strict=True)
 
     def next(self) -> list[str] | str | None:
-        """The next record, or what is wrong with it; None at the end. Raises SetupError for a quote without an end."""
+        """Returns the next record, or its problem; None at the end. Raises SetupError for a quote without an end."""
+        self._left = MAX_ROW_BYTES, _MAX_CELLS
         try:
             for record in self._reader:
                 if record:
@@ -144,9 +156,15 @@ class _Records:
         return None
 
     def _text(self, file: BinaryIO) -> Iterator[str]:
-        for line, size in lines(file):
+        for line, size in lines_of(file, MAX_ROW_BYTES):
             text = line if self.offset else line.removeprefix(codecs.BOM_UTF8)
             self.offset += size
+            self._left = self._left[0] - size, self._left[1] - line.count(b",")
+            if min(self._left) < 0:
+                raise SetupError(
+                    f"a row is longer than {MAX_ROW_BYTES} bytes, or has more than {_MAX_CELLS} cells, before byte "
+                    f"{self.offset}; it may be a quote that is not closed"
+                )
             yield text.decode(errors="surrogateescape")
 
 
@@ -170,7 +188,7 @@ class _CsvWriter:
 
 
 def _scan_csv(file: BinaryIO, step: int) -> FileScan:
-    """See Format. Raises SetupError for a heading that is none."""
+    """See Format. Raises SetupError for an invalid heading."""
     records = _Records(file)
     heading = records.next()
     if heading is None:
@@ -193,14 +211,14 @@ def _columns(heading: list[str] | str) -> list[str]:
     return check_names(heading)
 
 
-def _read_csv(file: BinaryIO, place: Place, columns: Sequence[str]) -> Iterator[Row]:
+def _read_csv(file: BinaryIO, place: Place, columns: Sequence[str]) -> Iterator[InputRow]:
     move_to(file, place.offset)
     records = _Records(file, place.offset)
     while (record := records.next()) is not None:
         yield record if isinstance(record, str) else _csv_row(record, columns)
 
 
-def _csv_row(record: list[str], columns: Sequence[str]) -> Row:
+def _csv_row(record: list[str], columns: Sequence[str]) -> InputRow:
     if any(not cell.isascii() and _STRAY.search(cell) for cell in record):
         return "is not UTF-8"
     if len(record) != len(columns):
@@ -209,7 +227,7 @@ def _csv_row(record: list[str], columns: Sequence[str]) -> Row:
 
 
 def _cell(value: Any) -> Any:
-    """A text or a number; what is neither as JSON."""
+    """Returns a text or a number as it is, and any other value as JSON."""
     value = plain(value) if hasattr(value, "as_py") else value
     if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
         return value

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -13,7 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from numpy.typing import NDArray
 
 from neuronpipe import __version__
-from neuronpipe.api.v1.traces_pb2 import GetTraceRequest
+from neuronpipe.api.v1.traces_pb2 import GetTraceRequest, GetTraceResponse
 from neuronpipe.core.callers import current_caller
 from neuronpipe.core.errors import Overloaded
 from neuronpipe.core.metrics import Histogram, Meters
@@ -22,11 +22,10 @@ from neuronpipe.core.task_inputs import SAMPLES
 from neuronpipe.core.tracing import status_name
 from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import EVENTS, event
-from neuronpipe.doors.http.exchange import HttpHandler, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import Refused
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.tenants.tenants import Shares
-from neuronpipe.platform.process.door import Handler
 
 # Open as health is: without its files the page cannot ask for a key.
 PAGE = Route("GET", "/", "the console", is_counted=False, service="health")
@@ -40,7 +39,6 @@ LIVE = Route(
     is_counted=False,
     service="metrics",
 )
-CONSOLE_ROUTES = (PAGE, FILE, STATE, TRACE, LIVE)
 
 _PAGE_FILE = "index.html"
 _MEDIA_TYPES = {
@@ -66,11 +64,15 @@ _HEADERS = (
 
 
 def console_handlers(
-    catalog: Catalog, meters: Meters, grpc_port: int, get_trace: Handler | None = None
-) -> dict[str, HttpHandler]:
-    """The handlers, by route.
+    catalog: Catalog,
+    meters: Meters,
+    grpc_port: int,
+    get_trace: Callable[[GetTraceRequest], Awaitable[GetTraceResponse]] | None = None,
+) -> HttpHandlers:
+    """The routes with their handlers.
 
-    `grpc_port`: of the same gateway, for examples of calls. `get_trace`: TraceService's, of a server that keeps traces.
+    `grpc_port`: port of the same gateway's gRPC, for examples of calls. `get_trace`: finds a trace, where the server
+    keeps traces.
     """
     responses = {
         file.name: HttpResponse(file.read_bytes(), _MEDIA_TYPES[f".{file.name.rpartition('.')[2]}"], _HEADERS)
@@ -97,13 +99,13 @@ def console_handlers(
     async def trace(request: HttpRequest) -> HttpResponse:
         if not get_trace:
             raise Refused(404, "not_found", "the server keeps no traces (kept_traces)")
-        found = await get_trace(GetTraceRequest(trace_id=request.names["id"]), None)
+        found = await get_trace(GetTraceRequest(trace_id=request.names["id"]))
         return HttpResponse(found.otlp_json.encode(), headers=_HEADERS)
 
     async def stream(request: HttpRequest) -> HttpResponse:
         return HttpResponse(b"", EVENTS, _HEADERS, stream=live.listen(request.parameter("model")), is_endless=True)
 
-    return {PAGE.key: page, FILE.key: file, STATE.key: state, TRACE.key: trace, LIVE.key: stream}
+    return [(PAGE, page), (FILE, file), (STATE, state), (TRACE, trace), (LIVE, stream)]
 
 
 _INTERVAL_S = 1.0
@@ -143,7 +145,7 @@ class Reading:
         return float(sum(part[0] for part in parts.values())) if parts else None
 
     def since(self, before: "Reading", instrument: Instrument) -> dict[str, Numbers]:
-        """What was recorded between two readings."""
+        """The numbers that were recorded between two readings."""
         then = before.numbers.get(instrument.name, {})
         return {part: now - then.get(part, 0.0) for part, now in self.numbers.get(instrument.name, {}).items()}
 
@@ -197,7 +199,7 @@ def read(meters: Meters, model: str) -> Reading:
 
 
 def figures(readings: Sequence[Reading]) -> dict[str, Any]:
-    """What the page shows, from the oldest reading to the newest."""
+    """The figures of the page, from the oldest reading to the newest."""
     oldest, before, now = readings[0], readings[-2], readings[-1]
     elapsed_s = now.at_s - before.at_s
 

@@ -19,7 +19,7 @@ BACKENDS = {
     "torch": "neuronpipe.stages.neuron_executor.backends.torch:TorchBackend",
 }
 _SLOTS = "neuronpipe.stages.neuron_executor.backends.neuronx"
-# Back ends whose cores take one batch at a time: they have no device for which a second batch could be prepared.
+# Back ends whose cores take one batch at a time, because they have no device for which a second one could be prepared.
 ONE_IN_FLIGHT = ("openvino",)
 GENERATING = ("openvino", "torch", "neuronx")
 _INSTALL = "install it with: pip install 'neuronpipe[executor-{name}]'"
@@ -28,38 +28,32 @@ _SDK_MODULES = ("torch_neuronx", "torch_xla", "neuronxcc", "libneuronxla")
 
 
 def load_decoder(name: str, request: BackendRequest, *, max_tokens: int, max_bytes: int) -> DecoderModel:
-    """Loads a compiled model that generates, with a key-value cache for `max_tokens`, of at most `max_bytes`.
+    """Loads a compiled model that generates, with a key-value cache for `max_tokens` that takes at most `max_bytes`.
 
-    On Neuron the cache is as it was compiled. Raises SetupError.
+    On Neuron the cache has its compiled size. Raises SetupError.
     """
     if name not in GENERATING:
         raise SetupError(
             f"back end {name!r} does not generate text; compile the model with --backend {' or '.join(GENERATING)}"
         )
     with _explained_imports(name):
-        if not find_spec("llguidance"):  # which is imported when a text must first have a form
+        if not find_spec("llguidance"):  # imported only when the first text with a grammar comes
             raise ModuleNotFoundError(name="llguidance")
         if name == "neuronx":
             return cast("DecoderModel", importlib.import_module(_SLOTS).load_slots(request))
         files, properties = request.files, request.properties
-        found = [path for path in files if path.stem in (MODEL, GATHERED) and path.suffix != ".bin"]
-        if not found:
+        models = [path for path in files if path.stem in (MODEL, GATHERED) and path.suffix != ".bin"]
+        if not models:
             raise SetupError(
                 f"model {request.spec.name!r}: its {name} artefact names no file of a model; compile it again"
             )
-        return load(name, found[0], properties, threads=request.threads, max_tokens=max_tokens, max_bytes=max_bytes)
+        return load(name, models[0], properties, threads=request.threads, max_tokens=max_tokens, max_bytes=max_bytes)
 
 
 def load_backend(name: str, request: BackendRequest) -> Backend:
     """Loads a compiled model on the back end of that name. Raises SetupError."""
     if name not in BACKENDS:
         raise SetupError(f"back end {name!r} is not known; there are: {', '.join(BACKENDS)}")
-    if request.cores_per_replica != 1:
-        raise SetupError(
-            f"cores_per_replica: {request.cores_per_replica}, the back end {name!r} computes a replica on one core; "
-            "torch-neuronx traces "
-            "no model that needs several (docs/neuron.md, Core groups)"
-        )
     if request.pipeline_cores > 1 and name not in PIPELINED:
         raise SetupError(
             f"model {request.spec.name!r}: in {request.pipeline_cores} parts, which {name!r} does not compute"
@@ -75,7 +69,7 @@ def load_backend(name: str, request: BackendRequest) -> Backend:
 
 @contextmanager
 def _explained_imports(name: str) -> Iterator[None]:
-    """Raises SetupError for what is not installed."""
+    """Raises SetupError for a missing package."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,5 +1,6 @@
 """The contract of a back end: arrays in, arrays out, for one compiled bundle. It knows no task and no network."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,15 +9,16 @@ from typing import Protocol, TypeAlias, TypeVar
 from neuronpipe.bundles.buckets import Bucket, BucketPlan
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 
 ResultT = TypeVar("ResultT")
-# Called before and after the computation of a batch, in its thread: see Backend.run.
+# Functions that run before and after the computation of a batch, in its thread: see Backend.run.
 Prepare: TypeAlias = Callable[[], Arrays]
 Finish: TypeAlias = Callable[[Arrays], ResultT]
 
 
 class BackendError(Exception):
-    """A batch could not be computed. The scheduler then runs its sequences one by one, so only a bad sequence fails."""
+    """A batch could not be computed. The scheduler then runs its sequences separately, so only a bad sequence fails."""
 
 
 class CoreLost(BackendError):
@@ -31,12 +33,35 @@ class CoreLost(BackendError):
         self.has_begun = has_begun
 
 
+class ByteBudget:
+    """Memory that the back ends of a process share. Threads may use it."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._free_bytes = limit_bytes
+        self._lock = threading.Lock()
+
+    def take(self, size_bytes: int) -> bool:
+        """Takes a number of bytes if they are free, and returns whether it did."""
+        with self._lock:
+            if size_bytes > self._free_bytes:
+                return False
+            self._free_bytes -= size_bytes
+            return True
+
+    def give_back(self, size_bytes: int) -> None:
+        """Returns bytes that were taken."""
+        with self._lock:
+            self._free_bytes += size_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class BackendRequest:
     """The parameters of a back end: the model, the artefact's verified files and properties, and the resources to use.
 
-    `cores` batches run at once (0: the back end's choice). On CPUs, they share `threads` CPU threads (0: one for each
-    available CPU). `pipeline_cores` is the number of the model's parts. `files` may be gone once the back end is made.
+    `cores`: number of batches that run at once (0: the back end's choice). On CPUs they share `threads` CPU threads (0:
+    one for each available CPU). `max_batch_tokens`: limit of a batch of several sequences. `pipeline_cores`: number of
+    the model's parts. `lone_graphs`: the process's budget for graphs of single texts. `files` may be gone once the back
+    end exists.
     """
 
     spec: ModelSpec
@@ -45,44 +70,49 @@ class BackendRequest:
     cores: int
     threads: int
     in_flight: int = 1
+    max_batch_tokens: int = 8192
+    lone_graphs: ByteBudget = field(default_factory=lambda: ByteBudget(0))
     pipeline_cores: int = 1
-    cores_per_replica: int = 1
     buckets: tuple[Bucket, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
 class Backend(Protocol):
-    """A loaded model. The class is called with a BackendRequest. Raises SetupError for an unsuitable artefact."""
+    """A loaded model, made from a BackendRequest. The constructor raises SetupError for an unsuitable artefact."""
 
     @property
     def cores(self) -> int:
-        """The number of cores. Each computes one batch at a time; of a model in parts, each has one on its way."""
+        """The number of cores. Each core computes one batch at a time; a model in parts has one on its way per core."""
 
     @property
     def in_flight(self) -> int:
-        """The number of batches to give to a core at once: the one that it computes, and those prepared meanwhile."""
+        """The number of batches to give to a core at once: the computed batch, and the batches prepared meanwhile."""
 
     @property
-    def buckets(self) -> BucketPlan | None:
-        """The only shapes that it computes, or None for any. The back end pads smaller batches and cuts the outputs."""
+    def shapes(self) -> BucketPlan | ShapeMenu:
+        """The shapes of batches: the compiled shapes and no others, or a menu.
+
+        The back end pads a batch that fills no bucket, and cuts the outputs.
+        """
+
+    @property
+    def lone_graphs(self) -> Mapping[int, int]:
+        """The bytes of each graph for single texts, by its length in tokens."""
 
     @property
     def part_ns(self) -> Sequence[int]:
-        """How long each part of the model has computed, in nanoseconds; empty for a model in one part."""
-
-    def round_tokens(self, tokens: int) -> int:
-        """The padded length for sequences of up to `tokens` tokens; a few lengths let kernels be reused."""
+        """The nanoseconds that each part of the model has computed; empty for a model in one part."""
 
     async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
         """Computes one batch without blocking the event loop. At most `in_flight` calls run at once for the same core.
 
-        `prepare` and `finish` may take long. They are called in the thread of the batch, before and after the
-        computation. `is_alone`: no other core has work, so this one may use the resources of all.
+        `prepare` and `finish` may take long. They run in the thread of the batch, before and after the computation.
+        `is_alone`: no other core has work, so the batch may use the resources of all cores.
 
         `prepare` returns the model's inputs by name, int64 [batch, tokens], padded; attention_mask is 1 on tokens and 0
         on padding. For an image model they are uint8 [batch, 3, height, width]. `finish` gets the model's outputs by
-        name, [batch, *axes], float32. The back end may reuse them after `finish` returns. The result of `finish` is
-        returned. Raises BackendError, CoreLost for a lost core, and what the two raise.
+        name, [batch, *axes], float32, which the back end may reuse after `finish` returns. Returns the result of
+        `finish`. Raises BackendError, CoreLost for a lost core, and the errors of `prepare` and `finish`.
         """
 
     def close(self) -> None:
@@ -99,7 +129,7 @@ async def compute(backend: Backend, core: int, inputs: Arrays, *, is_alone: bool
 def check_shapes(inputs: Arrays) -> None:
     """Raises BackendError for inputs of tokens that differ in shape.
 
-    OpenVINO 2026.4 with one thread computes them, with what is behind the shorter one in memory.
+    OpenVINO 2026.4 with one thread computes them, with the memory behind the shorter input.
     """
     shapes = {array.shape for array in inputs.values() if array.ndim == 2}
     if len(shapes) > 1:

@@ -1,38 +1,67 @@
-"""A back end without a model, for tests and for measuring everything but the model. It is deterministic and hostile.
+"""A back end without a model, for tests and for measurements without a model. It is deterministic and hostile.
 
-Each row's outputs depend on its own tokens only, so rows that are mixed up or cut wrongly are detected. All outputs on
-padding are NaN, so padding that is not cut off is detected. Inputs that break the contract of Backend raise, and so do
-tokens that a test chose.
+The outputs of a row depend only on its own tokens, so tests detect rows that are mixed up or cut wrongly. All outputs
+on padding are NaN, so tests detect padding that is not cut off. Inputs that break the contract of Backend raise, and so
+do tokens that a test chose.
 """
 
 import asyncio
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 
 import numpy as np
 
 from neuronpipe.bundles.buckets import BucketPlan
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.backends.base import BackendError, BackendRequest, Finish, Prepare, ResultT
+from neuronpipe.stages.neuron_executor.shapes import ComputedShape, ShapeMenu
 from neuronpipe.tasks.inputs.kind import input_kind
+
+
+class EveryShape(ShapeMenu):
+    """Any shape. Lengths are one token longer than requested, so that there is always padding to cut."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._image_length = 0
+
+    def round_tokens(self, tokens: int) -> int:
+        return min(tokens + 1, self._max_tokens)
+
+    def most_rows(self, tokens: int) -> int:
+        return sys.maxsize
+
+    def rows_within(self, rows: int, tokens: int) -> int:
+        return rows
+
+    def rows_for(self, rows: int, tokens: int) -> int:
+        return rows
+
+    def planned(self, cores: int, max_rows: int, max_batch_tokens: int) -> list[ComputedShape]:
+        return []
 
 
 class FakeBackend:
     """See Backend.
 
-    Properties: `device_time_s` is the time of a batch. `device_times_ms` are the times of batches in each bucket, as in
-    1x128:1.0,8x128:6.0; a core computes them one after the other. A batch with a `failing_token_id` raises, one with
-    an `endless_token_id` never ends, and a row with a `nan_token_id` is NaN.
+    Properties: `device_time_s` is the time of a batch. `device_times_ms` are the times of batches in each bucket, such
+    as 1x128:1.0,8x128:6.0; a core computes its batches one after the other. A batch with a `failing_token_id` raises, a
+    batch with an `endless_token_id` never ends, and a row with a `nan_token_id` is NaN.
     """
 
     part_ns: Sequence[int] = ()
+    lone_graphs: Mapping[int, int] = MappingProxyType({})
 
     def __init__(self, request: BackendRequest) -> None:
         self._spec = request.spec
         self.cores = request.cores or 1
         self.in_flight = request.in_flight
-        self.buckets = BucketPlan(request.buckets) if request.buckets else None
+        self.shapes: BucketPlan | ShapeMenu = (
+            BucketPlan(request.buckets) if request.buckets else EveryShape(request.spec.max_tokens)
+        )
         self._device_time_s = float(request.properties.get("device_time_s", "0"))
         self._failing_token_id = int(request.properties.get("failing_token_id", "-1"))
         self._endless_token_id = int(request.properties.get("endless_token_id", "-1"))
@@ -43,14 +72,8 @@ class FakeBackend:
         self._devices = [ThreadPoolExecutor(max_workers=1) for _ in range(self.cores if self._device_times_s else 0)]
         self._kind = input_kind(request.spec)
 
-    def round_tokens(self, tokens: int) -> int:
-        """See Backend. The length is one more than requested, so that there is always padding to cut."""
-        if self.buckets:
-            return self.buckets.round_tokens(tokens)
-        return min(tokens + 1, self._spec.max_tokens)
-
     async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
-        """See Backend. It needs no thread, because its batches are small."""
+        """See Backend. Needs no thread, because its batches are small."""
         return finish(await self.compute(core, prepare(), is_alone=is_alone))
 
     async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
@@ -59,8 +82,8 @@ class FakeBackend:
         token_ids, mask = self._numbers(inputs)
         if self._device_time_s:
             await asyncio.sleep(self._device_time_s)
-        if self._devices and self.buckets:
-            seconds = self._device_times_s[str(self.buckets.find(*self._kind.shape_of(inputs)))]
+        if self._devices and isinstance(self.shapes, BucketPlan):
+            seconds = self._device_times_s[str(self.shapes.find(*self._kind.shape_of(inputs)))]
             await asyncio.get_running_loop().run_in_executor(self._devices[core], time.sleep, seconds)
         if self._failing_token_id >= 0 and (token_ids == self._failing_token_id).any():
             raise BackendError("a token that the test chose")
@@ -81,7 +104,7 @@ class FakeBackend:
             device.shutdown(wait=True, cancel_futures=True)
 
     def _numbers(self, inputs: Arrays) -> tuple[Array, Array]:
-        """The token ids and the mask; for an image its levels, all of which count."""
+        """The token ids and the mask. An image has its levels, without padding."""
         if "input_ids" in inputs:
             return inputs["input_ids"], inputs["attention_mask"].astype(bool)
         (pixels,) = inputs.values()
@@ -118,8 +141,10 @@ class FakeBackend:
                 f"shapes {[array.shape for array in inputs.values()]}, dtypes "
                 f"{[array.dtype for array in inputs.values()]}"
             )
-        elif self.buckets and (self.buckets.find(*shape) is None or self.round_tokens(shape[1]) != shape[1]):
-            problems.append(f"shape {shape}, the buckets are {', '.join(map(str, self.buckets.buckets))}")
+        elif isinstance(self.shapes, BucketPlan) and (
+            self.shapes.find(*shape) is None or self.shapes.round_tokens(shape[1]) != shape[1]
+        ):
+            problems.append(f"shape {shape}, the buckets are {', '.join(map(str, self.shapes.buckets))}")
         elif not mask[:, 0].all():
             problems.append("a row without a first token")
         elif ((inputs["input_ids"] != self._spec.pad_token_id) & (mask == 0)).any():
@@ -135,7 +160,7 @@ class FakeBackend:
             angles = (placed + index)[..., np.newaxis] * (np.arange(1, width + 1) / width)
             per_token: Array = np.where(mask[..., np.newaxis], np.sin(angles), np.nan).astype(np.float32)
             return per_token
-        # A row's fingerprint: its tokens weighted by their positions, folded into angles of different frequencies.
+        # A row's fingerprint: its tokens weighted by their positions, as angles of different frequencies.
         fingerprint = placed.sum(axis=1, keepdims=True)
         outputs: Array = np.sin(fingerprint * (np.arange(1, width + 1) / width)).astype(np.float32)
         return outputs

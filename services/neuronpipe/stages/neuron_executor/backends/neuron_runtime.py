@@ -1,4 +1,4 @@
-"""The Neuron runtime of this process. It owns the cores for all models, and loads their traces onto them."""
+"""The Neuron runtime of this process, which owns the cores for all models and loads their traces onto them."""
 
 import functools
 import itertools
@@ -22,15 +22,15 @@ from neuronpipe.stages.neuron_executor.runtimes.neuron import (
     sdk_words,
 )
 
-# NRT status codes after which a core computes no more: 101 EXEC_UNIT_UNRECOVERABLE, 6 HW_ERROR, 1200 to 1206 hardware.
-# Source: nrt_status.rst of aws-neuron/aws-neuron-sdk.
+# NRT status codes after which a core never computes again: 101 EXEC_UNIT_UNRECOVERABLE, 6 HW_ERROR, 1200 to 1206
+# hardware. Source: nrt_status.rst of aws-neuron/aws-neuron-sdk.
 _FATAL = re.compile(r"status=(?:101|6|120\d)\b|UNRECOVERABLE|NRT_HW_ERROR")
 
 
 class NeuronRuntime:
-    """Loads traces onto cores, and records which cores are lost.
+    """Loads traces onto cores, and records lost cores.
 
-    Cores are counted from 0 within those of this process.
+    The numbers of cores count from 0 among the cores of this process.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class NeuronRuntime:
         self._turns = itertools.count()
 
     def load(self, read: Callable[[], Any], core: int) -> Any:
-        """Loads a trace onto one core with `read`, and returns it. Raises what the SDK raises."""
+        """Loads a trace onto one core with `read`, and returns it. Raises the SDK's errors."""
         with self._load_lock, self._placement("neuron_cores_context")(start_nc=core, nc_count=1):
             return read()
 
@@ -53,22 +53,22 @@ class NeuronRuntime:
             self._sdk.move_trace_to_device(trace, core)
 
     def take_turn(self, cores: int) -> int:
-        """The core for the next model that has one alone."""
+        """The core for the next model that takes a whole core."""
         return next(self._turns) % cores
 
     def _placement(self, name: str) -> Any:
-        """A placement function, if this release of the SDK has it; before 2.25 it is in `experimental`."""
+        """A placement function of the SDK. Before SDK 2.25 it is in `experimental`."""
         return getattr(self._sdk, name, None) or getattr(self._sdk.experimental, name)
 
     def check(self, core: int) -> None:
-        """Must be called before each execution of any model. Raises CoreLost."""
+        """Raises CoreLost for a lost core. Must be called before each execution of any model."""
         if core in self._lost:
             raise self._lost_before(core)
 
     def lose(self, core: int, error: BaseException) -> CoreLost:
         """Marks a core as lost for all models, and returns the error to raise.
 
-        If the core was lost already, the batch was only prepared for it.
+        If the core was already lost, the batch was only prepared for it.
         """
         with self._lost_lock:
             if core in self._lost:
@@ -97,23 +97,23 @@ _SDK_VERSION = "torch-neuronx"
 
 
 def check_versions(name: str, versions: Mapping[str, str]) -> None:
-    """Whether the installed SDK runs a model's traces; `versions`: of what made them. Raises SetupError."""
-    compiled, here = versions.get(_SDK_VERSION, ""), neuron_runtime().version
-    if compiled.endswith(DOUBLE_SUFFIX) and not here.endswith(DOUBLE_SUFFIX):
+    """Checks that the installed SDK runs a model's traces. `versions`: the compiler's versions. Raises SetupError."""
+    compiled, installed = versions.get(_SDK_VERSION, ""), neuron_runtime().version
+    if compiled.endswith(DOUBLE_SUFFIX) and not installed.endswith(DOUBLE_SUFFIX):
         raise SetupError(
             f"model {name!r}: made with the contract double of the tests, which no Neuron device can run; "
             "compile it with the SDK"
         )
-    if compiled != here:
+    if compiled != installed:
         raise SetupError(
             f"model {name!r}: compiled with torch-neuronx {compiled or 'unknown'} (SDK "
-            f"{sdk_release(compiled)}), here is {here} "
-            f"(SDK {sdk_release(here)}); compile it again with this one, or install that one"
+            f"{sdk_release(compiled)}), here is {installed} "
+            f"(SDK {sdk_release(installed)}); compile it again with this one, or install that one"
         )
-    if here.endswith(DOUBLE_SUFFIX):
+    if installed.endswith(DOUBLE_SUFFIX):
         if not allows_doubles():
             raise SetupError(
-                f"model {name!r}: {here} is the contract double of the tests, which is no Neuron device; "
+                f"model {name!r}: {installed} is the contract double of the tests, which is no Neuron device; "
                 "only tests set "
                 f"{DOUBLES_VARIABLE}=1 to run on it"
             )
@@ -124,7 +124,7 @@ def check_versions(name: str, versions: Mapping[str, str]) -> None:
 
 
 def load_trace(path: Path, core: int, *, has_states: bool = False) -> Any:
-    """A trace on a core, with its states if it has some. Raises SetupError."""
+    """A trace on a core, with its states if it has states. Raises SetupError."""
     try:
         trace = neuron_runtime().load(lambda: torch.jit.load(str(path)), core)
         if has_states:
@@ -134,7 +134,7 @@ def load_trace(path: Path, core: int, *, has_states: bool = False) -> Any:
     return trace
 
 
-# Advice for errors of the SDK: (part of the SDK's text, what to do).
+# Advice for errors of the SDK: (part of the SDK's text, advice).
 _ADVICE = (
     (
         "num_devices > 0",

@@ -1,6 +1,6 @@
-"""AWS Neuron: a replica of the model on each NeuronCore, or a part of one, and a trace for each bucket.
+"""AWS Neuron: each NeuronCore has a replica of the model, or a part of a replica, with a trace for each bucket.
 
-A model that generates is a decoder with its cache on one core, and its encoder, if it has one.
+A generating model is a decoder with its cache on one core, and its encoder if the model has an encoder.
 """
 
 import asyncio
@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from neuronpipe.stages.neuron_executor.backends.base import (
 )
 from neuronpipe.stages.neuron_executor.backends.neuron_runtime import check_versions, load_trace, neuron_runtime
 from neuronpipe.stages.neuron_executor.backends.part_turns import PartTurns
-from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, Scores
+from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, TokenScores
 from neuronpipe.stages.neuron_executor.runtimes.neuron import core_count
 from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN, check_parts, part_names
 from neuronpipe.stages.neuron_executor.runtimes.slots import CHUNK_PROPERTY, SlotModel, encoder_file
@@ -38,8 +39,10 @@ from neuronpipe.stages.neuron_executor.runtimes.slots import CHUNK_PROPERTY, Slo
 class NeuronxBackend:
     """See Backend. A core has one execution at a time.
 
-    With two batches in flight, the next one waits in the runtime with its inputs prepared.
+    With two batches in flight, the second batch waits in the runtime with prepared inputs.
     """
+
+    lone_graphs: Mapping[int, int] = MappingProxyType({})
 
     def __init__(self, request: BackendRequest) -> None:
         self._name = request.spec.name
@@ -49,7 +52,7 @@ class NeuronxBackend:
         self._pad_token_id = request.spec.pad_token_id
         self._vocabulary_size = request.spec.vocabulary_size
         self.in_flight = request.in_flight
-        self.buckets = BucketPlan(request.buckets)
+        self.shapes = BucketPlan(request.buckets)
         self._runtime = neuron_runtime()
         check_versions(request.spec.name, request.versions)
         self.cores = core_count(request.cores)
@@ -57,12 +60,12 @@ class NeuronxBackend:
         check_parts(self._name, parts, self.cores, leaves_none=True)
         self._turns = PartTurns(self._name, parts, self.cores)
         files = {path.name: path for path in request.files}
-        names = {bucket: part_names(str(bucket), parts) for bucket in self.buckets.buckets}
+        names = {bucket: part_names(str(bucket), parts) for bucket in self.shapes.buckets}
         # For each bucket, the inputs of each part.
         self._part_inputs = {
             bucket: [self._read_inputs(bucket, name, files) for name in names[bucket]] for bucket in names
         }
-        # On each core a model for each bucket, or a part of it.
+        # On each core, the trace of the model or of its part for each bucket.
         self._loaded = [
             {bucket: load_trace(files[f"{names[bucket][core % parts]}.pt"], core) for bucket in names}
             for core in range(self.cores)
@@ -75,14 +78,17 @@ class NeuronxBackend:
         """The shapes of a trace's inputs, in order."""
         try:
             stamp = json.loads(files[f"{name}.json"].read_text())
-            described = {one["name"]: one["shape"] for one in stamp["inputs"]}
+            described = {entry["name"]: entry["shape"] for entry in stamp["inputs"]}
         except (KeyError, TypeError, ValueError) as error:
             raise SetupError(
                 f"model {self._name!r}: its neuronx artefact lacks the bucket {bucket}; compile it again"
             ) from error
-        expected = {one: shape for one, (shape, _) in bucket_inputs(self._inputs, bucket, self._image).items()}
+        expected = {
+            input_name: shape for input_name, (shape, _) in bucket_inputs(self._inputs, bucket, self._image).items()
+        }
         if self._turns.parts > 1:
-            expected = {one: expected.get(one, described[HIDDEN] if one == HIDDEN else []) for one in described}
+            hidden = {HIDDEN: described[HIDDEN]} if HIDDEN in described else {}
+            expected = {input_name: (hidden | expected).get(input_name, []) for input_name in described}
         if f"{name}.pt" not in files or list(described.items()) != list(expected.items()):
             raise SetupError(
                 f"model {self._name!r}: the bucket {bucket} was compiled for other inputs than the model's; "
@@ -94,9 +100,6 @@ class NeuronxBackend:
     def part_ns(self) -> Sequence[int]:
         return self._turns.part_ns
 
-    def round_tokens(self, tokens: int) -> int:
-        return self.buckets.round_tokens(tokens)
-
     async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, lambda: finish(self._compute(core, prepare()))
@@ -106,20 +109,20 @@ class NeuronxBackend:
         check_shapes(inputs)
         shape = next(iter(inputs.values())).shape
         rows, tokens = shape[0], self._image.tokens if self._image else shape[1]
-        bucket = self.buckets.find(rows, tokens)
+        bucket = self.shapes.find(rows, tokens)
         if bucket is None:
             raise BackendError(
-                f"no bucket holds {rows} x {tokens} tokens; there are: {', '.join(map(str, self.buckets.buckets))}"
+                f"no bucket holds {rows} x {tokens} tokens; there are: {', '.join(map(str, self.shapes.buckets))}"
             )
         filled = fill_bucket(inputs, bucket, self._pad_token_id)
         values = {name: torch.from_numpy(filled[name]) for name in self._inputs}
         cores = self._turns.cores_of(core)
         outputs: tuple[torch.Tensor, ...] = ()
-        for one, names in zip(cores, self._part_inputs[bucket], strict=True):
-            with self._turns.take(one):
-                self._runtime.check(one)
-                # By position: a trace knows no names.
-                outputs = self._execute(one, bucket, tuple(values[name] for name in names))
+        for part_core, names in zip(cores, self._part_inputs[bucket], strict=True):
+            with self._turns.take(part_core):
+                self._runtime.check(part_core)
+                # By position, because a trace has no names.
+                outputs = self._execute(part_core, bucket, tuple(values[name] for name in names))
             values[HIDDEN] = outputs[0]
         arrays = {name: output.float().numpy() for name, output in zip(self._outputs, outputs, strict=True)}
         return {
@@ -139,9 +142,9 @@ class NeuronxBackend:
     def _is_well(self, core: int) -> bool:
         """Whether a core still computes a batch that it has computed before.
 
-        This tells a bad batch from a bad core after a failure.
+        After a failure, this distinguishes a bad batch from a bad core.
         """
-        bucket = self.buckets.buckets[0]
+        bucket = self.shapes.buckets[0]
         values = {"input_ids": self._pad_token_id, "attention_mask": 1}
         try:
             self._loaded[core][bucket](*self._example(core, bucket, values))
@@ -150,7 +153,7 @@ class NeuronxBackend:
         return True
 
     def _example(self, core: int, bucket: Bucket, values: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
-        """Inputs that hold one value each, by name, or else 0."""
+        """Inputs filled with one value each, given by name, or with 0."""
         dtypes = {name: dtype for name, (_, dtype) in bucket_inputs(self._inputs, bucket, self._image).items()}
         shapes = self._part_inputs[bucket][core % self._turns.parts]
         return tuple(
@@ -161,29 +164,29 @@ class NeuronxBackend:
     def error_texts(self) -> dict[str, str]:
         """The SDK's error texts for inputs that break its contract, for the acceptance report.
 
-        The SDK's documents do not have all of these texts.
+        The SDK's documents do not contain all of these texts.
         """
-        bucket = self.buckets.buckets[0]
+        bucket = self.shapes.buckets[0]
         good = self._example(0, bucket, dict.fromkeys(self._inputs, 1))
-        tried = {
+        wrong_inputs = {
             "another shape": tuple(tensor[:, 1:] for tensor in good),
             "another dtype": tuple(tensor.int() for tensor in good),
             "an input too few": good[1:],
         }
         if self._image is None:
             beyond = torch.full_like(good[0], self._vocabulary_size)
-            tried["a token id beyond the vocabulary"] = (beyond, *good[1:])
+            wrong_inputs["a token id beyond the vocabulary"] = (beyond, *good[1:])
         texts = {}
-        for name, tensors in tried.items():
+        for name, tensors in wrong_inputs.items():
             try:
                 self._loaded[0][bucket](*tensors)
                 texts[name] = "NOT REFUSED"
-            except Exception as error:  # the report has to say which error it is
+            except Exception as error:  # the report names every error
                 texts[name] = f"{type(error).__name__}: {error}"
         return texts
 
     def close(self) -> None:
-        """See Backend. The device keeps the models until the process ends, because the SDK does."""
+        """See Backend. The device keeps the models until the process ends, because the SDK keeps them."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._loaded.clear()
 
@@ -192,7 +195,7 @@ _STATE_AXES = 4
 
 
 def load_slots(request: BackendRequest) -> SlotModel:
-    """The model on the next core in turn that computes. Raises SetupError."""
+    """Loads the model onto the next core in turn that computes. Raises SetupError."""
     name = request.spec.name
     check_versions(name, request.versions)
     files = {path.name: path for path in request.files}
@@ -215,7 +218,7 @@ def load_slots(request: BackendRequest) -> SlotModel:
 class _NeuronGraph:
     """See SlotGraph.
 
-    What sources were read to are states of the steps' trace, which this process writes, as AWS's tutorial of T5 does.
+    The keys and values of sources are states of the steps' trace, which this process writes, as in AWS's T5 tutorial.
     """
 
     def __init__(self, path: Path, encoder: Path | None, core: int, slots: int, chunk_tokens: int) -> None:
@@ -223,10 +226,10 @@ class _NeuronGraph:
         self._encoder = load_trace(encoder, core) if encoder else None
         self._core = core
         self._runtime = neuron_runtime()
-        # In turns, slot by slot. States of texts are of all slots; weights that are outside of a trace have fewer axes.
+        # The states are sorted by slot. States of texts cover all slots; weights outside of a trace have fewer axes.
         states = self._trace.parameters() if encoder else ()
-        self._sources = [one for one in states if one.dim() == _STATE_AXES and one.shape[0] == 1]
-        # Changes no slot.
+        self._sources = [state for state in states if state.dim() == _STATE_AXES and state.shape[0] == 1]
+        # The inputs of a step that changes no slot.
         self._idle = [
             np.zeros((1, slots + chunk_tokens), np.int64),
             np.full(slots, -1, np.int64),
@@ -236,7 +239,7 @@ class _NeuronGraph:
         if encoder:
             self._idle.append(np.array([[0, 1]] * (slots + 1)))
 
-    def execute(self, *inputs: NDArray[np.int64]) -> Scores:
+    def execute(self, *inputs: NDArray[np.int64]) -> TokenScores:
         """See SlotGraph."""
         return self._guarded(lambda: self._run(*inputs), "a step")
 
@@ -244,7 +247,7 @@ class _NeuronGraph:
         """See SlotGraph."""
         self._guarded(lambda: self._read_source(token_ids, count, slot), "what a source is read to")
 
-    def _guarded(self, work: Callable[[], ResultT], what: str) -> ResultT:
+    def _guarded(self, work: Callable[[], ResultT], name: str) -> ResultT:
         try:
             self._runtime.check(self._core)
             return work()
@@ -253,12 +256,12 @@ class _NeuronGraph:
         except (RuntimeError, ValueError) as error:
             if self._runtime.is_fatal(error) or not self.is_well():
                 raise DecoderLost(str(self._runtime.lose(self._core, error))) from error
-            raise RuntimeError(f"core {self._core} could not compute {what}") from error
+            raise RuntimeError(f"core {self._core} could not compute {name}") from error
 
-    def _run(self, *inputs: NDArray[np.int64]) -> Scores:
-        # A trace may give its states, too, behind the others.
-        scores = self._trace(*map(torch.from_numpy, inputs))[: len(Scores._fields)]
-        return Scores._make(score.numpy() for score in scores)
+    def _run(self, *inputs: NDArray[np.int64]) -> TokenScores:
+        # A trace may also return its states, behind the scores.
+        scores = self._trace(*map(torch.from_numpy, inputs))[: len(TokenScores._fields)]
+        return TokenScores._make(score.numpy() for score in scores)
 
     def _read_source(self, token_ids: NDArray[np.int64], count: int, slot: int) -> None:
         trace: Any = self._encoder
@@ -267,7 +270,7 @@ class _NeuronGraph:
             state.copy_(new[None])
 
     def is_well(self) -> bool:
-        """Whether the core still computes a step of nothing. It tells a bad step from a bad core after a failure."""
+        """Whether the core still computes an empty step. Distinguishes a bad step from a bad core after a failure."""
         try:
             self._runtime.check(self._core)
             self._run(*self._idle)

@@ -1,14 +1,16 @@
-"""OpenVINO on CPUs: a compiled model with a stream for each core, and one with a single stream.
+"""OpenVINO on CPUs: a graph with a stream for each core, a graph with a single stream, and graphs of single lengths.
 
-The latter runs a batch while no other batch waits. It is compiled when the first such batch comes, so that a process
-that starts for a waiting request answers it sooner.
+The graph with a single stream runs a batch with all threads while no other batch waits. If that batch is a single text,
+a graph of its length runs it.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.logs import log_fault, log_warning
+from neuronpipe.core.logs import log_warning
+from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.backends.base import (
     BackendError,
     BackendRequest,
@@ -17,14 +19,17 @@ from neuronpipe.stages.neuron_executor.backends.base import (
     ResultT,
     check_shapes,
 )
+from neuronpipe.stages.neuron_executor.backends.lone_graphs import LoneGraphs
 from neuronpipe.stages.neuron_executor.backends.part_turns import PartTurns
-from neuronpipe.stages.neuron_executor.runtimes.host import compute_pool, cpu_threads
-from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino
+from neuronpipe.stages.neuron_executor.runtimes.host import compute_pool, cpu_threads, resident_bytes
+from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino, read
 from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN
+from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
+from neuronpipe.tasks.inputs.kind import input_kind
 
-# Lengths in steps: every new shape costs OpenVINO 1.5 ms once (measured 2026-11-21), and padding by up to 3 tokens
-# costs little.
-_TOKEN_STEP = 4
+# Limit of a batch's tokens for each thread of a stream. Batches of 256 to 512 tokens were the fastest
+# (docs/benchmarks/README.md).
+_MOST_TOKENS = 512
 
 _PRECISION = "INFERENCE_PRECISION_HINT"
 
@@ -32,7 +37,6 @@ _PRECISION = "INFERENCE_PRECISION_HINT"
 class OpenVinoBackend:
     """See Backend."""
 
-    buckets = None
     in_flight = 1
 
     def __init__(self, request: BackendRequest) -> None:
@@ -42,75 +46,98 @@ class OpenVinoBackend:
         self._cpus, self.cores = _resources(request)
         self._turns = PartTurns(request.spec.name, len(files), self.cores)
         self._config = dict(request.properties)
-        # One more compiles while the others compute.
+        threads_of_stream = max(1, self._cpus // self._turns.parts // self._turns.pipelines)
+        self.shapes = ShapeMenu(request.spec, min(request.max_batch_tokens, _MOST_TOKENS * threads_of_stream))
+        # Only models in one part that take only texts have graphs of single lengths.
+        self._kind = input_kind(request.spec) if len(files) == 1 and request.spec.image is None else None
+        # The additional thread compiles while the others compute.
         self._threads = compute_pool(self.cores + 1, f"core-{request.spec.name}")
         try:
             # The model is read once, so its weights are in memory once, however often the model is compiled.
-            self._models = [engine().read_model(path) for path in files]
+            self._models = [read(path) for path in files]
             self._inputs = [[port.any_name for port in model.inputs] for model in self._models]
+            self._check_inputs(files[0], request)
             # OpenVINO's own threads inherit the priority of the thread that creates them.
-            self._threads.submit(self._compile).result()
+            graph_bytes = self._threads.submit(self._compile).result()
+        except SetupError:
+            self._threads.shutdown()
+            raise
         except RuntimeError as error:
             self._threads.shutdown()
             raise SetupError(
                 f"{files[0]}: OpenVINO {openvino.__version__} cannot load it; compile the model again with this version"
             ) from error
-        if unknown := {name for names in self._inputs for name in names} - {HIDDEN, *request.spec.inputs}:
-            self._threads.shutdown()
-            raise SetupError(
-                f"{files[0]}: takes {', '.join(sorted(unknown))}, which the manifest does not name; compile the model "
-                "again"
-            )
-        self._max_tokens = request.spec.max_tokens
         self._outputs = [output.name for output in request.spec.outputs]
+        self._lone = (
+            LoneGraphs(self._compile_length, self._threads.submit, request.lone_graphs, graph_bytes)
+            if self._kind
+            else None
+        )
         self._warn_of_precision(request)
 
-    def _compile(self) -> None:
-        """Streams of one thread have the highest throughput. Parts of a model share the threads."""
+    def _check_inputs(self, file: Path, request: BackendRequest) -> None:
+        if unknown := {name for names in self._inputs for name in names} - {HIDDEN, *request.spec.inputs}:
+            raise SetupError(
+                f"{file}: takes {', '.join(sorted(unknown))}, which the manifest does not name; compile the model again"
+            )
+
+    def _compile(self) -> int:
+        """Compiles the graphs of any shape at the same time. Returns the bytes that one graph takes."""
+        before_bytes = resident_bytes()
+        # With all threads, a batch that is alone takes half of the time on two CPUs.
+        wide = self._threads.submit(self._compiled, 1, self._cpus) if self.cores > 1 else None
+        # Streams of one thread have the highest throughput. Parts of a model share the threads.
         models = self._compiled(self._turns.pipelines, self._cpus // self._turns.parts)
         # For each core, a request for each part.
         self._requests = [[model.create_infer_request() for model in models] for _ in range(self.cores)]
-        self._wide_requests: Sequence[openvino.InferRequest] = ()
-        self._is_widening = self.cores == 1
+        self._wide_requests: Sequence[openvino.InferRequest] = self._requests[0]
+        if wide:
+            self._wide_requests = [model.create_infer_request() for model in wide.result()]
+        if self._kind:
+            self._wide_requests[0].infer(self._example(self.shapes.lengths[0]))  # allocates memory
+        return (resident_bytes() - before_bytes) // (2 if wide else 1)
 
-    def _widen(self) -> None:
-        """A batch alone is faster with all threads (1.9 times on two CPUs)."""
-        try:
-            self._wide_requests = [model.create_infer_request() for model in self._compiled(1, self._cpus)]
-        except RuntimeError as error:
-            log_fault("batches that are alone run on one core: OpenVINO could not compile the model again", error)
+    def _compile_length(self, tokens: int) -> openvino.InferRequest:
+        model = self._models[0].clone()
+        model.reshape({name: [1, tokens] for name in self._inputs[0]})
+        request = self._compiled(1, self._cpus, [model])[0].create_infer_request()
+        request.infer(self._example(tokens))
+        return request
 
-    def _compiled(self, streams: int, threads: int) -> list[openvino.CompiledModel]:
+    def _example(self, tokens: int) -> dict[str, Array]:
+        """The inputs of a text of this padded length."""
+        assert self._kind  # noqa: S101
+        return self._kind.pad([self._kind.shortest()], tokens)
+
+    def _compiled(
+        self, streams: int, threads: int, models: Sequence[openvino.Model] = ()
+    ) -> list[openvino.CompiledModel]:
         config = self._config | {"NUM_STREAMS": str(streams), "INFERENCE_NUM_THREADS": str(threads)}
         if self._turns.parts > 1:
-            # Each part alone would pin its threads to the same CPUs: 99 texts a second in place of 140 (MiniLM, two
-            # CPUs, measured 2026-11-24).
+            # Otherwise each part would pin its threads to the same CPUs: 99 texts per second instead of 140 (MiniLM,
+            # two CPUs, measured 2026-11-24).
             config["ENABLE_CPU_PINNING"] = "NO"
-        return [engine().compile_model(model, "CPU", computable(config)) for model in self._models]
+        return [engine().compile_model(model, "CPU", computable(config)) for model in models or self._models]
 
     @property
     def part_ns(self) -> Sequence[int]:
         return self._turns.part_ns
 
-    def round_tokens(self, tokens: int) -> int:
-        return min(-(-tokens // _TOKEN_STEP) * _TOKEN_STEP, self._max_tokens)
+    @property
+    def lone_graphs(self) -> Mapping[int, int]:
+        return self._lone.sizes if self._lone else {}
 
     async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
-        requests = (is_alone and self._wide_requests) or self._requests[core]
-        if is_alone and not self._is_widening:
-            self._is_widening = True
-            self._threads.submit(self._widen)
-        # Not start_async with a callback: on OpenVINO 2026.4 a batch that fails does not call back. Nor is it faster: a
-        # synchronous batch is computed by the thread that asks for it, with those of its stream.
+        # Not start_async with a callback: on OpenVINO 2026.4 a batch that fails does not call back. A callback is also
+        # no faster: the calling thread computes a synchronous batch together with the threads of its stream.
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._compute, core, requests, prepare, finish
+            self._threads, self._compute, core, is_alone, prepare, finish
         )
 
-    def _compute(
-        self, core: int, requests: Sequence[openvino.InferRequest], prepare: Prepare, finish: Finish[ResultT]
-    ) -> ResultT:
+    def _compute(self, core: int, is_alone: bool, prepare: Prepare, finish: Finish[ResultT]) -> ResultT:
         values = dict(prepare())
         check_shapes(values)
+        requests = self._lone_requests(values) if is_alone else self._requests[core]
         try:
             for core_of_part, request, names in zip(self._turns.cores_of(core), requests, self._inputs, strict=True):
                 with self._turns.take(core_of_part):
@@ -118,14 +145,24 @@ class OpenVinoBackend:
                 if request is not requests[-1]:
                     values[HIDDEN] = request.get_tensor(HIDDEN).data
         except RuntimeError as error:
-            # On OpenVINO 2026.4 a stream on which a batch failed may fail for good with other batches. Compiling took
+            # On OpenVINO 2026.4 a stream on which a batch failed may fail for ever with other batches. Compiling took
             # 0.2 s with MiniLM.
             self._compile()
+            if self._lone:
+                self._lone.forget()
             raise BackendError("OpenVINO could not compute a batch") from error
         return finish({name: requests[-1].get_tensor(name).data for name in self._outputs})
 
+    def _lone_requests(self, values: Arrays) -> Sequence[openvino.InferRequest]:
+        """The requests that compute a batch that is alone."""
+        rows, tokens = next(iter(values.values())).shape[:2]
+        graph = self._lone.find(tokens) if self._lone and rows == 1 else None
+        return [graph] if graph else self._wide_requests
+
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
+        if self._lone:
+            self._lone.close()
         del self._requests, self._wide_requests, self._models
 
     def _warn_of_precision(self, request: BackendRequest) -> None:
@@ -135,6 +172,6 @@ class OpenVinoBackend:
 
 
 def _resources(request: BackendRequest) -> tuple[int, int]:
-    """Threads and streams to use. Raises SetupError for more than there are CPUs."""
+    """The threads and the streams to use. Raises SetupError for more than there are CPUs."""
     threads = cpu_threads(request.threads, request.cores)
     return threads, request.cores or threads

@@ -1,4 +1,4 @@
-"""The parts of a model over several cores: one batch at a time in each, and how long each has computed."""
+"""Turns of batches in the parts of a model on several cores: one batch per part, and the compute time of each part."""
 
 import contextlib
 import threading
@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from neuronpipe.stages.neuron_executor.backends.base import CoreLost
 from neuronpipe.stages.neuron_executor.runtimes.parts import check_parts
 
-# Less than the executor's limit for a batch (batch_limit_s), which would take a batch that waits for one that hangs.
+# Time limit of waiting for a hanging batch, less than batch_limit_s, which would otherwise hit the waiting batch.
 _LIMIT_S = 30.0
 
 
 class PartTurns:
-    """Each `parts` neighbouring cores are a pipeline. Cores that are left over are more batches in the last."""
+    """Pipelines of `parts` neighbouring cores. Batches of cores that are left over use the last pipeline."""
 
     def __init__(self, name: str, parts: int, cores: int) -> None:
         """Raises SetupError for fewer cores than the model needs."""
@@ -35,9 +35,9 @@ class PartTurns:
 
     @contextlib.contextmanager
     def take(self, core: int) -> Iterator[None]:
-        """A block in which the core of a part computes a batch. A model in one part needs no turns.
+        """Holds the core of a part for a block that computes a batch. A model in one part needs no turns.
 
-        Raises CoreLost where the batch before does not end: this one has not begun.
+        Raises CoreLost if the batch before does not end. This batch has then not begun.
         """
         if self.parts == 1:
             yield

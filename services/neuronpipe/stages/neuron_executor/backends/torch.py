@@ -1,10 +1,11 @@
-"""PyTorch on GPUs, one core for each, or on the CPU as the reference. Runs exported programs without transformers."""
+"""PyTorch on GPUs, one core each, or on the CPU as the reference. Runs exported programs without transformers."""
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,19 +23,20 @@ from neuronpipe.stages.neuron_executor.backends.base import (
 )
 from neuronpipe.stages.neuron_executor.runtimes.host import compute_pool, cpu_threads
 from neuronpipe.stages.neuron_executor.runtimes.torch import is_lost, load_program
+from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 
-# Lengths in steps, so that sequences share batches; tensor cores work on multiples of 8.
-_TOKEN_STEP = {"cuda": 8, "cpu": 4}
+# Larger batches are not faster on CPUs (docs/benchmarks/README.md).
+_MOST_TOKENS_ON_CPU = 512
 
 
 class TorchBackend:
     """See Backend. A GPU computes the batches in flight on separate streams.
 
-    So copies of one batch overlap with the computation of another.
+    So the copies of one batch overlap with the computation of another.
     """
 
-    buckets = None
     part_ns: Sequence[int] = ()
+    lone_graphs: Mapping[int, int] = MappingProxyType({})
 
     def __init__(self, request: BackendRequest) -> None:
         path = next((path for path in request.files if path.suffix == ".pt2"), None)
@@ -43,8 +45,8 @@ class TorchBackend:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
         self.cores = _cores(kind, request)
         self.in_flight = request.in_flight
-        self._step = _TOKEN_STEP[kind]
-        self._max_tokens = request.spec.max_tokens
+        most_tokens = request.max_batch_tokens
+        self.shapes = ShapeMenu(request.spec, most_tokens if kind == "cuda" else min(most_tokens, _MOST_TOKENS_ON_CPU))
         self._outputs = [output.name for output in request.spec.outputs]
         devices = [torch.device(kind, core) if kind == "cuda" else torch.device(kind) for core in range(self.cores)]
         programs = {device: load_program(path, device).module() for device in dict.fromkeys(devices)}
@@ -52,9 +54,6 @@ class TorchBackend:
         self._streams = _Streams()
         make_pool = compute_pool if kind == "cpu" else ThreadPoolExecutor
         self._threads = make_pool(self.cores * self.in_flight, f"core-{request.spec.name}")
-
-    def round_tokens(self, tokens: int) -> int:
-        return min(-(-tokens // self._step) * self._step, self._max_tokens)
 
     async def run(self, core: int, prepare: Prepare, finish: Finish[ResultT], *, is_alone: bool = False) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(
@@ -84,7 +83,7 @@ class TorchBackend:
 def _cores(kind: str, request: BackendRequest) -> int:
     """The number of cores. On the CPU it also sets the number of threads, which all models of the process share.
 
-    Raises SetupError for more than there are.
+    Raises SetupError for more cores than GPUs.
     """
     if kind == "cuda":
         devices = torch.cuda.device_count()
@@ -99,7 +98,7 @@ def _cores(kind: str, request: BackendRequest) -> int:
 class _Streams(threading.local):
     """A stream for each thread and GPU, kept as long as the thread lives.
 
-    A new stream for each batch would cost calls of the driver.
+    A new stream for each batch would cost driver calls.
     """
 
     def __init__(self) -> None:
@@ -107,7 +106,7 @@ class _Streams(threading.local):
 
     @contextlib.contextmanager
     def use(self, device: torch.device) -> Iterator[Any]:
-        """Makes this thread's stream the current one; None on the CPU."""
+        """Makes this thread's stream the current stream; yields None on the CPU."""
         if device.type != "cuda":
             yield None
             return

@@ -1,8 +1,8 @@
-"""Beam search over one request's texts, as transformers' `generate` does it for a batch of one.
+"""Beam search over one request's texts, as transformers' `generate` does it for a single request.
 
-With do_sample, the continuations are drawn without replacement, by the probabilities of the texts that they make.
+With do_sample, the search draws continuations without replacement, by the probabilities of the texts that they make.
 
-Source: GenerationMixin._beam_search in transformers/generation/utils.py (5.23). Scores are float32, as there.
+Source: GenerationMixin._beam_search in transformers/generation/utils.py (5.23). Scores are float32 as in transformers.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from neuronpipe.stages.neuron_executor.generation.sampling import (
     token_logprobs,
     warped,
 )
-from neuronpipe.stages.neuron_executor.runtimes.decoder import Scores
+from neuronpipe.stages.neuron_executor.runtimes.decoder import TokenScores
 from neuronpipe.tasks.text_generation import GenerationFacts
 
 _END, _LENGTH = FinishReason.FINISH_REASON_END, FinishReason.FINISH_REASON_LENGTH
@@ -34,8 +34,8 @@ _Floats = NDArray[np.float32]
 _Ids = NDArray[np.int32]
 
 
-class Step(NamedTuple):
-    """A text that goes on: the one before it, by its place, and its next token."""
+class BeamStep(NamedTuple):
+    """A text that continues: the place of the text before it, and its next token."""
 
     parent: int
     token_id: int
@@ -43,8 +43,8 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A text that has ended: all its tokens, why it ended, its score, and where they are asked for, the log
-    probabilities of its new tokens.
+    """A text that has ended: all its tokens, the reason of its end, its score, and the log probabilities of its new
+    tokens if the request asks for them.
     """
 
     token_ids: list[int]
@@ -54,7 +54,7 @@ class Finished:
 
 
 class BeamSearch:
-    """The search of one request. Arguments as for TokenChooser."""
+    """The search of one request. For the arguments see TokenChooser."""
 
     def __init__(
         self,
@@ -69,57 +69,59 @@ class BeamSearch:
         self._prompt_tokens = prompt_tokens
         self._end_token_ids = end_token_ids
         self._rules = LogitRules(options, prompt_tokens, end_token_ids, facts, read_ids)
-        # Of each text that goes on.
+        # The score of each text that continues.
         self._scores = np.zeros(1, np.float32)
         self._logprobs: list[list[TokenLogprobs]] = [[]]
         self._grammars = [grammar]
-        # The best first.
+        # The ended texts, best first.
         self._finished: list[Finished] = []
-        # With so many continuations of a text, enough are left when some of them end it.
+        # Number of continuations of a text of which enough remain if some end the text.
         self._least = max(2, 1 + len(end_token_ids))
         self._kept = self._least * options.num_beams
-        # How many of a text's best continuations are needed; 0: all.
+        # Number of best continuations of a text that are needed; 0: all.
         self._needed = options.top_k and max(options.top_k, self._least) if options.do_sample else self._kept
 
     @property
     def best(self) -> list[Finished]:
-        """The texts that are asked for of a search that has ended, best first. There may be fewer, but one."""
+        """The requested texts of a search that has ended, best first. There is at least one text."""
         return self._finished[: max(1, self._options.num_return_sequences)]
 
-    def advance(self, texts: Sequence[Sequence[int]], scores: Scores) -> list[Step]:
-        """The texts that follow `texts`, each all tokens so far; none when the search has ended.
+    def advance(self, texts: Sequence[Sequence[int]], scores: TokenScores) -> list[BeamStep]:
+        """The texts that follow `texts`, each given as all its tokens so far; empty when the search has ended.
 
-        `scores`: of a run for each text. Raises NotFinite, and InvalidInput where no token may follow.
+        `scores`: the scores of a run for each text. Raises NotFinite, and InvalidInput if no token may follow.
         """
         options, length = self._options, len(texts[0]) + 1 - self._prompt_tokens
-        found = self._continuations(texts, scores)
-        if not found and not self._finished:
+        continuations = self._continuations(texts, scores)
+        if not continuations and not self._finished:
             raise InvalidInput("options", f"no token may follow the text after {length - 1} tokens: all are excluded")
         is_last = length >= options.max_new_tokens
-        ends = [is_last or step.token_id in self._end_token_ids for step, _ in found]
-        for (step, score), has_ended in zip(found[: options.num_beams], ends, strict=False):
+        ends = [is_last or step.token_id in self._end_token_ids for step, _ in continuations]
+        for (step, score), has_ended in zip(continuations[: options.num_beams], ends, strict=False):
             if has_ended:
                 normalized = float(np.float32(score / np.float32(float(length) ** options.length_penalty)))
                 reason = _END if step.token_id in self._end_token_ids else _LENGTH
                 token_ids, logprobs = [*texts[step.parent], step.token_id], self._with_logprobs(step, scores)
                 self._finished.append(Finished(token_ids, reason, normalized, logprobs))
-        self._finished = sorted(self._finished, key=lambda one: -one.score)[: options.num_beams]
-        running = [one for one, has_ended in zip(found, ends, strict=True) if not has_ended]
-        running = sorted(running, key=lambda one: -one[1])[: options.num_beams]  # those that are drawn have no order
+        self._finished = sorted(self._finished, key=lambda text: -text.score)[: options.num_beams]
+        running = [scored for scored, has_ended in zip(continuations, ends, strict=True) if not has_ended]
+        running = sorted(running, key=lambda scored: -scored[1])[: options.num_beams]  # drawn texts have no order
         self._scores = np.array([score for _, score in running], np.float32)
         self._logprobs = [self._with_logprobs(step, scores) for step, _ in running]
-        self._grammars = [one and one.copy() for one in (self._grammars[step.parent] for step, _ in running)]
+        self._grammars = [
+            grammar and grammar.copy() for grammar in (self._grammars[step.parent] for step, _ in running)
+        ]
         return [step for step, _ in running] if running and self._can_improve(length) else []
 
-    def _with_logprobs(self, step: Step, scores: Scores) -> list[TokenLogprobs]:
-        """The log probabilities of a text's new tokens, with those of the next one; none if nobody asks for them."""
+    def _with_logprobs(self, step: BeamStep, scores: TokenScores) -> list[TokenLogprobs]:
+        """The log probabilities of a text's new tokens with the next token; empty if the request asks for none."""
         if not self._options.HasField("top_logprobs"):
             return []
         last = token_logprobs(step.token_id, scores, step.parent, self._options.top_logprobs)
         return [*self._logprobs[step.parent], last]
 
     def _can_improve(self, length: int) -> bool:
-        """Whether a text that goes on may become better than those that have ended."""
+        """Whether a text that continues may become better than the ended texts."""
         options = self._options
         if len(self._finished) < options.num_beams:
             return True
@@ -130,8 +132,8 @@ class BeamSearch:
         best = np.float32(self._scores[0] / np.float32(float(length) ** options.length_penalty))
         return float(best) > self._finished[-1].score
 
-    def _continuations(self, texts: Sequence[Sequence[int]], scores: Scores) -> list[tuple[Step, np.float32]]:
-        """The best continuations of all texts with their scores, best first; or as many that are drawn."""
+    def _continuations(self, texts: Sequence[Sequence[int]], scores: TokenScores) -> list[tuple[BeamStep, np.float32]]:
+        """The best continuations of all texts with their scores, best first; with do_sample, drawn continuations."""
         parents: list[int] = []
         tokens, totals = [], []
         for row, text in enumerate(texts):
@@ -147,12 +149,13 @@ class BeamSearch:
             order = np.argsort(-(all_scores + gumbels(self._options.seed, position, len(all_scores))))[: self._kept]
         else:
             order = np.lexsort((all_ids, all_parents, -all_scores))[: self._kept]
-        found = zip(all_parents[order].tolist(), all_ids[order].tolist(), all_scores[order], strict=True)
-        return [(Step(parent, token_id), score) for parent, token_id, score in found if score > -np.inf]
+        kept = zip(all_parents[order].tolist(), all_ids[order].tolist(), all_scores[order], strict=True)
+        return [(BeamStep(parent, token_id), score) for parent, token_id, score in kept if score > -np.inf]
 
-    def _of_row(self, text: Sequence[int], scores: Scores, row: int) -> tuple[_Ids, _Floats]:
-        """The tokens that may follow a text, the best ones at least, and the logarithms of their probabilities, after
-        the options' rules.
+    def _of_row(self, text: Sequence[int], scores: TokenScores, row: int) -> tuple[_Ids, _Floats]:
+        """Tokens that may follow a text, with their log probabilities after the options' rules.
+
+        Contains at least the best tokens.
         """
         ids, log_probabilities = self._allowed(text, scores, row)
         if not self._options.do_sample:
@@ -162,16 +165,16 @@ class BeamSearch:
         ids, scaled = warped(self._options, ids[order], log_probabilities[order], self._least)
         return ids, (best + scaled).astype(np.float32)
 
-    def _allowed(self, text: Sequence[int], scores: Scores, row: int) -> tuple[_Ids, _Floats]:
-        """As _of_row, before temperature and what else tokens are drawn by."""
+    def _allowed(self, text: Sequence[int], scores: TokenScores, row: int) -> tuple[_Ids, _Floats]:
+        """As `_of_row`, but before temperature, top_k, top_p and min_p."""
         forced, allowed = self._rules.forced(text, self._grammars[row])
         if forced is not None:
             return np.array([forced], np.int32), np.zeros(1, np.float32)
         banned, best, log_sum = self._rules.banned(text), scores.top_logits[row, 0], scores.log_sums[row]
         rescores = self._rules.rescores or (banned and self._rules.renormalizes)
-        found = None if rescores else best_allowed(scores, row, banned, allowed, self._needed)
-        if found is None:
+        best_tokens = None if rescores else best_allowed(scores, row, banned, allowed, self._needed)
+        if best_tokens is None:
             return self._rules.changed(text, scores.logits[row] - best - log_sum, banned, allowed)
-        # Those that are as good as the last one that is needed are among so many; more would take time to sort.
-        few = slice(None if self._options.do_sample else 2 * self._needed)
-        return found[0][few], found[1][few] - best - log_sum
+        # Tokens with the score of the last needed token are among the first tokens. Sorting more would take time.
+        first = slice(None if self._options.do_sample else 2 * self._needed)
+        return best_tokens[0][first], best_tokens[1][first] - best - log_sum

@@ -1,4 +1,4 @@
-"""The blocks of a key-value cache: which are in use, and which hold the begin of a prompt that may come again."""
+"""The blocks of a key-value cache: which are in use, and which hold the start of a prompt that may come again."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -8,10 +8,11 @@ _DIGEST_BYTES = 16
 
 
 class BlockPool:
-    """Gives out blocks by their numbers. A block is free once nobody uses it.
+    """Gives out blocks by their numbers. A block is free while no text uses it.
 
-    A full block may be published under the digest of its tokens and all before them; whoever has the same tokens shares
-    it. A free block keeps its tokens until it is taken for others, the one that was used longest ago first.
+    A full block may be published under the digest of its tokens and all tokens before them, and texts with the same
+    tokens share it. A free block keeps its tokens until it is given out again; the block that was used longest ago goes
+    first.
     """
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
@@ -24,11 +25,11 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """The number of blocks that nobody uses."""
+        """The number of blocks that no text uses."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """So many blocks, of which there must be as many free."""
+        """Gives out `count` blocks. At least as many must be free."""
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in taken:
             if digest := self._digests.pop(block, None):
@@ -37,8 +38,8 @@ class BlockPool:
         return taken
 
     def share(self, digests: Iterable[bytes]) -> list[int]:
-        """The published blocks of these digests, in order, up to the first that is missing. They are in use now."""
-        found = []
+        """The published blocks of these digests in order, up to the first that is missing, which are now in use."""
+        shared = []
         for digest in digests:
             block = self._by_digest.get(digest)
             if block is None:
@@ -46,22 +47,22 @@ class BlockPool:
             if not self._uses[block]:
                 del self._free[block]
             self._uses[block] += 1
-            found.append(block)
-        return found
+            shared.append(block)
+        return shared
 
     def retain(self, blocks: Iterable[int]) -> None:
-        """One more uses blocks that are in use."""
+        """Counts another use of blocks that are in use."""
         for block in blocks:
             self._uses[block] += 1
 
     def publish(self, block: int, digest: bytes) -> None:
-        """Lets others share a full block, unless one with the same tokens is published already."""
+        """Lets other texts share a full block, unless a block with the same tokens is already published."""
         if digest not in self._by_digest and block not in self._digests:
             self._by_digest[digest] = block
             self._digests[block] = digest
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Ends the use of blocks. The last ones are taken for others first: fewer texts have as much in common."""
+        """Ends a use of blocks. The last blocks are given out first, because fewer texts have all of their tokens."""
         for block in reversed(blocks):
             self._uses[block] -= 1
             if not self._uses[block]:
@@ -71,9 +72,9 @@ class BlockPool:
 
 
 def block_digests(token_ids: Sequence[int], block_tokens: int, scope: str, known: Sequence[bytes] = ()) -> list[bytes]:
-    """A digest for each full block, of its tokens and of all before them. `known`: the first ones.
+    """A digest of the tokens of each full block and all tokens before. `known`: digests of the first blocks.
 
-    `scope`: callers of other scopes have other digests.
+    `scope`: callers of different scopes have different digests.
     """
     digests = list(known)
     for start in range(len(digests) * block_tokens, len(token_ids) - block_tokens + 1, block_tokens):

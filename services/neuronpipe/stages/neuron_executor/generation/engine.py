@@ -1,10 +1,11 @@
-"""One generating model of the executor: takes items, and tells what the steps bring them."""
+"""One generating model of the executor: takes items, and gives their callers the tokens of each step."""
 
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -19,6 +20,7 @@ from neuronpipe.core.errors import (
     Overloaded,
     Unavailable,
 )
+from neuronpipe.core.generated import NewTokens, TokenSink
 from neuronpipe.core.items import ExecuteItem, Prediction
 from neuronpipe.core.logs import log_fault
 from neuronpipe.core.metrics import Telemetry
@@ -32,10 +34,10 @@ from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool
 from neuronpipe.stages.neuron_executor.generation.grammars import Grammars, TextGrammar
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver, StepRecord
 from neuronpipe.stages.neuron_executor.generation.pace import Pace
-from neuronpipe.stages.neuron_executor.generation.planner import Planner, Row, Sequence
+from neuronpipe.stages.neuron_executor.generation.planner import GeneratedSequence, Planner, TextRow
 from neuronpipe.stages.neuron_executor.generation.prompt_lookup import PromptLookup
 from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
-from neuronpipe.stages.neuron_executor.generation.steps import Progress, StepLoop
+from neuronpipe.stages.neuron_executor.generation.steps import SequenceProgress, StepLoop
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, DecoderModel
 from neuronpipe.stages.neuron_executor.runtimes.host import ComputeThread
 from neuronpipe.tasks.inputs.kind import input_kind
@@ -50,15 +52,17 @@ from neuronpipe.tasks.text_generation import (
 # The shortest retry delay of a refused caller.
 _MIN_RETRY_AFTER_S = 0.05
 _DIGEST_BYTES = 16
-# Of the scores after a step's tokens, 4 bytes for each of the vocabulary. Without it, prompts that are scored had
-# 155 MB in a step, with a vocabulary of 152,000.
+# Memory for scores beyond those after a step's tokens, 4 bytes per word of the vocabulary. Without this limit, scored
+# prompts took 155 MB in a step, with a vocabulary of 152,000.
 _SPARE_SCORES_BYTES = 16 << 20
-# The number of times that a step is looked at before it counts as hung.
+# Number of checks of a step before it counts as hung.
 _LOOKS = 10
+# Pause between two attempts to get the planner, which is almost always free.
+_LOOK_AGAIN_S = 0.0005
 
 
 class Generator:
-    """Generates texts with one model. Its owner runs `work`, and closes it."""
+    """Generates texts with one model. Its owner runs `work`, and closes the generator."""
 
     def __init__(
         self,
@@ -75,13 +79,14 @@ class Generator:
         step_limit_s: float,
         prompt_lookup_tokens: int = 0,
     ) -> None:
-        """`tokenizer_json`: the model's tokenizer, which is read when a text must first have a grammar.
+        """`tokenizer_json`: reads the model's tokenizer, when the first text with a grammar needs it.
 
-        `max_prompt_wait_s`: a prompt that would wait longer for its first step is refused; 0: no limit.
+        `max_prompt_wait_s`: limit of the forecast time until a prompt's first step; 0: no limit.
 
-        `step_limit_s`: a step that takes longer counts as hung; see `work`.
+        `step_limit_s`: time after which a step counts as hung; see `work`.
 
-        `prompt_lookup_tokens`: of a draft, see prompt_lookup.py; none where the model scores the ends of runs only.
+        `prompt_lookup_tokens`: tokens of a draft, see prompt_lookup.py. A model that scores only the ends of runs has
+        no drafts.
         """
         self.spec = spec
         pool = BlockPool(model.blocks, model.block_tokens)
@@ -113,24 +118,35 @@ class Generator:
 
     @property
     def unplanned(self) -> AbstractContextManager[object]:
-        """While it is held, no step is planned; the one that runs goes on. The thread that holds it may add texts."""
-        return self._steps.changed
+        """Prevents the planning of steps while it is held, though not the running step. Its thread may add texts."""
+        return self._steps.lock
 
-    async def generate(self, item: ExecuteItem) -> Prediction:
-        """Generates the text of one item, and reports its tokens as they come.
+    @asynccontextmanager
+    async def _planning(self) -> AsyncIterator[None]:
+        """Holds the planner for the block, on the event loop, which does other work until the planner is free."""
+        while not self._steps.lock.acquire(blocking=False):  # noqa: ASYNC110 (the thread is no task)
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        try:
+            yield
+        finally:
+            self._steps.lock.release()
 
-        Raises InvalidInput, Overloaded, DeadlineExceeded, Unavailable and InternalError. If it is cancelled, the next
-        step is without the sequence.
+    async def generate(self, item: ExecuteItem, stream: TokenSink | None = None) -> Prediction:
+        """Generates the text of one item, and puts its tokens into the stream as they come.
+
+        Raises InvalidInput, Overloaded, DeadlineExceeded, Unavailable and InternalError. After a cancellation, the next
+        step does not contain the sequence.
         """
-        arrived_ns, trace = time.monotonic_ns(), self._tracer.joined(item.call.trace)
+        arrived_ns, trace = time.monotonic_ns(), self._tracer.joined(item.work.trace)
         options = self._checked(item)
-        sequence = self._sequence_of(item, options, await self._grammars.of(options))
+        grammar = await self._grammars.of(options, item.call.caller.tenant, partial(_tell_wait, stream))
+        sequence = self._sequence_of(item, options, grammar, stream)
         sequence.arrived_ns = arrived_ns
         sequence.trace = trace.child() if trace else None
-        with self.unplanned:
+        async with self._planning():
             self._check_room(sequence)
             self.planner.add(sequence)
-        # Later, so that those who come at the same time are in the same step.
+        # At the end of this turn of the loop, so that items that come together are in the same step.
         asyncio.get_running_loop().call_soon(self._steps.wake)
         try:
             finish_reason = await sequence.future
@@ -148,7 +164,7 @@ class Generator:
         )
 
     async def work(self) -> None:
-        """Runs steps until the generator is closed. Raises CoresLost when a step hangs; its thread is left alone."""
+        """Runs steps until the generator is closed. Raises CoresLost for a step that hangs, and abandons its thread."""
         async with self._working:
             self._loop = asyncio.get_running_loop()
             stepping = asyncio.wrap_future(self._thread.submit(self._steps.run))
@@ -166,13 +182,14 @@ class Generator:
                 self._thread.close()
 
     async def close(self) -> None:
-        """Ends all sequences, and waits until `work` has ended: for the step that runs, if it does not hang."""
-        self._refuse()
+        """Ends all sequences, and waits until `work` has ended and the running step is over, unless it hangs."""
+        async with self._planning():
+            self._refuse()
         async with self._working:
             self._observer.unwatch()
 
     def _refuse(self) -> None:
-        """Takes no more sequences, and ends those that are there."""
+        """Takes no more sequences, and ends the present sequences."""
         self._steps.close()
         self._grammars.close()
         with self.unplanned:
@@ -180,70 +197,76 @@ class Generator:
                 if not sequence.future.done():
                     sequence.future.set_exception(_stopping())
 
-    def _tell_from_thread(self, progress: Iterable[Progress], record: StepRecord | None) -> None:
+    def _tell_from_thread(self, progress: Iterable[SequenceProgress], record: StepRecord | None) -> None:
         assert self._loop  # noqa: S101 (steps run only while `work` does)
         self._loop.call_soon_threadsafe(self._tell, progress, record)
 
-    def _tell(self, progress: Iterable[Progress], record: StepRecord | None) -> None:
-        """Gives callers what a step has brought them, on the event loop, while the next step is computed."""
-        for one in progress:
-            if one.sequence.future.done():  # its caller has left
+    def _tell(self, progress: Iterable[SequenceProgress], record: StepRecord | None) -> None:
+        """Gives callers the progress of a step, on the event loop, while the next step is computed."""
+        for entry in progress:
+            if entry.sequence.future.done():  # the caller has left
                 continue
             try:
-                self._tell_one(one)
-            except Exception as fault:  # those that have ended are known to nobody else, so the others are told
+                self._tell_caller(entry)
+            except Exception as fault:  # no later step knows an ended sequence, so the other callers get their tokens
                 log_fault("tokens could not be passed on", fault, model=self.spec.name)
-                one.sequence.future.set_exception(InternalError("the text's tokens could not be passed on"))
-        if record:  # at last, for what it raises must not keep tokens back
+                entry.sequence.future.set_exception(InternalError("the text's tokens could not be passed on"))
+        if record:  # last, because an error of the observer must not keep tokens back
             self._observer.step(record)
 
-    def _tell_one(self, one: Progress) -> None:
-        future, report = one.sequence.future, one.sequence.report
-        if one.gap_ns is not None:
-            self._observer.tokens(one.count, one.gap_ns, is_first=one.is_first)
-        if report and one.tokens:
-            report(one.tokens)
-        if isinstance(one.ends_by, NeuronpipeError):
-            future.set_exception(one.ends_by)
-        elif one.ends_by is not None:
-            future.set_result(one.ends_by)
+    def _tell_caller(self, progress: SequenceProgress) -> None:
+        future, stream = progress.sequence.future, progress.sequence.stream
+        if progress.gap_ns is not None:
+            self._observer.tokens(progress.count, progress.gap_ns, is_first=progress.is_first)
+        if stream and progress.tokens:
+            stream.put(progress.tokens)
+        elif progress.is_first and progress.ends_by is None:
+            _tell_wait(stream, True)  # a search has begun, which tells no tokens before its end
+        if isinstance(progress.ends_by, NeuronpipeError):
+            future.set_exception(progress.ends_by)
+        elif progress.ends_by is not None:
+            future.set_result(progress.ends_by)
 
     def _checked(self, item: ExecuteItem) -> GenerationOptions:
-        """The options of an item. Raises InvalidInput."""
+        """The checked options of an item. Raises InvalidInput."""
         if item.options is None or len(item.sequences) != 1:
             raise InvalidInput("input", f"model {self.spec.name!r} generates; it takes one prompt with its options")
         self._kind.check(item.sequences.arrays[0])
         check_options(item.options, self.spec)
         return item.options
 
-    def _sequence_of(self, item: ExecuteItem, options: GenerationOptions, grammar: TextGrammar | None) -> Sequence:
+    def _sequence_of(
+        self, item: ExecuteItem, options: GenerationOptions, grammar: TextGrammar | None, stream: TokenSink | None
+    ) -> GeneratedSequence:
         (arrays,) = item.sequences.arrays
-        given = arrays["input_ids"].tolist()
-        # With an encoder, the input is the source, and the text has a beginning of its own.
-        token_ids, source_ids = ([*self._start_ids], given) if self._start_ids else (given, [])
-        # Texts of other sources have other keys and values, whatever their tokens.
+        input_ids = arrays["input_ids"].tolist()
+        # With an encoder, the input is the source, and the text has its own start.
+        token_ids, source_ids = ([*self._start_ids], input_ids) if self._start_ids else (input_ids, [])
+        # Texts of different sources have different keys and values for the same tokens.
         source = blake2b(repr(source_ids).encode(), digest_size=_DIGEST_BYTES).hexdigest() if source_ids else ""
         start = len(token_ids)
         ends = self._end_token_ids | frozenset(options.stop_token_ids)
         searches = options.num_beams > 1
-        return Sequence(
-            (item.call.is_bulk, item.call.is_beyond_share, next(self._numbers)),
-            [Row(token_ids)],
+        return GeneratedSequence(
+            (item.call.is_bulk, item.work.is_beyond_share, next(self._numbers)),
+            [TextRow(token_ids)],
             options,
-            BeamSearch(options, start, ends, self._facts, given, grammar)
+            BeamSearch(options, start, ends, self._facts, input_ids, grammar)
             if searches
-            else TokenChooser(options, start, ends, self._facts, given, item.sequence, grammar),
+            else TokenChooser(options, start, ends, self._facts, input_ids, item.sequence, grammar),
             ends,
             _deadline_s(item.call),
             item.call.caller.cache_scope + source,
-            item.report,
+            stream,
             asyncio.get_running_loop().create_future(),
             source_ids,
             most_scored=self._most_scored,
             lookup=None if searches or not self._draft_tokens else PromptLookup(source_ids, self._draft_tokens),
+            tenant=item.call.caller.tenant,
+            weight=item.work.weight,
         )
 
-    def _check_room(self, sequence: Sequence) -> None:
+    def _check_room(self, sequence: GeneratedSequence) -> None:
         if self._steps.is_closed:
             raise _stopping()
         is_too_long = not self._start_ids and sequence.most_tokens > self.spec.max_tokens
@@ -255,10 +278,13 @@ class Generator:
                 f"{sequence.options.max_new_tokens} new ones, the executor's cache for this model holds {limit}",
             )
         waiting, most = len(self.planner.waiting), self._max_queue_sequences
+        displaced: GeneratedSequence | None = None
         if waiting >= most:
             retry_after_s = max(_MIN_RETRY_AFTER_S, waiting / max(1, len(self.planner.running)))
             setting = f"the limit is {most} (the executor's max_queue_sequences)"
-            raise Overloaded(f"{waiting} prompts wait for {self.spec.name!r}, {setting}", retry_after_s)
+            error = Overloaded(f"{waiting} prompts wait for {self.spec.name!r}, {setting}", retry_after_s)
+            if not (displaced := self.planner.makes_room_for(sequence)):
+                raise error
         wait_s = self.planner.wait_s(sequence)
         if wait_s > self._max_prompt_wait_s:
             raise Overloaded(
@@ -268,10 +294,19 @@ class Generator:
             )
         if time.monotonic() + wait_s > sequence.deadline_s:
             raise DeadlineExceeded(f"the first step would begin in {wait_s:.2g} s, after the deadline")
+        if displaced:
+            self.planner.end(displaced)
+            if not displaced.future.done():
+                displaced.future.set_exception(error)
 
 
-def _outputs(sequence: Sequence, finish_reason: int) -> ArraySets:
-    """The text of a sequence that has ended, or those that its search has found, best first."""
+def _tell_wait(stream: TokenSink | None, is_waiting: bool) -> None:
+    if stream:
+        stream.put(NewTokens(is_waiting=is_waiting))
+
+
+def _outputs(sequence: GeneratedSequence, finish_reason: int) -> ArraySets:
+    """The text of a sequence that has ended, or the texts that its search has found, best first."""
     start, chooser = sequence.prompt_tokens, sequence.chooser
     if not isinstance(chooser, BeamSearch):
         (whole,) = part_arrays(sequence.token_ids[start:], finish_reason)

@@ -1,7 +1,8 @@
-"""Structured output: compiles the grammars that requests ask for, and says which tokens may follow a text by its own.
+"""Structured output: compiles the grammars of requests, and finds the tokens that may follow a text by its grammar.
 
-The only file that imports llguidance, and only when a request first needs it. Grammars are compiled in a thread, so
-that neither the event loop nor the steps wait for them.
+Only this file imports llguidance, and only when a request first needs it. Threads compile grammars, so that neither the
+event loop nor the steps wait for them. Each tenant has its own threads and kept grammars. The library's work cannot be
+stopped, so a compilation that takes too long is abandoned, and its tenant waits until it has ended.
 """
 
 import asyncio
@@ -11,9 +12,9 @@ import re
 import sys
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property, partial
 from itertools import chain
@@ -26,7 +27,8 @@ from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.errors import InternalError, InvalidInput, NeuronpipeError, Overloaded
 from neuronpipe.core.logs import log_fault
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.stages.neuron_executor.runtimes.host import ComputeThread
+from neuronpipe.stages.neuron_executor.generation.schema_work import BY_NAME, MOST_WORK, SchemaWork
+from neuronpipe.stages.neuron_executor.runtimes.host import ComputeThread, give_way
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 if TYPE_CHECKING:
@@ -34,13 +36,18 @@ if TYPE_CHECKING:
 
 _COMPILE_LIMIT_S = 5.0
 _LOOKS_S = 0.1
-# Of the grammars that are kept compiled, the least recently used go first. One of 42,000 characters takes 15 MB.
+# A waiting request that needs longer than this lets others run in its place.
+_SOON_S = 0.02
+# Grammars that are compiled at the same time, each of another tenant.
+_PLACES = 4
+# Limits of compiled grammars that are kept. The least recently used grammar of the tenant with most of them goes first.
+# A grammar of 42,000 characters takes 15 MB.
 _MAX_KEPT, _MAX_KEPT_CHARACTERS, _KEPT_S = 64, 1 << 18, 600
-# llguidance finds multiples of a number with an automaton of as many states, which its own limits do not count: a
-# million of them takes 14 s and 400 MB.
+# llguidance finds multiples of a number by an automaton with as many states, which its own limits do not count: a
+# million states take 14 s and 400 MB.
 _MAX_MULTIPLES = 10_000
-# Below llguidance's own limits of a step. With 30,000 tokens no step of the worst grammars that we know
-# took more than 3 ms; with usual schemas one takes 0.01 ms, p90 0.1 (CPU time, measured 2026-11-26).
+# Limits of a step, below llguidance's own limits. With 30,000 tokens no step of the worst known grammars took more than
+# 3 ms. Usual schemas take 0.01 ms, p90 0.1 (CPU time, measured 2026-11-26).
 _LIMITS: dict[str, Any] = {
     "step_lexer_fuel": 50_000,
     "step_max_items": 20_000,
@@ -48,11 +55,11 @@ _LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 _MAX_REASON = 200
-# llguidance computes with floats of 64 bits, in which larger integers have others' values, and with no bound beyond.
+# llguidance computes with 64-bit floats, which do not represent larger integers exactly, and ignores bounds beyond.
 _MAX_EXACT, _MAX_INT64 = 1 << 53, (1 << 63) - 1
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-# What else texts of these formats must have, or Python takes some for no date or time: there are leap years, and no
-# year 0 and no second 60.
+# Further patterns for texts of these formats. Without them, Python refuses some texts as dates or times: leap years
+# exist, the year 0 and the second 60 do not.
 _DATE = (
     "^([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-",
     "^([0-9]{4}-(0[13-9]|1[0-2]|02-([01]|2[0-8]))"
@@ -63,10 +70,28 @@ _FORMATS = {
     "time": ("^[0-9]{2}:[0-9]{2}:[0-5]",),
     "date-time": (*_DATE, "[Tt][0-9]{2}:[0-9]{2}:[0-5]"),
 }
-_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
-# All names are strings; so says zod of its records.
+# Formats of pydantic that llguidance does not know, each with a format that its texts also have; empty: any text.
+_ALSO = {
+    **dict.fromkeys(("path", "file-path", "directory-path", "password", "binary", "base64", "base64url"), ""),
+    **dict.fromkeys(("ipv4network", "ipv4interface", "ipvanyaddress", "ipvanynetwork", "ipvanyinterface"), "ipv4"),
+    **dict.fromkeys(("ipv6network", "ipv6interface"), "ipv6"),
+    **dict.fromkeys((f"uuid{version}" for version in range(1, 9)), "uuid"),
+}
+_FORMATS |= {f"uuid{version}": (f"^.{{14}}{version}",) for version in range(1, 9)}
+_FORMATS |= {
+    name: (f"^([{signs}]{{4}})*([{signs}]{{2}}==|[{signs}]{{3}}=)?$",)
+    for name, signs in (("base64", "A-Za-z0-9+/"), ("base64url", "A-Za-z0-9_-"))
+}
+# The start of pydantic's pattern of a Decimal, which has a look-ahead. llguidance supports none.
+_DECIMAL = r"^(?!^[-+.]*$)[+-]?0*"
+_MAX_DIGITS = 64
+# llguidance computes intersections of terms of a grammar in a time that each term doubles.
+_MAX_INTERSECTIONS = 8
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#).*')
+_PATTERNS_OF = {name: 1 + len(patterns) for name, patterns in _FORMATS.items()}
+# All names are strings, so this says nothing; zod writes it for records.
 _ANY_NAMES = "propertyNames", {"type": "string"}
-# Between the parts of JSON. Models that may write white space without an end sometimes do.
+# White space between the parts of JSON. Without a limit, models sometimes write it endlessly.
 _WHITE_SPACE = r"\n[ \t]{0,40}|[ \t]{1,2}"
 
 
@@ -81,12 +106,12 @@ class TextGrammar:
         end_token_ids: Collection[int],
         special_ids: Collection[int],
     ) -> None:
-        """`option`: the field that asks for it. `special_ids`: tokens without a text."""
+        """`option`: the field of the options that contains the grammar. `special_ids`: tokens without a text."""
         self._matcher = matcher
         self._option = option
         self._vocabulary_size = vocabulary_size
-        self._ends = [one for one in end_token_ids if one in special_ids]
-        self._spelled_ends = [one for one in end_token_ids if one not in special_ids]
+        self._ends = [token_id for token_id in end_token_ids if token_id in special_ids]
+        self._spelled_ends = [token_id for token_id in end_token_ids if token_id not in special_ids]
         self._followed = 0
 
     def copy(self) -> "TextGrammar":
@@ -96,10 +121,10 @@ class TextGrammar:
         return other
 
     def allowed(self, token_ids: Sequence[int]) -> NDArray[np.bool_]:
-        """Whether each token of the vocabulary may follow `token_ids`, which begin with those of the last call.
+        """Whether each token of the vocabulary may follow `token_ids`, which begin with the tokens of the last call.
 
-        Tokens that end texts may follow where the grammar may end. Raises InvalidInput where no token may follow, or
-        where to find that out would cost too much.
+        Tokens that end texts may follow where the grammar may end. Raises InvalidInput if no token may follow, or if
+        finding the tokens would cost too much.
         """
         for token_id in token_ids[self._followed :]:
             if not self._matcher.consume_token(token_id):
@@ -125,73 +150,136 @@ class TextGrammar:
         return is_accepting
 
 
+@dataclass(eq=False, slots=True)
+class _GrammarJob:
+    """A grammar to compile or to keep. `spent_s`: compute time of the thread that compiles it, `thread_id`."""
+
+    option: str
+    text: str
+    compiled: "asyncio.Future[LLMatcher | NeuronpipeError]"
+    used_s: float = 0.0
+    has_begun: bool = False
+    thread_id: int = 0
+    spent_s: Callable[[], float] = float
+
+    def leave(self) -> None:
+        """Cancels the compilation if it has not begun, because no request waits for it."""
+        if not self.has_begun:
+            self.compiled.cancel()
+
+
 class Grammars:
     """The grammars of one model. Its owner calls it on the event loop, and closes it."""
 
     def __init__(self, spec: ModelSpec, tokenizer_json: Callable[[], bytes]) -> None:
         self._spec = spec
         self._tokenizer_json = tokenizer_json
-        self._thread = ComputeThread(f"grammars-{spec.name}")
-        # By option and value, the least recently used first; when each was used.
-        self._kept: OrderedDict[tuple[str, str], tuple[float, Future[LLMatcher | NeuronpipeError]]] = OrderedDict()
-        # How long the thread has computed on its last grammar.
-        self._spent_s: Callable[[], float] = float
+        self._reading = threading.Lock()
+        # By tenant, option and value, the least recently used first.
+        self._kept: OrderedDict[tuple[str, str, str], _GrammarJob] = OrderedDict()
+        # By tenant. The first tenant has the next turn.
+        self._waiting: dict[str, deque[_GrammarJob]] = {}
+        # The tenants for which a thread computes.
+        self._compiling: set[str] = set()
 
     def close(self) -> None:
-        """Compiles no more."""
-        self._thread.close()
+        """Compiles no further grammars."""
+        for job in chain.from_iterable(self._waiting.values()):
+            job.leave()
+        self._waiting.clear()
 
-    async def of(self, options: GenerationOptions) -> TextGrammar | None:
-        """The grammar of a new text; None where the options ask for none.
+    async def of(
+        self, options: GenerationOptions, tenant: str = "", wait: Callable[[bool], None] = lambda is_waiting: None
+    ) -> TextGrammar | None:
+        """The grammar of a new text, or None if the options contain none.
 
-        Raises InvalidInput for one that is wrong or costs too much, and Overloaded where others are compiled.
+        `wait`: called with True if the grammar takes longer, and with False once it exists. Raises InvalidInput for a
+        grammar that is wrong or costs too much, and Overloaded if other grammars are being compiled.
         """
         if not (option := form_of(options)):
             return None
         value = getattr(options, option)
-        job = self._job(option, json.dumps([*value]) if option == "choices" else str(value))
-        compiling = asyncio.wrap_future(job)
-        left_s = _COMPILE_LIMIT_S
-        while not compiling.done():
-            await asyncio.wait([compiling], timeout=max(left_s, _LOOKS_S))  # cancels nothing
-            if compiling.cancelled() or job.cancel():
-                raise Overloaded("the grammars of other requests are being compiled", _COMPILE_LIMIT_S)
-            left_s = _COMPILE_LIMIT_S - self._spent_s()
-            if not compiling.done() and left_s <= 0:
-                raise InvalidInput(f"options.{option}", f"takes more than {_COMPILE_LIMIT_S:g} s to compile, the limit")
-        compiled = compiling.result()
+        job = self._job(tenant, option, json.dumps([*value]) if option == "choices" else str(value))
+        if not job.compiled.done():
+            await asyncio.wait([job.compiled], timeout=_SOON_S)  # cancels nothing
+        if not job.compiled.done():
+            wait(True)
+            await _wait_for(job)
+            wait(False)
+        if job.compiled.cancelled():
+            raise Overloaded("the grammars of other requests are being compiled", _COMPILE_LIMIT_S)
+        compiled = job.compiled.result()
         if isinstance(compiled, NeuronpipeError):
-            raise compiled.with_traceback(None)  # or each of its callers would make it longer
+            raise compiled.with_traceback(None)  # otherwise each caller would lengthen the traceback
         _, special_ids = self._tokenizer
         ends = {*GenerationFacts.of(self._spec).end_token_ids, *options.stop_token_ids}
         return TextGrammar(compiled.deep_copy(), option, self._spec.vocabulary_size, ends, special_ids)
 
-    def _job(self, option: str, text: str) -> "Future[LLMatcher | NeuronpipeError]":
-        now_s, key = time.monotonic(), (option, text)
-        _, job = self._kept.pop(key, (now_s, None))
-        if job is None or job.cancelled():
-            job = self._thread.submit(partial(self._compiled, option, text))
-        self._kept[key] = now_s, job
-        while self._is_beyond_limits(now_s):
-            _, (_, oldest) = self._kept.popitem(last=False)
-            oldest.cancel()  # if it waits
+    def _job(self, tenant: str, option: str, text: str) -> _GrammarJob:
+        key = tenant, option, text
+        job = self._kept.pop(key, None)
+        if job is None or job.compiled.cancelled():
+            job = _GrammarJob(option, text, asyncio.get_running_loop().create_future())
+            waiting = self._waiting.get(tenant, ())
+            self._waiting[tenant] = deque([*(other for other in waiting if not other.compiled.cancelled()), job])
+        job.used_s = time.monotonic()
+        self._kept[key] = job
+        while oldest := self._superfluous(job.used_s):
+            self._kept.pop(oldest).leave()
+        self._begin()
         return job
 
-    def _is_beyond_limits(self, now_s: float) -> bool:
-        used_s, _ = next(iter(self._kept.values()))
-        characters = sum(len(text) for _, text in self._kept)
-        return len(self._kept) > _MAX_KEPT or characters > _MAX_KEPT_CHARACTERS or now_s - used_s > _KEPT_S
+    def _superfluous(self, now_s: float) -> tuple[str, str, str] | None:
+        """The key of the grammar that makes room, never the newest; None if there is room."""
+        *older_keys, _ = self._kept
+        if older_keys and now_s - self._kept[older_keys[0]].used_s > _KEPT_S:
+            return older_keys[0]
+        if len(self._kept) <= _MAX_KEPT and sum(len(text) for *_, text in self._kept) <= _MAX_KEPT_CHARACTERS:
+            return None
+        parts = Counter[str]()
+        for tenant, _, text in older_keys:
+            parts[tenant] += max(_MAX_KEPT_CHARACTERS // _MAX_KEPT, len(text))
+        return next((key for key in older_keys if key[0] == max(parts, key=lambda name: parts[name])), None)
+
+    def _begin(self) -> None:
+        """Compiles one grammar of each tenant at the same time, in turns if there are too many tenants."""
+        for tenant in [name for name in self._waiting if name not in self._compiling]:
+            if len(self._compiling) >= _PLACES:
+                return
+            jobs = self._waiting.pop(tenant)
+            job = next((job for _ in range(len(jobs)) if not (job := jobs.popleft()).compiled.cancelled()), None)
+            if jobs:
+                self._waiting[tenant] = jobs
+            if job:
+                job.has_begun = True
+                self._compiling.add(tenant)
+                thread = ComputeThread(f"grammar-{self._spec.name}")
+                ended = asyncio.wrap_future(thread.submit(partial(self._run, job)))
+                ended.add_done_callback(partial(self._end, tenant, job))
+                thread.close()
+
+    def _end(self, tenant: str, job: _GrammarJob, ended: "asyncio.Future[LLMatcher | NeuronpipeError]") -> None:
+        self._compiling.remove(tenant)
+        if error := ended.exception():
+            job.compiled.set_exception(error)
+        else:
+            job.compiled.set_result(ended.result())
+        self._begin()
+
+    def _run(self, job: _GrammarJob) -> "LLMatcher | NeuronpipeError":
+        job.spent_s, job.thread_id = _stopwatch(), threading.get_native_id()
+        return self._compiled(job.option, job.text)
 
     def _compiled(self, option: str, text: str) -> "LLMatcher | NeuronpipeError":
-        """The grammar before the first token, or why there is none. In the thread."""
+        """The grammar before the first token, or the error of a grammar that cannot be compiled. Runs in a thread."""
         from llguidance import LLMatcher, LLParserLimits
 
-        self._spent_s = _stopwatch()
         try:
-            tokenizer, _ = self._tokenizer
+            with self._reading:
+                tokenizer, _ = self._tokenizer
             _check(option, text)
             matcher = LLMatcher(tokenizer, _written(option, text), log_level=0, limits=LLParserLimits(**_LIMITS))
-            matcher.compute_bitmask()  # the first takes longest, and tells whether any text has this grammar
+            matcher.compute_bitmask()  # the first takes longest, and shows whether any text has this grammar
             return _refusal(option, matcher) if matcher.is_error() else matcher
         except (ValueError, RecursionError) as error:
             return _invalid(option, str(error))
@@ -201,7 +289,7 @@ class Grammars:
 
     @cached_property
     def _tokenizer(self) -> "tuple[LLTokenizer, frozenset[int]]":
-        """The library's form of the tokenizer, and its tokens without a text. It takes a second for large ones.
+        """The library's form of the tokenizer, and its tokens without a text. Large tokenizers take a second.
 
         Raises ValueError for a tokenizer that is not supported.
         """
@@ -209,10 +297,10 @@ class Grammars:
 
         written = self._tokenizer_json()
         content = json.loads(written)
-        special_ids = frozenset(one["id"] for one in content["added_tokens"] if one["special"])
+        special_ids = frozenset(token["id"] for token in content["added_tokens"] if token["special"])
         model, decoder = content["model"]["type"], (content["decoder"] or {}).get("type")
         kind = f"the model's tokenizer ({model}, decoder {decoder})"
-        ends = [one for one in GenerationFacts.of(self._spec).end_token_ids if one in special_ids]
+        ends = [token_id for token_id in GenerationFacts.of(self._spec).end_token_ids if token_id in special_ids]
         if not ends:
             raise ValueError(f"{kind} has no special token that ends a text")
         try:
@@ -222,21 +310,42 @@ class Grammars:
             raise ValueError(f"{kind} is not supported") from error
 
 
+async def _wait_for(job: _GrammarJob) -> None:
+    """Waits until a grammar is compiled or its compilation is given up. Raises InvalidInput after the time limit."""
+    left_s = _COMPILE_LIMIT_S
+    while not job.compiled.done():
+        await asyncio.wait([job.compiled], timeout=max(left_s, _LOOKS_S))
+        job.leave()
+        left_s = _COMPILE_LIMIT_S - job.spent_s()
+        if not job.compiled.done() and left_s <= 0:
+            give_way(job.thread_id)
+            raise InvalidInput(f"options.{job.option}", f"takes more than {_COMPILE_LIMIT_S:g} s to compile, the limit")
+
+
 def _stopwatch() -> Callable[[], float]:
-    """Seconds that the calling thread has computed since then, or that have passed where the system cannot tell."""
+    """Makes a function that returns the CPU seconds of the calling thread since now, or the seconds that have passed if
+    the system does not count them. It returns 0 once the thread has ended.
+    """
     on_linux = sys.platform == "linux"
     clock = time.pthread_getcpuclockid(threading.get_ident()) if on_linux else time.CLOCK_MONOTONIC
     began_s = time.clock_gettime(clock)
-    return lambda: time.clock_gettime(clock) - began_s
+
+    def spent_s() -> float:
+        try:
+            return time.clock_gettime(clock) - began_s
+        except OSError:
+            return 0.0
+
+    return spent_s
 
 
 def _written(option: str, text: str) -> str:
-    """A grammar as llguidance takes it. Raises ValueError."""
+    """The grammar in llguidance's form. Raises ValueError."""
     from llguidance import LLMatcher, grammar_from
 
     if option in ("json_schema", "json_object"):
         schema = json.dumps(_followed(json.loads(text))) if option == "json_schema" else '{"type": "object"}'
-        # A schema could change these itself, and then it would allow other texts than JSON.
+        # The schema could otherwise override these options, and would then allow texts that are not JSON.
         return LLMatcher.grammar_from_json_schema(
             schema,
             overrides={
@@ -253,26 +362,60 @@ def _written(option: str, text: str) -> str:
 
 
 def _followed(schema: Any) -> Any:
-    """A schema with all that its formats say, and without a keyword that says nothing."""
+    """The schema with its formats expressed in keywords that llguidance knows, and without keywords that say nothing.
+
+    `uniqueItems` is omitted, because llguidance cannot follow it: the model decides whether items repeat.
+    """
     if isinstance(schema, list):
-        return [_followed(one) for one in schema]
+        return [_followed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    made: dict[str, Any] = {}
-    for name, one in schema.items():
-        if name in _SCHEMAS_BY_NAME and isinstance(one, dict):
-            made[name] = {key: _followed(inner) for key, inner in one.items()}
-        elif (name, one) != _ANY_NAMES:
-            made[name] = one if name in ("const", "enum") else _followed(one)
-    if isinstance(name := schema.get("format"), str) and name in _FORMATS:
-        given = [{"allOf": made["allOf"]}] if "allOf" in made else []
-        made["allOf"] = [*given, *({"pattern": one} for one in _FORMATS[name])]
-    return made
+    followed: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in BY_NAME and isinstance(value, dict):
+            followed[name] = {key: _followed(inner) for key, inner in value.items()}
+        elif (name, value) != _ANY_NAMES and name != "uniqueItems":
+            followed[name] = value if name in ("const", "enum") else _followed(value)
+    if isinstance(pattern := schema.get("pattern"), str) and pattern.startswith(_DECIMAL):
+        followed["pattern"] = _decimal(pattern)
+    name = schema.get("format")
+    if isinstance(name, str) and name in _ALSO:
+        followed["format"] = _ALSO[name]
+        if not followed["format"]:
+            del followed["format"]
+    if isinstance(name, str) and name in _FORMATS:
+        own_schemas = [{"allOf": followed["allOf"]}] if "allOf" in followed else []
+        followed["allOf"] = [*own_schemas, *({"pattern": pattern} for pattern in _FORMATS[name])]
+    return followed
+
+
+def _decimal(pattern: str) -> str:
+    """A pattern without look-ahead for pydantic's pattern of a Decimal.
+
+    Both patterns accept the same texts: numbers with a digit before the decimal point and, if it exists, behind it.
+    """
+    whole, places = (
+        int(match[1]) if (match := re.search(limit, pattern)) else None
+        for limit in (r"\\d\{0,(\d+)\}\|", r"\.\??\\d\{0,(\d+)\}0\*\$\)?$")
+    )
+    if whole is None:
+        fraction = "" if places == 0 else r"(\.\d+)?" if places is None else rf"(\.\d{{1,{places}}})?"
+        return rf"^[+-]?\d+{fraction}$"
+    if places is not None:
+        digits = int(match[1]) - 1 if (match := re.search(r"\]\{1,(\d+)\}", pattern)) else 0
+        places = min(places, digits)
+        fraction = rf"(\.\d{{1,{places}}})?" if places else ""
+        before = rf"\d{{1,{whole}}}" if whole else "0"
+        return f"^[+-]?{before}{fraction}$"
+    if whole > _MAX_DIGITS:
+        return pattern  # llguidance refuses it
+    parted = "".join(rf"|\d{{{count}}}\.\d{{1,{whole - count}}}" for count in range(1, whole))
+    return rf"^[+-]?(\d{{1,{whole}}}{parted})$"
 
 
 def _check(option: str, text: str) -> None:
-    """Raises ValueError for what llguidance would follow wrongly, or at a cost that it does not count, and for schemas
-    that are no JSON.
+    """Raises ValueError for grammars that llguidance would follow wrongly, or at a cost that it does not count, and for
+    schemas that are not JSON.
     """
     if option == "regex" and (len(text) - len(text.rstrip("\\"))) % 2:
         raise ValueError("it ends within an escape")
@@ -280,6 +423,14 @@ def _check(option: str, text: str) -> None:
     schemas: list[Any] = [decoder.decode(text)] if option == "json_schema" else []
     if option == "grammar":
         schemas += [decoder.raw_decode(text, place.end())[0] for place in re.finditer(r"%json\s*", text)]
+    if option == "grammar" and _QUOTED.sub("", text).count("&") > _MAX_INTERSECTIONS:
+        raise ValueError(f"it has more than {_MAX_INTERSECTIONS} intersections (&), the limit")
+    units = sum(SchemaWork(schema, _PATTERNS_OF).units for schema in schemas)
+    if units > MOST_WORK:
+        raise ValueError(
+            f"to compile it would cost {units:.3g}, the limit is {MOST_WORK:.3g}: properties of each object, squared, "
+            "for each combination that anyOf and allOf leave"
+        )
     states = Decimal(0)
     for schema in chain.from_iterable(map(_parts, schemas)):
         if not isinstance(schema, dict):
@@ -287,8 +438,8 @@ def _check(option: str, text: str) -> None:
         if isinstance(multiple := schema.get("multipleOf"), int | Decimal):
             states += _states(Decimal(multiple))
         for keyword in ("const", "enum", *_BOUNDS):
-            for one in _parts(schema.get(keyword)):
-                if isinstance(one, int | Decimal) and not _is_exact(Decimal(one).copy_abs(), keyword in _BOUNDS):
+            for number in _parts(schema.get(keyword)):
+                if isinstance(number, int | Decimal) and not _is_exact(Decimal(number).copy_abs(), keyword in _BOUNDS):
                     raise ValueError(f"{keyword} has a number beyond {_MAX_EXACT} that a float of 64 bits has not")
         least, required = schema.get("minProperties"), schema.get("required")
         named = len({*map(str, required)}) if isinstance(required, list) else 0
@@ -301,14 +452,14 @@ def _check(option: str, text: str) -> None:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """A value of JSON, and all that it holds."""
+    """A value of JSON, and all values that it contains."""
     yield value
-    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _parts(one)
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _parts(part)
 
 
 def _states(multiple: Decimal) -> Decimal:
-    if abs(multiple.adjusted()) > 20:  # beyond what can be computed with
+    if abs(multiple.adjusted()) > 20:  # too large to compute with
         return Decimal("inf")
     exponent = multiple.normalize().as_tuple().exponent
     return abs(multiple.scaleb(-exponent) if isinstance(exponent, int) and exponent < 0 else multiple)

@@ -1,4 +1,4 @@
-"""Records metrics of a generating model's steps and texts, and spans of those of sampled requests."""
+"""Records metrics of a generating model's steps and texts, and spans for texts of sampled requests."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -6,30 +6,31 @@ from dataclasses import dataclass, replace
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.names import Attributes, Events, Metrics, Spans
-from neuronpipe.core.tracing import AttributeValue, Event, Link, Span, SpanContext, event_of
-from neuronpipe.stages.neuron_executor.generation.planner import Sequence
-from neuronpipe.stages.neuron_executor.runtimes.decoder import Run
+from neuronpipe.core.tracing import AttributeValue, Link, Span, SpanContext, SpanEvent, event_of
+from neuronpipe.stages.neuron_executor.generation.planner import GeneratedSequence
+from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun
 
 _FAILED = "failed"
-# A text may take thousands of steps.
+# Steps between two links of a text, which may take thousands of steps.
 _LINKED_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """A step: its rows, their tokens, and those of sampled texts to which its span has links, each with its row and its
-    tokens. Times on time.monotonic_ns().
+    """A step: its rows and tokens, and the sampled texts to which its span has links, each with its row and its tokens.
+
+    Times are on time.monotonic_ns().
     """
 
     began_ns: int
     rows: int
     tokens: int
-    linked: list[tuple[Sequence, int, int]]
+    linked: list[tuple[GeneratedSequence, int, int]]
     ended_ns: int = 0
 
     @classmethod
-    def of(cls, planned: Mapping[Sequence, list[Run]], began_ns: int) -> "StepRecord":
-        """A step that begins."""
+    def of(cls, planned: Mapping[GeneratedSequence, list[DecoderRun]], began_ns: int) -> "StepRecord":
+        """The record of a step that begins."""
         rows = tokens = 0
         linked = []
         for sequence, runs in planned.items():
@@ -41,7 +42,7 @@ class StepRecord:
         return cls(began_ns, rows, tokens, linked)
 
     def ended(self, ended_ns: int) -> "StepRecord":
-        """The same step, which has ended."""
+        """The record with the end of the step."""
         return replace(self, ended_ns=ended_ns)
 
 
@@ -72,7 +73,7 @@ class GenerationObserver:
             meters.counter(Metrics.QUEUE_DROPPED, *labels, outcome)
 
     def ready(self, duration_ns: int) -> None:
-        """Records how long the model took to load and warm up."""
+        """Records the time that the model took to load and warm up."""
         self._meters.gauge(Metrics.READY_DURATION, lambda: duration_ns, *self._labels, self._backend)
 
     def watch(self, running: Callable[[], int], waiting: Callable[[], int], blocks: Callable[[], float]) -> None:
@@ -82,12 +83,12 @@ class GenerationObserver:
         self._meters.gauge(Metrics.BLOCKS_IN_USE, blocks, *self._labels)
 
     def unwatch(self) -> None:
-        """Removes the gauges, when the model has left."""
+        """Removes the gauges of a model that has left."""
         for instrument in (Metrics.STEP_SEQUENCES, Metrics.QUEUE_SEQUENCES, Metrics.BLOCKS_IN_USE):
             self._meters.remove(instrument, *self._labels)
 
     def step(self, record: StepRecord) -> None:
-        """Records a step; its span, too, where it is the first one of a sampled text, or one of every _LINKED_STEPS."""
+        """Records a step. The first step of a sampled text, and one step in _LINKED_STEPS, get a span."""
         context = None
         if record.linked:
             context = SpanContext.new(is_sampled=True)
@@ -97,12 +98,12 @@ class GenerationObserver:
         self._tokens.add(record.tokens)
 
     def tokens(self, count: int, gap_ns: int, *, is_first: bool) -> None:
-        """Records tokens of a text that come together. `gap_ns`: since those before; for the first, since arrival."""
+        """Records tokens of a text that come together. `gap_ns`: time since the tokens before, or since arrival."""
         (self._first_tokens if is_first else self._gaps).record(gap_ns)
         self._generated.add(count)
 
-    def finished(self, sequence: Sequence, trace: SpanContext | None) -> None:
-        """Records a text that is complete."""
+    def finished(self, sequence: GeneratedSequence, trace: SpanContext | None) -> None:
+        """Records a complete text."""
         figures, later_tokens = sequence.figures, sequence.generated - 1
         self._prefills.record(figures.prefill_ns, trace)
         if later_tokens > 0:
@@ -115,20 +116,20 @@ class GenerationObserver:
         if trace:
             self._record_spans(sequence, trace, None)
 
-    def failed(self, sequence: Sequence, trace: SpanContext | None, error: BaseException) -> None:
-        """Records a text that is not complete, or that nobody waits for any more."""
+    def failed(self, sequence: GeneratedSequence, trace: SpanContext | None, error: BaseException) -> None:
+        """Records a text that failed, or whose caller left."""
         self._count_work(sequence)
         self._meters.counter(Metrics.QUEUE_DROPPED, *self._labels, event_of(error) or _FAILED).add()
         if trace:
             self._record_spans(sequence, trace, error)
 
-    def _count_work(self, sequence: Sequence) -> None:
+    def _count_work(self, sequence: GeneratedSequence) -> None:
         self._drafted.add(sequence.drafted)
         self._accepted.add(sequence.accepted)
         self._preemptions.add(len(sequence.preempted_ns))
 
     def _record_step(self, span: Span, record: StepRecord) -> None:
-        """Records a step, with links to texts in it, and back."""
+        """Records the span of a step, with links to texts and from texts."""
         name, version = self._labels
         span.attributes |= {
             Attributes.MODEL: name,
@@ -139,13 +140,13 @@ class GenerationObserver:
         }
         for sequence, row, computed in record.linked:
             assert sequence.trace  # noqa: S101 (it is linked)
-            of_row: dict[str, AttributeValue] = {Attributes.ROW: row, Attributes.TOKENS: computed}
-            span.links.append(Link(sequence.trace, of_row))
-            sequence.links.append(Link(span.context, of_row))
+            row_attributes: dict[str, AttributeValue] = {Attributes.ROW: row, Attributes.TOKENS: computed}
+            span.links.append(Link(sequence.trace, row_attributes))
+            sequence.links.append(Link(span.context, row_attributes))
         self._tracer.record(span)
 
-    def _record_spans(self, sequence: Sequence, trace: SpanContext, error: BaseException | None) -> None:
-        begun_ns = sequence.started_ns  # read once: of a text whose caller left, a step may still begin
+    def _record_spans(self, sequence: GeneratedSequence, trace: SpanContext, error: BaseException | None) -> None:
+        begun_ns = sequence.started_ns  # read once, because a step of a text may begin after its caller has left
         ended_ns = sequence.last_token_ns or begun_ns or sequence.arrived_ns
         started_ns = begun_ns or ended_ns
         queue = Span(Spans.QUEUE, trace.child(), trace, sequence.arrived_ns, started_ns)
@@ -162,8 +163,8 @@ class GenerationObserver:
                 Attributes.PREEMPTIONS: len(sequence.preempted_ns),
             }
             if sequence.first_token_ns:
-                compute.events.append(Event(Events.FIRST_TOKEN, sequence.first_token_ns))
-            compute.events += [Event(Events.PREEMPTED, at_ns) for at_ns in sequence.preempted_ns]
+                compute.events.append(SpanEvent(Events.FIRST_TOKEN, sequence.first_token_ns))
+            compute.events += [SpanEvent(Events.PREEMPTED, at_ns) for at_ns in sequence.preempted_ns]
             spans.append(compute)
         if error:
             spans[-1].fail(error, ended_ns)

@@ -4,7 +4,7 @@ Sources, in this order: the processors SequenceBias, RepetitionPenalty, NoRepeat
 MinNewTokensLength, ForcedBOSToken, ForcedEOSToken, ExponentialDecayLengthPenalty, SuppressTokens,
 SuppressTokensAtBegin and LogitNormalization, and the warpers of temperature, top_k, top_p and min_p in
 transformers/generation/logits_process.py. `logit_bias` is a SequenceBias of single tokens. The penalties of presence
-and frequency follow the one of repetition, and count the tokens of the text, as in vLLM
+and frequency follow the repetition penalty, and count the tokens of the text, as in vLLM
 (vllm/model_executor/layers/utils.py, apply_penalties).
 """
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.generated import TokenLogprobs
 from neuronpipe.stages.neuron_executor.generation.grammars import TextGrammar
-from neuronpipe.stages.neuron_executor.runtimes.decoder import Scores
+from neuronpipe.stages.neuron_executor.runtimes.decoder import TokenScores
 from neuronpipe.tasks.text_generation import GenerationFacts
 
 _Floats = NDArray[np.float32]
@@ -27,18 +27,18 @@ _Ids = NDArray[np.int32]
 # Whether each token of the vocabulary is allowed.
 _Allowed = NDArray[np.bool_]
 
-# With it, a token whose logit is less by what float32 can tell has a weight of 0.
+# At this temperature, a token whose logit is lower by the least difference of float32 has a weight of 0.
 LEAST_TEMPERATURE = 1e-8
-# Those of a model whose generation_config says nothing.
+# The facts of a model whose generation_config is empty.
 NO_FACTS = GenerationFacts()
 
 
 class NotFinite(Exception):
-    """The scores are NaN or infinite."""
+    """The scores contain NaN or infinite values."""
 
 
 class LogitRules:
-    """Which tokens may follow those of one sequence. Arguments as for TokenChooser."""
+    """The tokens that may follow the tokens of one sequence. For the arguments see TokenChooser."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class LogitRules:
     ) -> None:
         self._prompt_tokens = prompt_tokens
         self._end_token_ids = sorted(end_token_ids)
-        # Read once: a field of a message takes as long as the rest of a step's choice.
+        # Fields are read once: reading a field of a message takes as long as the rest of a step's choice.
         self.penalty = options.repetition_penalty
         self._min_new_tokens, self._last = options.min_new_tokens, options.max_new_tokens - 1
         self._ngram_size = options.no_repeat_ngram_size
@@ -59,26 +59,26 @@ class LogitRules:
         words = [list(word.token_ids) for word in options.bad_words_ids]
         self._bad_words = [word for word in words if len(word) > 1 or word[0] not in end_token_ids]
         self._suppressed, self._suppressed_first = [*facts.suppress_tokens], [*facts.begin_suppress_tokens]
-        is_forced = prompt_tokens == 1 and self._first_id is not None  # and then the next one is chosen first
+        is_forced = prompt_tokens == 1 and self._first_id is not None  # a free choice follows
         self._first_length = prompt_tokens + is_forced
         self._read_size = facts.encoder_no_repeat_ngram_size
         self._read_ngrams = _ngrams(read_ids, self._read_size)
         self._biases = {word: np.float32(bias) for word, bias in facts.sequence_bias}
-        self._bias_ids = np.array([one.token_id for one in options.logit_bias], np.int64)
-        self._bias_values = np.array([one.bias for one in options.logit_bias], np.float32)
+        self._bias_ids = np.array([entry.token_id for entry in options.logit_bias], np.int64)
+        self._bias_values = np.array([entry.bias for entry in options.logit_bias], np.float32)
         self._presence, self._frequency = options.presence_penalty, options.frequency_penalty
         self._decay = facts.exponential_decay_length_penalty
-        # Whether scores are changed for other reasons than that tokens are banned.
+        # Whether scores change for other reasons than banned tokens.
         self._is_penalized = bool(self._presence or self._frequency)
         changes = self.penalty != 1, self._is_penalized, self._biases, options.logit_bias, self._decay is not None
         self.rescores = any(changes)
-        # Whether scores become probabilities again after tokens are banned, which matters to sums of them only.
+        # Whether scores become probabilities again after tokens were banned. This changes only sums of scores.
         self.renormalizes = facts.renormalize_logits
 
     def forced(self, token_ids: Sequence[int], grammar: TextGrammar | None) -> tuple[int | None, _Allowed | None]:
-        """The only token that may come next, if there is one; and the tokens that the text's grammar allows."""
+        """The only token that may come next, or None; and the tokens that the text's grammar allows."""
         forced = self._forced(token_ids)
-        if grammar is None or len(token_ids) < self._first_length:  # a forced first token is not of the grammar
+        if grammar is None or len(token_ids) < self._first_length:  # the grammar does not contain a forced first token
             return forced, None
         allowed = grammar.allowed(token_ids[self._first_length :])
         return forced if forced is not None and allowed[forced] else None, allowed
@@ -86,7 +86,7 @@ class LogitRules:
     def _forced(self, token_ids: Sequence[int]) -> int | None:
         if self._last_id is not None and len(token_ids) - self._prompt_tokens == self._last:
             return self._last_id
-        # In transformers, too, it is the second token of all, so that only prompts of one token are followed by it.
+        # As in transformers, this is the second token of all, so it follows only prompts of one token.
         return self._first_id if len(token_ids) == 1 else None
 
     def banned(self, token_ids: Sequence[int]) -> list[int]:
@@ -103,13 +103,13 @@ class LogitRules:
         return banned + [word[-1] for word in self._bad_words if _ends_with(token_ids, word[:-1])]
 
     def changed(
-        self, token_ids: Sequence[int], given: _Floats, banned: Sequence[int], allowed: _Allowed | None
+        self, token_ids: Sequence[int], logits: _Floats, banned: Sequence[int], allowed: _Allowed | None
     ) -> tuple[_Ids, _Floats]:
-        """The scores with biases and penalties, and without the banned tokens; normalized, if the model has it so.
+        """The scores with biases and penalties, without banned tokens, and normalized if the model requires it.
 
-        With a grammar, only the tokens that it allows; also banned ones, if it allows no others.
+        With a grammar, only tokens that it allows remain, also banned tokens if it allows no others.
         """
-        scores, penalty = given.copy(), np.float32(self.penalty)
+        scores, penalty = logits.copy(), np.float32(self.penalty)
         if self._biases:
             added = np.zeros_like(scores)
             for word, bias in self._biases.items():
@@ -119,21 +119,21 @@ class LogitRules:
         np.add.at(scores, self._bias_ids, self._bias_values)
         if penalty != 1:
             seen = np.unique(np.asarray(token_ids))
-            of_seen = scores[seen]
-            scores[seen] = np.where(of_seen < 0, of_seen * penalty, of_seen / penalty)
+            seen_scores = scores[seen]
+            scores[seen] = np.where(seen_scores < 0, seen_scores * penalty, seen_scores / penalty)
         if self._is_penalized:
             written, counts = np.unique(np.asarray(token_ids[self._prompt_tokens :], np.int64), return_counts=True)
             scores[written] -= (self._frequency * counts + self._presence).astype(np.float32)
         scores[np.array(banned, np.int64)] = -np.inf
         if self._decay and (beyond := len(token_ids) - self._prompt_tokens - self._decay[0]) > 0:
-            of_ends = scores[self._end_token_ids]
-            gain = np.where(np.isfinite(of_ends), np.abs(of_ends), 0) * np.float32(self._decay[1] ** beyond - 1)
-            scores[self._end_token_ids] = of_ends + gain
+            end_scores = scores[self._end_token_ids]
+            gain = np.where(np.isfinite(end_scores), np.abs(end_scores), 0) * np.float32(self._decay[1] ** beyond - 1)
+            scores[self._end_token_ids] = end_scores + gain
         if allowed is None:
             ids = np.arange(len(scores), dtype=np.int32)
         else:
             if not np.isfinite(scores[allowed]).any():
-                scores = given
+                scores = logits
             ids = np.flatnonzero(allowed & np.isfinite(scores)).astype(np.int32)
             scores = scores[ids]
         if self.renormalizes:
@@ -143,11 +143,11 @@ class LogitRules:
 
 
 class TokenChooser:
-    """Chooses the tokens of one sequence. A function of its arguments only: what else is in a batch changes nothing.
+    """Chooses the tokens of one sequence, by a function of the arguments: other sequences of a batch change nothing.
 
-    `options`: with every field set. `end_token_ids`: those that end the text. `facts`: of its model. `read_ids`: the
-    prompt, or the source in a model with an encoder. `sequence`: which of the texts drawn for one prompt it is.
-    `grammar`: of the text, if it must have one.
+    `options`: with every field set. `end_token_ids`: tokens that end the text. `facts`: the facts of the model.
+    `read_ids`: the prompt, or the source in a model with an encoder. `sequence`: the number of this text among the
+    texts drawn for one prompt. `grammar`: the grammar that the text must have, if any.
     """
 
     def __init__(
@@ -166,13 +166,13 @@ class TokenChooser:
         self._prompt_tokens = prompt_tokens
         self._rules = LogitRules(options, prompt_tokens, end_token_ids, facts, read_ids)
         self._samples = options.do_sample
-        # How many of the best tokens are needed; 0: all.
+        # Number of best tokens that are needed; 0: all.
         self._needed = options.top_k if self._samples else 1
 
-    def choose(self, token_ids: Sequence[int], scores: Scores, row: int = 0) -> int:
-        """The token after `token_ids`, the prompt and all tokens so far. `row`: of the scores.
+    def choose(self, token_ids: Sequence[int], scores: TokenScores, row: int = 0) -> int:
+        """The token after `token_ids`, the prompt and all tokens so far. `row`: the row of the scores.
 
-        Raises NotFinite, and InvalidInput where the grammar allows no token.
+        Raises NotFinite, and InvalidInput if the grammar allows no token.
         """
         if not math.isfinite(scores.top_logits[row, 0]):
             raise NotFinite
@@ -185,7 +185,7 @@ class TokenChooser:
             ids, logits = self._rules.changed(token_ids, scores.logits[row], banned, allowed)
             if not self._samples:
                 return int(ids[logits.argmax()])
-            if 0 < self._needed < len(ids):  # or all of the vocabulary would be sorted
+            if 0 < self._needed < len(ids):  # otherwise the whole vocabulary would be sorted
                 is_best = logits >= np.partition(logits, -self._needed)[-self._needed]
                 ids, logits = ids[is_best], logits[is_best]
         else:
@@ -193,12 +193,12 @@ class TokenChooser:
             if not self._samples:
                 is_single = len(ids) == 1 or logits[0] > logits[1]
                 return int(ids[0] if is_single else ids[logits == logits[0]].min())
-        order = np.lexsort((ids, -logits))  # equal ones by their ids, or a draw would depend on their order
+        order = np.lexsort((ids, -logits))  # equal logits by token id, so that a draw does not depend on their order
         position = len(token_ids) - self._prompt_tokens
         return self._drawn(ids[order], logits[order], position)
 
     def _drawn(self, ids: _Ids, logits: _Floats, position: int) -> int:
-        """A token by its probability. `ids` and `logits`: best first."""
+        """Draws a token by its probability. `ids` and `logits`: best first."""
         ids, scaled = warped(self._options, ids, logits)
         sums = np.cumsum(np.exp(scaled))
         number = _uniform(self._options.seed, self._sequence, position)
@@ -207,12 +207,12 @@ class TokenChooser:
 
 
 def best_allowed(
-    scores: Scores, row: int, banned: Collection[int], allowed: _Allowed | None, needed: int
+    scores: TokenScores, row: int, banned: Collection[int], allowed: _Allowed | None, needed: int
 ) -> tuple[_Ids, _Floats] | None:
-    """The graph's best tokens of a row but the banned ones, and those that are not allowed, and their logits.
+    """The graph's best tokens of a row with their logits, without banned tokens and tokens that are not allowed.
 
-    None where they may not be the `needed` best ones: there are fewer, or others are as good as the last one. `needed`:
-    0 for all.
+    None if they may not be the `needed` best tokens: there are fewer, or other tokens may equal the last token.
+    `needed`: 0 for all.
     """
     ids, logits = scores.top_ids[row], scores.top_logits[row]
     has_all, last = len(ids) == len(scores.logits[row]), logits[-1]
@@ -227,15 +227,14 @@ def best_allowed(
 
 
 def warped(options: GenerationOptions, ids: _Ids, logits: _Floats, least: int = 1) -> tuple[_Ids, _Doubles]:
-    """The tokens that may be drawn, and how far their logits are from the best one's, divided by the temperature.
-    `ids` and `logits`: best first.
+    """The tokens that may be drawn, and the differences of their logits to the best logit, divided by the temperature.
 
-    `least`: so many stay in any case, if there are as many.
+    `ids` and `logits`: best first. `least`: number of tokens that always stay, if there are as many.
     """
     if options.top_k:
         place = min(max(options.top_k, least), len(logits)) - 1
-        logits = logits[: int(np.count_nonzero(logits >= logits[place]))]  # with equal ones
-    # Differences are divided, so that a small temperature leaves the best token with a weight of 1.
+        logits = logits[: int(np.count_nonzero(logits >= logits[place]))]  # with tokens of equal logits
+    # The differences are divided, so that a small temperature leaves the best token with a weight of 1.
     scaled = (logits.astype(np.float64) - float(logits[0])) / max(options.temperature, LEAST_TEMPERATURE)
     weights = np.exp(scaled)
     if options.top_p < 1:
@@ -243,22 +242,22 @@ def warped(options: GenerationOptions, ids: _Ids, logits: _Floats, least: int = 
         kept = int(np.count_nonzero(np.cumsum(shares[::-1])[::-1] > 1 - options.top_p))
         weights = weights[: max(least, kept)]
     if options.min_p > 0:
-        weights = weights[: max(least, int(np.count_nonzero(weights >= options.min_p)))]  # the best one has 1
+        weights = weights[: max(least, int(np.count_nonzero(weights >= options.min_p)))]  # the best token has weight 1
     return ids[: len(weights)], scaled[: len(weights)]
 
 
 def gumbels(seed: int, position: int, count: int) -> _Doubles:
-    """So many numbers of Gumbel's distribution. They depend on nothing but these.
+    """`count` numbers of Gumbel's distribution, which depend on the arguments only.
 
-    Added to logarithms of weights, their order is that of draws without replacement by these weights (Vieira 2014,
+    Added to logarithms of weights, their order is the order of draws without replacement by these weights (Vieira 2014,
     "Gumbel-max trick and weighted reservoir sampling"; Kool et al. 2019, arXiv:1903.06059).
     """
-    # The counter's first word counts the numbers. In the second one, 0 is left to the numbers of single draws.
+    # The counter's first word counts the numbers. Its second word is 0 for the numbers of single draws only.
     return _generator(seed, 0, (0, position + 1)).gumbel(size=count)
 
 
-def token_logprobs(token_id: int, scores: Scores, row: int, count: int) -> TokenLogprobs:
-    """The log probabilities of a token and of the `count` best ones, by the scores as `choose` gets them."""
+def token_logprobs(token_id: int, scores: TokenScores, row: int, count: int) -> TokenLogprobs:
+    """The log probabilities of a token and of the `count` best tokens, by the scores as `choose` gets them."""
     logits, top_ids, top_logits = scores.logits[row], scores.top_ids[row], scores.top_logits[row]
     total = float(top_logits[0]) + float(scores.log_sums[row])
     order = np.lexsort((top_ids, -top_logits))[:count]
@@ -284,19 +283,19 @@ def _ends_with(token_ids: Sequence[int], end: Sequence[int]) -> bool:
 
 
 def _ngrams(token_ids: Sequence[int], size: int) -> Mapping[tuple[int, ...], Sequence[int]]:
-    """The last tokens of so many in a row, by those before them."""
-    found: dict[tuple[int, ...], list[int]] = {}
+    """The last tokens of all n-grams of a size, by the tokens before them."""
+    ngrams: dict[tuple[int, ...], list[int]] = {}
     for end in range(size, len(token_ids) + 1) if size else ():
-        found.setdefault(tuple(token_ids[end - size : end - 1]), []).append(token_ids[end - 1])
-    return found
+        ngrams.setdefault(tuple(token_ids[end - size : end - 1]), []).append(token_ids[end - 1])
+    return ngrams
 
 
 def _uniform(seed: int, sequence: int, position: int) -> float:
-    """A number from 0 to 1, below 1, which depends on nothing but these."""
+    """A number from 0 to below 1, which depends on the arguments only."""
     return float(_generator(seed, sequence, (position, 0)).random())
 
 
 def _generator(seed: int, sequence: int, counter: tuple[int, int]) -> np.random.Generator:
-    """Philox is counter-based: its numbers are a function of its key and its counter."""
+    """A generator of Philox, which is counter-based: its numbers are a function of its key and its counter."""
     key, words = np.array([seed, sequence], np.uint64), np.array([*counter, 0, 0], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=words))

@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from neuronpipe.core.errors import SetupError
 
-# The names of a bundle's graphs: of a step over a paged cache, or over one that it gathers itself (decoders.py), and of
-# the encoder, if the model has one.
+# The names of a bundle's graphs: a step over a paged cache, a step that gathers its cache itself (decoders.py), and the
+# encoder, if the model has an encoder.
 MODEL, GATHERED, ENCODER = "model", "gathered", "encoder"
-# Tokens in a block, of OpenVINO's attention on CPUs.
+# Tokens in a block of OpenVINO's attention on CPUs.
 BLOCK_TOKENS = 32
-# On CPUs, fewer tokens of a prompt hardly take less time than so many.
+# On CPUs, fewer tokens of a prompt than this number hardly take less time.
 PART_TOKENS = 16
-# The best tokens that are found for each row: more than transformers' default of top_k, 50. To sort 32 rows of
-# 152,000 logits in NumPy takes 447 ms. In the order of ids where logits are equal, and 256 of them, a step of 32 rows
-# took 33 ms in place of 19 (measured 2026-11-22, 2 virtual cores, vocabulary of 1,200).
+# Number of best tokens that are found for each row: more than transformers' default of top_k, 50. Sorting 32 rows of
+# 152,000 logits in NumPy takes 447 ms. With 256 tokens, and equal logits in the order of ids, a step of 32 rows took
+# 33 ms instead of 19 (measured 2026-11-22, 2 virtual cores, vocabulary of 1,200).
 TOP_TOKENS = 64
 
 
@@ -27,9 +27,9 @@ class DecoderLost(Exception):
 
 
 def block_count(model_file: Path, block_bytes: int, max_tokens: int, max_bytes: int) -> int:
-    """The number of blocks for `max_tokens` tokens, or as many as fit into `max_bytes`.
+    """The number of blocks for `max_tokens` tokens, or the number that fits into `max_bytes`.
 
-    Raises SetupError if not even two do.
+    Raises SetupError if fewer than two fit.
     """
     blocks = min(-(-max_tokens // BLOCK_TOKENS) + 1, max_bytes // block_bytes)
     if blocks < 2:
@@ -40,11 +40,11 @@ def block_count(model_file: Path, block_bytes: int, max_tokens: int, max_bytes: 
     return blocks
 
 
-class Run(NamedTuple):
-    """Consecutive tokens of one sequence in a step. `past`: its tokens that are in `blocks` already.
+class DecoderRun(NamedTuple):
+    """Consecutive tokens of one sequence in a step. `past`: number of its tokens that are already in `blocks`.
 
-    `blocks` has room for both, in order. `scored`: after how many of these tokens, the last ones, scores are needed.
-    `source_tokens` and `source_blocks`: of a model with an encoder, the text that it has read, and where that is.
+    `blocks`: have room for both, in order. `scored`: number of last tokens after which scores are
+    needed. `source_tokens` and `source_blocks`: the text that an encoder has read, and its blocks.
     """
 
     token_ids: Sequence[int]
@@ -55,13 +55,13 @@ class Run(NamedTuple):
     source_blocks: Sequence[int] = ()
 
 
-class Scores(NamedTuple):
-    """The scores after tokens of a step that needed them, in the order of runs. Arrays are valid until the next step.
+class TokenScores(NamedTuple):
+    """The scores after the scored tokens of a step, in the order of runs. The arrays are valid until the next step.
 
-    `logits`: float32 [rows, vocabulary]. `top_ids`: int32 [rows, tops], the best tokens, best first, equal ones in any
-    order. `top_logits`: float32 [rows, tops]. `log_sums`: float32 [rows], log(sum(exp(logits - the best of them))).
+    `logits`: float32 [rows, vocabulary]. `top_ids`: int32 [rows, tops], best tokens first, equal tokens in any order.
+    `top_logits`: float32 [rows, tops]. `log_sums`: float32 [rows], log(sum(exp(logits - best logit))).
 
-    A token's log probability is its logit, less the best one, less the sum's logarithm.
+    The log probability of a token is its logit minus the best logit minus the row's log sum.
     """
 
     logits: NDArray[np.float32]
@@ -70,13 +70,13 @@ class Scores(NamedTuple):
     log_sums: NDArray[np.float32]
 
     @classmethod
-    def of_rows(cls, rows: Sequence[tuple["Scores", int]]) -> "Scores":
+    def of_rows(cls, rows: Sequence[tuple["TokenScores", int]]) -> "TokenScores":
         """Copies of rows of several steps."""
         return cls._make(np.array([scores[part][row] for scores, row in rows]) for part in range(len(cls._fields)))
 
-    def at(self, rows: slice) -> "Scores":
-        """Some of the rows, without a copy."""
-        return Scores._make(array[rows] for array in self)
+    def at(self, rows: slice) -> "TokenScores":
+        """The scores of a range of rows, without a copy."""
+        return TokenScores._make(array[rows] for array in self)
 
 
 class DecoderModel(Protocol):
@@ -84,7 +84,7 @@ class DecoderModel(Protocol):
 
     @property
     def blocks(self) -> int:
-        """The number of blocks, which are counted from 0 on."""
+        """The number of blocks, which are numbered from 0."""
 
     @property
     def block_tokens(self) -> int:
@@ -92,19 +92,19 @@ class DecoderModel(Protocol):
 
     @property
     def scores_all(self) -> bool:
-        """Whether it has the scores after all tokens of a run; else only those after the last one."""
+        """Whether it returns scores after all tokens of a run, or only after the last token."""
 
     @property
     def part_tokens(self) -> int:
-        """The least of a prompt that is worth a step of its own; fewer tokens hardly cost less."""
+        """The least tokens of a prompt that are worth a step; fewer tokens hardly cost less."""
 
     def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
-        """Reads a source: fills blocks with its cross keys and values. Of models with an encoder. As `compute`."""
+        """Fills blocks with the cross keys and values of a source. Needs an encoder. Raises the errors of `compute`."""
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
-        """Copies blocks, each from the first to the second, in order. As `compute`."""
+        """Copies blocks in order, given as pairs (from, to). Raises the errors of `compute`."""
 
-    def compute(self, runs: Sequence[Run]) -> Scores:
+    def compute(self, runs: Sequence[DecoderRun]) -> TokenScores:
         """Computes one step, and fills the runs' blocks. Releases the interpreter's lock.
 
         Raises RuntimeError, and DecoderLost.

@@ -1,8 +1,8 @@
-"""Loads decoders that generate, by the names of the back ends; each runtime is imported only if it is needed.
+"""Loads generating decoders by the names of the back ends. Imports each runtime only if it is needed.
 
-GatheredModel is a decoder over a cache in blocks whose graph gathers the keys and values of each row itself. It is for
-models whose attention is no paged one (position biases), and for runtimes that have no paged attention. What a step
-computes is written to the blocks here.
+GatheredModel is a decoder over a cache in blocks whose graph gathers the keys and values of each row itself. It serves
+models with position biases, which paged attention does not support, and runtimes without paged attention. It writes
+the new keys and values of a step to the blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,21 +17,21 @@ from neuronpipe.stages.neuron_executor.runtimes.decoder import (
     GATHERED,
     PART_TOKENS,
     DecoderModel,
-    Run,
-    Scores,
+    DecoderRun,
+    TokenScores,
 )
 from neuronpipe.stages.neuron_executor.runtimes.host import compute_pool
 
 
 class GatheringGraph(Protocol):
-    """The graph of a model, with its cache: [2 * layers, blocks, heads, BLOCK_TOKENS, width], of NumPy or PyTorch.
+    """The graph of a model with its cache: an array of NumPy or PyTorch.
 
-    The keys and values of the layers take turns.
+    The shape is [2 * layers, blocks, heads, BLOCK_TOKENS, width]. The keys and values of the layers alternate.
     """
 
     cache: Any
 
-    def step(self, inputs: dict[str, NDArray[np.int64]]) -> tuple[Scores, Any]:
+    def step(self, inputs: dict[str, NDArray[np.int64]]) -> tuple[TokenScores, Any]:
         """The scores of each row, and the keys and values of its new tokens: [rows, new, 2 * layers, heads, width].
 
         `inputs`: see `_inputs`. Raises RuntimeError.
@@ -40,12 +40,12 @@ class GatheringGraph(Protocol):
     def read(self, token_ids: NDArray[np.int64]) -> Any:
         """The cross keys and values of a source, [1, tokens]: [2 * layers, heads, tokens, width]. Raises RuntimeError.
 
-        Of models with an encoder.
+        Only for models with an encoder.
         """
 
 
 class GatheredModel:
-    """See DecoderModel."""
+    """A decoder whose graph gathers its cache; see DecoderModel."""
 
     block_tokens = BLOCK_TOKENS
     part_tokens = PART_TOKENS
@@ -69,45 +69,45 @@ class GatheredModel:
         for source, target in blocks:
             self._cache[:, target] = self._cache[:, source]
 
-    def compute(self, runs: Sequence[Run]) -> Scores:
+    def compute(self, runs: Sequence[DecoderRun]) -> TokenScores:
         """See DecoderModel. Runs of one length are computed together, without padding."""
-        # What is masked counts with a weight of zero, which does not help against the NaN of a text before.
+        # Masked values have a weight of zero, but zero times the NaN of a former text is NaN.
         if begun := [block for run in runs for block in _begun(run)]:
             self._cache[:, begun] = 0
         by_length: dict[int, list[int]] = {}
         for place, run in enumerate(runs):
             by_length.setdefault(len(run.token_ids), []).append(place)
-        found: dict[int, tuple[Scores, int]] = {}
+        by_place: dict[int, tuple[TokenScores, int]] = {}
         for places in by_length.values():
             together = [runs[place] for place in places]
             scores, new = self._graph.step(_inputs(together))
             self._write(together, new)
-            if len(by_length) > 1:  # the graph may use its memory again
-                scores = Scores._make(array.copy() for array in scores)
-            found |= {place: (scores, row) for row, place in enumerate(places)}
-        chosen = [found[place] for place, run in enumerate(runs) if run.scored]
+            if len(by_length) > 1:  # the graph may reuse the memory of its outputs
+                scores = TokenScores._make(array.copy() for array in scores)
+            by_place |= {place: (scores, row) for row, place in enumerate(places)}
+        chosen = [by_place[place] for place, run in enumerate(runs) if run.scored]
         if len(by_length) == 1 and len(chosen) == len(runs):
             return scores
-        return Scores.of_rows(chosen)
+        return TokenScores.of_rows(chosen)
 
-    def _write(self, runs: Sequence[Run], new: Any) -> None:
+    def _write(self, runs: Sequence[DecoderRun], new: Any) -> None:
         positions = [(run, run.past + number) for run in runs for number in range(len(run.token_ids))]
         blocks = [run.blocks[position // BLOCK_TOKENS] for run, position in positions]
         offsets = [position % BLOCK_TOKENS for _, position in positions]
         self._cache[:, blocks, :, offsets] = new.reshape(len(positions), *new.shape[2:])
 
 
-def _begun(run: Run) -> Sequence[int]:
-    """The blocks whose first token is computed."""
+def _begun(run: DecoderRun) -> Sequence[int]:
+    """The blocks whose first token is computed in this run."""
     first, end = -(-run.past // BLOCK_TOKENS), -(-(run.past + len(run.token_ids)) // BLOCK_TOKENS)
     return run.blocks[first:end]
 
 
-def _inputs(runs: Sequence[Run]) -> dict[str, NDArray[np.int64]]:
+def _inputs(runs: Sequence[DecoderRun]) -> dict[str, NDArray[np.int64]]:
     """The inputs of a step of rows of one length.
 
-    `input_ids`: [rows, new]. `past`: [rows], how many tokens are in the blocks. `blocks`: [rows, most], filled up.
-    Of models with an encoder also `source_tokens` and `source_blocks`.
+    `input_ids`: [rows, new]. `past`: [rows], number of tokens in the blocks. `blocks`: [rows, most], filled up. Models
+    with an encoder also have `source_tokens` and `source_blocks`.
     """
     inputs = {
         "input_ids": np.array([run.token_ids for run in runs], np.int64),
@@ -121,7 +121,7 @@ def _inputs(runs: Sequence[Run]) -> dict[str, NDArray[np.int64]]:
 
 
 def _table(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Blocks of each row, filled up with its own first one."""
+    """The blocks of each row, filled up with the row's first block."""
     most = max(map(len, rows))
     return np.array([[*row, *[row[0]] * (most - len(row))] for row in rows], np.int64)
 
@@ -129,10 +129,10 @@ def _table(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
 def load(
     name: str, model_file: Path, properties: Mapping[str, str], *, threads: int, max_tokens: int, max_bytes: int
 ) -> DecoderModel:
-    """Loads the graph of a step, with that of the encoder beside it if there is one.
+    """Loads the graph of a step, and the graph of the encoder beside it if the model has an encoder.
 
-    It allocates blocks for `max_tokens` tokens, or as many as fit into `max_bytes`. Raises SetupError for a graph that
-    cannot be loaded, and if not even two blocks fit; ModuleNotFoundError without the runtime.
+    Allocates blocks for `max_tokens` tokens, or as many as fit into `max_bytes`. Raises SetupError for a graph that
+    cannot be loaded, and if fewer than two blocks fit; ModuleNotFoundError without the runtime.
     """
     if name == "torch":
         from neuronpipe.stages.neuron_executor.runtimes.torch import TorchGraph
@@ -147,5 +147,5 @@ def load(
             return GatheredModel(OpenVinoGraph(model_file, properties, max_tokens, max_bytes))
         return PagedModel(model_file, properties, max_tokens, max_bytes)
 
-    with compute_pool(1, "load") as pool:  # whose priority the runtime's own threads inherit
+    with compute_pool(1, "load") as pool:  # the runtime's own threads inherit its priority
         return pool.submit(load_graph).result()

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
@@ -15,8 +16,8 @@ from neuronpipe.core.errors import SetupError
 ResultT = TypeVar("ResultT")
 
 _CGROUP = Path("/sys/fs/cgroup")
-# Steps of `nice`. A thread gets nine times less CPU time than one of normal priority if both are always busy.
-_LOWER_PRIORITY = 10
+# Steps of `nice`. A thread of lower priority gets nine times less CPU time than a normal thread if both are busy.
+_LOWER_PRIORITY, _LOWEST_PRIORITY = 10, 19
 
 
 def available_cpus(cgroup: Path = _CGROUP) -> int:
@@ -51,14 +52,14 @@ def compute_pool(threads: int, name: str) -> ThreadPoolExecutor:
 
 
 class ComputeThread:
-    """One thread of that kind, which the process does not wait for when it ends: what it computes may hang."""
+    """One thread of lower priority, for which the process does not wait at its end, because the work may hang."""
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def submit(self, function: Callable[[], ResultT]) -> "Future[ResultT]":
-        """Calls a function in the thread, after those before it."""
+        """Calls a function in the thread, after the functions before it."""
         future: Future[ResultT] = Future()
 
         def run() -> None:
@@ -72,7 +73,7 @@ class ComputeThread:
         return future
 
     def close(self) -> None:
-        """Ends the thread after what was given to it."""
+        """Ends the thread after the functions that it was given."""
         self._jobs.put(None)
 
     def _work(self) -> None:
@@ -86,8 +87,15 @@ def _lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _LOWER_PRIORITY)
 
 
+def give_way(thread_id: int) -> None:
+    """Gives a thread of this process the lowest priority. The thread may have ended."""
+    if sys.platform == "linux" and thread_id:
+        with suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, thread_id, _LOWEST_PRIORITY)
+
+
 def _quota(cgroup: Path) -> int:
-    """The CPU quota of control groups, version 2 or 1, rounded up; a very large number without one.
+    """The CPU quota of control groups, version 2 or 1, rounded up; a very large number without a quota.
 
     https://docs.kernel.org/admin-guide/cgroup-v2.html: cpu.max is "$MAX $PERIOD" in microseconds; $MAX is "max" for no
     limit.
@@ -102,12 +110,12 @@ def _quota(cgroup: Path) -> int:
         return 1 << 16
 
 
-# Version 1 writes a number of pages in place of "no limit".
+# Version 1 writes a number of pages instead of "no limit".
 _NO_LIMIT = 1 << 60
 
 
 def memory_limit(cgroup: Path = _CGROUP) -> int | None:
-    """The container's limit in bytes, of control groups version 2 or 1; None without one."""
+    """The container's memory limit in bytes, from control groups version 2 or 1; None without a limit."""
     for file in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes"):
         try:
             limit = file.read_text().strip()
@@ -115,3 +123,12 @@ def memory_limit(cgroup: Path = _CGROUP) -> int | None:
             continue
         return int(limit) if limit.isdigit() and int(limit) < _NO_LIMIT else None
     return None
+
+
+def resident_bytes() -> int:
+    """The bytes of this process that no file backs; 0 if the system does not report them."""
+    try:
+        resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    except OSError:  # not Linux
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGESIZE")

@@ -25,18 +25,18 @@ _SDK_RELEASES = {
     "2.13": "2.29",
     "2.15": "2.31",
 }
-# In seconds. The documentation names two defaults, 30 and 2.
+# In seconds. The documentation gives two defaults, 30 and 2.
 _EXECUTION_TIMEOUT_S = 30
 _TIMEOUT, _VISIBLE, _NUMBER = "NEURON_RT_EXEC_TIMEOUT", "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"
 
 
 def device_count() -> int:
-    """The Neuron devices of this machine, or of this container."""
+    """The number of Neuron devices of this machine or container."""
     return sum(path.name.removeprefix("neuron").isdigit() for path in DEVICE_FOLDER.glob("neuron*"))
 
 
 def sdk_release(torch_neuronx_version: str) -> str:
-    """The release of the SDK that has a version of torch-neuronx; "unknown" if it is not in the list."""
+    """The SDK release that contains a version of torch-neuronx; "unknown" if it is not in the list."""
     parts = torch_neuronx_version.partition("+")[0].split(".")
     return _SDK_RELEASES.get(".".join(parts[3:5]), "unknown")
 
@@ -44,41 +44,41 @@ def sdk_release(torch_neuronx_version: str) -> str:
 def sdk_words(text: str) -> str:
     """The relevant line of an SDK error, without the traceback that TorchScript puts around it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if "status=" in line] or [
+    relevant = [line for line in lines if "status=" in line] or [
         line for line in lines if "Error" in line and "interpreter" not in line
     ]
-    return (telling or lines or ["no text"])[-1]
+    return (relevant or lines or ["no text"])[-1]
 
 
 def runtime_environment(cores: int | str, environment: Mapping[str, str]) -> Mapping[str, str]:
     """The variables that make Neuron's runtime take these cores. Set them before importing anything of the SDK.
 
-    `cores`: a number (0: those that `environment` names, or all), or a list. Raises SetupError if `environment` names
-    other cores: the parent process or the container may have been given those.
+    `cores`: a list, or a number (0: the cores that `environment` names, or all). Raises SetupError if `environment`
+    names other cores: the parent process or the container may have been given those.
     """
-    found, wanted = _cores_of(environment), parse_cores(cores) if isinstance(cores, str) else cores
-    if found and wanted and not _agree(wanted, found[1]):
+    present, wanted = _cores_of(environment), parse_cores(cores) if isinstance(cores, str) else cores
+    if present and wanted and not _agree(wanted, present[1]):
         raise SetupError(
-            f"cores {cores}: contradicts {found[0]}={environment[found[0]]} in the environment; leave one "
+            f"cores {cores}: contradicts {present[0]}={environment[present[0]]} in the environment; leave one "
             "of the two out"
         )
     added = {} if _TIMEOUT in environment else {_TIMEOUT: str(_EXECUTION_TIMEOUT_S)}
     if isinstance(cores, str):
         added[_VISIBLE] = cores
-    elif cores and not found:
+    elif cores and not present:
         added[_NUMBER] = str(cores)
     return added
 
 
 def core_count(cores: int, environment: Mapping[str, str] = os.environ) -> int:
-    """The number of cores; 0 means those that the runtime takes.
+    """The number of cores; 0 means the cores that the runtime takes.
 
-    Raises SetupError if all are wanted and there are none.
+    Raises SetupError if all are requested and there are none.
     """
     if cores:
         return cores
-    if found := _cores_of(environment):
-        return _count(found[1])
+    if present := _cores_of(environment):
+        return _count(present[1])
     if not (devices := device_count()):
         raise SetupError(
             f"no Neuron device on this machine: {DEVICE_FOLDER} holds no neuron0; in a container, hand it over with "
@@ -87,8 +87,10 @@ def core_count(cores: int, environment: Mapping[str, str] = os.environ) -> int:
     return devices * CORES_PER_DEVICE
 
 
-def _agree(one: int | tuple[int, ...], other: int | tuple[int, ...]) -> bool:
-    return one == other if isinstance(one, tuple) and isinstance(other, tuple) else _count(one) == _count(other)
+def _agree(wanted: int | tuple[int, ...], present: int | tuple[int, ...]) -> bool:
+    if isinstance(wanted, tuple) and isinstance(present, tuple):
+        return wanted == present
+    return _count(wanted) == _count(present)
 
 
 def _count(cores: int | tuple[int, ...]) -> int:

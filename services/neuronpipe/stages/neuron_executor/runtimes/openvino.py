@@ -1,15 +1,16 @@
-"""OpenVINO without its telemetry, and the one engine of this process."""
+"""OpenVINO without its telemetry, the only engine of this process, and the graphs that it reads."""
 
 import functools
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-# OpenVINO reports imports and conversions over the network unless its package for that is missing; then it uses the
-# stub in openvino/tools/ovc/telemetry_stub.py. The documented opt-out, `opt_in_out --opt_out`, writes to the user's
-# home.
+# OpenVINO reports imports and conversions over the network. Without its telemetry package it uses the stub in
+# openvino/tools/ovc/telemetry_stub.py. The documented opt-out, `opt_in_out --opt_out`, writes to the user's home.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 import openvino  # noqa: E402
@@ -24,33 +25,110 @@ __all__ = [
     "compute",
     "engine",
     "has_bfloat16",
+    "look_up_first",
     "openvino",
     "opset13",
     "paged_attention_transformation",
+    "read",
     "traced",
 ]
 
 
 @functools.cache
 def engine() -> openvino.Core:
-    """The one engine of this process, which is never freed.
+    """The only engine of this process, which is never freed.
 
-    In OpenVINO 2026.4, engines that are not freed in the reverse order of their creation leave the thread with a signal
-    stack that is already freed, and the next signal ends the process. (Each sets a signal stack for its CPU plugin, and
-    later restores the one that it found.)
+    In OpenVINO 2026.4, each engine sets a signal stack for its CPU plugin, and later restores the stack that it found.
+    So engines that are not freed in the reverse order of their creation leave the thread with a freed signal stack, and
+    the next signal ends the process.
     """
     core = openvino.Core()
     core.get_property("CPU", "FULL_DEVICE_NAME")  # loads the plugin before other engines do, such as NNCF's
-    # In 2026.4, two threads that first use its table of dtypes at the same time deadlock: one holds the interpreter's
-    # lock and waits for the table, the other builds the table and waits for the lock.
+    # In 2026.4, two threads deadlock if both use the table of dtypes for the first time: one thread holds the
+    # interpreter's lock and waits for the table, the other builds the table and waits for the lock.
     openvino.Type.f32.to_dtype()
     return core
 
 
-def traced(module: Any, example: Any, **options: Any) -> openvino.Model:
-    """The graph of a PyTorch module, for the compiler, which compares what it computes. `options`: of convert_model.
+def read(path: Path) -> openvino.Model:
+    """Reads the graph of a file, and changes it by `look_up_first`. Raises RuntimeError.
 
-    PyTorch need not compare it, too: it would trace the module again, which took a fifth of the time to compile.
+    The weights stay in the file, and all graphs that are compiled from it share them.
+    """
+    model = engine().read_model(path)
+    look_up_first(model)
+    return model
+
+
+def look_up_first(model: openvino.Model) -> None:
+    """Looks up the rows of tables of 8 bits before they are dequantized. Each row stays the same to the bit.
+
+    In a graph with quantized activations, OpenVINO 2026.4 dequantizes a table as a whole if each row has its own scale.
+    Every compiled graph then takes another 768 MB, with 250,000 rows of 768 numbers. OpenVINO itself looks up rows of
+    other tables first.
+    """
+    operations = model.get_ops()
+    if not any(operation.get_type_name() == "FakeQuantize" for operation in operations):
+        return
+    for gather in operations:
+        if gather.get_type_name() != "Gather" or not _is_dequantized_by_row(gather):
+            continue
+        # The limits change no number. Without them OpenVINO fuses the last product with a sum behind it if shapes are
+        # fixed. A fused sum is rounded once instead of twice, and a quantizer behind it may take another step:
+        # outputs of MiniLM then differed by up to 5e-3 (2026-11-28).
+        largest = float(np.finfo(np.float32).max)
+        rows = opset13.clamp(_looked_up(gather.input_value(0), gather), -largest, largest)
+        rows.set_friendly_name(gather.get_friendly_name())
+        gather.output(0).replace(rows.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def _is_dequantized_by_row(gather: openvino.Node) -> bool:
+    """Whether an operation looks up rows of an 8-bit table that is dequantized by a scale for each row."""
+    table, *scales = _constants(gather.input_value(0)) or [None]
+    axis = gather.input_value(2).get_node()
+    return (
+        table is not None
+        and table.get_output_element_type(0) in (openvino.Type.i8, openvino.Type.u8)
+        and any(_is_by_row(scale, gather) for scale in scales)
+        and axis.get_type_name() == "Constant"
+        and not axis.data.any()
+    )
+
+
+def _constants(value: openvino.Output) -> list[openvino.Node]:
+    """The constants from which a value is dequantized, the quantized constant first; empty for other values."""
+    node = value.get_node()
+    if node.get_type_name() == "Constant":
+        return [node]
+    if node.get_type_name() not in ("Convert", "Subtract", "Multiply"):
+        return []
+    by_input = [_constants(value) for value in node.input_values()]
+    return [constant for constants in by_input for constant in constants] if all(by_input) else []
+
+
+def _is_by_row(constant: openvino.Node, gather: openvino.Node) -> bool:
+    """Whether a constant has a row for each row of the table. OpenVINO handles a table of one row by itself."""
+    shape, table = list(constant.shape), list(gather.get_input_shape(0))
+    return len(shape) == len(table) and shape[0] == table[0] > 1
+
+
+def _looked_up(value: openvino.Output, gather: openvino.Node) -> openvino.Output:
+    """The rows of a dequantized table that `gather` looks up, dequantized from the same rows of the constants."""
+    node = value.get_node()
+    if node.get_type_name() == "Constant":
+        indices, axis = gather.input_value(1), gather.input_value(2)
+        return opset13.gather(value, indices, axis).output(0) if _is_by_row(node, gather) else value
+    inputs = [_looked_up(value, gather) for value in node.input_values()]
+    if node.get_type_name() == "Convert":
+        return opset13.convert(*inputs, node.get_output_element_type(0)).output(0)
+    return (opset13.subtract if node.get_type_name() == "Subtract" else opset13.multiply)(*inputs).output(0)
+
+
+def traced(module: Any, example: Any, **options: Any) -> openvino.Model:
+    """Traces a PyTorch module for the compiler, which compares the graph's outputs. `options`: for convert_model.
+
+    PyTorch's own comparison is off: it would trace the module again, which took a fifth of the time to compile.
     """
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder  # imports torch
 
@@ -59,9 +137,9 @@ def traced(module: Any, example: Any, **options: Any) -> openvino.Model:
 
 
 def compute(request: openvino.InferRequest, inputs: Mapping[str, NDArray[Any]]) -> None:
-    """Computes a request, whose inputs must stay where they are until it gets others. Raises RuntimeError.
+    """Computes a request, whose inputs must stay in their memory until it gets other inputs. Raises RuntimeError.
 
-    Python's `infer` with a dictionary checks and copies: of a step with one token, it took a tenth of the time.
+    Python's `infer` with a dictionary checks and copies, which took a tenth of the time of a step with one token.
     """
     for name, array in inputs.items():
         request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
@@ -75,7 +153,7 @@ def has_bfloat16() -> bool:
 
 
 def computable(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties of a model, with float32 where this CPU does not compute in bfloat16.
+    """The properties of a model, with float32 instead of bfloat16 if this CPU does not compute in bfloat16.
 
     With AVX-512, OpenVINO 2026.4 would emulate bfloat16, which took 20 times as long as float32 (MiniLM, one text).
     """

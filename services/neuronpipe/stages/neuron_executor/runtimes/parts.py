@@ -1,18 +1,18 @@
-"""A model over several cores: cut between layers into parts, each on a core of its own, and batches flow through."""
+"""A model over several cores: cut between layers into parts, each on a core of its own, through which batches flow."""
 
 from collections.abc import Sequence
 
 from neuronpipe.core.errors import SetupError
 
-# The input of every part but the first, and the only output of every part but the last: what its last layer computed.
+# The input of every part except the first, and the only output of every part except the last: the last layer's output.
 HIDDEN = "hidden"
-# What can be about equal in all parts, and the back ends that compute parts.
+# The quantities that can be balanced among parts, and the back ends that compute parts.
 BALANCES = ("time", "memory")
 PIPELINED = ("openvino", "neuronx")
 
 
 def check_parts(name: str, parts: int, cores: int, *, leaves_none: bool) -> None:
-    """Raises SetupError for fewer cores than a model has parts, and for cores that are left over if none may be."""
+    """Raises SetupError for fewer cores than parts, and for cores that are left over if none may be left over."""
     if cores < parts:
         raise SetupError(
             f"model {name!r}: compiled in {parts} parts, each for a core of its own (--pipeline-cores), and there are "

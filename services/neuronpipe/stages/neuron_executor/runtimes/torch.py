@@ -9,30 +9,36 @@ import torch
 from numpy.typing import NDArray
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.stages.neuron_executor.runtimes.decoder import ENCODER, TOP_TOKENS, DecoderLost, Scores, block_count
+from neuronpipe.stages.neuron_executor.runtimes.decoder import (
+    ENCODER,
+    TOP_TOKENS,
+    DecoderLost,
+    TokenScores,
+    block_count,
+)
 
 
 def load_program(path: Path, device: torch.device) -> Any:
-    """An exported program on a device. Raises SetupError."""
+    """Loads an exported program onto a device. Raises SetupError."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the loader's own parts
+            warnings.simplefilter("ignore")  # warnings about the loader's own parts
             program = torch.export.load(path)
             if device.type != "cpu":
                 from torch.export.passes import move_to_device_pass
 
                 program = move_to_device_pass(program, device)
         return program
-    except Exception as error:  # another version of PyTorch may raise anything for the file
+    except Exception as error:  # another version of PyTorch may raise any error for the file
         raise SetupError(
             f"{path}: PyTorch {torch.__version__} cannot load it; compile the model again with this version"
         ) from error
 
 
 def is_lost(error: Exception, device: torch.device) -> bool:
-    """Whether a device computes no more: after a fault on it, the context of the process is unusable.
+    """Whether a device never computes again: after a fault on it, the context of the process is unusable.
 
-    After a lack of memory, it is not.
+    A lack of memory is no such fault.
     """
     is_memory = isinstance(error, torch.cuda.OutOfMemoryError)
     return device.type == "cuda" and not is_memory and "CUDA error" in str(error)
@@ -42,7 +48,7 @@ class TorchGraph:
     """See GatheringGraph. The cache is a tensor on the device."""
 
     def __init__(self, model_file: Path, threads: int, max_tokens: int, max_bytes: int) -> None:
-        """See load. `threads`: of the CPU, which all models of the process share; 0: as they are."""
+        """See load. `threads`: CPU threads, which all models of the process share; 0: unchanged."""
         self._device = device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if device.type == "cpu" and threads:
             torch.set_num_threads(threads)
@@ -56,14 +62,14 @@ class TorchGraph:
         encoder_file = model_file.with_name(f"{ENCODER}.pt2")
         self._encoder = load_program(encoder_file, device).module() if encoder_file.exists() else None
 
-    def step(self, inputs: dict[str, NDArray[np.int64]]) -> tuple[Scores, Any]:
+    def step(self, inputs: dict[str, NDArray[np.int64]]) -> tuple[TokenScores, Any]:
         """See GatheringGraph."""
-        given = {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
-        logits, new = self._run(self._step, **given, cache=self.cache)
+        tensors = {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
+        logits, new = self._run(self._step, **tensors, cache=self.cache)
         logits = logits.float()
         top_logits, top_ids = logits.topk(min(TOP_TOKENS, logits.shape[1]))
         log_sums = (logits - top_logits[:, :1]).exp().sum(1).log()
-        return Scores(*(array.cpu().numpy() for array in (logits, top_ids.int(), top_logits, log_sums))), new
+        return TokenScores(*(array.cpu().numpy() for array in (logits, top_ids.int(), top_logits, log_sums))), new
 
     def read(self, token_ids: NDArray[np.int64]) -> Any:
         """See GatheringGraph."""

@@ -18,7 +18,7 @@ from neuronpipe.core.tensors import Array
 from neuronpipe.stages.neuron_executor.backends import load_decoder
 from neuronpipe.stages.neuron_executor.backends.base import Backend, BackendError, BackendRequest, CoreLost, compute
 from neuronpipe.stages.neuron_executor.backends.neuron_runtime import neuron_runtime
-from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, DecoderModel, Run
+from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, DecoderModel, DecoderRun
 from tests.unit.model_specs import model_spec
 
 _SPEC = model_spec("question_answering")
@@ -285,26 +285,26 @@ def load(decoder_request: BackendRequest) -> Callable[..., DecoderModel]:
     return lambda **changes: load_decoder("neuronx", replace(decoder_request, **changes), max_tokens=1, max_bytes=1)
 
 
-def _sums(model: DecoderModel, *runs: Run) -> list[float]:
+def _sums(model: DecoderModel, *runs: DecoderRun) -> list[float]:
     return [float(row[0]) for row in model.compute(runs).logits]
 
 
 def test_slots_stay_on_the_core_of_their_model(load: Callable[..., DecoderModel]) -> None:
     one, other = load(), load()
     assert (one.blocks, one.block_tokens) == (3, 16)
-    assert _sums(one, Run([4], 0, [2], 1), Run([5], 0, [0], 1)) == [4, 5]
-    assert _sums(other, Run([6], 0, [2], 1)) == [6]
-    assert _sums(one, Run([1], 1, [2], 1)) == [5]
+    assert _sums(one, DecoderRun([4], 0, [2], 1), DecoderRun([5], 0, [0], 1)) == [4, 5]
+    assert _sums(other, DecoderRun([6], 0, [2], 1)) == [6]
+    assert _sums(one, DecoderRun([1], 1, [2], 1)) == [5]
     one.copy([(2, 1)])
-    assert _sums(one, Run([1], 2, [1], 1), Run([3], 1, [0], 1)) == [6, 8]
+    assert _sums(one, DecoderRun([1], 2, [1], 1), DecoderRun([3], 1, [0], 1)) == [6, 8]
 
 
 def test_a_step_that_fails_leaves_the_slots_as_they_were(load: Callable[..., DecoderModel]) -> None:
     model = load()
-    _sums(model, Run([4], 0, [2], 1))
+    _sums(model, DecoderRun([4], 0, [2], 1))
     with pytest.raises(RuntimeError, match="core 0 could not compute a step"):
-        _sums(model, Run([4], 1, [2], 1), Run([100], 0, [1], 1))  # beyond the vocabulary
-    assert _sums(model, Run([2], 1, [2], 1)) == [6]
+        _sums(model, DecoderRun([4], 1, [2], 1), DecoderRun([100], 0, [1], 1))  # beyond the vocabulary
+    assert _sums(model, DecoderRun([2], 1, [2], 1)) == [6]
 
 
 @pytest.mark.parametrize("status", ["101", "5"])
@@ -314,12 +314,12 @@ def test_a_core_that_fails_a_step_of_nothing_too_is_lost_for_all_models(
     one, on_another, on_the_same = load(), load(), load()
     (faults / "fault-core-0").write_text(status)
     with pytest.raises(DecoderLost, match=f"core 0 was lost: .*status={status}"):
-        _sums(one, Run([4], 0, [2], 1))
+        _sums(one, DecoderRun([4], 0, [2], 1))
     (faults / "fault-core-0").unlink()
     with pytest.raises(DecoderLost, match="core 0 was lost"):
-        _sums(on_the_same, Run([4], 0, [2], 1))
-    assert _sums(on_another, Run([4], 0, [2], 1)) == [4]
-    assert _sums(load(), Run([4], 0, [2], 1)) == [4], "loaded onto the other core"
+        _sums(on_the_same, DecoderRun([4], 0, [2], 1))
+    assert _sums(on_another, DecoderRun([4], 0, [2], 1)) == [4]
+    assert _sums(load(), DecoderRun([4], 0, [2], 1)) == [4], "loaded onto the other core"
 
 
 def test_a_bundle_that_cannot_run_here_is_refused(load: Callable[..., DecoderModel], faults: Path) -> None:
@@ -342,9 +342,9 @@ def test_sources_are_read_into_slots_and_stay_there(
     model.read([100], [2])
     of_first: dict[str, Any] = {"source_tokens": 2, "source_blocks": [1]}
     of_second: dict[str, Any] = {"source_tokens": 1, "source_blocks": [2]}
-    assert _sums(model, Run([4], 0, [0], 1, **of_first), Run([5], 0, [2], 1, **of_second)) == [34, 105]
+    assert _sums(model, DecoderRun([4], 0, [0], 1, **of_first), DecoderRun([5], 0, [2], 1, **of_second)) == [34, 105]
     model.read([1000], [2])
-    assert _sums(model, Run([1], 1, [0], 1, **of_first), Run([1], 1, [2], 1, **of_second)) == [35, 1006]
+    assert _sums(model, DecoderRun([1], 1, [0], 1, **of_first), DecoderRun([1], 1, [2], 1, **of_second)) == [35, 1006]
     (faults / "fault-core-0").write_text("101")
     with pytest.raises(DecoderLost, match=r"core 0 was lost: .*status=101"):
         model.read([1], [1])

@@ -5,55 +5,32 @@ That it finds the text of transformers is what tests/oracle compares.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import numpy as np
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TokenSequence
-from neuronpipe.core.background import run_beside
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction
-from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
-from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.tasks.text_generation import check_all_options, complete_options
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
-    TOKENIZER_JSON,
     VOCABULARY,
     WrittenDecoder,
+    running_generator,
     scores_after,
 )
 
 _SPEC = model_spec("text_generation", max_tokens=64, vocabulary_size=VOCABULARY)
 
 
-@asynccontextmanager
-async def _generator(decoder: WrittenDecoder, max_sequences: int = 8) -> AsyncIterator[Generator]:
-    telemetry = Telemetry()
-    observer = GenerationObserver(telemetry, _SPEC, "written")
-    generator = Generator(
-        decoder,
-        _SPEC,
-        telemetry,
-        observer,
-        lambda: TOKENIZER_JSON,
-        max_sequences=max_sequences,
-        step_tokens=8,
-        max_queue_sequences=64,
-        max_prompt_wait_s=0,
-        step_limit_s=60,
-    )
-    async with run_beside(generator.work()):
-        try:
-            yield generator
-        finally:
-            await generator.close()
+def _generator(decoder: WrittenDecoder, max_sequences: int = 8) -> AbstractAsyncContextManager[Generator]:
+    return running_generator(decoder, _SPEC, max_sequences=max_sequences)
 
 
 def _item(prompt: list[int], max_new_tokens: int = 8, num_beams: int = 3, **options: Any) -> ExecuteItem:

@@ -4,10 +4,10 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import zip_longest
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,29 +15,26 @@ import pytest
 
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions
-from neuronpipe.core.background import run_beside
 from neuronpipe.core.callers import Caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, Overloaded, Unavailable
 from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction
-from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.generation import engine
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
-from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules
-from neuronpipe.stages.neuron_executor.runtimes.decoder import Run, Scores
+from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
 from neuronpipe.tasks.text_generation import complete_options
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
-    TOKENIZER_JSON,
     VOCABULARY,
     WrittenDecoder,
     greedy,
+    running_generator,
     scores_after,
 )
 
@@ -46,26 +43,7 @@ _SPEC = model_spec("text_generation", max_tokens=64, vocabulary_size=VOCABULARY)
 _UNUSED = next(token_id for token_id in range(VOCABULARY) if token_id not in (1, 2, *greedy([1, 2], 8)))
 
 
-@asynccontextmanager
-async def _generator(
-    decoder: WrittenDecoder, step_limit_s: float = 60, telemetry: Telemetry | None = None, **settings: Any
-) -> AsyncIterator[Generator]:
-    telemetry = telemetry or Telemetry()
-    limits: dict[str, Any] = {
-        "max_sequences": 4,
-        "step_tokens": 8,
-        "max_queue_sequences": 64,
-        "max_prompt_wait_s": 0,
-    } | settings
-    observer = GenerationObserver(telemetry, _SPEC, "written")
-    generator = Generator(
-        decoder, _SPEC, telemetry, observer, lambda: TOKENIZER_JSON, step_limit_s=step_limit_s, **limits
-    )
-    async with run_beside(generator.work()):
-        try:
-            yield generator
-        finally:
-            await generator.close()
+_generator = partial(running_generator, spec=_SPEC)
 
 
 def _item(
@@ -73,7 +51,6 @@ def _item(
     max_new_tokens: int = 8,
     *,
     call: Call | None = None,
-    report: Callable[[NewTokens], None] | None = None,
     **options: Any,
 ) -> ExecuteItem:
     given = GenerationOptions(max_new_tokens=max_new_tokens, **options)
@@ -82,8 +59,12 @@ def _item(
         ModelKey("small", 1),
         TensorSets(arrays=[{"input_ids": np.array(prompt, np.int32)}]),
         complete_options(given, _SPEC, len(prompt)),
-        report,
     )
+
+
+def _telling(put: Callable[[NewTokens], None]) -> Any:
+    """A stream that tells what is put into it."""
+    return SimpleNamespace(put=put)
 
 
 def _tokens(prediction: Prediction) -> list[int]:
@@ -130,10 +111,11 @@ async def test_sequences_that_join_and_leave_do_not_change_others() -> None:
     assert max(map(len, decoder.steps)) <= 4
 
 
-async def _together(generator: Generator, *items: ExecuteItem) -> list[Prediction]:
-    """The texts of items that are all there before a step is planned."""
+async def _together(generator: Generator, *items: ExecuteItem, streams: Iterable[Any] = ()) -> list[Prediction]:
+    """The texts of items that are all there before a step is planned, and whose tokens go into streams."""
     with generator.unplanned:
-        tasks = [asyncio.create_task(generator.generate(item)) for item in items]
+        streamed = zip_longest(items, streams)
+        tasks = [asyncio.create_task(generator.generate(item, stream)) for item, stream in streamed]
         await asyncio.sleep(0)
     return await asyncio.gather(*tasks)
 
@@ -156,7 +138,7 @@ class _HeldDecoder(WrittenDecoder):
         self.may_compute = threading.Event()
         self.may_compute.set()
 
-    def compute(self, runs: Sequence[Run]) -> Scores:
+    def compute(self, runs: Sequence[DecoderRun]) -> TokenScores:
         self.may_compute.wait()
         return super().compute(runs)
 
@@ -189,7 +171,7 @@ async def test_a_cancelled_text_gives_its_blocks_back_by_the_next_step() -> None
     decoder = WrittenDecoder(32)
     begun = asyncio.Event()
     async with _generator(decoder) as generator:
-        leaving = asyncio.create_task(generator.generate(_item([9] * 20, 40, report=lambda _: begun.set())))
+        leaving = asyncio.create_task(generator.generate(_item([9] * 20, 40), _telling(lambda _: begun.set())))
         await begun.wait()
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
@@ -228,10 +210,17 @@ async def test_callers_of_other_scopes_share_no_blocks() -> None:
 async def test_tokens_are_reported_step_by_step() -> None:
     reported: list[int] = []
     async with _generator(WrittenDecoder(16)) as generator:
-        prediction = await generator.generate(_item([3], 6, report=lambda new: reported.extend(new.token_ids)))
+        prediction = await generator.generate(_item([3], 6), _telling(lambda new: reported.extend(new.token_ids)))
     assert reported == _tokens(prediction)
     assert prediction.generation
     assert prediction.generation.steps == 6
+
+
+async def test_a_search_tells_that_it_has_begun_and_then_holds_no_turn() -> None:
+    reported: list[NewTokens] = []
+    async with _generator(WrittenDecoder(16)) as generator:
+        await generator.generate(_item([3], 6, num_beams=2), _telling(reported.append))
+    assert [(one.is_waiting, len(one.token_ids)) for one in reported] == [(True, 0)]
 
 
 async def test_tokens_that_cannot_be_passed_on_end_their_text_alone() -> None:
@@ -241,7 +230,7 @@ async def test_tokens_that_cannot_be_passed_on_end_their_text_alone() -> None:
     async with _generator(WrittenDecoder(16)) as generator:
         beside = asyncio.create_task(generator.generate(_item([1], 8)))
         with pytest.raises(InternalError, match="could not be passed on"):
-            await asyncio.wait_for(generator.generate(_item([2], 1, report=fail)), 5)
+            await asyncio.wait_for(generator.generate(_item([2], 1), _telling(fail)), 5)
         assert _tokens(await beside) == greedy([1], 8)
 
 
@@ -283,6 +272,38 @@ async def test_a_full_queue_refuses_with_a_delay() -> None:
                 await generator.generate(_item([1], 8))
         assert refused.value.retry_after_s > 0
         await asyncio.gather(*waiting)
+
+
+@pytest.mark.parametrize("meanwhile", ["texts come", "a caller leaves", "it is closed"])
+async def test_the_event_loop_never_waits_for_a_thread_that_has_the_planner(meanwhile: str) -> None:
+    has_it, may_go = threading.Event(), threading.Event()
+
+    def plan() -> None:
+        """As the steps' thread, which has a lower priority and may get no CPU."""
+        with generator.unplanned:
+            has_it.set()
+            may_go.wait(5)
+
+    async with _generator(WrittenDecoder(16)) as generator:
+        texts: list[asyncio.Task[Any]] = [asyncio.create_task(generator.generate(_item([1], 8)))]
+        if meanwhile == "a caller leaves":
+            await asyncio.sleep(0)
+        planning = threading.Thread(target=plan)
+        planning.start()
+        has_it.wait()
+        if meanwhile == "a caller leaves":
+            texts.pop().cancel()
+        elif meanwhile == "it is closed":
+            texts.append(asyncio.create_task(generator.close()))
+        began_s = time.monotonic()
+        await asyncio.sleep(0.05)
+        assert time.monotonic() - began_s < 2
+        may_go.set()
+        outcomes = await asyncio.gather(*texts, return_exceptions=True)
+        planning.join()
+        if meanwhile == "texts come":
+            assert isinstance(outcomes[0], Prediction)
+            assert _tokens(outcomes[0]) == greedy([1], 8)
 
 
 async def test_prompts_that_would_wait_too_long_are_refused_with_a_delay() -> None:
@@ -370,15 +391,16 @@ async def _copied(
     def report(new: NewTokens, number: int) -> None:
         told[number].extend(zip_longest(new.token_ids, new.logprobs))
 
-    items = []
+    items, streams = [], []
     for count in range(1, 25):
         for prompt in ([3, 4, 5, 3, 4], [6] * count, [5, 3, 6, 4, *range(count)]):
-            items.append(_item(prompt, count, report=partial(report, number=len(told)), **options))
+            items.append(_item(prompt, count, **options))
+            streams.append(_telling(partial(report, number=len(told))))
             told.append([])
     telemetry = Recorded()
     settings |= {"telemetry": telemetry, "max_queue_sequences": 128}
     async with _generator(_CopyingDecoder(24), **settings) as generator:
-        predictions = await _together(generator, *items)
+        predictions = await _together(generator, *items, streams=streams)
         assert generator.planner.blocks_in_use == 0
         assert options or generator.planner.preemptions, "the cache was never too small"
     arrays = [{name: array.tolist() for name, array in one.outputs.arrays[0].items()} for one in predictions]
@@ -419,7 +441,7 @@ async def test_tokens_before_an_error_are_passed_on_also_those_of_a_draft(
     async with _generator(_CountingDecoder(16), prompt_lookup_tokens=drafts) as generator:
         with pytest.raises(InvalidInput, match="no token may follow"):
             await generator.generate(
-                _item([*range(8), *range(8)], 12, report=lambda new: told.extend(new.token_ids), top_logprobs=1)
+                _item([*range(8), *range(8)], 12, top_logprobs=1), _telling(lambda new: told.extend(new.token_ids))
             )
     assert told == [0, 1, 2]
 
@@ -456,7 +478,7 @@ async def test_scores_of_prompts_and_drafts_are_few_in_a_step(monkeypatch: pytes
     expected, _ = await _copied(options, prompt_lookup_tokens=4)
     computed, most = _CopyingDecoder.compute, 0
 
-    def compute(decoder: _CopyingDecoder, runs: Sequence[Run]) -> Scores:
+    def compute(decoder: _CopyingDecoder, runs: Sequence[DecoderRun]) -> TokenScores:
         nonlocal most
         most = max(most, sum(run.scored - 1 for run in runs))
         return computed(decoder, runs)
@@ -503,7 +525,7 @@ class _HangingDecoder(WrittenDecoder):
 
     end = threading.Event()
 
-    def compute(self, runs: Sequence[Run]) -> Scores:
+    def compute(self, runs: Sequence[DecoderRun]) -> TokenScores:
         if len(self.steps) == 1:
             self.end.wait()
         return super().compute(runs)
@@ -528,7 +550,7 @@ async def test_a_step_that_hangs_ends_all_texts_and_the_process() -> None:
 
 async def test_a_step_may_take_ten_times_the_longest_before_it() -> None:
     class Slow(WrittenDecoder):
-        def compute(self, runs: Sequence[Run]) -> Scores:
+        def compute(self, runs: Sequence[DecoderRun]) -> TokenScores:
             time.sleep((0.2, 0.8, 0, 0)[len(self.steps)])
             return super().compute(runs)
 
@@ -554,7 +576,7 @@ async def test_options_that_no_gateway_sends_are_refused_alone() -> None:
 async def test_a_generator_that_closes_ends_its_texts() -> None:
     begun = asyncio.Event()
     async with _generator(WrittenDecoder(32)) as generator:
-        running = asyncio.create_task(generator.generate(_item([1], 60, report=lambda _: begun.set())))
+        running = asyncio.create_task(generator.generate(_item([1], 60), _telling(lambda _: begun.set())))
         await begun.wait()
     with pytest.raises(Unavailable, match="stopping"):
         await running

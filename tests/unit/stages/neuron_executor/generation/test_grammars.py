@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import os
 import random
 import re
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -16,16 +19,14 @@ import pytest
 from tokenizers import Tokenizer
 
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TokenSequence
-from neuronpipe.core.background import run_beside
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, Overloaded
+from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.items import ExecuteItem, ModelKey
-from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.stages.neuron_executor.generation import grammars
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.grammars import Grammars
-from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.tasks.text_generation import check_all_options, complete_options
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
@@ -33,6 +34,7 @@ from tests.unit.stages.neuron_executor.generation.written_decoder import (
     TOKENIZER_JSON,
     VOCABULARY,
     WrittenDecoder,
+    running_generator,
 )
 
 _END, _LENGTH = FinishReason.FINISH_REASON_END, FinishReason.FINISH_REASON_LENGTH
@@ -77,6 +79,9 @@ _FORMS: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
     ),
 }
 _ITEMS = "[a-c]{1,3}(,[a-c]{1,3})*"
+_NAMES: dict[str, Any] = {chr(0x4E00 + number): {} for number in range(2100)}
+_FEW: dict[str, Any] = {chr(0x4E00 + number): {} for number in range(200)}
+_COSTS = "to compile it would cost"
 
 
 def _without_braces(text: str) -> str:
@@ -84,26 +89,8 @@ def _without_braces(text: str) -> str:
     return text if shorter == text else _without_braces(shorter)
 
 
-@asynccontextmanager
-async def _generator(blocks: int = 256) -> AsyncIterator[Generator]:
-    telemetry = Telemetry()
-    generator = Generator(
-        WrittenDecoder(blocks),
-        _SPEC,
-        telemetry,
-        GenerationObserver(telemetry, _SPEC, "written"),
-        lambda: TOKENIZER_JSON,
-        max_sequences=8,
-        step_tokens=8,
-        max_queue_sequences=64,
-        max_prompt_wait_s=0,
-        step_limit_s=60,
-    )
-    async with run_beside(generator.work()):
-        try:
-            yield generator
-        finally:
-            await generator.close()
+def _generator(blocks: int = 256) -> AbstractAsyncContextManager[Generator]:
+    return running_generator(WrittenDecoder(blocks), _SPEC, max_sequences=8)
 
 
 def _item(prompt: list[int], max_new_tokens: int = 100, **options: Any) -> ExecuteItem:
@@ -177,7 +164,8 @@ async def test_a_forced_last_token_gives_way_to_the_form() -> None:
     ("options", "field", "problem"),
     [
         ({"json_schema": '{"type":'}, "json_schema", "cannot be followed: Expecting value"),
-        ({"json_schema": '{"type": "array", "uniqueItems": true}'}, "json_schema", "Unimplemented keys"),
+        ({"json_schema": '{"type": "array", "contains": {}}'}, "json_schema", "Unimplemented keys"),
+        ({"json_schema": '{"type": "string", "format": "regex"}'}, "json_schema", "Unknown format"),
         ({"json_schema": '{"$ref": "#"}'}, "json_schema", "no text has it"),
         ({"json_schema": '{"multipleOf": 999983}'}, "json_schema", "multipleOf add up to more than 10000"),
         ({"json_schema": '{"multipleOf": 1e999999999}'}, "json_schema", "multipleOf add up to more than 10000"),
@@ -193,13 +181,38 @@ async def test_a_forced_last_token_gives_way_to_the_form() -> None:
             "json_schema",
             "oneOf constraints are not supported",
         ),
-        ({"json_schema": "[" * 5000 + "]" * 5000}, "json_schema", "cannot be followed: maximum recursion"),
+        ({"json_schema": "[" * 5000 + "]" * 5000}, "json_schema", "nested more than 128 deep"),
         ({"regex": "(a"}, "regex", "cannot be followed: at 1(8): invalid regex"),
         ({"regex": "(?=a)b"}, "regex", "look-ahead"),
         ({"regex": "a\\"}, "regex", "it ends within an escape"),
         ({"grammar": 'start: start "a"'}, "grammar", "no text has it"),
         ({"grammar": "start: " + "(" * 9000 + '"a"' + ")" * 9000}, "grammar", "too deeply nested"),
         ({"choices": ["\u4e2d"]}, "choices", "no text has it"),
+        # These would be compiled for seconds, or without an end.
+        ({"json_schema": json.dumps({"properties": _NAMES})}, "json_schema", _COSTS),
+        (
+            {"json_schema": json.dumps({"patternProperties": {f"^{name}": {} for name in _NAMES}})},
+            "json_schema",
+            _COSTS,
+        ),
+        (
+            {"json_schema": json.dumps({"properties": _FEW, "anyOf": [{"required": [one]} for one in _FEW]})},
+            "json_schema",
+            _COSTS,
+        ),
+        (
+            {
+                "json_schema": json.dumps(
+                    {"$defs": {"a/b": {"properties": _FEW}}}
+                    | {"items": {"oneOf": [{"$ref": "#/$defs/a~1b", "required": [one]} for one in _FEW]}}
+                )
+            },
+            "json_schema",
+            _COSTS,
+        ),
+        ({"json_schema": json.dumps({"allOf": [{"pattern": one} for one in [*_FEW][:24]]})}, "json_schema", _COSTS),
+        ({"grammar": 'start: "a" %json ' + json.dumps({"properties": _NAMES})}, "grammar", _COSTS),
+        ({"grammar": "start: T\nT: " + "&".join(f"/.*{one}.*/" for one in _FEW)}, "grammar", "8 intersections"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -246,6 +259,61 @@ async def test_dates_and_times_are_those_that_python_takes() -> None:
     assert not await can_write("2024-02-29t10:20:60z", {"format": "date-time"})
     assert await can_write("23:59:59z", {"format": "time"})
     assert not await can_write("23:59:60z", {"format": "time"})
+    own.close()
+
+
+def _decimal_pattern(digits: int | None, places: int | None) -> str:
+    """As pydantic 2.12 writes it (json_schema.py, decimal_schema)."""
+    head, whole = r"^(?!^[-+.]*$)[+-]?0*", max(0, (digits or 0) - (places or 0))
+    if digits is None:
+        return head + (r"\d*\.?\d*$" if places is None else rf"\d*\.?\d{{0,{places}}}0*$")
+    ahead = rf"(?:\d{{0,{whole}}}|(?=[\d.]{{1,{digits + 1}}}0*$)"
+    return head + ahead + (r"\d*\.\d*0*$)" if places is None else rf"\d{{0,{whole}}}\.\d{{0,{places}}}0*$)")
+
+
+@pytest.mark.parametrize("digits", [None, 1, 3, 10])
+@pytest.mark.parametrize("places", [None, 0, 2, 4])
+async def test_pydantics_decimals_are_written_as_numbers_and_as_texts(digits: int | None, places: int | None) -> None:
+    own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
+    pattern = _decimal_pattern(digits, places)
+    text = {"type": "string", "pattern": pattern}
+    written = set()
+    for one in ("0", "7", "-12", "+123", "0.5", "1.25", "12.5", "1.2345", "123456789012", "0.00001", "", ".", "-", "x"):
+        if await _can_write(own, one, text):
+            assert re.search(pattern, one), one
+            written.add(one)
+    assert {"0"} <= written
+    assert ("0.5" in written) == (places != 0 and (digits, places) != (1, None))
+    assert await _can_write(own, 1.5, {"anyOf": [{"type": "number"}, text]})
+    own.close()
+
+
+async def test_pydantics_sets_are_written_and_whether_items_repeat_is_up_to_the_model() -> None:
+    own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
+    assert await _can_write(own, [1, 2], schema)
+    assert await _can_write(own, [1, 1], schema)
+    assert not await _can_write(own, [1, 2, 3], schema)
+    own.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("path", "/tmp/a", None),
+        ("password", "a b", None),
+        ("binary", "a", None),
+        ("base64", "ywi1", "ywi"),
+        ("ipv4network", "10.0.0.1", "x"),
+        ("ipvanyaddress", "10.0.0.1", "x"),
+        ("uuid4", "f47ac10b-58cc-4372-a567-0e02b2c3d479", "f47ac10b-58cc-1372-a567-0e02b2c3d479"),
+    ],
+)
+async def test_pydantics_formats_are_followed(name: str, right: str, wrong: str | None) -> None:
+    own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
+    schema = {"type": "string", "format": name}
+    assert await _can_write(own, right, schema)
+    assert wrong is None or not await _can_write(own, wrong, schema)
     own.close()
 
 
@@ -349,6 +417,106 @@ async def test_a_grammar_that_takes_long_is_refused_and_nobody_waits_for_it(monk
     assert await own.of(GenerationOptions(regex="a"))
     assert await own.of(GenerationOptions(regex="b"))
     own.close()
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Grammars of "slow" are compiled for as long as it is not set."""
+    goes_on = threading.Event()
+    compile_one = Grammars._compiled
+
+    def compiled(own: Grammars, option: str, text: str) -> Any:
+        if text.startswith("slow"):
+            goes_on.wait(30)
+        return compile_one(own, option, text)
+
+    monkeypatch.setattr(Grammars, "_compiled", compiled)
+    yield goes_on
+    goes_on.set()
+
+
+async def test_a_tenants_grammars_take_one_place_and_no_other_tenant_waits_for_them(held: threading.Event) -> None:
+    own, waits = Grammars(_SPEC, lambda: TOKENIZER_JSON), list[bool]()
+    regexes = [GenerationOptions(regex=f"slow{number}") for number in range(3)]
+    slow = [asyncio.create_task(own.of(options, "mallory", waits.append)) for options in regexes]
+    async with asyncio.timeout(10):
+        for tenant in ("", "a", "b"):
+            assert await own.of(GenerationOptions(regex="a"), tenant)
+        assert not any(one.done() for one in slow)
+        while len(waits) < 3:
+            await asyncio.sleep(0.01)
+        held.set()
+        assert all(await asyncio.gather(*slow))
+    assert sorted(waits) == [False] * 3 + [True] * 3
+    own.close()
+
+
+async def test_a_grammar_that_takes_too_long_keeps_its_tenants_place_only_at_the_lowest_priority(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammars, "_COMPILE_LIMIT_S", 0.1)
+    goes_on, compile_one, ids = threading.Event(), Grammars._compiled, list[int]()
+
+    def compiled(own: Grammars, option: str, text: str) -> Any:
+        if text == "slow":
+            ids.append(threading.get_native_id())
+            while not goes_on.is_set():  # it computes
+                pass
+        return compile_one(own, option, text)
+
+    monkeypatch.setattr(Grammars, "_compiled", compiled)
+    own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
+    try:
+        with pytest.raises(InvalidInput, match=r"options\.regex: takes more than 0\.1 s"):
+            await own.of(GenerationOptions(regex="slow"), "mallory")
+        assert os.getpriority(os.PRIO_PROCESS, ids[0]) == 19
+        for number in range(3):
+            with pytest.raises(Overloaded):
+                await own.of(GenerationOptions(regex=f"a{number}"), "mallory")
+        assert len(own._waiting["mallory"]) == 1, "those that were refused are kept"
+        monkeypatch.setattr(grammars, "_COMPILE_LIMIT_S", 60)
+        for tenant in "abcde":
+            assert await own.of(GenerationOptions(regex="a"), tenant)
+    finally:
+        goes_on.set()
+    assert await own.of(GenerationOptions(regex="a"), "mallory")
+    own.close()
+
+
+async def test_a_tenants_grammars_leave_those_of_others_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = Counter[str]()
+    compile_one = Grammars._compiled
+
+    def counted(own: Grammars, option: str, text: str) -> Any:
+        compiled[text] += 1
+        return compile_one(own, option, text)
+
+    monkeypatch.setattr(Grammars, "_compiled", counted)
+    monkeypatch.setattr(grammars, "_MAX_KEPT", 8)
+    own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
+    for tenant, regexes in (("a", ["a", "b"]), ("mallory", [f"m{number}" for number in range(20)]), ("a", ["a", "b"])):
+        for regex in regexes:
+            await own.of(GenerationOptions(regex=regex), tenant)
+    assert compiled["a"] == compiled["b"] == 1
+    large = [GenerationOptions(choices=[f"{number}".rjust(256)] * 250) for number in range(8)]  # half of what is kept
+    for options in large:
+        await own.of(options, "mallory")
+    await own.of(GenerationOptions(regex="a"), "a")
+    assert compiled["a"] == 1
+    own.close()
+
+
+async def test_a_text_tells_that_it_waits_for_its_grammar_and_no_longer(held: threading.Event) -> None:
+    told = list[NewTokens]()
+    async with _generator() as generator:
+        stream: Any = SimpleNamespace(put=told.append)
+        text = asyncio.create_task(generator.generate(_item([5], regex="slow"), stream))
+        while not told:
+            await asyncio.sleep(0.01)
+        assert await _texts(generator, _item([6], 3))
+        held.set()
+        await text
+    assert [(one.is_waiting, not one.token_ids) for one in told[:3]] == [(True, True), (False, True), (False, False)]
 
 
 async def test_a_grammar_is_compiled_once_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

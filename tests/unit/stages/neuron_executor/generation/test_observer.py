@@ -6,9 +6,9 @@ from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.names import Attributes, Events, Metrics, Spans
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver, StepRecord
-from neuronpipe.stages.neuron_executor.generation.planner import Row, Sequence
+from neuronpipe.stages.neuron_executor.generation.planner import GeneratedSequence, TextRow
 from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
-from neuronpipe.stages.neuron_executor.runtimes.decoder import Run
+from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
 
@@ -16,21 +16,21 @@ _SPEC = model_spec("text_generation", max_tokens=64, vocabulary_size=64)
 _STEPS = 33
 
 
-def _sequence(trace: SpanContext | None) -> Sequence:
+def _sequence(trace: SpanContext | None) -> GeneratedSequence:
     options = GenerationOptions(max_new_tokens=_STEPS)
     chooser, future = TokenChooser(options, 3, ()), asyncio.get_running_loop().create_future()
-    sequence = Sequence(
-        (False, False, 0), [Row([1, 2, 3])], options, chooser, frozenset(), float("inf"), "", None, future
+    sequence = GeneratedSequence(
+        (False, False, 0), [TextRow([1, 2, 3])], options, chooser, frozenset(), float("inf"), "", None, future
     )
     sequence.trace = trace.child() if trace else None
     return sequence
 
 
-def _run_steps(observer: GenerationObserver, sequences: list[Sequence]) -> None:
+def _run_steps(observer: GenerationObserver, sequences: list[GeneratedSequence]) -> None:
     """Every sequence gets a token in every step; the first step has the prompts."""
     for step in range(_STEPS):
         tokens = [1] if step else [1, 2, 3]
-        planned = {one: [Run(tokens, 0, [0], 1)] for one in sequences}
+        planned = {one: [DecoderRun(tokens, 0, [0], 1)] for one in sequences}
         observer.step(StepRecord.of(planned, 1_000 * step).ended(1_000 * step + 500))
         for one in sequences:
             one.started_ns = one.started_ns or one.arrived_ns

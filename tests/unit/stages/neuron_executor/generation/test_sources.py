@@ -2,30 +2,27 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import numpy as np
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
-from neuronpipe.core.background import run_beside
 from neuronpipe.core.callers import Caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InternalError, InvalidInput
 from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction
-from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
-from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.tasks.text_generation import complete_options
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
-    TOKENIZER_JSON,
     VOCABULARY,
     WrittenDecoder,
     greedy,
+    running_generator,
 )
 
 _START = (3,)
@@ -34,26 +31,8 @@ _SPEC = model_spec(
 )
 
 
-@asynccontextmanager
-async def _generator(decoder: WrittenDecoder) -> AsyncIterator[Generator]:
-    telemetry = Telemetry()
-    generator = Generator(
-        decoder,
-        _SPEC,
-        telemetry,
-        GenerationObserver(telemetry, _SPEC, "written"),
-        lambda: TOKENIZER_JSON,
-        max_sequences=4,
-        step_tokens=8,
-        max_queue_sequences=64,
-        max_prompt_wait_s=0,
-        step_limit_s=60,
-    )
-    async with run_beside(generator.work()):
-        try:
-            yield generator
-        finally:
-            await generator.close()
+def _generator(decoder: WrittenDecoder) -> AbstractAsyncContextManager[Generator]:
+    return running_generator(decoder, _SPEC)
 
 
 def _item(source: list[int], max_new_tokens: int = 8, call: Call | None = None, **options: Any) -> ExecuteItem:

@@ -6,11 +6,18 @@ wrongly, freed too early or not filled gives other tokens. What nobody wrote is 
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 
-from neuronpipe.stages.neuron_executor.runtimes.decoder import Run, Scores
+from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.platform.process.background import run_beside
+from neuronpipe.stages.neuron_executor.generation.engine import Generator
+from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
+from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
 
 VOCABULARY = 64
 END = 2
@@ -57,7 +64,7 @@ class WrittenDecoder:
 
     def __init__(self, blocks: int, failing_token_id: int = -1, nan_token_id: int = -1) -> None:
         self.blocks = blocks
-        self.steps: list[list[Run]] = []
+        self.steps: list[list[DecoderRun]] = []
         self._failing_token_id = failing_token_id
         self._nan_token_id = nan_token_id
         self._written = np.full((blocks, self.block_tokens), _POISON)
@@ -78,7 +85,7 @@ class WrittenDecoder:
         """The scores after these tokens."""
         return scores_after(token_ids)
 
-    def compute(self, runs: Sequence[Run]) -> Scores:
+    def compute(self, runs: Sequence[DecoderRun]) -> TokenScores:
         """See DecoderModel."""
         self.steps.append(list(runs))
         logits = []
@@ -104,10 +111,10 @@ class WrittenDecoder:
         return written_scores(rows, top_ids)
 
 
-def written_scores(logits: np.ndarray, top_ids: np.ndarray) -> Scores:
+def written_scores(logits: np.ndarray, top_ids: np.ndarray) -> TokenScores:
     """Scores of runs with these logits, [runs, vocabulary], and best tokens, [runs, tops]."""
     top_logits = np.take_along_axis(logits, top_ids, axis=1)
-    return Scores(logits, top_ids, top_logits, np.log(np.exp(logits - top_logits[:, :1]).sum(axis=1)))
+    return TokenScores(logits, top_ids, top_logits, np.log(np.exp(logits - top_logits[:, :1]).sum(axis=1)))
 
 
 def scores_after(token_ids: Sequence[int]) -> np.ndarray:
@@ -123,3 +130,20 @@ def greedy(prompt: Sequence[int], count: int, source: Sequence[int] = ()) -> lis
     for _ in range(count):
         token_ids.append(int(scores_after([*before, *token_ids]).argmax()))
     return token_ids[len(prompt) :]
+
+
+@asynccontextmanager
+async def running_generator(
+    decoder: WrittenDecoder, spec: ModelSpec, telemetry: Telemetry | None = None, **settings: Any
+) -> AsyncIterator[Generator]:
+    """An engine over a decoder, with four sequences at once and eight tokens a step unless `settings` say otherwise."""
+    telemetry = telemetry or Telemetry()
+    limits: dict[str, Any] = {"max_sequences": 4, "step_tokens": 8, "max_queue_sequences": 64, "max_prompt_wait_s": 0}
+    limits |= {"step_limit_s": 60} | settings
+    observer = GenerationObserver(telemetry, spec, "written")
+    generator = Generator(decoder, spec, telemetry, observer, lambda: TOKENIZER_JSON, **limits)
+    async with run_beside(generator.work()):
+        try:
+            yield generator
+        finally:
+            await generator.close()

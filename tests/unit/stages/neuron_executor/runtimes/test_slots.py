@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from neuronpipe.stages.neuron_executor.runtimes.decoder import Run, Scores
+from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
 from neuronpipe.stages.neuron_executor.runtimes.slots import SlotModel
 
 _SLOTS, _TOKENS, _CHUNK = 4, 32, 3
@@ -23,7 +23,7 @@ class _Graph:
         assert not token_ids[0, count:].any()
         self.sources[slot] = token_ids[0].tolist()
 
-    def execute(self, *inputs: Any) -> Scores:
+    def execute(self, *inputs: Any) -> TokenScores:
         token_ids, past, chunk, copied, *read = inputs
         self.executions += 1
         self.held = [[*self.held[source]] for source in copied]
@@ -35,7 +35,7 @@ class _Graph:
         sums = np.array([*map(sum, self.held), sum(self.held[slot])], np.float32)[:, None]
         for of_row, (source, count) in enumerate(read[0] if read else ()):
             sums[of_row] += sum(self.sources[source][:count])
-        return Scores(
+        return TokenScores(
             np.repeat(sums, 5, axis=1), np.zeros((_SLOTS + 1, 1), np.int32), sums, np.zeros(_SLOTS + 1, np.float32)
         )
 
@@ -45,33 +45,38 @@ def _model() -> tuple[SlotModel, _Graph]:
     return SlotModel(graph, _SLOTS, _TOKENS, _CHUNK), graph
 
 
-def _sums(model: SlotModel, *runs: Run) -> list[float]:
+def _sums(model: SlotModel, *runs: DecoderRun) -> list[float]:
     return [float(row[0]) for row in model.compute(runs).logits]
 
 
 def test_a_prompt_takes_an_execution_for_each_part_and_single_tokens_go_with_the_first() -> None:
     model, graph = _model()
-    runs = [Run([1], 0, [2], 1), Run([1, 2, 3, 4, 5, 6, 7], 0, [0], 1), Run([8], 0, [3], 0)]
+    runs = [DecoderRun([1], 0, [2], 1), DecoderRun([1, 2, 3, 4, 5, 6, 7], 0, [0], 1), DecoderRun([8], 0, [3], 0)]
     assert _sums(model, *runs) == [1, 28]
     assert graph.executions == 3
-    assert _sums(model, Run([9], 7, [0], 1), Run([2], 1, [2], 1)) == [37, 3]
+    assert _sums(model, DecoderRun([9], 7, [0], 1), DecoderRun([2], 1, [2], 1)) == [37, 3]
     assert graph.executions == 4
     assert graph.held == [[1, 2, 3, 4, 5, 6, 7, 9], [], [1, 2], [8]]
 
 
 def test_scores_are_those_of_the_runs_in_order_whatever_their_lengths() -> None:
-    runs = [Run([3, 4], 0, [1], 1), Run([5], 0, [0], 1), Run([6, 7], 0, [3], 0), Run([8], 0, [2], 1)]
+    runs = [
+        DecoderRun([3, 4], 0, [1], 1),
+        DecoderRun([5], 0, [0], 1),
+        DecoderRun([6, 7], 0, [3], 0),
+        DecoderRun([8], 0, [2], 1),
+    ]
     assert _sums(_model()[0], *runs) == [7, 5, 8]
-    assert _sums(_model()[0], Run([6, 7], 0, [3], 0)) == []
+    assert _sums(_model()[0], DecoderRun([6, 7], 0, [3], 0)) == []
 
 
 def test_copies_are_made_in_order_before_the_step_and_once() -> None:
     model, graph = _model()
-    _sums(model, Run([1, 2], 0, [0], 1), Run([5], 0, [1], 1))
+    _sums(model, DecoderRun([1, 2], 0, [0], 1), DecoderRun([5], 0, [1], 1))
     model.copy([(0, 2), (2, 3), (1, 2)])
-    assert _sums(model, Run([10], 2, [0], 1), Run([20], 2, [3], 1)) == [13, 23]
+    assert _sums(model, DecoderRun([10], 2, [0], 1), DecoderRun([20], 2, [3], 1)) == [13, 23]
     assert graph.held == [[1, 2, 10], [5], [5], [1, 2, 20]]
-    _sums(model, Run([30], 3, [3], 1))
+    _sums(model, DecoderRun([30], 3, [3], 1))
     assert graph.held[2] == [5]
 
 
@@ -81,8 +86,11 @@ def test_rows_see_the_sources_that_were_read_for_them() -> None:
     model.read([1000], [1])
     of_first: dict[str, Any] = {"source_tokens": 2, "source_blocks": [3]}
     of_second: dict[str, Any] = {"source_tokens": 1, "source_blocks": [1]}
-    assert _sums(model, Run([1], 0, [0], 1, **of_first), Run([2], 0, [2], 1, **of_second)) == [301, 1002]
+    assert _sums(model, DecoderRun([1], 0, [0], 1, **of_first), DecoderRun([2], 0, [2], 1, **of_second)) == [301, 1002]
     # Beams share a source; a prompt has one, too; what was read is not copied with a slot.
     model.copy([(0, 1)])
-    assert _sums(model, Run([4], 1, [0], 1, **of_first), Run([5, 6, 7, 8], 0, [1], 1, **of_first)) == [305, 326]
+    assert _sums(model, DecoderRun([4], 1, [0], 1, **of_first), DecoderRun([5, 6, 7, 8], 0, [1], 1, **of_first)) == [
+        305,
+        326,
+    ]
     assert graph.sources[1][0] == 1000

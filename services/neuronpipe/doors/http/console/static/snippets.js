@@ -25,7 +25,7 @@ function grpcurl(request, { grpc }) {
 }
 
 function curl(request, { http }) {
-  return `curl ${http} --json @- ${here(request)}`;
+  return `curl ${http} -H 'Content-Type: application/json' -d @- ${here(request)}`;
 }
 
 function python(request, { grpc }) {

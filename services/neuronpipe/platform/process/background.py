@@ -1,0 +1,214 @@
+"""Background tasks: beside a block of code, side by side to their results, or a few at once in turns.
+
+Calls that may hang run in threads of their own.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from contextvars import Context, copy_context
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+ResultT = TypeVar("ResultT")
+ParametersT = ParamSpec("ParametersT")
+
+# Limits of one turn of the event loop: the time for reading, the new calls of all connections, and the new calls of one
+# connection while others wait. An answer takes half a dozen turns, so turns must be short.
+_TURN_S = 0.005
+_CALLS_A_TURN, _CALLS_OF_CONNECTION = 32, 8
+
+
+@asynccontextmanager
+async def run_beside(
+    *coroutines: Coroutine[Any, Any, None],
+) -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], None]]:
+    """Runs coroutines beside the block, which gets a function that starts more of them.
+
+    If a coroutine crashes, the block is cancelled, and the coroutine's error is raised instead of the block's result.
+
+    The block's own error is raised as it is. A bare TaskGroup would wrap it in an ExceptionGroup.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+            try:
+                yield lambda coroutine: tasks.append(group.create_task(coroutine))
+            finally:
+                for task in tasks:
+                    task.cancel()
+    except BaseExceptionGroup as errors:
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from first.__cause__
+
+
+async def run_together(
+    coroutines: Iterable[Coroutine[Any, Any, ResultT]], wait_for_turn: Callable[[], Awaitable[None]] | None = None
+) -> list[ResultT]:
+    """Runs coroutines side by side and returns their results in order. The first error ends the others, and is raised.
+
+    `wait_for_turn`: awaited before each coroutine is made.
+
+    There is no TaskGroup: until Python 3.13 a cancelled TaskGroup keeps itself in a reference cycle. To collect the
+    groups of hundreds of batches whose caller has left would take 100 ms, in which all calls wait.
+    """
+    tasks: list[asyncio.Task[ResultT]] = []
+    making, coroutine = iter(coroutines), None
+    try:
+        while True:
+            if wait_for_turn:
+                await wait_for_turn()
+            if (coroutine := next(making, None)) is None:
+                break
+            tasks.append(asyncio.create_task(coroutine))
+        return await asyncio.gather(*tasks)
+    finally:
+        await _end(tasks)
+        del tasks, coroutine  # an error's traceback keeps this frame
+
+
+async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancels the tasks that still run, and waits for them."""
+    running = [task for task in tasks if not task.done() and task.cancel()]
+    if running:
+        await asyncio.wait(running)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # otherwise asyncio logs that the error was never retrieved
+
+
+def start_apart(function: Callable[[], ResultT]) -> "Future[ResultT]":
+    """Calls a function, which may hang, in a thread of its own."""
+    future: Future[ResultT] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=copy_context().run, args=(run,), daemon=True).start()
+    return future
+
+
+async def run_apart(
+    function: Callable[ParametersT, ResultT], *args: ParametersT.args, **kwargs: ParametersT.kwargs
+) -> ResultT:
+    """Calls a function in a thread of its own: if it hangs, it blocks no other call and no end of the process."""
+    return await asyncio.wrap_future(start_apart(partial(function, *args, **kwargs)))
+
+
+class Places:
+    """Limits how many callers run at once. Groups of waiting callers, such as tenants, get places in turns.
+
+    asyncio.Semaphore would search all waiting callers when one leaves: under overload, there are thousands.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the first group is the next to get a place
+
+    async def take(self, group: str = "") -> None:
+        """Waits for a place."""
+        if self._free:
+            self._free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(group, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Passes a place on to the next waiting caller."""
+        while self._waiting:
+            group, turns = next(iter(self._waiting.items()))
+            turn = turns.popleft()
+            del self._waiting[group]
+            if turns:
+                self._waiting[group] = turns
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+    def leave_after(self, turns: int) -> None:
+        """Passes a place on after `turns` turns of the event loop."""
+        leave = partial(self.leave_after, turns - 1) if turns > 1 else self.leave
+        asyncio.get_running_loop().call_soon(leave)
+
+    @asynccontextmanager
+    async def taken(self, group: str) -> AsyncIterator[None]:
+        """Holds a place while the block runs."""
+        await self.take(group)
+        try:
+            yield
+        finally:
+            self.leave()
+
+
+class LoopTurns:
+    """Distributes each turn of the event loop over connections.
+
+    Data that exceeds a turn's limits waits for the next turn: a caller with thousands of calls or frames would
+    otherwise hold up all others. After a turn whose time was used up, the waiting connections rest for the same time,
+    in which threads compute.
+    """
+
+    def __init__(self) -> None:
+        self._left, self._left_s = 0, 0.0
+        self._is_open = self._is_resting = False
+        self._waiting: dict[Callable[[], None], None] = {}
+
+    def has_room_after(self, calls: int, began_s: float) -> bool:
+        """Whether reading of a connection may continue: it began at `began_s`, and `calls` new calls came this turn.
+
+        Begins a turn if none has begun, and a rest if the turn's time is used up.
+        """
+        self._open()
+        if time.monotonic() - began_s < self._left_s:
+            return calls < self._left and (calls < _CALLS_OF_CONNECTION or not self._waiting)
+        if not self._is_resting:
+            self._is_resting = True
+            asyncio.get_running_loop().call_later(_TURN_S, self._end_rest, context=Context())
+        return False
+
+    def take(self, calls: int, began_s: float) -> None:
+        """Counts the time since `began_s`, in which a connection was read, and its `calls` new calls."""
+        self._left -= calls
+        self._left_s -= time.monotonic() - began_s
+
+    def wait(self, go_on: Callable[[], None]) -> None:
+        """Calls `go_on` in a later turn."""
+        self._waiting[go_on] = None
+        self._open()
+
+    def _open(self) -> None:
+        if not self._is_open:
+            self._is_open, self._left, self._left_s = True, _CALLS_A_TURN, _TURN_S
+            # An empty context, not the context of the call whose end has made room.
+            asyncio.get_running_loop().call_soon(self._end, context=Context())
+
+    def _end(self) -> None:
+        """Begins a turn for waiting connections, which leave a half of it to connections that receive data now."""
+        self._is_open = False
+        for go_on in [] if self._is_resting else list(self._waiting):
+            self._open()
+            if self._left <= _CALLS_A_TURN // 2 or self._left_s <= _TURN_S / 2:
+                return
+            del self._waiting[go_on]
+            go_on()
+
+    def _end_rest(self) -> None:
+        self._is_resting = False
+        self._open()

@@ -1,0 +1,83 @@
+"""The steps in which a server ends a connection without losing a call: phases, times and limits, without I/O."""
+
+import math
+from enum import IntEnum
+
+# Callers begin calls when they get answers, and gRPC without retries fails calls that begin while the notice arrives.
+# So answers wait from HOLD_S before the notice until HOLD_S, or a longer round trip, after the acknowledgement. They
+# wait at most MAX_HOLD_S after the notice.
+HOLD_S, MAX_HOLD_S = 0.02, 0.1
+# A peer that does not acknowledge the notice within this time gets no more. The streams that it opened are answered.
+_NOTICE_LIMIT_S = 5.0
+# After the acknowledgement, and after each stream that comes then, the connection waits for this time, or for this
+# number of round trips of the notice if that is longer. A caller's library may acknowledge the notice before its calls
+# know it: Node.js opens streams for some milliseconds more, or for as long as its process gets no processor, and its
+# gRPC client repeats a refused call once only.
+_DRAIN_S, _DRAIN_ROUND_TRIPS = 0.2, 4
+# A new connection is asked to leave after its first call, or after this time: gRPC fails the calls for which it made a
+# connection that is asked to leave before they begin.
+_FIRST_CALL_S = 0.25
+
+
+class Phase(IntEnum):
+    """The phases of a connection, in their order."""
+
+    OPEN = 0
+    # The notice follows within HOLD_S.
+    NOTICE_DUE = 1
+    # The caller got a GOAWAY that leaves it all its streams, and a ping.
+    NOTICE_GIVEN = 2
+    # The ping came back: the caller knows of the notice, but its streams may still be on their way.
+    ACKNOWLEDGED = 3
+    # The caller got a GOAWAY that takes no more streams. The connection ends with its last stream.
+    GOING_AWAY = 4
+
+
+class Leaving:
+    """The phase of a connection, and the times at which the server acts next.
+
+    `next_s`: time of the next action, on the loop's clock: the notice in phase OPEN, the final GOAWAY later. `ends_s`:
+    time at which the connection is aborted, with all its streams. Both are infinite while nothing is due.
+    `holds_answers`: answers are kept back around the notice. `has_served`: a call on this connection has ended.
+    """
+
+    __slots__ = ("_drain_s", "_notice_s", "ends_s", "has_served", "holds_answers", "next_s", "phase")
+
+    def __init__(self) -> None:
+        self.phase = Phase.OPEN
+        self.next_s = self.ends_s = math.inf
+        self.has_served = self.holds_answers = False
+        self._notice_s = self._drain_s = 0.0
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the notice is due in a connection that is still open."""
+        return self.phase is Phase.OPEN and self.next_s < math.inf
+
+    def ask(self, made_s: float) -> None:
+        """Makes the notice due: at once, or for a connection without a first call some time after `made_s`."""
+        self.next_s = 0.0 if self.has_served else made_s + _FIRST_CALL_S
+
+    def prepare_notice(self, now_s: float, *, can_hold: bool) -> None:
+        """Begins to leave. `can_hold`: whether answers can be kept back, because no frame is half sent."""
+        self.phase, self.holds_answers = Phase.NOTICE_DUE, can_hold
+        self.next_s = now_s + HOLD_S + _NOTICE_LIMIT_S
+
+    def note_notice(self, now_s: float) -> None:
+        """Records that the notice was given."""
+        self.phase, self._notice_s = Phase.NOTICE_GIVEN, now_s
+
+    def acknowledge(self, now_s: float) -> float:
+        """Records that the caller acknowledged the notice. Returns the seconds for which answers are still held."""
+        round_trip_s = now_s - self._notice_s
+        self.phase, self._drain_s = Phase.ACKNOWLEDGED, max(_DRAIN_S, _DRAIN_ROUND_TRIPS * round_trip_s)
+        self.postpone(now_s)
+        return max(HOLD_S, round_trip_s)
+
+    def postpone(self, now_s: float) -> None:
+        """Waits for one more stream after the acknowledgement."""
+        self.next_s = min(now_s + self._drain_s, self._notice_s + _NOTICE_LIMIT_S)
+
+    def go_away(self) -> None:
+        """Records that no more streams are taken."""
+        self.phase, self.next_s, self.holds_answers = Phase.GOING_AWAY, math.inf, False

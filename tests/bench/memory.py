@@ -1,0 +1,271 @@
+"""Memory and latency that stay: a server after thousands of texts of all lengths, and one caller from its first answer.
+
+Run: python -m tests.bench.memory [--dtypes int8,float32] [--texts N] [--rounds N] [--out FOLDER]
+It prints a page, and writes it as memory.md.
+
+Each dtype has two servers. The first is called at once by one caller with a synchronous client of grpcio. When its
+shapes are prepared, its answers and those of a loop by hand come in turn, text by text. The loop has the tokenizer, and
+the same graph with all threads, without padding. The second server gets texts of up to 512 tokens from 32 callers.
+"""
+
+import argparse
+import asyncio
+import json
+import pydoc_data.topics
+import random
+import re
+import shlex
+import statistics
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import psutil
+
+from neuronpipe.api.v1.inference_pb2 import InferResponse
+from neuronpipe.bundles.repository import read_repository
+from neuronpipe.measure.machine import describe_machine
+from neuronpipe.measure.processes import ServiceProcess
+from tests.bench.closed_loop import INFER
+from tests.bench.peers.environments import CACHE
+from tests.bench.systems import MODEL, SOURCE, computed_dtypes, find_repository, make_request, read_texts, run_module
+
+_MAX_TOKENS = 512
+_CALLERS = 32
+_FIRST = 50
+_COLUMNS = (
+    *("Start", "After", "Ratio", "Prepared", "One caller", "First", "Later", "Ratio", "Served", "By hand", "Ratio"),
+    "p99 / p50",
+)
+_ROW = "|" + " {} |" * (1 + len(_COLUMNS))
+# A server that prepares its shapes for longer is broken.
+_PATIENCE_S = 180.0
+
+
+def _long_repository(dtype: str) -> Path:
+    """The model of the other benchmarks, for texts of 512 tokens."""
+    repository, source = CACHE / f"repository-{dtype}-{_MAX_TOKENS}", CACHE / f"source-{_MAX_TOKENS}"
+    if not (repository / MODEL).is_dir():
+        find_repository("fake")  # makes the source
+        if not source.is_dir():
+            import transformers
+
+            model = transformers.AutoModelForSequenceClassification.from_pretrained(SOURCE)
+            model.save_pretrained(source)
+            transformers.AutoTokenizer.from_pretrained(SOURCE, model_max_length=_MAX_TOKENS).save_pretrained(source)
+        task = ("--task", "text-classification", "--name", MODEL, "--repository", str(repository), "--dtype", dtype)
+        run_module("-m", "neuronpipe", "compile", str(source), *task)
+    return repository
+
+
+def _mixed_texts(count: int) -> list[str]:
+    """Texts of one to eight paragraphs, the same ones in every run."""
+    blocks = [block for text in pydoc_data.topics.topics.values() for block in re.split(r"\n\s*\n", text)]
+    paragraphs = [one for one in (re.sub(r"\s+", " ", block).strip() for block in blocks) if 12 < len(one) < 480]
+    chooser = random.Random(20261128)
+    return [" ".join(chooser.choices(paragraphs, k=chooser.choice((1, 1, 2, 3, 4, 8)))) for _ in range(count)]
+
+
+class _Server:
+    """`serve all`, with its memory and its metrics."""
+
+    def __init__(self, repository: Path) -> None:
+        # The texts come round and round: with a cache, none would be tokenized.
+        options = ("--token-cache-bytes", "0", "--metrics-listen", "127.0.0.1:0")
+        self._process = ServiceProcess("all", "--repository", str(repository), *options)
+
+    def __enter__(self) -> "_Server":
+        self._process.__enter__()
+        self.target = self._process.wait_until_ready().target
+        self._metrics = self._process.wait_for("metrics")["address"]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._process.__exit__(*error)
+
+    def resident_mb(self) -> float:
+        """The memory that the process has now."""
+        return float(psutil.Process(self._process.pid).memory_info().rss) / 1e6
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's series."""
+        with urllib.request.urlopen(f"http://{self._metrics}/metrics") as page:
+            lines = page.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+
+    def wait_until_prepared(self) -> None:
+        """Waits until all shapes are prepared."""
+        limit_s = time.monotonic() + _PATIENCE_S
+        while self.metric("neuronpipe_model_shapes_ready") < self.metric("neuronpipe_model_shapes"):
+            if time.monotonic() > limit_s:
+                raise TimeoutError(f"shapes are not prepared after {_PATIENCE_S:g} s")
+            time.sleep(1)
+
+
+class _ByHand:
+    """The tokenizer and the graph, as a program without a server has them."""
+
+    def __init__(self, repository: Path) -> None:
+        import openvino
+        import tokenizers
+
+        (bundle,) = read_repository(repository)
+        artifact = bundle.artifact("openvino")
+        with bundle.artifact_files(artifact) as files:
+            model_file = next(path for path in files if path.suffix == ".xml")
+        config = {**artifact.properties, "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(psutil.cpu_count())}
+        self._request = openvino.Core().compile_model(model_file, "CPU", config).create_infer_request()
+        self._inputs = bundle.spec.inputs
+        self._tokenizer = tokenizers.Tokenizer.from_buffer(bundle.tokenizer_json())
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(bundle.spec.max_tokens)
+
+    def __call__(self, text: str) -> None:
+        """Computes the probabilities of a text."""
+        ids = np.array([self._tokenizer.encode(text).ids], np.int64)
+        values = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        self._request.infer({name: values.get(name, np.zeros_like(ids)) for name in self._inputs}, share_inputs=True)
+        scores = np.exp(self._request.get_output_tensor(0).data[0])
+        scores /= scores.sum()
+
+
+def _timed_ms(call: Any, argument: Any) -> float:
+    began_s = time.perf_counter()
+    call(argument)
+    return (time.perf_counter() - began_s) * 1e3
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100)[percent - 1]
+
+
+def _one_caller(repository: Path, texts: Sequence[str], rounds: int) -> Iterator[dict[str, float]]:
+    """The figures of one caller: of a new server at once, and of one whose shapes are prepared."""
+    by_hand = _ByHand(repository)
+    for text in texts:
+        by_hand(text)
+    requests = [make_request(text) for text in texts]
+    for _ in range(rounds):
+        with _Server(repository) as server, grpc.insecure_channel(server.target) as channel:
+            call: Any = channel.unary_unary(INFER, response_deserializer=InferResponse.FromString)
+            at_once = [_timed_ms(call, request) for request in requests]
+            later = [_timed_ms(call, request) for request in requests[_FIRST:]]
+            server.wait_until_prepared()
+            pairs = [
+                (_timed_ms(call, request), _timed_ms(by_hand, text))
+                for request, text in zip(requests, texts, strict=True)
+            ]
+            served, alone = ([pair[place] for pair in pairs] for place in (0, 1))
+            steady = [_timed_ms(call, request) for request in requests * 2]
+            yield {
+                "first_ms": statistics.median(at_once[:_FIRST]),
+                "later_ms": statistics.median(later),
+                "served_ms": statistics.median(served),
+                "by_hand_ms": statistics.median(alone),
+                "p50_ms": statistics.median(steady),
+                "p99_ms": _percentile(steady, 99),
+                "lone_graphs": server.metric("neuronpipe_model_lone_graphs"),
+                "one_caller_mb": server.resident_mb(),
+            }
+
+
+async def _send(target: str, requests: Sequence[bytes]) -> None:
+    remaining = iter(requests)
+    async with grpc.aio.insecure_channel(target) as channel:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(INFER)
+
+        async def caller() -> None:
+            for request in remaining:
+                await call(request)
+
+        await asyncio.gather(*(caller() for _ in range(_CALLERS)))
+
+
+def _many_callers(repository: Path, count: int) -> dict[str, float]:
+    """The memory of a server, before and after texts of all lengths."""
+    requests = [make_request(text) for text in _mixed_texts(count)]
+    with _Server(repository) as server:
+        start_mb = server.resident_mb()
+        asyncio.run(_send(server.target, requests))
+        end_mb = server.resident_mb()
+        server.wait_until_prepared()
+        return {"start_mb": start_mb, "end_mb": end_mb, "prepared_mb": server.resident_mb()}
+
+
+def _page(found: dict[str, Any]) -> str:
+    rows = []
+    for dtype, figures in found["dtypes"].items():
+        one = {name: statistics.median(each[name] for each in figures["one"]) for name in figures["one"][0]}
+        many = figures["many"]
+        cells = [
+            f"{many['start_mb']:.0f}",
+            f"{many['end_mb']:.0f}",
+            f"{many['end_mb'] / many['start_mb']:.2f}",
+            f"{many['prepared_mb']:.0f}",
+            f"{one['one_caller_mb']:.0f}",
+            f"{one['first_ms']:.1f}",
+            f"{one['later_ms']:.1f}",
+            f"{one['first_ms'] / one['later_ms']:.2f}",
+            f"{one['served_ms']:.2f}",
+            f"{one['by_hand_ms']:.2f}",
+            f"{one['served_ms'] / one['by_hand_ms']:.2f}",
+            f"{one['p99_ms'] / one['p50_ms']:.2f}",
+        ]
+        rows.append(_ROW.format(dtype, *cells))
+    machine = "\n".join(f"| {name} | {value} |" for name, value in found["machine"].items())
+    return f"""# Memory and latency that stay
+
+<!-- Generated by tests/bench/memory.py. -->
+
+`serve all` with MiniLM on OpenVINO. Memory in MB: at the start, after {found["texts"]:,} texts of up to {_MAX_TOKENS}
+tokens from {_CALLERS} callers, and their ratio; when all shapes are prepared; and of another server, for texts of up to
+128 tokens, after one caller. p50 in ms of one caller (synchronous grpcio): the first {_FIRST} answers of a new server,
+later ones, and their ratio; served and by hand (the tokenizer, and the same graph with all threads, without padding),
+in turn, and their ratio; p99 relative to p50.
+
+{_ROW.format("", *_COLUMNS)}
+{_ROW.format("---", *["---:"] * len(_COLUMNS))}
+{chr(10).join(rows)}
+
+Command: `{found["command"]}`
+
+| Machine | |
+|---|---|
+{machine}
+"""
+
+
+def main() -> None:
+    """Measures, and writes the page."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.memory", description="Measures memory and latency.")
+    parser.add_argument("--dtypes", default=",".join(computed_dtypes()), help="default: all that this CPU computes in")
+    parser.add_argument("--texts", type=int, default=6000, help="texts of all lengths (default: 6000)")
+    parser.add_argument("--rounds", type=int, default=3, help="servers for one caller (default: 3)")
+    parser.add_argument("--out", type=Path, default=CACHE, help="folder to write to")
+    options = parser.parse_args()
+    found: dict[str, Any] = {
+        "command": shlex.join(["python", "-m", "tests.bench.memory", *sys.argv[1:]]),
+        "machine": describe_machine(),
+        "texts": options.texts,
+        "dtypes": {},
+    }
+    texts = read_texts()[1][:200]
+    for dtype in options.dtypes.split(","):
+        found["dtypes"][dtype] = {
+            "one": list(_one_caller(find_repository(dtype), texts, options.rounds)),
+            "many": _many_callers(_long_repository(dtype), options.texts),
+        }
+        print(json.dumps(found["dtypes"][dtype]), file=sys.stderr, flush=True)
+    page = _page(found)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "memory.md").write_text(page)
+    print(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Memory of `serve all` with a model that has a large table of words, in each dtype.
+
+Run: `python -m tests.bench.word_tables [--models NAME,…] [--dtypes float32,int8] [--seconds 10]`
+
+"XLM-R's vocabulary" is a BERT of two layers with random weights from a seed; MiniLM is as published. Each row is a
+process of its own: its resident memory once it serves, and after one caller's texts of mixed lengths; the part without
+a file behind it; that caller's p50; and the agreement with PyTorch in float32, as the compiler measures it. Nothing is
+written but the table.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import transformers
+
+from demo.model import find_minilm
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput, Truncation
+from neuronpipe.compiler import CompileRequest, compile_bundle
+from tests.bench.closed_loop import ClosedLoop
+from tests.bench.systems import read_texts, serving_all
+from tests.models.tokenizers import word_piece
+
+_SEED = 20261128
+_NAME = "embedder"
+
+
+def _make_large(folder: Path) -> Path:
+    torch.manual_seed(_SEED)
+    config = transformers.BertConfig(vocab_size=250_002, hidden_size=768, num_hidden_layers=2)
+    transformers.BertModel(config).save_pretrained(folder)
+    word_piece(max_tokens=512).save_pretrained(folder)
+    return folder
+
+
+_MODELS: Mapping[str, Callable[[Path], Path]] = {
+    "XLM-R's vocabulary": _make_large,
+    "MiniLM": lambda folder: find_minilm(),
+}
+
+
+def _request(text: str) -> bytes:
+    given = TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
+    return InferRequest(model=_NAME, input=given).SerializeToString()
+
+
+def _memory_mb(pid: int) -> tuple[float, float]:
+    """The resident memory of a process, and the part of it that no file is behind."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    found = {words[0]: int(words[1]) * 1024 / 1e6 for words in lines if words[0] in ("VmRSS:", "RssAnon:")}
+    return found["VmRSS:"], found["RssAnon:"]
+
+
+def _rows(name: str, dtypes: Sequence[str], texts: Sequence[str], seconds: float) -> Iterator[str]:
+    first = 0.0
+    with tempfile.TemporaryDirectory() as temporary, ClosedLoop.started([_request(text) for text in texts]) as loop:
+        source = _MODELS[name](Path(temporary) / "source")
+        for dtype in dtypes:
+            request = CompileRequest(str(source), "sentence_embedding", Path(temporary) / dtype, _NAME, dtype=dtype)
+            bundle = compile_bundle(request, lambda line: None)
+            size = sum(file.stat().st_size for file in bundle.folder.rglob("*.bin"))
+            accuracy = bundle.artifact("openvino").accuracy
+            assert accuracy
+            with serving_all(bundle.folder.parents[1]) as system:
+                started, _ = _memory_mb(system.pids[0])
+                found = loop.measure(system, 1, seconds)
+                after, anonymous = _memory_mb(system.pids[0])
+            first = first or after
+            yield (
+                f"| {name} | {dtype} | {size / 1e6:.0f} | {started:.0f} | {after:.0f} | {anonymous:.0f} | "
+                f"{after / first:.2f} | {found.latencies_ms['p50']:.2f} | {accuracy.agreement:.4f} |"
+            )
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", default=",".join(_MODELS))
+    parser.add_argument("--dtypes", default="float32,int8")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    given = parser.parse_args()
+    print(
+        "| Model | | Bundle, MB | Started, MB | After, MB | Without a file, MB | To the first | p50, ms | Agreement |"
+    )
+    print("|---|---|---:|---:|---:|---:|---:|---:|---:|", flush=True)
+    _, texts = read_texts()
+    for name in given.models.split(","):
+        for row in _rows(name, given.dtypes.split(","), texts, given.seconds):
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Takes the pictures of the pages from a running system: `make pictures`, or
+`python -m tests.documentation.pictures REPOSITORY`.
+
+The repository is that of `make demo`. Chromium opens the console and sends a request; docs/console.png is its answer.
+docs/trace.svg is a request through four processes while others call them, with what its spans mean. With the address of
+a Jaeger behind REPOSITORY, its page gets the same request as a file, and docs/jaeger.png is what it shows.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+
+from playwright.sync_api import Page, expect, sync_playwright
+
+from demo.processes import ServiceProcess, four_processes
+from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
+from neuronpipe.client import Client
+from neuronpipe.measure.waterfall import Trace, WaterfallRow, read_trace, sample
+from tests.documentation.pages import ROOT
+
+_TRACED = ("--kept-traces", "100")
+_OPTIONS = ("--http-listen", "127.0.0.1:0", *_TRACED)
+_SAMPLED = {"OTEL_TRACES_SAMPLER": "parentbased_always_on"}
+_CALLERS = 48
+# The meaning of a span, beside its bar in docs/trace.svg.
+_MEANINGS = {
+    "Infer": "the request, at the gateway",
+    "preprocess": "the gateway's view: the stage and the way to it",
+    "Tokenize": "the tokenizer's own work",
+    "predict": "the gateway's view",
+    "Execute": "in the executor's process",
+    "predict.queue": "waits for a core",
+    "predict.compute": "computes, in a batch",
+    "postprocess": "the gateway's view",
+    "Postprocess": "the postprocessor's own work",
+}
+_COLOURS = {
+    "preprocess": "#f58518",
+    "Tokenize": "#f58518",
+    "predict": "#54a24b",
+    "Execute": "#54a24b",
+    "predict.queue": "#9ecae9",
+    "predict.compute": "#eeca3b",
+    "postprocess": "#b279a2",
+    "Postprocess": "#b279a2",
+}
+_LEFT, _WIDTH, _ROW = 290, 560, 26
+
+
+def draw_trace(repository: str, jaeger: str = "") -> None:
+    """Writes docs/trace.svg and, given the address of a Jaeger, docs/jaeger.png."""
+    request = InferRequest(
+        model="minilm",
+        input=TaskInput(sentence_embedding=SentenceEmbeddingInput(text="A fine day for a walk along the river.")),
+    )
+    with (
+        four_processes(repository, *_TRACED, environment=_SAMPLED) as processes,
+        tempfile.TemporaryDirectory() as folder,
+        Client(target := processes["gateway"].target) as client,
+    ):
+        ended = threading.Event()
+
+        def call() -> None:
+            while not ended.is_set():
+                client.embed("minilm", "A fine day for a walk.")
+
+        callers = [threading.Thread(target=call) for _ in range(_CALLERS)]
+        for caller in callers:
+            caller.start()
+        try:
+            sample(request, target, timeout_s=30, warm_up=20, otlp=(spans := Path(folder) / "spans.json"))
+        finally:
+            ended.set()
+            for caller in callers:
+                caller.join()
+        found = json.loads(spans.read_text())
+        if jaeger:
+            take_jaeger(jaeger, spans, _trace_of(found))
+    trace = read_trace(found, _trace_of(found))
+    assert trace
+    (ROOT / "docs" / "trace.svg").write_text("\n".join(_svg(trace)) + "\n")
+
+
+def _trace_of(spans: dict[str, list[dict[str, list[dict[str, list[dict[str, str]]]]]]]) -> str:
+    """The id of the request's trace; the others are of its batches."""
+    names = {
+        span["traceId"]: span for of in spans["resourceSpans"] for one in of["scopeSpans"] for span in one["spans"]
+    }
+    return next(trace_id for trace_id, span in names.items() if span["name"] != "batch")
+
+
+def _svg(trace: Trace) -> Iterator[str]:
+    """The waterfall of a request, below it the batch that it ran in, and an arrow for the link between them."""
+    rows = [*trace.rows, *(WaterfallRow(batch, 0) for batch in trace.batches)]
+    width, height = _LEFT + _WIDTH + 90, (len(rows) + 1) * _ROW + 12
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        'font-family="system-ui,sans-serif" font-size="12">'
+    )
+    yield f'<rect width="{width}" height="{height}" fill="#fff"/>'
+    yield (
+        '<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<path d="M0 0L8 4L0 8z" fill="#c33"/></marker>'
+    )
+    scale = _WIDTH / trace.root.duration_ns
+    places: dict[str, tuple[float, float, int]] = {}
+    for number, row in enumerate(rows):
+        span, y = row.span, _ROW * (number + (number >= len(trace.rows)))
+        name = span.name.rpartition("/")[2]
+        begin = _LEFT + max(0, span.started_ns - trace.root.started_ns) * scale
+        length = max(2, span.duration_ns * scale)
+        places[name] = (begin, length, y)
+        yield f'<text x="{12 + 14 * row.depth}" y="{y + 23}" fill="#222">{escape(name)}</text>'
+        yield f'<text x="180" y="{y + 23}" fill="#666">{escape(span.service)}</text>'
+        colour = _COLOURS.get(name, "#7aa6d1")
+        yield f'<rect x="{begin:.1f}" y="{y + 11}" width="{length:.1f}" height="16" rx="2" fill="{colour}"/>'
+        yield f'<text x="{_LEFT + _WIDTH + 8}" y="{y + 23}" fill="#222">{span.duration_ns / 1e6:.3f} ms</text>'
+        yield from _note(
+            _MEANINGS.get(name, f"{len(trace.mates(span))} texts, also of other requests" if name == "batch" else ""),
+            begin,
+            length,
+            y,
+        )
+    if "batch" in places:
+        (begin, _, y), (_, _, below) = places["predict.compute"], places["batch"]
+        path = f"M{begin + 20:.1f} {y + 27}V{below + 10}"
+        yield f'<path d="{path}" stroke="#c33" stroke-width="1.5" fill="none" marker-end="url(#head)"/>'
+        text = "the link of predict.compute leads to the batch, a trace of its own"
+        x, anchor = (begin + 30, "start") if begin < _LEFT + _WIDTH / 4 else (begin + 10, "end")
+        yield f'<text x="{x:.1f}" y="{below - 3}" fill="#c33" text-anchor="{anchor}">{text}</text>'
+    yield "</svg>"
+
+
+def _note(text: str, begin: float, length: float, y: int) -> Iterator[str]:
+    """The meaning of a span: in its bar if it has room, else beside it with an arrow."""
+    room = 6.4 * len(text)
+    right = begin + length
+    if length > room + 10:
+        yield f'<text x="{begin + 8:.1f}" y="{y + 23}" fill="#111">{escape(text)}</text>'
+    elif right + room + 30 < _LEFT + _WIDTH:
+        yield _arrow(right + 24, right + 3, y)
+        yield f'<text x="{right + 28:.1f}" y="{y + 23}" fill="#c33">{escape(text)}</text>'
+    else:
+        yield _arrow(begin - 24, begin - 3, y)
+        yield f'<text x="{begin - 28:.1f}" y="{y + 23}" fill="#c33" text-anchor="end">{escape(text)}</text>'
+
+
+def _arrow(start: float, end: float, y: int) -> str:
+    return f'<line x1="{start:.1f}" x2="{end:.1f}" y1="{y + 19}" y2="{y + 19}" stroke="#c33" marker-end="url(#head)"/>'
+
+
+def take_picture(repository: str) -> None:
+    """Writes docs/console.png."""
+    with ServiceProcess("all", "--repository", repository, *_OPTIONS) as process, _page() as page:
+        process.wait_until_ready()
+        page.goto(f"http://{process.wait_for('listening for HTTP')['address']}/")
+        _send_similarity(page)
+        page.get_by_role("region", name="Answer").screenshot(path=ROOT / "docs" / "console.png")
+
+
+@contextmanager
+def _page() -> Iterator[Page]:
+    """A window of Chromium."""
+    program = shutil.which("chromium")
+    assert program, "make chromium installs it"
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program) as browser:
+        yield browser.new_page(viewport={"width": 1100, "height": 900}, color_scheme="light")
+
+
+def _send_similarity(page: Page) -> None:
+    """Sends the sample of sentence-similarity twice: the first request of a process takes longer."""
+    form = page.get_by_role("form", name="Request")
+    form.get_by_role("combobox", name="Model").select_option("minilm")
+    form.get_by_role("combobox", name="Task").select_option("sentence_similarity")
+    for _ in range(2):
+        page.get_by_role("button", name="Send").click()
+        expect(page.get_by_role("region", name="Answer").get_by_role("status")).to_contain_text("answered in")
+
+
+# Beside the bar of each row, the name of its span in `neuronpipe trace`.
+_NAMES = """() => document.querySelectorAll(".span-row").forEach(row => {
+  const bar = row.querySelector(".SpanBar--bar"), view = row.querySelector(".span-view");
+  const name = row.querySelector(".endpoint-name").textContent.split("/").pop();
+  const [place, space] = [bar.getBoundingClientRect(), view.getBoundingClientRect()];
+  const isLate = place.left - space.left > space.width * 0.75;
+  const note = document.createElement("b");
+  note.textContent = isLate ? `${name} \u2192` : `\u2190 ${name}`;
+  note.style = "position:absolute;z-index:9;top:4px;padding:0 6px;background:#fff;color:#c33;border:1px solid #c33;"
+    + "line-height:16px;font-size:12px;"
+    + (isLate ? `right:${space.right - place.left + 60}px` : `left:${place.left - space.left + 4}px`);
+  view.append(note);
+})"""
+
+
+def take_jaeger(url: str, spans: Path, trace_id: str) -> None:
+    """Writes docs/jaeger.png: the request's page in the Jaeger at `url`, which reads the spans from their file."""
+    with _page() as page:
+        page.goto(f"{url}/search")
+        page.evaluate("localStorage.setItem('spanNameColumnWidth', '0.4')")
+        page.reload()
+        page.get_by_text("Upload", exact=True).click()
+        page.locator("input[type=file]").set_input_files(spans)
+        page.locator(f"a[href*='{trace_id}']").first.click()
+        expect(page.locator(".span-row").first).to_be_visible()
+        page.evaluate(_NAMES)
+        page.set_viewport_size({"width": 1100, "height": 300 + 29 * page.locator(".span-row").count()})
+        page.screenshot(path=ROOT / "docs" / "jaeger.png")
+
+
+if __name__ == "__main__":
+    take_picture(sys.argv[1])
+    draw_trace(*sys.argv[1:])

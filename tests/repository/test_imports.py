@@ -1,0 +1,149 @@
+"""What each part needs installed: nothing that its extra in pyproject.toml does not name.
+
+Each import runs in a fresh interpreter in which every other package looks as if it were not installed.
+"""
+
+import re
+import subprocess
+import sys
+import tomllib
+from functools import cache
+
+import pytest
+
+from tests.documentation.pages import ROOT
+
+_BASE = {"grpc", "google", "numpy", "typing_extensions"}  # the last is a dependency of grpcio
+_PYDANTIC = {"pydantic", "pydantic_core", "annotated_types", "typing_inspection"}
+_SERVER = _BASE | _PYDANTIC | {"grpc_health", "grpc_reflection", "ngh2", "uvloop"}
+
+_OTEL = {"opentelemetry", "prometheus_client", "requests", "urllib3", "certifi", "idna", "charset_normalizer"}
+
+# module → the packages that may be there; what the extra of the same name installs.
+_NEEDS = {
+    "neuronpipe.cli": set(),
+    "neuronpipe.core.errors": set(),
+    "neuronpipe.client": _BASE,
+    "neuronpipe.measure.load.run": _BASE,
+    "neuronpipe.cli.trace": _BASE,
+    "neuronpipe.serve.server": _SERVER,
+    "neuronpipe.stages.server": _SERVER,
+    "neuronpipe.stages.tokenizer.stage": _SERVER | {"tokenizers", "PIL", "jinja2", "markupsafe"},
+    "neuronpipe.stages.neuron_executor.stage": _SERVER,
+    "neuronpipe.stages.neuron_executor.backends.fake": _BASE | _PYDANTIC,
+    "neuronpipe.stages.postprocessor.stage": _SERVER,
+    "neuronpipe.rpc.client": _BASE,
+    "neuronpipe.platform.telemetry.start": _PYDANTIC | _BASE,
+    "neuronpipe.platform.telemetry.spans": _BASE | _OTEL,
+    "neuronpipe.platform.telemetry.otlp_metrics": _BASE | _OTEL,
+    "neuronpipe.platform.telemetry.prometheus": _BASE | _OTEL,
+}
+# What must stay out of serving processes for its size, whether it is installed or not.
+_HEAVY = {
+    "torch",
+    "transformers",
+    "tokenizers",
+    "PIL",
+    "jinja2",
+    "markupsafe",
+    "openvino",
+    "huggingface_hub",
+    "safetensors",
+    "sentence_transformers",
+    "opentelemetry",
+    "prometheus_client",
+}
+
+_PROGRAM = """
+import importlib, sys
+
+allowed = {allowed!r} | {{"neuronpipe"}} | set(sys.stdlib_module_names)
+platform_data = "_sysconfigdata"  # of the standard library, with the platform in its name
+
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in allowed and not name.startswith(platform_data):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, NotInstalled())
+importlib.import_module({module!r})
+"""
+
+
+def _python(program: str) -> str:
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@cache
+def _loaded_by(module: str) -> list[str]:
+    return _python(f"import sys, {module}; print(*sys.modules)").split()
+
+
+@pytest.mark.parametrize("module", _NEEDS)
+def test_a_part_needs_nothing_but_what_its_extra_installs(module: str) -> None:
+    _python(_PROGRAM.format(module=module, allowed=_NEEDS[module]))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "health --target 127.0.0.1:9",
+        "models --target 127.0.0.1:9",
+        "infer --target 127.0.0.1:9 --model m --json {}",
+        "trace --target 127.0.0.1:9 --model m --json {}",
+    ],
+)
+def test_commands_of_callers_run_where_only_the_client_is_installed(command: str) -> None:
+    program = (
+        _PROGRAM.format(module="neuronpipe.cli", allowed=_BASE)
+        + f"importlib.import_module('neuronpipe.cli').main({command.split()!r})"
+    )
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    # Nobody listens there; the exit code of a package that is missing is 2.
+    assert (process.returncode, process.stderr.split(": ")[:2]) == (1, ["neuronpipe", "UNAVAILABLE"])
+
+
+def test_a_package_that_a_part_needs_and_lacks_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="No module named 'tokenizers'"):
+        _python(
+            _PROGRAM.format(
+                module="neuronpipe.stages.tokenizer.stage", allowed=_SERVER | {"PIL", "jinja2", "markupsafe"}
+            )
+        )
+
+
+@pytest.mark.parametrize("module", _NEEDS)
+def test_a_part_loads_no_library_that_another_needs(module: str) -> None:
+    loaded = {name.partition(".")[0] for name in _loaded_by(module)}
+    assert loaded & (_HEAVY - _NEEDS[module]) == set()
+
+
+_SERVERS = [
+    "neuronpipe.bulk.jobs.server",
+    "neuronpipe.serve.front",
+    "neuronpipe.serve.server",
+    "neuronpipe.stages.server",
+    "neuronpipe.stages.neuron_executor.stage",
+    "neuronpipe.stages.postprocessor.stage",
+    "neuronpipe.stages.tokenizer.stage",
+]
+
+
+@pytest.mark.parametrize("module", _SERVERS)
+def test_no_part_that_serves_loads_the_compiler(module: str) -> None:
+    loaded = _loaded_by(module)
+    assert module in loaded
+    assert [name for name in loaded if name.startswith("neuronpipe.compiler")] == []
+
+
+@pytest.mark.parametrize(("extra", "package"), [("server", "ngh2")])
+def test_a_library_whose_insides_are_used_is_bounded_behind_the_version_that_is_tested(
+    extra: str, package: str
+) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (bound,) = [found[1] for one in extras[extra] if (found := re.fullmatch(rf"{package}>=[\d.]+,<0\.(\d+)", one))]
+    tested = re.search(rf"^{package}==0\.(\d+)\.", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert tested
+    assert int(bound) == int(tested[1]) + 1

@@ -1,0 +1,135 @@
+"""gateway/tenants/shared_budgets.py: what gateways take from a budget counts once, however Redis answers."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from neuronpipe.core.metrics import Meters
+from neuronpipe.gateway.tenants.shared_budgets import SharedBudgets
+from neuronpipe.gateway.tenants.tenants import Rights, Tenant, Tenants, TokenBucket
+from neuronpipe.platform.cache.remote import Remote, RemoteError
+from tests.servers.redis import Proxy, RedisServer, proxy, redis_server
+
+_CAPACITY = 60_000
+# What comes back while a test runs, at a thousand tokens a second.
+_SLACK = 5_000
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+class _Gateway:
+    """A gateway, with one tenant and its budget."""
+
+    def __init__(self, url: str, timeout_s: float = 0.5) -> None:
+        self.remote = Remote(url, prefix="np", timeout_s=timeout_s, connections=4)
+        rights = Rights(tokens_per_minute=_CAPACITY)
+        # Its clock stands, so that what is put back by itself is Redis's.
+        self._tenants = Tenants(lambda name: rights, (100, 10**6), 0.01, Meters(), lambda: 100.0)
+        self._budgets = SharedBudgets(self.remote, self._tenants)
+        self._tenants.check("t")
+
+    @property
+    def budget(self) -> tuple[Tenant, TokenBucket]:
+        [budget] = self._tenants.with_budgets()
+        return budget
+
+    async def exchange(self) -> int:
+        """What is left, by Redis."""
+        await self._budgets._exchange(*self.budget)
+        return int(self.budget[1].level)
+
+
+@asynccontextmanager
+async def _gateways(redis: RedisServer) -> AsyncIterator[tuple[_Gateway, Proxy, _Gateway]]:
+    """One behind a proxy, and another."""
+    redis.ask("FLUSHALL")
+    async with proxy(redis.port) as between:
+        one, other = _Gateway(between.url, timeout_s=0.05), _Gateway(redis.url)
+        try:
+            yield one, between, other
+        finally:
+            await one.remote.close()
+            await other.remote.close()
+
+
+def _spoil(between: Proxy, fault: str) -> None:
+    if fault == "is late":
+        between.delay_s = 0.2
+    elif fault == "is cut":
+        between.is_cutting = True
+    else:
+        between.says = b":5\r\n"
+
+
+@pytest.mark.parametrize("fault", ["is late", "is cut", "is no answer"])
+async def test_tokens_whose_exchange_is_not_answered_are_taken_once(redis: RedisServer, fault: str) -> None:
+    async with _gateways(redis) as (one, between, other):
+        await one.exchange()
+        for number in range(1, 4):
+            one.budget[1].take(10_000)
+            _spoil(between, fault)
+            for _ in range(2):
+                with pytest.raises(RemoteError):
+                    await one.exchange()
+            between.delay_s, between.is_cutting, between.says = 0.0, False, b""
+            left = _CAPACITY - 10_000 * number
+            assert left <= await one.exchange() < left + _SLACK
+            assert left <= await other.exchange() < left + _SLACK
+        assert one.budget[1].taken == 0
+
+
+async def test_what_is_taken_and_put_back_while_an_exchange_is_repeated_counts_with_the_next(
+    redis: RedisServer,
+) -> None:
+    async with _gateways(redis) as (one, between, other):
+        await one.exchange()
+        one.budget[1].take(10_000)
+        between.delay_s = 0.2
+        with pytest.raises(RemoteError):
+            await one.exchange()
+        between.delay_s = 0.0
+        one.budget[1].take(-8_000)  # the request cost less than it took
+        one.budget[1].take(20_000)
+        assert _CAPACITY - 22_000 <= await one.exchange() < _CAPACITY - 22_000 + _SLACK
+        assert one.budget[1].taken == 12_000
+        assert _CAPACITY - 22_000 <= await one.exchange() < _CAPACITY - 22_000 + _SLACK
+        assert _CAPACITY - 22_000 <= await other.exchange() < _CAPACITY - 22_000 + _SLACK
+
+
+async def test_a_gateway_that_was_silent_counts_no_more_and_its_last_exchange_is_still_known(
+    redis: RedisServer,
+) -> None:
+    async with _gateways(redis) as (one, between, other):
+        await one.exchange()
+        one.budget[1].take(10_000)
+        between.delay_s = 0.2
+        with pytest.raises(RemoteError):
+            await one.exchange()
+        await other.exchange()
+        assert other.budget[0].gateways == 2
+        # As if both had been silent for eleven seconds.
+        (key,) = redis.stored_keys()
+        for field in [field for field in redis.ask("HKEYS", key) if field.startswith(b"gateway:")]:
+            redis.ask("HINCRBYFLOAT", key, field, -11)
+        await other.exchange()
+        assert other.budget[0].gateways == 1
+        between.delay_s = 0.0
+        assert _CAPACITY - 10_000 <= await one.exchange() < _CAPACITY - 10_000 + _SLACK
+        assert one.budget[0].gateways == 2
+
+
+async def test_a_gateway_that_is_gone_for_long_leaves_nothing_behind(redis: RedisServer) -> None:
+    async with _gateways(redis) as (one, _, other):
+        await one.exchange()
+        (key,) = redis.stored_keys()
+        (field,) = [field for field in redis.ask("HKEYS", key) if field.startswith(b"gateway:")]
+        redis.ask("HINCRBYFLOAT", key, field, -181)
+        await other.exchange()
+        left = {name.partition(b":")[0] for name in redis.ask("HKEYS", key)}
+        assert left == {b"level", b"at", b"gateway", b"told"}
+        assert redis.ask("HLEN", key) == 4
