@@ -158,8 +158,10 @@ def test_a_body_that_is_no_chunk_is_refused(connection: Connection) -> None:
     assert connection.is_ended()
 
 
-def test_what_is_no_http_after_a_request_is_not_taken_for_its_answer(connection: Connection) -> None:
+def test_a_request_is_answered_before_what_is_no_http_behind_it_ends_the_connection(connection: Connection) -> None:
     connection.send(post("/v1/embeddings", _EMBED) + b"hello\r\n\r\n")
+    answer = connection.receive()
+    assert (answer.status, answer.headers["connection"]) == (200, "close")
     assert connection.is_ended()
 
 
