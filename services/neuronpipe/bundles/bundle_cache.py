@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronpipe.bundles.bucket_repository import BucketRepository
+from neuronpipe.bundles.folder_repository import FolderRepository, LiveRepository
 from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, BundleFiles, Manifest, file_sha256
+from neuronpipe.bundles.registry import REGISTRY_FILE, Registry
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.core.files import files_told, replace_file
 from neuronpipe.core.items import ModelKey
-from neuronpipe.core.logs import log
+from neuronpipe.core.logs import log, log_warning
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.signing import TrustedKeys
@@ -326,3 +328,69 @@ def _sha256(path: Path) -> str:
         return file_sha256(path)
     except OSError:
         return ""
+
+
+class BucketSource(BundleCache, LiveRepository):
+    """A repository in a bucket, with a cache. The cache also contains the last good registry, by which a process
+    that starts while the bucket is unavailable serves.
+    """
+
+    def __init__(
+        self,
+        repository: BucketRepository,
+        cache: Path,
+        max_bytes: int,
+        trusted: "TrustedKeys | None" = None,
+        *,
+        with_artifacts: bool = True,
+    ) -> None:
+        """`cache`: the folder for the caches of all buckets. Raises SetupError if there is no registry."""
+        # A bucket of the same name at another endpoint has another folder.
+        place = sha256(f"{repository.endpoint} {repository.uri}".encode()).hexdigest()[:16]
+        parts = all_parts if with_artifacts else parts_without_artifacts
+        super().__init__(cache.expanduser() / place, repository, max_bytes, parts, trusted)
+        # Without retries, because the next look is the next attempt.
+        self._watched_repository = BucketRepository(repository.uri, repository.endpoint, retries=0)
+        self._kept = self.folder / REGISTRY_FILE
+        self.fixed = {}
+        self.problem = ""
+        self._etag = ""
+        try:
+            self.registry = self._read_changed() or Registry()
+        except SetupError as error:
+            self.registry = FolderRepository(self.folder).read_registry()
+            if not self.registry.revision:
+                raise SetupError(
+                    f"{error}; a repository in a bucket needs a registry: `neuronpipe bundle push --approve` makes it"
+                ) from error
+            self._set_problem(str(error))
+
+    def look(self) -> None:
+        try:
+            changed = self._read_changed()
+        except SetupError as error:
+            self._set_problem(str(error))
+            return
+        if self.problem:
+            log("the registry can be read again", repository=self._watched_repository.uri)
+        self.problem = ""
+        if changed:
+            self.registry = changed
+
+    def _read_changed(self) -> Registry | None:
+        """Reads the registry, or returns None if it has not changed. Raises SetupError."""
+        changed = self._watched_repository.read_registry_if_changed(self._etag)
+        if changed is None:
+            return None
+        registry, self._etag = changed
+        try:
+            with self._writing():
+                replace_file(self._kept, registry.model_dump_json().encode())
+        except SetupError as error:
+            log_warning("the registry cannot be kept for the next start", problem=str(error))
+        return registry
+
+    def _set_problem(self, problem: str) -> None:
+        if problem != self.problem:
+            log_warning("the registry cannot be read; what it said before stays", problem=problem)
+        self.problem = problem

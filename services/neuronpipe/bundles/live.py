@@ -13,10 +13,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
+from neuronpipe.bundles.folder_repository import LiveRepository
 from neuronpipe.bundles.registry import REGISTRY_FILE
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ModelState, ServedModels
-from neuronpipe.bundles.sources import LiveRepository
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log, log_fault, log_warning

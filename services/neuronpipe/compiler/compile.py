@@ -11,14 +11,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from neuronpipe.bundles.buckets import Bucket, BucketPlan
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Accuracy, Artifact, Manifest
-from neuronpipe.bundles.repository import (
-    Bundle,
-    check_writable,
-    choose_version,
-    new_bundle,
-    read_bundle,
-    write_manifest,
-)
+from neuronpipe.bundles.repository import Bundle, read_bundle
+from neuronpipe.bundles.writing import check_writable, choose_version, new_bundle, write_manifest
 from neuronpipe.compiler import accuracy, decoders, fake, neuronx, openvino, quantization
 from neuronpipe.compiler import torch as torch_
 from neuronpipe.compiler.adapters import merge_adapter

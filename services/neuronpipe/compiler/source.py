@@ -15,7 +15,7 @@ from huggingface_hub.errors import GatedRepoError, HFValidationError, Repository
 from transformers.models.auto import modeling_auto
 
 from neuronpipe.bundles.manifest import Source, file_sha256
-from neuronpipe.bundles.repository import check_is_there
+from neuronpipe.bundles.writing import check_is_there
 from neuronpipe.compiler.images import IMAGE_TEXT_KINDS
 from neuronpipe.compiler.sentence_transformers import read_modules, read_object, transformer_folder
 from neuronpipe.core.errors import SetupError

@@ -17,7 +17,7 @@ PydanticT = TypeVar("PydanticT", bound=BaseModel)
 Resampling = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
 
 # Tasks that every model of texts answers by its tokenizer alone, in addition to the tasks of its graph.
-_TOKENIZER_TASKS = ("tokenization", "detokenization")
+TOKENIZER_TASKS = ("tokenization", "detokenization")
 
 # Longer words of a request are not repeated in its error, which must fit into gRPC's trailers (8 KiB).
 _MAX_WORD_LENGTH = 256
@@ -148,7 +148,7 @@ class ModelSpec(Frozen):
 
     def answers(self, task: str) -> bool:
         """Whether the model answers a task, by its graph or by its tokenizer."""
-        return task in self.tasks or (task in _TOKENIZER_TASKS and self.takes_texts)
+        return task in self.tasks or (task in TOKENIZER_TASKS and self.takes_texts)
 
     def check_answers(self, task: str) -> None:
         """Raises WrongTask for a task that the model does not answer."""

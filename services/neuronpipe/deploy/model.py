@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
-from neuronpipe.bundles.repository import check_is_there
+from neuronpipe.bundles.writing import check_is_there
 from neuronpipe.client import Client
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods

@@ -18,12 +18,12 @@ import pytest
 from neuronpipe.bundles import bucket_repository as bucket_module
 from neuronpipe.bundles import bundle_cache
 from neuronpipe.bundles.bucket_repository import BucketRepository
-from neuronpipe.bundles.bundle_cache import BundleCache, parts_without_artifacts
+from neuronpipe.bundles.bundle_cache import BucketSource, BundleCache, parts_without_artifacts
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import Registry, Signed
-from neuronpipe.bundles.repository import Bundle, read_bundle, sign_bundle
+from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.bundles.signing import SigningKey, TrustedKeys, create_key
-from neuronpipe.bundles.sources import BucketSource
+from neuronpipe.bundles.writing import sign_bundle
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.core.items import ModelKey
 from tests.servers.s3 import running_s3
@@ -267,7 +267,7 @@ def test_the_least_recently_used_version_makes_room_and_one_that_is_held_does_no
 
 
 def _write_larger(repository: Path, size: int = 3000) -> Path:
-    from neuronpipe.bundles.repository import new_bundle, write_manifest
+    from neuronpipe.bundles.writing import new_bundle, write_manifest
     from tests.unit.bundles.written import manifest, write_files
 
     with new_bundle(repository, "m", 3) as folder:

@@ -19,6 +19,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
 from neuronpipe.core.packed import pack_input
+from neuronpipe.core.task_inputs import GENERATING
 from neuronpipe.doors.http.bodies import write_body, write_list
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
@@ -29,7 +30,6 @@ from neuronpipe.doors.text_stream import begun
 from neuronpipe.doors.vectors import vector
 from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, InferenceResult, TextEvent
 from neuronpipe.gateway.pipeline import Pipeline
-from neuronpipe.tasks import TASKS
 
 INFER = Route(
     "POST",
@@ -48,7 +48,6 @@ GENERATE = Route(
 # Largest result that is written on the event loop: json_format takes 20 µs for a message, so a thread writes longer
 # lists of messages.
 _LARGE_BYTES = 8 << 10
-_WRITTEN = tuple(name for name, task in TASKS.items() if task.generates)
 
 
 def native_handlers(pipeline: Pipeline) -> HttpHandlers:
@@ -62,8 +61,8 @@ def native_handlers(pipeline: Pipeline) -> HttpHandlers:
 
     async def generate(request: HttpRequest) -> HttpResponse:
         asked = to_inference_request(request.call, await request.make(lambda: _message(request)))
-        if asked.input.message.WhichOneof("task") not in _WRITTEN:
-            raise InvalidInput("input", f"must be of a task that generates: {', '.join(_WRITTEN)}")
+        if asked.input.message.WhichOneof("task") not in GENERATING:
+            raise InvalidInput("input", f"must be of a task that generates: {', '.join(GENERATING)}")
         events = await begun(pipeline.generate(asked, Spans.HTTP_REQUEST))
         return event_response(_values(events), PROBLEM_DETAILS)
 
