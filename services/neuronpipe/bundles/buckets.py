@@ -29,7 +29,6 @@ class Bucket(Frozen):
         return self.batch * self.tokens
 
     def holds(self, rows: int, tokens: int) -> bool:
-        """Whether `rows` sequences of at most `tokens` tokens fit."""
         return rows <= self.batch and tokens <= self.tokens
 
 
@@ -62,7 +61,6 @@ class BucketPlan:
         return next((length for length in self._lengths if length >= tokens), self._lengths[-1])
 
     def batches(self, tokens: int) -> tuple[int, ...]:
-        """The batch sizes of a bucket length, ascending."""
         return self._batches[tokens]
 
     def find(self, rows: int, tokens: int) -> Bucket | None:

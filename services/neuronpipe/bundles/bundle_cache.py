@@ -44,7 +44,6 @@ Parts = Callable[[Manifest], Mapping[str, str]]
 
 
 def all_parts(manifest: Manifest) -> Mapping[str, str]:
-    """Chooses every file."""
     return manifest.files
 
 
@@ -107,7 +106,6 @@ class BundleCache:
         raise SetupError(f"{self._path(key)}: another process deletes it at this time; it is tried again")
 
     def release(self, key: ModelKey) -> None:
-        """Ends this process's use of a version."""
         if (descriptor := self._held.pop(key, None)) is not None:
             os.close(descriptor)
 
@@ -146,7 +144,6 @@ class BundleCache:
         replace_file(path / MANIFEST_FILE, written, unfinished_in=self.folder / _FETCHING)
 
     def _complete(self, key: ModelKey, bundle: Bundle) -> None:
-        """Fetches the files that are missing or damaged."""
         needed = self._parts(bundle.manifest)
         if not self._missing(bundle, needed):
             return
@@ -323,7 +320,6 @@ def _size(path: Path) -> int:
 
 
 def _sha256(path: Path) -> str:
-    """The sha256 of a file, or an empty string if there is no file."""
     try:
         return file_sha256(path)
     except OSError:
@@ -331,9 +327,7 @@ def _sha256(path: Path) -> str:
 
 
 class BucketSource(BundleCache, LiveRepository):
-    """A repository in a bucket, with a cache. The cache also contains the last good registry, by which a process
-    that starts while the bucket is unavailable serves.
-    """
+    """A repository in a bucket, with a cache and the last good registry, for a start without the bucket."""
 
     def __init__(
         self,

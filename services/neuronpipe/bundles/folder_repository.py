@@ -55,11 +55,9 @@ class FolderRepository:
         return changed
 
     def bundles(self) -> list[Bundle]:
-        """Every version."""
         return read_repository(self._folder)
 
     def bundle(self, key: ModelKey) -> Bundle:
-        """A version, as its manifest describes it."""
         folder = self._folder / key.name / str(key.version)
         # A name is one folder: a client that asks over the network must not leave the repository.
         is_name = Path(key.name).name == key.name and key.name != ".." and "\0" not in key.name
@@ -69,9 +67,7 @@ class FolderRepository:
         return read_bundle(folder)
 
     def check(self, bundle: Bundle, trusted: "TrustedKeys | None" = None) -> None:
-        """Raises RefusedBundle also for a bundle with missing or damaged files, or without the signature of one of
-        the `trusted` keys.
-        """
+        """Raises RefusedBundle also for missing or damaged files, or without a signature of one of the `trusted` keys."""
         read_bundle(bundle.folder, trusted).files.check()
 
 
@@ -91,7 +87,6 @@ class LiveRepository(ABC):
 
     @property
     def desired(self) -> frozenset[ModelKey]:
-        """The versions to load."""
         return frozenset(self.registry.desired if self.registry.revision else self.fixed)
 
     def bundles(self) -> list[Bundle]:
@@ -103,9 +98,7 @@ class LiveRepository(ABC):
         return bundles
 
     def take(self, key: ModelKey) -> Bundle:
-        """Returns a version to load, whose files stay until it is released. Raises SetupError, and RefusedBundle
-        also for a bundle that was not approved.
-        """
+        """Returns an approved version, whose files stay until it is released. Raises SetupError and RefusedBundle."""
         return self._approved(key, self.hold)
 
     def _approved(self, key: ModelKey, read: Callable[[ModelKey, str], Bundle]) -> Bundle:

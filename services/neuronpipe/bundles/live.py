@@ -92,13 +92,10 @@ class LiveModels:
         return frozenset(key for key, version in self.versions.items() if not version.ended.is_set())
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Calls `changed` when the registry or the state of a version has changed."""
         self._watchers.append(changed)
 
     async def load_all(self) -> None:
-        """Loads the versions that are declared now. Without a registry, raises the error of the first version that
-        cannot be loaded. With a registry, the other versions are served.
-        """
+        """Loads the declared versions. Raises the first error of loading if there is no registry."""
         self.update()
         for version in list(self.versions.values()):
             await version.settled.wait()
@@ -106,7 +103,6 @@ class LiveModels:
                 raise version.fault
 
     async def follow(self) -> None:
-        """Follows the registry until the task is cancelled."""
         while True:
             before = self.repository.registry
             await run_apart(self.repository.look)

@@ -60,10 +60,7 @@ class RegisteredVersion(Frozen):
 
 
 class Shadow(Frozen, revalidate_instances="always"):
-    """A version that gets copies of requests. Its results are thrown away.
-
-    `target`: an alias or a version number. `percent`: the share of the requests without a version that are copied.
-    """
+    """A version that gets copies of `percent` of the requests without a version; `target`: an alias or a number."""
 
     target: _TargetName
     percent: float = Field(gt=0, le=100, allow_inf_nan=False)
@@ -98,12 +95,10 @@ class RegisteredModel(Routing):
 
     @property
     def approved(self) -> frozenset[int]:
-        """The versions that may be served."""
         return frozenset(number for number, version in self.versions.items() if version.approval.state == "approved")
 
     @property
     def anonymous(self) -> Self:
-        """The model without the authors and notes of its approvals."""
         versions = {
             number: version.model_copy(
                 update={"approval": version.approval.model_copy(update={"author": "", "note": ""})}
@@ -118,9 +113,7 @@ class RegisteredModel(Routing):
         return ModelRoute({}, ()) if self.is_unloaded else self.routed(self.aliases)
 
     def routed(self, aliases: Mapping[str, int]) -> ModelRoute:
-        """Returns the route as `declared`, with the given aliases. A model without a route and without an alias
-        `stable` uses its newest approved version.
-        """
+        """Returns the route with other aliases; without a route and `stable`, to the newest approved version."""
         shares: dict[int, float] = {}
         for target, share in self.route.items():
             version = _resolved(target, aliases)
@@ -183,9 +176,7 @@ class Registry(Frozen):
 
     @classmethod
     def of_bundles(cls, bundles: Sequence[Bundle], signed: Signed) -> Self:
-        """Makes the first registry of a repository. It declares the versions that were served before: every version
-        is approved, and the newest version is `stable`.
-        """
+        """Makes the first registry: it approves every version, and makes the newest version `stable`."""
         models: dict[str, RegisteredModel] = {}
         approval = Approval(
             state="approved", note="was there before the registry", author=signed.author, time=signed.time
@@ -219,7 +210,6 @@ class Registry(Frozen):
 
     @property
     def routes(self) -> dict[str, ModelRoute]:
-        """The route of each model that answers requests."""
         return {name: model.declared for name, model in self.models.items() if model.declared.shares}
 
     def approval_of(self, key: ModelKey) -> ApprovalState:
@@ -251,9 +241,7 @@ class Registry(Frozen):
         return self._decide(name, number, "pending", signed, _registered(bundle, _pending(signed)), model.routing)
 
     def reject(self, bundle: Bundle, signed: Signed) -> "Registry":
-        """Rejects a version, which loses its aliases, shares and copies. Raises SetupError for the version that
-        answers requests without a version if there is no route.
-        """
+        """Rejects a version, which loses its aliases, shares and copies. Raises SetupError for a stable version."""
         name, number = bundle.key
         model = self.models.get(name, RegisteredModel())
         stable = model.aliases.get(STABLE)
@@ -284,18 +272,12 @@ class Registry(Frozen):
         return self._with(name, {**_contents(model), "aliases": aliases}, action, signed)
 
     def reroute(self, name: str, route: Mapping[str, float], signed: Signed) -> "Registry":
-        """Sets the shares of the requests without a version. With an empty route, `stable` answers all of them.
-
-        Raises SetupError.
-        """
+        """Sets the shares of the requests without a version; an empty route: only `stable`. Raises SetupError."""
         shares = " ".join(f"{target}={share:g}" for target, share in route.items()) or STABLE
         return self._with(name, {**_contents(self._model(name)), "route": route}, f"route {shares}", signed)
 
     def copy_to(self, name: str, target: str, percent: float, signed: Signed) -> "Registry":
-        """Copies a share of the requests without a version to an alias or a version. An empty target ends the copies.
-
-        Raises SetupError.
-        """
+        """Copies a share of the requests without a version to a target; an empty one ends it. Raises SetupError."""
         model = self._model(name)
         if not target:
             return self._with(name, {**_contents(model), "shadow": None}, "shadow none", signed)
@@ -313,14 +295,10 @@ class Registry(Frozen):
         return self._with(name, {**_contents(self._model(name)), "is_unloaded": True}, "unload", signed)
 
     def set_routing(self, name: str, routing: Routing, action: str, signed: Signed) -> "Registry":
-        """Sets all aliases and shares at once. Raises SetupError."""
         return self._with(name, {**_contents(self._model(name)), **_contents(routing)}, action, signed)
 
     def roll_back(self, name: str, revision: int | None, signed: Signed) -> "Registry":
-        """Restores a model's aliases, route and shadow as of a revision; None: as before their last change.
-
-        Raises SetupError.
-        """
+        """Restores a model's routing as of a revision; None: as before the last change. Raises SetupError."""
         model = self._model(name)
         if revision is not None and revision > self.revision:
             raise SetupError(f"revision {revision}: the registry has the revision {self.revision}")
@@ -344,13 +322,7 @@ class Registry(Frozen):
         return self.models[name]
 
     def _decide(
-        self,
-        name: str,
-        number: int,
-        state: ApprovalState,
-        signed: Signed,
-        known: RegisteredVersion,
-        routing: Routing,
+        self, name: str, number: int, state: ApprovalState, signed: Signed, known: RegisteredVersion, routing: Routing
     ) -> "Registry":
         model = self.models.get(name, RegisteredModel())
         approval = Approval(state=state, note=signed.note, author=signed.author, time=signed.time)
@@ -382,7 +354,6 @@ Operation = Callable[[Registry], Registry]
 
 
 def _contents(model: BaseModel) -> dict[str, Any]:
-    """The fields of a model, not converted."""
     return {name: getattr(model, name) for name in type(model).model_fields}
 
 

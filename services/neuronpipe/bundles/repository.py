@@ -48,16 +48,13 @@ class Bundle:
 
     @property
     def spec(self) -> ModelSpec:
-        """The facts about the model."""
         return self.manifest.model
 
     @property
     def key(self) -> tuple[str, int]:
-        """The model's name and version."""
         return self.spec.name, self.spec.version
 
     def tokenizer_json(self) -> bytes:
-        """Reads and verifies tokenizer.json. Raises RefusedBundle."""
         return self.files.read(self.manifest.tokenizer_file)
 
     def read_tokenizer(self, parse: Callable[[bytes], ParsedT]) -> ParsedT:
@@ -65,10 +62,7 @@ class Bundle:
         return self.files.parse(self.manifest.tokenizer_file, parse)
 
     def decoding_spec(self) -> ModelSpec:
-        """The facts about the model, with the text of each token if its task decodes to tokens.
-
-        Raises RefusedBundle for a file that was changed or is not a list of texts.
-        """
+        """The facts about the model, with the text of each token if its task needs it. Raises RefusedBundle."""
         if not self.manifest.tokens_file:
             return self.spec
         tokens = self.files.parse(self.manifest.tokens_file, TypeAdapter(tuple[str, ...]).validate_json)
@@ -100,15 +94,11 @@ class Bundle:
 
     @property
     def files(self) -> BundleFiles:
-        """The bundle's files, without the manifest and the signature."""
         return BundleFiles(self.folder, self.manifest.files)
 
 
 def read_trusted_repository(repository: Path, trusted_keys: Path | None) -> list[Bundle]:
-    """Reads a repository by read_repository. `trusted_keys`: the file or folder of the keys; None accepts every bundle.
-
-    Raises SetupError also for keys that cannot be read.
-    """
+    """Reads a repository by read_repository, with the keys of a file or folder; None accepts every bundle."""
     return read_repository(repository, read_trusted_keys(trusted_keys))
 
 

@@ -34,7 +34,6 @@ def sign_bundle(folder: Path, key: "SigningKey") -> Bundle:
 
 
 def default_name(source: str) -> str:
-    """The default name of a model: the last part of its folder or of its id on the Hub."""
     name = Path(source).name
     return name if name not in ("", "..") else Path(source).resolve().name
 
@@ -114,10 +113,7 @@ def new_bundle(repository: Path, name: str, version: int) -> Iterator[Path]:
 
 
 def _share_files(folder: Path, repository: Path) -> None:
-    """Links files of a new bundle to equal files of other bundles, so that the disk stores each content once.
-
-    On a file system without hard links, the files stay as they are.
-    """
+    """Links files of a new bundle to equal files of others, where the file system has hard links."""
     if not (folder / MANIFEST_FILE).is_file():
         return
     held: dict[str, Path] = {}
@@ -134,7 +130,6 @@ def _share_files(folder: Path, repository: Path) -> None:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Completes a new bundle: digests every file in the folder and writes the manifest."""
     files = {str(path.relative_to(folder)): file_sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
     complete = manifest.model_copy(update={"files": files})
     (folder / MANIFEST_FILE).write_text(complete.model_dump_json(indent=2) + "\n")

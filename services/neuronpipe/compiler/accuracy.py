@@ -60,19 +60,13 @@ _CALIBRATION = (8, 20, 4, 12, 30, 6, 16, 50, 2, 25, 10, 40, 14, 5, 120) * 4
 
 @functools.cache
 def sentences() -> Mapping[str, Sequence[str]]:
-    """Sentences in languages other than English: the same six in each of sixteen languages with eleven scripts.
-
-    Written for this project. They are about ordinary things and differ much in length.
-    """
+    """Sentences in languages other than English: the same six in each of sixteen languages with eleven scripts."""
     translations: Mapping[str, Sequence[str]] = json.loads(_SENTENCES.read_text(encoding="utf-8"))
     return translations
 
 
 def comparison_batches(module: SourceModule, samples: Sequence[Sample] = ()) -> Sequence[SampleBatch]:
-    """Batches of one to sixteen texts or images: `samples`, or else sample text, or images made from it.
-
-    The last sample text is as long as the model allows, and has at most 4,096 tokens.
-    """
+    """Batches of up to 16 `samples`, or else of sample texts or images; the longest has at most 4,096 tokens."""
     if samples:
         return [_encode(module, samples[row : row + _ROWS]) for row in range(0, len(samples), _ROWS)]
     encode = SOURCE_TASKS[module.task].encode
@@ -100,10 +94,7 @@ def sample_prompts(module: SourceModule, lengths: Sequence[int]) -> list[list[in
 
 
 def calibration_batches(module: SourceModule, samples: Iterable[Sample]) -> Sequence[SampleBatch]:
-    """Encodes each text or image as an input of the model's task, in a batch of its own.
-
-    In a shared batch, padding would count among the values of its layers.
-    """
+    """Encodes each text or image in a batch of its own: padding would count among the values of its layers."""
     return [_encode(module, [sample]) for sample in samples]
 
 
@@ -185,10 +176,7 @@ def _spread(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
 def agreement(
     task: str, outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[SampleBatch]
 ) -> float | None:
-    """The agreement over all texts of all batches.
-
-    Returns None for a model without an agreement, such as a classifier with one label.
-    """
+    """The agreement over all texts of all batches; None for a model such as a classifier with one label."""
     source_task = SOURCE_TASKS[task]
     measured = [
         source_task.measure(outputs_of_batch, expected, batch)
@@ -199,7 +187,6 @@ def agreement(
 
 
 def meaning(task: str) -> str:
-    """Describes the agreement of a task for a user."""
     return SOURCE_TASKS[task].meaning
 
 
@@ -215,7 +202,6 @@ def reference_outputs(module: SourceModule, batches: Sequence[SampleBatch]) -> l
 
 
 def damaged(module: SourceModule) -> SetupError:
-    """The error of a model whose outputs are NaN or infinite before it is converted."""
     return SetupError(
         f"{module.config.name_or_path}: the outputs of {module.architecture} are also NaN or infinite in PyTorch: "
         "its weights are damaged, or a number in its configuration; train it again"
@@ -223,10 +209,7 @@ def damaged(module: SourceModule) -> SetupError:
 
 
 def check_padding(module: SourceModule, batches: Sequence[SampleBatch], reference: Sequence[Outputs]) -> None:
-    """Raises SetupError for a model whose outputs for a text change beside a longer text.
-
-    Convolutions and landmarks over all positions of a batch ignore its mask.
-    """
+    """Raises SetupError for a model whose outputs for a text change beside a longer text, as convolutions do."""
     if module.image:
         return
     lengths = [batch[MASK].sum(axis=1) for batch in batches]
@@ -286,7 +269,6 @@ def measure(
 
 
 def describe(accuracy: Accuracy, dtype: str, task: str) -> str:
-    """Describes the accuracy in a few lines for a user."""
     line = (
         f"      largest difference {accuracy.largest_difference:.2e} over {accuracy.samples} samples of up to "
         f"{max(tokens for _, tokens in accuracy.sample_shapes)} tokens (largest output {accuracy.largest_output:.3g})"

@@ -140,10 +140,7 @@ def _class_of(adapter: Path, settings: Mapping[str, Any], config: Mapping[str, A
 
 
 def _count_labels(auto_class: Any, config: Any, trained: Mapping[str, torch.Tensor]) -> int:
-    """The number of labels: the rows of the adapter's own head, or else the base's number.
-
-    The adapter's configuration does not contain it.
-    """
+    """The rows of the adapter's own head, which its configuration does not contain, or else the base's labels."""
     with torch.device("meta"):
         model = auto_class.from_config(config) if auto_class.__name__.startswith("Auto") else auto_class(config)
     body = f"{model.base_model_prefix}."

@@ -43,10 +43,7 @@ def masks_by_kind(config: Any, masks: dict[int, Any]) -> Any:
 
 @contextmanager
 def taking_masks(model: Any, mask: Any) -> Iterator[Any]:
-    """Makes a decoder use a mask of masks_by_kind, and gives the argument to pass for it.
-
-    GPT-Neo takes one mask for all layers, which have masks of their own for whole texts. These are replaced by `mask`.
-    """
+    """Makes a decoder use a mask of masks_by_kind, also GPT-Neo, and gives the argument to pass for it."""
     layers = model.base_model.h if model.config.model_type == "gpt_neo" else ()
     for layer, kind in zip(layers, layer_kinds(model.config) if layers else (), strict=True):
         seen = mask[kind] if isinstance(mask, dict) else mask
@@ -242,7 +239,6 @@ def fixing_positions(model: torch.nn.Module) -> Iterator[None]:
 
 
 def mask_windows(model: Any) -> None:
-    """Changes a Longformer with any head."""
     encoder = model.base_model
     encoder.forward = types.MethodType(_encode, encoder)
     if type(model).__name__ == "LongformerForQuestionAnswering":
@@ -365,10 +361,7 @@ def _mask_windows(
 
 
 def _blank_padding(model: Any) -> None:
-    """Makes MobileBERT see zeros at padding.
-
-    For each token it also sees the neighbours, and after the last token zeros, which padding has to look like.
-    """
+    """Makes MobileBERT, which sees each token's neighbours, see zeros at padding, as after the last token."""
     embeddings = model.base_model.embeddings
     original = embeddings.word_embeddings.weight
     weight = original.detach().clone()  # the original also belongs to the head of a masked language model

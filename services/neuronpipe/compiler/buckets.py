@@ -59,7 +59,6 @@ class LengthPlan:
     powers_of_two: int
 
     def describe(self) -> str:
-        """Describes the plan in a line for a user."""
         lengths = ", ".join(map(str, self.lengths))
         return (
             f"      lengths {lengths}: {self.waste:.1%} of the tokens are padding; one bucket: "
@@ -120,10 +119,7 @@ def read_lengths(path: Path, max_tokens: int) -> Counter[int]:
 
 
 def plan_lengths(counts: Mapping[int, int], max_lengths: int) -> LengthPlan:
-    """At most `max_lengths` bucket lengths with the fewest padded tokens over these sequences. Raises SetupError.
-
-    Every sequence runs in the shortest bucket that holds it, and the longest bucket is the longest sequence.
-    """
+    """At most `max_lengths` bucket lengths with the fewest padded tokens over these sequences. Raises SetupError."""
     if not 1 <= max_lengths <= MAX_LENGTHS:
         raise SetupError(f"--max-lengths {max_lengths}: must be from 1 to {MAX_LENGTHS}")
     lengths = sorted(counts)

@@ -73,7 +73,6 @@ class Conversion:
 
     @property
     def parts(self) -> int:
-        """The number of parts into which the module is cut."""
         return len(self.pipeline.firsts) if self.pipeline else 1
 
     def each_part(self) -> Iterator[tuple[SourceModule, Mapping[str, torch.Tensor]]]:
@@ -88,10 +87,7 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """An artefact's outputs for each batch, and the dtype in which it computed.
-
-    `emulator`: the program that ran instead of the artefact, or empty.
-    """
+    """An artefact's outputs for each batch, their dtype, and the program that ran instead of the artefact, if any."""
 
     outputs: Sequence[Outputs]
     computed_dtype: str

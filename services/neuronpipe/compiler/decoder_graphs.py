@@ -161,7 +161,6 @@ class _GatheredStep(torch.nn.Module):
         self.by_distance = biases_by_distance(model)
 
     def example(self) -> dict[str, torch.Tensor]:
-        """The inputs with which the step is traced."""
         inputs = {
             "input_ids": torch.zeros(_ROWS, _NEW, dtype=torch.int64),
             "past": torch.tensor([5, 40]),

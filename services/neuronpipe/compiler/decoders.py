@@ -39,11 +39,7 @@ from neuronpipe.stages.neuron_executor.runtimes.given_texts import (
 from neuronpipe.stages.neuron_executor.runtimes.openvino import has_bfloat16, openvino
 
 # Back end → the data types in which it generates.
-DTYPES = {
-    "openvino": ("float32", "bfloat16", "int8-weights"),
-    "torch": tuple(TORCH_DTYPES),
-    "neuronx": neuronx.DTYPES,
-}
+DTYPES = {"openvino": ("float32", "bfloat16", "int8-weights"), "torch": tuple(TORCH_DTYPES), "neuronx": neuronx.DTYPES}
 # On some CPUs the cache is in 8 bits by default: then 6 of 24 texts were the same (measured 2026-11-22).
 _PRECISIONS = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION")
 _PROMPT_WORDS = (1, 3, 8, 20, 50, 120)
@@ -242,13 +238,11 @@ def compare(
 
 
 def _long_tokens(module: SourceModule) -> int:
-    """The maximum length of the longest prompt."""
     window = 0 if module.config.is_encoder_decoder else max(layer_windows(module.config))
     return min(max(_LONG_TOKENS, window + _BEYOND_WINDOW_TOKENS), _MOST_LONG_TOKENS)
 
 
 def _task_name(module: SourceModule) -> str:
-    """The task, for a user."""
     return module.task.replace("_", " ")
 
 

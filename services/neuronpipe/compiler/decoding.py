@@ -109,10 +109,7 @@ def decode(
 
 
 def read(model: Any, input_ids: torch.Tensor, source_mask: torch.Tensor | None = None) -> EncoderDecoderCache:
-    """The caches of a model that has read a source, after one token.
-
-    `source_mask`: [1, 1, 1, tokens], 0 for tokens of the source; None if all tokens are.
-    """
+    """The caches of a model that has read a source, after one token. `source_mask`: [1, 1, 1, tokens], or None."""
     seen = torch.zeros(1, 1, 1, 1, dtype=model.dtype)
     # The encoder of T5 in transformers 4 takes no mask of four dimensions.
     if _is_t5(model):
@@ -180,10 +177,7 @@ def _is_t5(model: Any) -> bool:
 
 @contextmanager
 def _masks_as_given(model: Any) -> Iterator[None]:
-    """Makes a model take masks in four dimensions as they are.
-
-    Models of transformers 4 would make them of two-dimensional masks of 0 and 1.
-    """
+    """Makes a model of transformers 4 take masks in four dimensions as they are."""
     parts = (model.get_encoder(), model.get_decoder())
     replaced = [(part, name, index) for part in parts for name, index in _MAKING_MASKS.items() if hasattr(part, name)]
     for part, name, index in replaced:
@@ -196,10 +190,7 @@ def _masks_as_given(model: Any) -> Iterator[None]:
 
 
 def biases_by_distance(model: Any) -> torch.Tensor | None:
-    """The biases that a decoder adds to scores by the distance of a token, [distances, heads], or None.
-
-    All distances from the last distance on have the same bias.
-    """
+    """The biases of a decoder's scores by distance, [distances, heads], or None; the last is for all longer."""
     if (attention := _biased(model)) is None:
         return None
     most = attention.relative_attention_max_distance
@@ -215,7 +206,6 @@ def biases_by_distance(model: Any) -> torch.Tensor | None:
 
 @contextmanager
 def _without_biases(model: Any) -> Iterator[None]:
-    """Makes a decoder add no biases, because the mask contains them."""
     if (attention := _biased(model)) is None:
         yield
         return
@@ -228,10 +218,7 @@ def _without_biases(model: Any) -> Iterator[None]:
 
 @contextmanager
 def attending_by(model: Any, attend: Callable[..., tuple[torch.Tensor, None]]) -> Iterator[None]:
-    """Makes `attend` compute a decoder's attention, without biases. `attend`: see transformers.AttentionInterface.
-
-    In transformers 4, T5's attention is not a function that can be replaced. Models unlike T5 are not changed.
-    """
+    """Makes `attend` (see transformers.AttentionInterface) compute T5's attention, without biases."""
     blocks = model.get_decoder().block if _is_t5(model) else ()
     replaced = [
         attention for block in blocks for attention in (block.layer[0].SelfAttention, block.layer[1].EncDecAttention)

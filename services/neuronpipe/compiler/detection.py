@@ -67,10 +67,7 @@ class DetectedTask:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The configuration in a model's files.
-
-    `settings`, `modules`: saved by sentence-transformers. `card`: the front matter of README.md.
-    """
+    """The configuration in a model's files. sentence-transformers saved `settings` and `modules`."""
 
     folder: Path
     config: Any
@@ -217,10 +214,7 @@ class Configuration:
 
 
 def read_configuration(folder: Path) -> Configuration:
-    """Reads a model's configuration files.
-
-    Raises SetupError for a model that no task can serve: with an encoder and a decoder, or with code of its own.
-    """
+    """Reads a model's configuration files. Raises SetupError for a model that no task can serve."""
     own = transformer_folder(folder)
     content = read_object(own / "config.json")
     kind = content.get("model_type")
@@ -254,7 +248,6 @@ def read_configuration(folder: Path) -> Configuration:
 
 
 def describe(module: SourceModule, reason: str, dtype: str, weights_dtype: str) -> str:
-    """Describes the contents of the model's files in a few lines for a user."""
     also = "".join(f"; also answers {other}" for other in module.tasks[1:])
     lines = {"task": f"{module.task} ({reason}){also}"}
     if labels := module.labels:

@@ -27,7 +27,6 @@ DEVICE_TIMES: Mapping[str, Mapping[str, float]] = {
 
 
 def format_times(times: Mapping[str, float]) -> str:
-    """Formats a table for the fake back end's property."""
     return ",".join(f"{bucket}:{time_ms:g}" for bucket, time_ms in times.items())
 
 
@@ -36,7 +35,6 @@ BUCKETS = "optional"
 
 
 def convert(conversion: Conversion) -> Artifact:
-    """Describes the artefact; see ArtifactCompiler."""
     times = DEVICE_TIMES.get(conversion.device_times, {})
     missing = [str(bucket) for bucket in conversion.buckets if times and str(bucket) not in times]
     if missing or (times and not conversion.buckets):
@@ -48,5 +46,4 @@ def convert(conversion: Conversion) -> Artifact:
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatch]) -> Ran | None:
-    """Returns None: there is nothing to compare."""
     return None

@@ -71,10 +71,7 @@ class SourceImageProcessor:
 
 
 def load_image_processor(folder: Path) -> SourceImageProcessor:
-    """Reads the processor on Pillow and NumPy.
-
-    Raises SetupError for a processor with an operation that cannot be reproduced, and names the operation.
-    """
+    """Reads the processor on Pillow and NumPy. Raises SetupError, which names an unsupported operation."""
     is_4 = transformers.__version__.startswith("4.")
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(
@@ -120,10 +117,7 @@ def sample_pixels(spec: ImageSpec, seed: int) -> NDArray[np.uint8]:
 
 
 def _sample_image(height: int, width: int, seed: int) -> NDArray[np.uint8]:
-    """Patches of colour that blend into each other, under noise: [height, width, 3].
-
-    Photographs also have large and small structures.
-    """
+    """Patches of colour that blend into each other, under noise, as in photographs: [height, width, 3]."""
     generator = np.random.default_rng([seed, height, width])
     patches = generator.integers(0, 256, (6, 8, 3), np.uint8)
     smooth = np.moveaxis(to_pixels(patches, ImageSpec(resize=(height, width), resampling="bicubic")), 0, -1)
@@ -179,10 +173,7 @@ def _channel_values(value: Any, name: str) -> list[float]:
 
 
 def _difference(processor: Any, image: Image.Image, numbers: NDArray[np.float32]) -> float:
-    """The largest difference between `numbers` and the processor's result for an RGB image.
-
-    For numbers above 1 the difference is relative.
-    """
+    """The largest difference between `numbers` and the processor's result, relative for numbers above 1."""
     expected = np.asarray(processor(images=[image], return_tensors="np")["pixel_values"], np.float64)
     if numbers.shape != expected.shape:
         return float("inf")
@@ -274,7 +265,6 @@ def image_module(
     labels: tuple[str, ...] = (),
     facts: Mapping[str, TaskFacts],
 ) -> SourceModule:
-    """Describes `module` with the data of the model's configuration and image processor."""
     model: Any = module.model
     height, width = processor.spec.size
     return SourceModule(
@@ -310,7 +300,6 @@ def try_images(
 
 
 def encode_images(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
-    """Makes an image for each text from its words."""
     assert module.image is not None  # noqa: S101 (the module is a module of images)
     return {PIXELS: np.stack([sample_pixels(module.image, zlib.crc32(text.encode())) for text in texts])}
 

@@ -92,7 +92,6 @@ class SourceModule:
         return (0,) if name in (PIXELS, PLACES) or self.takes_images else (0, 1)
 
     def shape_of(self, batch: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
-        """The rows and the tokens of a batch."""
         rows = len(batch[self.inputs[-1]])
         return rows, self.max_tokens if self.takes_images else batch["input_ids"].shape[1]
 
@@ -106,7 +105,6 @@ class SourceModule:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Every task that the model answers, its own task first."""
         return (self.task, *(task for task in self.facts if task != self.task))
 
     def fact(self, name: str) -> Any:
@@ -116,7 +114,6 @@ class SourceModule:
 
     @property
     def prompt(self) -> str:
-        """The text that is put before every text."""
         return self.fact("prompt") or ""
 
     def spec(self, name: str, version: int, outputs: Mapping[str, NDArray[Any]]) -> ModelSpec:
@@ -184,10 +181,7 @@ class PooledModule(torch.nn.Module):
 
 @contextmanager
 def choosing(part: torch.nn.Module, choose: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Makes an encoder or a decoder pass on some of the vectors of its last hidden state, which `choose` returns.
-
-    Before the head, only this place is the same in all architectures.
-    """
+    """Makes an encoder or a decoder pass on the vectors of its last hidden state that `choose` returns."""
 
     def replace(module: torch.nn.Module, args: Any, output: Any) -> Any:
         output["last_hidden_state"] = choose(output["last_hidden_state"])
@@ -201,7 +195,6 @@ def choosing(part: torch.nn.Module, choose: Callable[[torch.Tensor], torch.Tenso
 
 
 def pretrained_model(module: torch.nn.Module) -> Any:
-    """The model of transformers within a module."""
     return next(part for part in module.modules() if isinstance(part, transformers.PreTrainedModel))
 
 
@@ -379,10 +372,7 @@ def check_missing(folder: Path, module: SourceModule, sample: Mapping[str, NDArr
 
 
 def find_read(module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> list[str]:
-    """The names of the parameters that require gradients and that the graph reads.
-
-    An output for `sample` has a gradient with respect to these.
-    """
+    """The names of the parameters that require gradients and that change an output for `sample`."""
     candidates = {
         name: parameter
         for name, parameter in pretrained_model(module.module).named_parameters()

@@ -83,10 +83,7 @@ _FOLDER = "artifacts/neuronx"
 
 
 def convert(conversion: Conversion) -> Artifact:
-    """Traces the module for each bucket; see ArtifactCompiler.
-
-    Buckets in the cache are not compiled again, so an interrupted compilation continues.
-    """
+    """Traces the module for each bucket that the cache lacks; see ArtifactCompiler."""
     options = conversion.neuronx
     if options.workers < 1:
         raise SetupError(f"--compile-workers {options.workers}: must be 1 or more")
@@ -143,10 +140,7 @@ def convert(conversion: Conversion) -> Artifact:
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatch]) -> Ran:
-    """Runs the artefact; see ArtifactCompiler.
-
-    A trace runs on a device only. Without a device, PyTorch computes the same buckets.
-    """
+    """Runs the artefact, or PyTorch on the same buckets where there is no device; see ArtifactCompiler."""
     cores = device_count() * CORES_PER_DEVICE
     has_device = cores >= artifact.pipeline_cores
     module, plan = conversion.module, BucketPlan(artifact.buckets)

@@ -61,11 +61,7 @@ class TraceJob:
 
 
 def trace_all(job: TraceJob, outputs: Mapping[str, Path], workers: int, done: Callable[[str], None]) -> None:
-    """Traces every bucket, and calls `done` with each bucket when it is finished.
-
-    The first failure ends the other workers: finished buckets are kept, unfinished buckets are lost. Raises SetupError,
-    which names the bucket that could not be compiled.
-    """
+    """Traces every bucket, and calls `done` with each. The first failure ends all workers. Raises SetupError."""
     names = list(outputs)
     left, logs = dict[Worker, list[str]](), dict[Worker, Path]()
     with ExitStack() as stack:
@@ -110,10 +106,7 @@ def _failure(bucket: str, code: int | None, errors: str) -> str:
 def run_all(
     folder: Path, inputs: Sequence[str], outputs: Sequence[str], parts: Sequence[FilledBucket], cores: int = 1
 ) -> list[dict[str, Any]]:
-    """The outputs of traces on this machine's device, computed in a process that owns its cores only while it runs.
-
-    `cores`: one core for each part of the model. Raises SetupError.
-    """
+    """The outputs of traces on this machine's device, with a core for each part of the model. Raises SetupError."""
     batches = [(part_names(str(part.bucket), cores), {name: part.inputs[name] for name in inputs}) for part in parts]
     with tempfile.NamedTemporaryFile("r", prefix="neuronx-", errors="replace") as log:
         try:
@@ -212,9 +205,7 @@ def _run(
     batches: Sequence[tuple[Sequence[str], Mapping[str, Any]]],
     cores: int,
 ) -> None:
-    """The main function of a process that runs batches, each through the trace of its bucket, or the traces of the
-    model's parts. It sends the outputs of each batch.
-    """
+    """The main function of a process that runs batches through traces, and sends the outputs of each batch."""
     os.environ["NEURON_RT_NUM_CORES"] = str(cores)
     import torch_neuronx
 

@@ -31,7 +31,6 @@ _INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder contains weights of PyTorch."""
     return any(path for kind in _WEIGHTS for path in folder.glob(kind))
 
 
@@ -83,7 +82,6 @@ class OnnxModel(torch.nn.Module):
 
     @property
     def architecture(self) -> str:
-        """The name of the model that was exported."""
         return str((self.config.architectures or [type(self.config).__name__])[0])
 
     def output(self, name: str) -> str:
@@ -124,7 +122,6 @@ class _NamedOutputs(dict[str, torch.Tensor]):
 
 
 def check_task(folder: Path, task: str) -> None:
-    """Raises SetupError for a task that an ONNX graph alone cannot have."""
     if (path := graph_file(folder)) is not None and task not in TASKS:
         raise SetupError(
             f"{folder}: has no weights of PyTorch, only the graph {path.name}, and {task.replace('_', '-')} changes "
@@ -133,5 +130,4 @@ def check_task(folder: Path, task: str) -> None:
 
 
 def onnx_model(module: torch.nn.Module) -> OnnxModel | None:
-    """The graph within a module, or None."""
     return next((part for part in module.modules() if isinstance(part, OnnxModel)), None)

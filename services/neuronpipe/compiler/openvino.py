@@ -36,10 +36,7 @@ _MODEL = "model"
 
 
 def convert(conversion: Conversion) -> Artifact:
-    """Converts the module to OpenVINO; see ArtifactCompiler.
-
-    Weights stay float32, for int8 until they are quantized. `dtype` is the data type in which the back end computes.
-    """
+    """Converts the module to OpenVINO, with weights in float32; see ArtifactCompiler."""
     module, folder, dtype = conversion.module, conversion.folder, conversion.dtype
     model = onnx_model(module.module) or pretrained_model(module.module)
     if not isinstance(model, OnnxModel) and needs_eager_attention(model):
@@ -129,7 +126,6 @@ def _from_onnx(module: SourceModule) -> openvino.Model:
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatch]) -> Ran:
-    """Runs the artefact; see ArtifactCompiler."""
     paths = [conversion.folder / name for name in artifact.files if name.endswith(".xml")]
     try:
         parts = [engine().compile_model(path, "CPU", computable(artifact.properties)) for path in paths]

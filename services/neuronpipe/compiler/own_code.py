@@ -81,10 +81,7 @@ KNOWN_FORM = "known_form"
 
 
 def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
-    """The model itself, or a model of a known kind as the folder KNOWN_FORM in `scratch`, with links to its files.
-
-    Raises SetupError for a configuration value that our graph of the model does not compute.
-    """
+    """The model itself, or a model of a known kind as a folder in `scratch` with links. Raises SetupError."""
     register_own_graphs()
     if graph_file(source.folder) is not None:  # the model's code computes the graph
         return source

@@ -151,14 +151,10 @@ class _WithHead(transformers.BertPreTrainedModel):
 
 
 class JinaBertForMaskedLM(_WithHead, transformers.BertForMaskedLM):
-    """The encoder with the head of a masked language model."""
-
     _has_pooling = False
 
 
 class JinaBertForSequenceClassification(_WithHead, transformers.BertForSequenceClassification):
-    """The encoder with the head of a classifier or a reranker."""
-
     _has_pooling = True
 
 
@@ -272,8 +268,6 @@ class _ExpertLayer(torch.nn.Module):
 
 
 class NomicExpertsModel(_Model):
-    """The encoder of Nomic BERT with experts."""
-
     config_class = NomicExpertsConfig
 
     def __init__(self, config: Any, add_pooling_layer: bool = False) -> None:

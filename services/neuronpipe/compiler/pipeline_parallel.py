@@ -63,7 +63,6 @@ class PipelinedModel:
 
     @property
     def layers(self) -> int:
-        """The number of layers."""
         return len(self._own)
 
     def cut(self, options: PipelineOptions) -> "PipelinedModel":
@@ -113,7 +112,6 @@ class PipelinedModel:
             yield part_source, {name: example[name] for name in needed}
 
     def describe(self) -> str:
-        """Describes the parts in a line for a user."""
         ranges = itertools.pairwise([*self.firsts, self.layers])
         return f"      {len(self.firsts)} parts: layers " + ", ".join(
             f"{first}-{next_first - 1}" for first, next_first in ranges
@@ -187,8 +185,6 @@ class _Part(torch.nn.Module):
 
 
 class _Ended(Exception):
-    """The run of a part is complete."""
-
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
         self.hidden = hidden
@@ -224,8 +220,6 @@ class _Start(_HandedOn):
 
 
 class _End(_HandedOn):
-    """Ends the run of a part."""
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise _Ended(_first_of(args, kwargs))
 
@@ -325,7 +319,6 @@ def _balanced(costs: Sequence[int], parts: int) -> tuple[int, ...]:
 
     @cache
     def best(first: int, left: int) -> tuple[int, int, tuple[int, ...]]:
-        """The largest sum, the sum of the squares, and the first items."""
         if left == 1:
             own = sums[-1] - sums[first]
             return own, own**2, (first,)

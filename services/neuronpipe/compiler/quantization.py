@@ -38,7 +38,6 @@ class Quantizer:
     def __init__(
         self, artifact: Artifact, folder: Path, batches: Sequence[SampleBatch], calibration: Calibration
     ) -> None:
-        """`artifact`: the float32 artefact in `folder`. `batches`: each contains one text."""
         self._artifact = artifact
         self._file = folder / next(name for name in artifact.files if name.endswith(".xml"))
         self._model = _read(self._file)
@@ -56,10 +55,7 @@ class Quantizer:
         return tuple(dict.fromkeys(layer[0] if (layer := _LAYER.match(name)) else name for name in names))
 
     def quantize(self, float_parts: Sequence[str] = ()) -> Artifact:
-        """Writes the artefact and describes it. `float_parts` compute in float32, on weights of 8 bits.
-
-        Raises SetupError for a model that cannot be quantized.
-        """
+        """Writes and describes the artefact. `float_parts` compute in float32, on weights of 8 bits. Raises SetupError."""
         with _nncf() as nncf:
             model = self._model.clone() if set(float_parts) >= set(self.parts) else self._quantized(nncf, float_parts)
             if not float_parts and not any(
@@ -117,10 +113,7 @@ def _read(file: Path) -> Any:
 
 @contextlib.contextmanager
 def _nncf() -> Iterator[Any]:
-    """Imports NNCF, with its progress bars kept off standard output, which is for results.
-
-    NNCF's class of loggers applies to NNCF only. Errors of NNCF in the block become SetupErrors.
-    """
+    """Imports NNCF without its progress bars on standard output. Errors of NNCF in the block become SetupErrors."""
     logger_class = logging.getLoggerClass()
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -180,10 +173,7 @@ def rank(
 def search(
     quantizer: Quantizer, ranked: Sequence[str], measure: Measure, min_agreement: float
 ) -> tuple[Artifact, Accuracy | None]:
-    """The artefact that meets the limit with the fewest of the ranked parts in float32, found by bisection.
-
-    If no artefact meets the limit, all parts are in float32.
-    """
+    """The artefact that meets the limit with the fewest of the ranked parts in float32, or else with all of them."""
     fewest, most = 1, len(ranked)
     while fewest < most:
         count = (fewest + most) // 2

@@ -40,10 +40,7 @@ _CONFIGURATIONS: Mapping[str, Callable[[], Any]] = {
 
 
 def save_random_model(name: str, folder: Path, texts: Iterable[str]) -> None:
-    """Writes a classifier of a published size, with its tokenizer or image processor, as transformers saves it.
-
-    Raises KeyError for an unknown name.
-    """
+    """Writes a classifier of a published size, as transformers saves it. Raises KeyError for an unknown name."""
     config = _CONFIGURATIONS[name]()
     takes_images = config.model_type == "vit"
     auto = (

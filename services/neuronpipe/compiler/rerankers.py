@@ -48,7 +48,6 @@ def ranking(folder: Path, config: Any) -> RerankFacts:
 
 
 def score_function(folder: Path, config: Any) -> ScoreFunctionName:
-    """The function with which a cross-encoder makes scores of its logits. Raises SetupError."""
     activation = _activation(folder, config)
     if activation not in _ACTIVATIONS:
         raise SetupError(f"{folder}: makes scores of logits by {activation}; supported are {', '.join(_ACTIVATIONS)}")
@@ -70,7 +69,6 @@ def entailing(folder: Path, config: Any) -> ZeroShotFacts:
 
 
 def is_cross_encoder(folder: Path, config: Any) -> bool:
-    """Whether sentence-transformers saved the model as a cross-encoder."""
     return read_settings(folder).get("model_type") == "CrossEncoder" or any(
         hasattr(config, name) for name in ("sentence_transformers", "sbert_ce_default_activation_function")
     )
@@ -166,7 +164,6 @@ def encode_written(module: SourceModule, template: Template, queries: Sequence[s
 
 
 def _answers(folder: Path, tokenizer: SourceTokenizer) -> tuple[int, ...]:
-    """The tokens of yes and no, or of yes alone."""
     for kind, path in read_modules(folder):
         if kind == "LogitScore":
             config = read_object(path / "config.json")
@@ -237,10 +234,7 @@ def _checked_template(folder: Path, own: Any, render: Callable[[str, str], str])
 
 
 def _parts(own: Any, rendered: str) -> Template:
-    """Splits a rendered template into fixed tokens, and texts with {query} and {document}, cut at special tokens.
-
-    No token spans a special token, so that the parts can be tokenized one by one.
-    """
+    """Splits a rendered template at special tokens: fixed tokens, and texts with {query} and {document}."""
     special = {token.content: number for number, token in own.added_tokens_decoder.items() if token.special}
     pattern = "|".join(re.escape(content) for content in sorted(special, key=len, reverse=True))
     parts: list[tuple[int, ...] | str] = []

@@ -229,7 +229,6 @@ def _is_count(value: Any) -> bool:
 
 
 def _are_texts(value: Any) -> bool:
-    """Whether all values of an object are texts or null."""
     return isinstance(value, dict) and all(text is None or isinstance(text, str) for text in value.values())
 
 
@@ -262,13 +261,9 @@ SENTENCE_TRANSFORMERS: Rules = _table(
 )
 # The same for models of images and texts, whose vectors are compared as they are.
 _IMAGE_TEXT_FIELDS: Rules = _table(
-    Fields(NEVER, ("truncate_dim", "default_prompt_name")),
-    Fields(limited(_only()), ("prompts",)),
+    Fields(NEVER, ("truncate_dim", "default_prompt_name")), Fields(limited(_only()), ("prompts",))
 )
-MODULES: Rules = _table(
-    Fields(APPLIED, ("type", "path")),
-    Fields(NO_EFFECT, ("idx", "name", "kwargs")),
-)
+MODULES: Rules = _table(Fields(APPLIED, ("type", "path")), Fields(NO_EFFECT, ("idx", "name", "kwargs")))
 _POOLING_SIZES = Fields(NO_EFFECT, ("embedding_dimension", "word_embedding_dimension"))
 # Fields of each module's config.json. Other modules are refused.
 MODULE: Mapping[str, Rules] = {
@@ -330,10 +325,7 @@ _SHOWN, _SHOWN_CHARACTERS = 6, 60
 
 
 def check_settings(folder: Path, config: Any, task: str) -> list[str]:
-    """Lines about unknown fields, for a user. Raises SetupError, which names an unsupported field and its value.
-
-    `config`: the configuration as transformers reads it.
-    """
+    """Lines about unknown fields, for a user. Raises SetupError, which names an unsupported field and its value."""
     return [line for path, rules, content in _files(folder, config, task) if (line := _check(path, rules, content))]
 
 

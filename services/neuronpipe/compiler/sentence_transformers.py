@@ -88,10 +88,7 @@ def _weighted_mean(token_vectors: torch.Tensor, mask: torch.Tensor) -> torch.Ten
 
 
 class Layer(torch.nn.Module):
-    """A module behind the model, which reads and writes vectors by their names.
-
-    `residual`: a module that projects the input, which is then added to the output; None: the input is not added.
-    """
+    """A module behind the model, which reads and writes vectors by their names, with the projected input, if any."""
 
     def __init__(
         self, module: torch.nn.Module, reads: str, writes: str, residual: torch.nn.Module | None = None
@@ -107,8 +104,6 @@ class Layer(torch.nn.Module):
 
 
 class Normalize(torch.nn.Module):
-    """Scales vectors to length 1."""
-
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.normalize(vectors, p=2.0, dim=-1)
 
@@ -130,7 +125,6 @@ class Head(torch.nn.Module):
         self._output, self._dimensions = output, dimensions
 
     def describe(self) -> str:
-        """Describes the head for a user."""
         count = len(self.before) + len(self.after)
         layers = f", with {count} further layer{'s' * (count > 1)}" if count else ""
         kept = f", of which the first {self._dimensions} numbers are kept (truncate_dim)" if self._dimensions else ""
@@ -152,10 +146,7 @@ class Head(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class SentenceTransformer:
-    """The content of modules.json. `max_tokens`: None without a limit. `prompt`: put before every text.
-
-    `prompts`: prompts that a request may name instead.
-    """
+    """The content of modules.json. `prompt` is put before every text; a request may name one of `prompts`."""
 
     model_folder: Path
     head: Head
@@ -165,10 +156,7 @@ class SentenceTransformer:
 
 
 def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTransformer:
-    """Reads the modules. A plain Transformers model gets mean pooling. `output`: SCORES for a cross-encoder.
-
-    Raises SetupError for an unsupported module.
-    """
+    """Reads the modules. `output`: SCORES for a cross-encoder. Raises SetupError for an unsupported module."""
     if not (folder / "modules.json").is_file():
         return SentenceTransformer(folder, Head(Pooling(["mean"])))
     model_folder, limits = folder, dict[str, Any]()
@@ -217,10 +205,7 @@ def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTra
 
 
 def read_modules(folder: Path, *, is_known: bool = False) -> list[tuple[str, Path]]:
-    """The name of the class and the folder of each module, in order; empty for a plain model.
-
-    `is_known`: raises SetupError also for a module with code of the model's own, which may compute anything.
-    """
+    """The class and the folder of each module; none for a plain model. `is_known`: refuses code of the model's own."""
     path = folder / "modules.json"
     modules = read_json(path) if path.is_file() else []
     if not isinstance(modules, list) or not all(
@@ -237,15 +222,11 @@ def read_modules(folder: Path, *, is_known: bool = False) -> list[tuple[str, Pat
 
 
 def transformer_folder(folder: Path) -> Path:
-    """The folder of the model's own config.json.
-
-    In old models of sentence-transformers it is the folder of their first module.
-    """
+    """The folder of the model's own config.json, which is the folder of the first module in old models."""
     return next((path for _, path in read_modules(folder)[:1] if (path / "config.json").is_file()), folder)
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file. Raises SetupError."""
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text)
@@ -257,7 +238,6 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON file that contains an object. Raises SetupError."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise SetupError(f"{path}: holds {type(content).__name__}, not an object of settings; get the file again")
@@ -276,16 +256,12 @@ def read_limits(folder: Path) -> dict[str, Any]:
 
 
 def limits_file(folder: Path) -> Path | None:
-    """The settings file of a Transformer module.
-
-    In old models its name contains the architecture: sentence_roberta_config.json.
-    """
+    """The settings file of a Transformer module, which old models call sentence_roberta_config.json, for example."""
     files = {path.name: path for path in folder.glob("sentence_*_config.json")}
     return files.get("sentence_bert_config.json") or next(iter(files.values()), None)
 
 
 def read_pooling(folder: Path) -> Pooling:
-    """Reads a Pooling module. Raises SetupError."""
     config = read_object(folder / "config.json")
     if config.get("pooling_mode"):
         modes = config["pooling_mode"] if isinstance(config["pooling_mode"], list) else [config["pooling_mode"]]
@@ -363,7 +339,6 @@ def default_prompt(folder: Path) -> str:
 
 
 def read_prompts(folder: Path) -> dict[str, str]:
-    """The prompts by their names. Raises SetupError."""
     prompts = applied_settings(folder).get("prompts") or {}
     if not isinstance(prompts, dict):
         raise SetupError(f"{folder / CONFIGURATION}: prompts are no object of names and texts")

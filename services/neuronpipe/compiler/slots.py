@@ -71,7 +71,6 @@ class SlotStep(torch.nn.Module):
         return [(heads, self.slot_tokens, width) for heads, *widths in shapes for width in widths]
 
     def example(self) -> tuple[torch.Tensor, ...]:
-        """The inputs with which the step is traced."""
         inputs = (
             torch.zeros(1, self.slots + self.chunk_tokens, dtype=torch.int64),
             torch.zeros(self.slots, dtype=torch.int64),
@@ -189,7 +188,6 @@ class _PyTorchGraph:
         self._cast = dtype == "bfloat16"
 
     def execute(self, *inputs: NDArray[np.int64]) -> TokenScores:
-        """Runs a step; see SlotGraph."""
         outputs = self._run(self._step, *map(torch.from_numpy, inputs))
         scores, states = outputs[: len(TokenScores._fields)], outputs[len(TokenScores._fields) :]
         for state, new in zip(self._step.states, states, strict=True):
@@ -197,7 +195,6 @@ class _PyTorchGraph:
         return TokenScores._make(score.numpy() for score in scores)
 
     def read(self, token_ids: NDArray[np.int64], count: int, slot: int) -> None:
-        """Reads a source into a slot; see SlotGraph."""
         computed = self._run(self._encoder, torch.from_numpy(token_ids), torch.tensor([count]))
         for state, new in zip(self._step.sources()[slot], computed, strict=True):
             state[0] = new

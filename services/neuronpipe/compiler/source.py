@@ -79,7 +79,6 @@ def _raise(error: OSError) -> None:
 
 
 def _own_classes(content: Mapping[str, Any]) -> list[str]:
-    """The model's own classes that transformers does not have."""
     classes_by_kind = content.get("auto_map") or {}
     classes = [str(name).rpartition(".")[2] for kind, name in classes_by_kind.items() if kind.startswith("AutoModel")]
     return [name for name in classes if not hasattr(transformers, name)]
@@ -103,10 +102,7 @@ def _encoder_of_a_pair(content: Mapping[str, Any]) -> str:
     return next((name for name in content.get("architectures") or () if str(name).endswith("EncoderModel")), "")
 
 
-_IMAGE_KINDS = (
-    modeling_auto.MODEL_FOR_IMAGE_MAPPING_NAMES,
-    modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-)
+_IMAGE_KINDS = (modeling_auto.MODEL_FOR_IMAGE_MAPPING_NAMES, modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES)
 # The inputs of a model, and the tasks to choose from.
 _TASKS_OF: Mapping[Reads, tuple[str, str]] = {
     "texts": ("texts", "a task of texts"),
@@ -181,9 +177,7 @@ _FOREIGN = {
 
 
 def foreign_files(folder: Path, *, with_weights: bool = False) -> str:
-    """Describes files that a folder contains instead of a model of transformers, for an error message.
-    `with_weights`: only quantizations of safetensors files.
-    """
+    """Describes files that are no model of transformers; `with_weights`: only quantizations of safetensors."""
     kinds = dict(list(_FOREIGN.items())[:2]) if with_weights else _FOREIGN
     kind_found = next((kind for pattern, kind in kinds.items() if next(folder.glob(pattern), None)), "")
     return f"it holds {kind_found}; compile the original model, as transformers saves it" if kind_found else ""
@@ -281,7 +275,6 @@ class ModelSource:
     others: tuple[str, ...] = ()
 
     def describe(self) -> Source:
-        """Describes the source for the manifest."""
         digest = hashlib.sha256()
         patterns = _WEIGHTS if any(next(self.folder.rglob(pattern), None) for pattern in _WEIGHTS) else _GRAPHS
         for path in sorted(path for pattern in patterns for path in self.folder.rglob(pattern)):
@@ -326,7 +319,6 @@ def find_source(source: str, revision: str | None, *, is_adapter: bool = False) 
 
 
 def _first_module(folder: Path) -> str:
-    """Names the first module of a sentence-transformers model without a transformer, for the error message."""
     kind = next((module_kind for module_kind, _ in read_modules(folder)), "Transformer")
     if kind == "Transformer":
         return ""

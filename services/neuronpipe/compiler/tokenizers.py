@@ -96,12 +96,7 @@ def _content(tokenizer: Any, source_spm: Path) -> Mapping[str, Any]:
             "type": "Sequence",
             "pretokenizers": [
                 spaces,
-                {
-                    "type": "Split",
-                    "pattern": {"Regex": _none_of(characters)},
-                    "behavior": "Isolated",
-                    "invert": False,
-                },
+                {"type": "Split", "pattern": {"Regex": _none_of(characters)}, "behavior": "Isolated", "invert": False},
             ],
         },
         "post_processor": {
@@ -169,10 +164,7 @@ NO_TOKENIZER = SourceTokenizer(None, "", (), None, 0, None)
 
 
 def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer:
-    """Reads the tokenizer and converts it if necessary. Raises SetupError if it cannot become a tokenizer.json.
-
-    `of_prompts`: for texts that are continued, to which only the tokens of tokenizer.json are added.
-    """
+    """Reads the tokenizer as tokenizer.json. `of_prompts`: adds only the tokens of that file. Raises SetupError."""
     folder = transformer_folder(folder)
     try:
         with warnings.catch_warnings():
@@ -348,10 +340,7 @@ def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
 
 
 def token_texts(tokenizer: SourceTokenizer, count: int, *, are_unique: bool = False) -> list[str]:
-    """The first `count` tokens of the vocabulary as text, each alone, as transformers decodes them.
-
-    `are_unique`: a token that is a part of a character gets its spelling in the vocabulary, not U+FFFD.
-    """
+    """The first `count` tokens as text. `are_unique`: spells a part of a character as in the vocabulary."""
     own = tokenizer.transformers_tokenizer
     texts: list[str] = own.batch_decode([[token_id] for token_id in range(count)])
     if are_unique:
@@ -364,10 +353,7 @@ def token_texts(tokenizer: SourceTokenizer, count: int, *, are_unique: bool = Fa
 def encode_batch(
     tokenizer: SourceTokenizer, texts: Sequence[str], max_tokens: int, questions: Sequence[str] | None = None
 ) -> Mapping[str, Any]:
-    """Encodes the texts, or questions with the texts as contexts, as a padded batch of transformers.
-
-    The arrays are int64 [batch, tokens].
-    """
+    """Encodes the texts, or questions with the texts as contexts, as a padded batch, int64 [batch, tokens]."""
     pairs = (list(texts),) if questions is None else (list(questions), list(texts))
     encoded: Mapping[str, Any] = tokenizer.transformers_tokenizer(
         *pairs,

@@ -23,10 +23,7 @@ _MODEL_FILE = "artifacts/torch/model.pt2"
 
 
 def convert(conversion: Conversion) -> Artifact:
-    """Exports the module; see ArtifactCompiler.
-
-    Batch and length stay dynamic. Attention is scaled_dot_product_attention, which each device implements differently.
-    """
+    """Exports the module with any batch and length; see ArtifactCompiler."""
     module = conversion.module
     converted = copy.deepcopy(module.module).to(TORCH_DTYPES[conversion.dtype]).eval()
     # Outputs are float32, also for models in other data types.
@@ -55,7 +52,6 @@ def convert(conversion: Conversion) -> Artifact:
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatch]) -> Ran:
-    """Runs the artefact; see ArtifactCompiler."""
     outputs: list[Outputs] = []
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")

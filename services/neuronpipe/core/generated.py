@@ -56,7 +56,6 @@ class TokenStream:
         self._alarm: asyncio.TimerHandle | None = None
 
     def put(self, tokens: NewTokens) -> None:
-        """See TokenSink."""
         self._waiting.append(tokens)
         if self._is_urgent:
             self._has_news.set()

@@ -152,19 +152,12 @@ class GenerationFields(TypedDict, total=False):
         ),
     ]
     top_logprobs: Annotated[
-        int,
-        Option("log probabilities of each token, and of the N best in its place", "int", 0, 20, huggingface=False),
+        int, Option("log probabilities of each token, and of the N best in its place", "int", 0, 20, huggingface=False)
     ]
     logit_bias: Annotated[
         Mapping[int, float],
         Option(
-            "add to the logits of tokens",
-            "biases",
-            -100,
-            100,
-            max_items=1024,
-            openai="logit_bias",
-            huggingface=False,
+            "add to the logits of tokens", "biases", -100, 100, max_items=1024, openai="logit_bias", huggingface=False
         ),
     ]
     presence_penalty: Annotated[
@@ -193,8 +186,7 @@ class GenerationFields(TypedDict, total=False):
         bool, Option("with `top_logprobs`: also those of the prompt's tokens", "bool", huggingface=False)
     ]
     skip_special_tokens: Annotated[
-        bool,
-        Option("leave special tokens out of the text (default: true)", "bool", openai="skip_special_tokens"),
+        bool, Option("leave special tokens out of the text (default: true)", "bool", openai="skip_special_tokens")
     ]
     json_schema: Annotated[
         str | Mapping[str, Any],
@@ -202,12 +194,10 @@ class GenerationFields(TypedDict, total=False):
     ]
     json_object: Annotated[bool, Option("write a JSON object", "bool", openai="guided_json_object")]
     regex: Annotated[
-        str,
-        Option("write a text that matches this regular expression", "text", max_size=4096, openai="guided_regex"),
+        str, Option("write a text that matches this regular expression", "text", max_size=4096, openai="guided_regex")
     ]
     choices: Annotated[
-        Iterable[str],
-        Option("write one of these texts", "texts", max_items=256, max_size=256, openai="guided_choice"),
+        Iterable[str], Option("write one of these texts", "texts", max_items=256, max_size=256, openai="guided_choice")
     ]
     grammar: Annotated[
         str,
@@ -229,20 +219,14 @@ FORMS = ("json_schema", "json_object", "regex", "choices", "grammar")
 
 
 def with_drawing(given: dict[str, Any], *, is_drawn: bool = False) -> dict[str, Any]:
-    """Returns options as OpenAI means them: any option of drawing sets do_sample; a temperature of 0 resets it.
-
-    `is_drawn`: whether something else sets do_sample.
-    """
+    """Returns options as OpenAI means them: any option of drawing sets do_sample; a temperature of 0 resets it."""
     if given.get("temperature") == 0:
         return {"do_sample": False} | {name: value for name, value in given.items() if name not in DRAWING}
     return given | {"do_sample": True} if is_drawn or any(name in DRAWING for name in given) else given
 
 
 def message_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts values of Python, JSON and the command line to fields of GenerationOptions.
-
-    Raises InvalidInput.
-    """
+    """Converts values of Python, JSON and the command line to fields of GenerationOptions. Raises InvalidInput."""
     try:
         return {name: _field(OPTIONS[name], value) for name, value in given.items()}
     except RecursionError as error:

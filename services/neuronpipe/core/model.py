@@ -76,9 +76,7 @@ class ImageSpec(Frozen):
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that an image counts as: its patches of 16 x 16 pixels, the tokens of a vision
-        transformer.
-        """
+        """The number of tokens that an image counts as: its patches of 16 x 16 pixels, as in a vision transformer."""
         height, width = self.size
         return max(3, -(-height // 16) * -(-width // 16))  # 3 is the minimum of max_tokens
 
@@ -113,10 +111,7 @@ class TaskFacts(Frozen):
 
 
 class ModelSpec(Frozen):
-    """The description of a model for tasks, scheduler and gateway. It is part of the bundle's manifest.
-
-    Tasks share `labels` and `tokens`, which say what the numbers of the model's outputs mean.
-    """
+    """The description of a model for tasks, scheduler and gateway, a part of the bundle's manifest."""
 
     name: str = Field(min_length=1)
     version: int = Field(ge=1)
@@ -176,7 +171,6 @@ class ModelSpec(Frozen):
 
     @property
     def token_limit(self) -> str:
-        """max_tokens as error messages show it."""
         return (
             f"{self.max_tokens} (its largest bucket is {self.largest_bucket})"
             if self.largest_bucket
@@ -253,9 +247,7 @@ class ModelTable(Generic[EntryT]):
         routes: Mapping[str, ModelRoute] = MappingProxyType({}),
         other_names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`routes`: by name of the model; versions that are not in `entries` get no requests. `other_names`: more names
-        of models; the name of a served model has precedence.
-        """
+        """`routes`, `other_names`: by name. Other versions get no requests; names of served models come first."""
         self.other_names = other_names
         self._entries = dict(sorted(entries.items()))
         self.declared_routes = routes
@@ -318,9 +310,7 @@ class ModelTable(Generic[EntryT]):
         return self.find(key[0], str(key[1])) if entry is None else entry  # `find` says what is missing
 
     def find_shadow(self, name: str, version: int, request_id: str) -> EntryT | None:
-        """Returns the entry that gets a copy of a request that named no version and that `version` answered; mostly
-        None.
-        """
+        """Returns the entry that gets a copy of a request without a version, which `version` answered; mostly None."""
         route = self.routes.get(name)
         if route is None or route.shadow is None or route.shadow[0] == version or not route.is_copied(name, request_id):
             return None

@@ -35,10 +35,7 @@ def to_tensor_set(arrays: Arrays) -> TensorSet:
 
 
 def to_arrays(message: TensorSet) -> dict[str, Array]:
-    """Returns the message's arrays, as read-only views on its bytes.
-
-    Raises InvalidInput if the bytes of a tensor do not fill its shape.
-    """
+    """Returns the arrays, as read-only views. Raises InvalidInput if bytes do not fill a tensor's shape."""
     return {tensor.name: _to_array(tensor) for tensor in message.tensors}
 
 

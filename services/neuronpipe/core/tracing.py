@@ -60,7 +60,6 @@ class SpanContext:
 
     @property
     def traceparent(self) -> str:
-        """The traceparent of W3C Trace Context."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.is_sampled:02x}"
 
     @property
@@ -74,7 +73,6 @@ class SpanContext:
 
     @classmethod
     def new(cls, *, is_sampled: bool) -> "SpanContext":
-        """Returns the context of a span of a new trace."""
         return cls(_new_id(128), _new_id(64), is_sampled)
 
 
@@ -149,7 +147,6 @@ class Tracer:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything can be sampled."""
         return bool(self._sinks)
 
     def begin(self, parent: SpanContext | None) -> SpanContext | None:
@@ -164,11 +161,7 @@ class Tracer:
         return SpanContext(trace_id, _new_id(64), True, parent.tracestate if parent else "")
 
     def unsampled(self, parent: SpanContext | None) -> SpanContext | None:
-        """Returns the context that is passed on for a request that is not sampled, so that stages do not record it
-        either.
-
-        A process without tracing passes the caller's context on unchanged.
-        """
+        """Returns the context to pass on for a request that is not sampled, so that stages do not record it."""
         return replace(parent, is_sampled=False) if parent and parent.is_sampled and self._sinks else parent
 
     def joined(self, trace: SpanContext | None) -> SpanContext | None:
@@ -176,7 +169,6 @@ class Tracer:
         return trace if trace and trace.is_sampled and self._sinks else None
 
     def record(self, span: Span) -> None:
-        """Passes an ended span to the sinks."""
         for sink in self._sinks:
             sink(span)
 
@@ -226,5 +218,4 @@ def current_span() -> Span | None:
 
 
 def enter_span(span: Span | None) -> None:
-    """Sets the span of the running task."""
     _CURRENT.set(span)

@@ -53,14 +53,9 @@ class Findings:
 
 
 def check_deployment(
-    settings: ServiceSettings,
-    wanted: Sequence[str] = (),
-    limit_bytes: Callable[[], int | None] = memory_limit,
+    settings: ServiceSettings, wanted: Sequence[str] = (), limit_bytes: Callable[[], int | None] = memory_limit
 ) -> Findings:
-    """Checks everything that a service needs at its start, except other services and the content of weights.
-
-    `wanted`: required models, as NAME or NAME/VERSION.
-    """
+    """Checks everything that a service needs at its start, except other services and the content of weights."""
     findings = Findings()
     with findings.kept():
         _check_files(settings)

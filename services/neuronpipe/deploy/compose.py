@@ -42,7 +42,6 @@ class ComposeTarget:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables in the environment of Compose."""
         endpoint, serverless = self._endpoint, self._endpoint.serverless
         source = f"/sources/{endpoint.name}" if endpoint.folder else endpoint.source
         variables = {
@@ -64,7 +63,6 @@ class ComposeTarget:
         return variables
 
     def deploying(self) -> Iterator[DeployStep]:
-        """Starts everything. Raises SetupError."""
         if self._endpoint.folder:
             yield self._compose("up", "--no-start", "compile")
             yield DeployStep(f"copy {self._endpoint.source} into the volume of the compile step", self._copy)
@@ -73,7 +71,6 @@ class ComposeTarget:
         yield DeployStep(f"wait until {self.target} answers", self._wait)
 
     def call(self) -> str:
-        """Returns a command that calls the endpoint."""
         return f"neuronpipe infer --target {self.target} --model {self.variables['MODEL_NAME']} --text TEXT"
 
     @contextmanager

@@ -55,8 +55,6 @@ def run_program(words: Sequence[str], variables: Mapping[str, str], *, input: st
 
 
 def written(file: Path, content: str) -> DeployStep:
-    """Writes a file."""
-
     def write() -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
@@ -73,10 +71,7 @@ def take(steps: Iterable[DeployStep], report: Callable[[str], Any], *, is_dry: b
 
 
 def shipped(name: str) -> Path:
-    """Returns the path of a file or folder of this project that deployments use: deploy, docker/compose.yaml.
-
-    Raises SetupError if this installation does not have it.
-    """
+    """Returns the path of a file or folder that deployments use. Raises SetupError if it is not installed."""
     for folder in _FOLDERS:
         if (folder / name).exists():
             return folder / name
@@ -93,10 +88,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class ServerlessConfig:
-    """The limits of serverless endpoints: memory in MB, 1024 to 6144 in steps of 1024; requests at once, 1 to 200.
-
-    Raises SetupError.
-    """
+    """The limits of serverless endpoints: 1024 to 6144 MB, and 1 to 200 requests at once. Raises SetupError."""
 
     memory_mb: int = 2048
     max_concurrency: int = 5
@@ -146,7 +138,6 @@ class Endpoint:
 
     @property
     def folder(self) -> Path | None:
-        """The source if it is a folder; otherwise None."""
         path = Path(self.source)
         return path if path.is_dir() else None
 
@@ -175,7 +166,6 @@ def given_bundle(endpoint: Endpoint) -> Bundle | None:
 
 
 def model_name(endpoint: Endpoint) -> str:
-    """Returns the name by which callers ask for the model."""
     bundle = given_bundle(endpoint)
     return bundle.spec.name if bundle else endpoint.name
 

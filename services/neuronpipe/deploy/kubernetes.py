@@ -88,7 +88,6 @@ class KubernetesTarget:
         yield command("kubectl", "-n", NAMESPACE, "rollout", "status", "deployment/gateway", _WAIT)
 
     def call(self) -> str:
-        """Returns commands that call the endpoint."""
         key = f"NEURONPIPE_API_KEY={self.api_key} " if self.api_key else ""
         return (
             f"kubectl -n {NAMESPACE} port-forward deployment/gateway 50050 &\n"
@@ -97,9 +96,7 @@ class KubernetesTarget:
 
     @contextmanager
     def connected(self) -> Iterator[str]:
-        """Yields the address at which a client on this machine reaches the endpoint, which kubectl forwards during the
-        block.
-        """
+        """Yields an address on this machine from which kubectl forwards to the endpoint."""
         words = ["kubectl", "-n", NAMESPACE, "port-forward", "deployment/gateway", ":50050"]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as forwarding:  # noqa: S603 (no shell)
             try:
@@ -112,7 +109,6 @@ class KubernetesTarget:
                 forwarding.terminate()
 
     def files(self) -> dict[str, Mapping[str, Any]]:
-        """Returns the kustomizations, by their paths in the folder."""
         backend = self._endpoint.backend
         scales = self._endpoint.min_executors != self._endpoint.max_executors
         components = [
@@ -160,10 +156,7 @@ class KubernetesTarget:
             memory = f"{serverless.memory_mb}Mi"
             resources = {"requests": {"memory": memory}, "limits": {"memory": memory}}
             yield _patch("neuron-executor", containers=[{"name": "neuron-executor", "resources": resources}])
-            limit = {
-                "name": "NEURONPIPE_GATEWAY_MAX_REQUESTS_IN_FLIGHT",
-                "value": str(serverless.max_concurrency),
-            }
+            limit = {"name": "NEURONPIPE_GATEWAY_MAX_REQUESTS_IN_FLIGHT", "value": str(serverless.max_concurrency)}
             yield _patch("gateway", containers=[{"name": "gateway", "env": [limit]}])
         if self._model_image:
             image = {"reference": self._model_image, "pullPolicy": "IfNotPresent"}
@@ -241,9 +234,7 @@ def _wait_for_job() -> None:
 
 
 def _look_for_another(name: str) -> DeployStep:
-    """Returns a step that raises SetupError if the namespace holds another endpoint, which would be replaced or
-    deleted.
-    """
+    """Returns a step that raises SetupError if the namespace holds another endpoint."""
 
     def look() -> None:
         path = f"jsonpath={{.metadata.name}} {{.metadata.annotations.{_ENDPOINT}}}"

@@ -53,7 +53,6 @@ class Predictor(Client):
         super().__init__(self._stack.enter_context(connected), api_key=api_key or None)
 
     def close(self) -> None:
-        """See Client.close."""
         super().close()
         self._stack.close()
 
@@ -76,16 +75,12 @@ class SageMakerPredictor(TaskMethods):
         return call.read(self.infer(call.request).result)
 
     def infer(self, request: InferRequest, *, timeout_s: float = 900.0) -> InferResponse:
-        """Runs one input of any task. `timeout_s`: the longest wait for an asynchronous endpoint.
-
-        Raises NeuronpipeError, and SetupError for calls that AWS refuses.
-        """
+        """Runs one input of any task. Raises NeuronpipeError, and SetupError for calls that AWS refuses."""
         body = request.SerializeToString()
         answer = self._invoke_later(body, timeout_s) if self._inputs else self._invoke(body)
         return InferResponse.FromString(answer)
 
     def undeploy(self) -> None:
-        """Deletes the endpoint. Raises SetupError."""
         self._undeploy()
 
     def _invoke(self, body: bytes) -> bytes:
@@ -156,7 +151,6 @@ _TARGETS: Mapping[str, tuple[Callable[..., Target], Callable[[str], Iterator[Dep
 
 
 def make_target(to: str, endpoint: Endpoint, **options: Any) -> Target:
-    """Makes a target by its name, with options of its class. Raises SetupError."""
     _check_model(endpoint)
     if to not in _TARGETS:
         raise SetupError(f"to: {to!r}, must be one of {', '.join(_TARGETS)}")
@@ -172,7 +166,6 @@ def _check_model(endpoint: Endpoint) -> None:
 
 
 def undeploying(to: str, name: str) -> Iterator[DeployStep]:
-    """Returns the steps that delete an endpoint completely."""
     return _TARGETS[to][1](name)
 
 
@@ -196,10 +189,7 @@ class HuggingFaceModel:
         report: Callable[[str], Any] = print,
         **options: Any,
     ) -> Predictor | SageMakerPredictor:
-        """Deploys the model, waits until it answers, and returns its client. `options`: see make_target.
-
-        Raises SetupError.
-        """
+        """Deploys the model, waits until it answers, and returns its client. Raises SetupError."""
         endpoint = Endpoint(
             name=self.name or endpoint_name(str(self.source)),
             source=str(self.source),

@@ -161,10 +161,7 @@ class TextTokenizer(Protocol):
         """Encodes the whole text as one sequence of any length."""
 
     def locate_windows(self, text: str, *, max_tokens: int, overlap_tokens: int) -> list[LocatedText]:
-        """Encodes the text as overlapping sequences of at most `max_tokens` tokens.
-
-        Together they contain the whole text. Neighbours share `overlap_tokens` tokens.
-        """
+        """Encodes the text as sequences of at most `max_tokens` tokens that share `overlap_tokens` tokens."""
 
 
 # Converts the bytes of an image file to the pixels that the model takes, uint8 [3, height, width]. Raises InvalidInput;
@@ -176,18 +173,13 @@ Reads = Literal["texts", "images", "both"]
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """The tokenizer and the image reader of a model of texts and images."""
-
     tokenizer: TextTokenizer
     read_image: ImageReader
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded input.
-
-    `sequences` are for the executor. `annotations` are for the task's decode: one set for each sequence, or none.
-    """
+    """An encoded input: `sequences` for the executor, `annotations` for decode, one set for each sequence or none."""
 
     sequences: ArraySets
     annotations: ArraySets = ()
@@ -235,7 +227,6 @@ class Task:
 
     @property
     def generates(self) -> bool:
-        """Whether the executor continues sequences token by token."""
         return self.complete is not None
 
     def decoding_part(self, input: TaskInput) -> TaskInput:
@@ -259,11 +250,26 @@ class Task:
         return part
 
 
-def check_text(name: str, text: str, *, may_be_empty: bool = False) -> None:
-    """Refuses a text that is empty or contains the character NUL, which tokenizers drop silently.
+def traits_of(*names: str) -> Callable[[Any], tuple[str | int, ...]]:
+    """Makes a task's `traits` from fields of its inputs: an image counts by its digest, a list by its elements."""
 
-    `may_be_empty`: an empty text has a score or a vector of its special tokens, as in sentence-transformers.
-    """
+    def traits(input: Any) -> tuple[str | int, ...]:
+        values: list[str | int] = []
+        for name in names:
+            value = getattr(input, name)
+            if isinstance(value, bytes):
+                values.append(blake2b(value, digest_size=32).hexdigest())
+            elif isinstance(value, str | int):
+                values.append(or_default(value) if name == "truncation" else value)  # type: ignore[arg-type]
+            else:
+                values += value
+        return tuple(values)
+
+    return traits
+
+
+def check_text(name: str, text: str, *, may_be_empty: bool = False) -> None:
+    """Refuses a text that is empty, unless `may_be_empty`, or has NUL, which tokenizers drop silently."""
     if not (text or may_be_empty):
         raise InvalidInput(name, "is empty")
     position = text.find("\0")
@@ -272,7 +278,6 @@ def check_text(name: str, text: str, *, may_be_empty: bool = False) -> None:
 
 
 def check_token_ids(token_ids: Sequence[int], model: ModelSpec) -> None:
-    """Refuses an empty list, and ids outside the vocabulary."""
     if not token_ids:
         raise InvalidInput("token_ids", "is empty")
     largest = max(token_ids)
@@ -289,7 +294,6 @@ def check_truncation(input: Any) -> None:
 
 
 def truncation_tokens(input: Any) -> int:
-    """The maximum number of tokens that an input asks for; 0: the model's limit."""
     return getattr(input, "truncation_tokens", 0)
 
 
@@ -349,8 +353,7 @@ def encode_text(
         special_tokens = tokenizer.special_tokens(pair=text_pair is not None)
         if special_tokens >= model.max_tokens:
             raise InvalidInput(
-                field_name,
-                f"{special_tokens} special tokens leave no room for text, the limit is {model.token_limit}",
+                field_name, f"{special_tokens} special tokens leave no room for text, the limit is {model.token_limit}"
             )
     elif tokens > model.max_tokens:
         raise too_long(field_name, tokens, model)
@@ -415,16 +418,9 @@ def sequence(encoded: EncodedText, model: ModelSpec) -> Arrays:
 
 
 def check_image(image: bytes) -> None:
-    """Refuses an empty image."""
     if not image:
         raise InvalidInput("image", "is empty")
 
 
-def image_digest(image: bytes) -> str:
-    """The digest that stands for an image among the traits of an input."""
-    return blake2b(image, digest_size=32).hexdigest()
-
-
 def encode_image(image: bytes, read_image: ImageReader) -> Encoded:
-    """Encodes an image as one sequence: `pixels`, uint8 [3, height, width]."""
     return Encoded([{"pixels": read_image(image)}])

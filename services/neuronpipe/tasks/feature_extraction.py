@@ -54,7 +54,6 @@ class FeatureFacts(TaskFacts):
 
 
 def check(input: FeatureExtractionInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("text", input.text)
     if input.text_pair:
         check_text("text_pair", input.text_pair)
@@ -175,10 +174,7 @@ def numbers_of(vectors: Array, type: "FeatureType.ValueType") -> dict[str, Any]:
 
 
 def _quantized(vectors: Array) -> tuple[Array, Array]:
-    """The vectors as int8 of the same shape, and the scale of each vector, float32 [vectors].
-
-    With separate scales, large numbers of a token do not reduce the precision of other tokens.
-    """
+    """The vectors as int8 of the same shape, and the scale of each vector, float32 [vectors]."""
     scales: Array = np.abs(vectors).max(axis=-1, keepdims=True) / np.float32(_LARGEST_INT8)
     numbers = np.rint(vectors / np.where(scales > 0, scales, np.float32(1)))
     return numbers.clip(-_LARGEST_INT8, _LARGEST_INT8).astype(np.int8), scales.ravel()

@@ -26,8 +26,8 @@ from neuronpipe.tasks.base import (
     check_text,
     check_truncation,
     cut_located,
-    or_default,
     sequence,
+    traits_of,
 )
 
 # The pipeline's default.
@@ -54,7 +54,6 @@ class FillMaskFacts(TaskFacts):
 
 
 def check(input: FillMaskInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("text", input.text)
     check_truncation(input)
     if input.top_k > _MAX_TOP_K:
@@ -63,9 +62,7 @@ def check(input: FillMaskInput, model: ModelSpec) -> None:
         raise InvalidInput("targets", f"{len(input.targets)} targets, the limit is {_MAX_TARGETS}")
 
 
-def traits(input: FillMaskInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.text, or_default(input.truncation), *input.targets
+traits = traits_of("text", "truncation", "targets")
 
 
 def encode(input: FillMaskInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -97,10 +94,7 @@ def encode(input: FillMaskInput, tokenizer: TextTokenizer, model: ModelSpec) -> 
 
 
 def decode(input: FillMaskInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> FillMaskResult:
-    """The best tokens of each mask from `logits`, float32 [vocabulary].
-
-    The model must have its `tokens` (Bundle.decoding_spec).
-    """
+    """The best tokens of each mask from `logits`, float32 [vocabulary], with the `tokens` of decoding_spec."""
     return FillMaskResult(
         masks=[
             _filled(input, model, annotation, output["logits"])

@@ -35,10 +35,7 @@ def check_pairs(first_name: str, first: str, name: str, texts: Sequence[str]) ->
 
 
 def join(parts: Iterable[Encoded]) -> Encoded:
-    """Joins the sequences of all parts, in order, into one input.
-
-    Raises InvalidInput before the next part is made, if the parts so far have too many tokens.
-    """
+    """Joins the sequences of all parts into one input. Raises InvalidInput as soon as they have too many tokens."""
     sequences, tokens, truncated_tokens = list[Arrays](), 0, 0
     for part in parts:
         sequences += part.sequences
@@ -66,7 +63,6 @@ def check_hypotheses(labels: Sequence[str], template: str) -> None:
 
 
 def hypotheses(labels: Sequence[str], template: str) -> list[str]:
-    """The sentence of each label."""
     before, _, after = template.partition(_PLACE)
     return [before + label + after for label in labels]
 

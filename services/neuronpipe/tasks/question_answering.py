@@ -18,7 +18,7 @@ from neuronpipe.api.v1.tasks_pb2 import Answer, QuestionAnsweringInput, Question
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, Window, check_text, check_windows, sequence
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, Window, check_text, check_windows, sequence, traits_of
 from neuronpipe.tasks.scores import softmax
 
 # The pipeline's defaults. Source: transformers 4.57.6, pipelines/question_answering.py.
@@ -39,7 +39,6 @@ class QuestionAnsweringFacts(TaskFacts):
 
 
 def check(input: QuestionAnsweringInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("question", input.question)
     check_text("context", input.context)
     if input.top_k > _MAX_TOP_K:
@@ -48,16 +47,11 @@ def check(input: QuestionAnsweringInput, model: ModelSpec) -> None:
         raise InvalidInput("max_answer_tokens", f"{input.max_answer_tokens}, the limit is {_MAX_ANSWER_TOKENS}")
 
 
-def traits(input: QuestionAnsweringInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.question, input.context, input.window_stride_tokens
+traits = traits_of("question", "context", "window_stride_tokens")
 
 
 def encode(input: QuestionAnsweringInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence for each window, annotated with `char_start` and `char_end`, int32 [tokens].
-
-    The annotations are -1 for tokens at which no answer can begin or end.
-    """
+    """One sequence for each window; its `char_start`, `char_end` are -1 where no answer can begin or end."""
     window_tokens = min(model.max_tokens, _MAX_WINDOW_TOKENS)
     room = _room_tokens(input, tokenizer, window_tokens)
     overlap_tokens = _overlap_tokens(input, room, window_tokens)

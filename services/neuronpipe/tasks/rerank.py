@@ -25,6 +25,7 @@ from neuronpipe.tasks.base import (
     or_default,
     side_of,
     too_long,
+    traits_of,
 )
 from neuronpipe.tasks.many_texts import check_pairs, check_texts, join
 from neuronpipe.tasks.multi_vector_embedding import MultiVectorFacts, encode_kind, kept_vectors, max_similarity
@@ -48,13 +49,11 @@ class RerankFacts(TaskFacts):
         False, description="whether texts are encoded one by one, and compared by the vectors of their tokens"
     )
     template: tuple[tuple[int, ...] | str, ...] = Field(
-        (),
-        description="parts of a decoder's whole sequence: tokens, or texts with {query} and {document}",
+        (), description="parts of a decoder's whole sequence: tokens, or texts with {query} and {document}"
     )
 
 
 def check(input: RerankInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("query", input.query)
     check_texts("texts", input.texts, may_be_empty=True)
     check_pairs("query", input.query, "texts", input.texts)
@@ -66,9 +65,7 @@ def check(input: RerankInput, model: ModelSpec) -> None:
     check_truncation(input)
 
 
-def traits(input: RerankInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.query, or_default(input.truncation), *input.texts
+traits = traits_of("query", "truncation", "texts")
 
 
 def encode(input: RerankInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:

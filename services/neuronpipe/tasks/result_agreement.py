@@ -29,9 +29,7 @@ Vectors = NDArray[np.float64]
 
 
 def result_agreement(input: TaskInput, model: ModelSpec, one: TaskResult, other: TaskResult) -> float | None:
-    """The agreement of two results for an input. None for a result without an agreement: a classifier with one
-    label, or texts whose tokens are drawn at random.
-    """
+    """The agreement of two results; None for a classifier with one label, and for texts drawn at random."""
     task = one.WhichOneof("task")
     if task is None or task != other.WhichOneof("task"):
         return 0.0

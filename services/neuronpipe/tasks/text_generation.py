@@ -98,16 +98,13 @@ class GenerationFacts(TaskFacts):
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model takes messages."""
         return bool(self.chat_template)
 
     def own(self, option: str) -> Any:
-        """The model's own value of an option."""
         return getattr(self, option)
 
 
 def check(input: TextGenerationInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_truncation(input)
     if input.messages:
         _check_messages(input, model)
@@ -123,7 +120,6 @@ def check(input: TextGenerationInput, model: ModelSpec) -> None:
 
 
 def check_all_options(options: GenerationOptions, model: ModelSpec) -> None:
-    """Checks the options of a request. Raises InvalidInput."""
     check_options(options, model)
     facts = GenerationFacts.of(model)
     samples, beams, texts = _samples(options, facts), _num_beams(options, facts), options.num_return_sequences
@@ -212,7 +208,6 @@ def _check_messages(input: TextGenerationInput, model: ModelSpec) -> None:
 
 
 def _read_json(name: str, text: str) -> Any:
-    """Parses JSON. Raises InvalidInput."""
     if len(text) > _MAX_JSON:
         raise InvalidInput(name, f"{len(text)} characters, the limit is {_MAX_JSON}")
     if "\\u0000" in text:
@@ -280,7 +275,6 @@ def _check_value(place: str, option: Option, value: Any, model: ModelSpec) -> No
 
 
 def _given(options: GenerationOptions) -> set[str]:
-    """The fields that are set."""
     return {field.name for field, _ in options.ListFields()}
 
 
@@ -337,7 +331,6 @@ def _reserved(options: GenerationOptions) -> int:
 def complete(
     input: TextGenerationInput | SummarizationInput | TranslationInput, model: ModelSpec, tokens: int
 ) -> GenerationOptions:
-    """See complete_options."""
     return complete_options(input.options, model, tokens)
 
 
@@ -502,7 +495,6 @@ def logprob_arrays(logprobs: Sequence[TokenLogprobs]) -> dict[str, Array]:
 
 
 def read_logprobs(arrays: Arrays) -> list[TokenLogprobs]:
-    """Reads the arrays that `logprob_arrays` makes."""
     columns = (arrays[name].tolist() for name in ("logprobs", "top_ids", "top_logprobs"))
     return [TokenLogprobs(*values) for values in zip(*columns, strict=True)]
 

@@ -19,7 +19,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks import text_generation
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
 from neuronpipe.tasks.generated_text import Detokenizer
 from neuronpipe.tasks.text_generation import GenerationFacts, check_all_options, complete, window_arrays
 
@@ -37,7 +37,6 @@ class TranslationFacts(GenerationFacts):
 
 
 def _check_text(input: SummarizationInput | TranslationInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("text", input.text)
     check_truncation(input)
     check_all_options(input.options, model)
@@ -121,7 +120,6 @@ def _complete_translation(input: TranslationInput, model: ModelSpec, tokens: int
 def _decode_summary(
     input: SummarizationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets, detokenizer: Detokenizer
 ) -> SummarizationResult:
-    """See text_generation.decode."""
     decoded = text_generation.decode(input, model, annotations, outputs, detokenizer)
     return SummarizationResult(sequences=decoded.sequences)
 
@@ -129,19 +127,14 @@ def _decode_summary(
 def _decode_translation(
     input: TranslationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets, detokenizer: Detokenizer
 ) -> TranslationResult:
-    """See text_generation.decode."""
     decoded = text_generation.decode(input, model, annotations, outputs, detokenizer)
     return TranslationResult(sequences=decoded.sequences)
 
 
-def _traits(input: SummarizationInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.text, or_default(input.truncation)
+_traits = traits_of("text", "truncation")
 
 
-def _translation_traits(input: TranslationInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.text, or_default(input.truncation), input.source_language, input.target_language
+_translation_traits = traits_of("text", "truncation", "source_language", "target_language")
 
 
 SUMMARIZATION = Task(

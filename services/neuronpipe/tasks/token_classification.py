@@ -35,8 +35,8 @@ from neuronpipe.tasks.base import (
     check_truncation,
     check_windows,
     cut_located,
-    or_default,
     sequence,
+    traits_of,
 )
 from neuronpipe.tasks.scores import softmax
 
@@ -47,7 +47,6 @@ _CUTS = frozenset((Truncation.TRUNCATION_RIGHT, Truncation.TRUNCATION_LEFT))
 
 
 def check(input: TokenClassificationInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("text", input.text)
     check_truncation(input)
     if input.aggregation not in _AGGREGATIONS:
@@ -59,16 +58,11 @@ def check(input: TokenClassificationInput, model: ModelSpec) -> None:
         raise InvalidInput("truncation", problem, ["window_stride_tokens"])
 
 
-def traits(input: TokenClassificationInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.text, input.window_stride_tokens, or_default(input.truncation)
+traits = traits_of("text", "window_stride_tokens", "truncation")
 
 
 def encode(input: TokenClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence, or one sequence for each window.
-
-    The annotations are `char_start`, `char_end` and `continues_word`, int32 [tokens], as in LocatedText.
-    """
+    """One sequence, or one for each window, annotated with the offsets and words of LocatedText."""
     if input.window_stride_tokens:
         parts = _windows(input, tokenizer, model)
     else:

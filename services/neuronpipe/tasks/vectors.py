@@ -23,7 +23,6 @@ class PromptFacts(TaskFacts):
 
     @property
     def prompt_names(self) -> list[str]:
-        """The names of all prompts, sorted."""
         return sorted(self.prompts)
 
     def prompt_of(self, name: str) -> str:

@@ -25,6 +25,7 @@ from neuronpipe.tasks.base import (
     or_default,
     sequence,
     side_of,
+    traits_of,
 )
 from neuronpipe.tasks.many_texts import check_hypotheses, check_pairs, hypotheses, join, ranked_labels
 from neuronpipe.tasks.scores import softmax
@@ -40,16 +41,13 @@ class ZeroShotFacts(TaskFacts):
 
 
 def check(input: ZeroShotClassificationInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("text", input.text)
     check_hypotheses(input.candidate_labels, input.hypothesis_template)
     check_pairs("text", input.text + input.hypothesis_template, "candidate_labels", input.candidate_labels)
     check_truncation(input)
 
 
-def traits(input: ZeroShotClassificationInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.text, input.hypothesis_template, or_default(input.truncation), *input.candidate_labels
+traits = traits_of("text", "hypothesis_template", "truncation", "candidate_labels")
 
 
 def encode(input: ZeroShotClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:

@@ -92,12 +92,10 @@ class DecoderClassifier(torch.nn.Module):
 
 
 def labels_of(config: Any) -> tuple[str, ...]:
-    """A classifier's labels, in the order of its logits."""
     return tuple(config.id2label[index] for index in range(config.num_labels))
 
 
 def classifier_facts(config: Any) -> ClassifierFacts:
-    """The function that turns a classifier's logits into scores."""
     return ClassifierFacts(score_function=_score_function(config))
 
 
@@ -293,9 +291,5 @@ def _encode_fill_mask(module: SourceModule, texts: Sequence[str]) -> SampleBatch
 
 
 FILL_MASK = SourceTask(
-    _load_fill_mask,
-    _encode_fill_mask,
-    same_best_label,
-    np.mean,
-    "share of texts with the same best token for a mask",
+    _load_fill_mask, _encode_fill_mask, same_best_label, np.mean, "share of texts with the same best token for a mask"
 )

@@ -81,10 +81,7 @@ def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: An
 
 
 def checked(folder: Path, module: SourceModule) -> SourceModule:
-    """Checks that a model takes a request without options, and returns its module.
-
-    Raises SetupError, which names the field of the generation_config that would refuse all such requests.
-    """
+    """Returns a module whose model takes a request without options. Raises SetupError, which names the field."""
     spec = module.spec("model", 1, {})
     try:
         check_options(complete_options(GenerationOptions(), spec, 1), spec)

@@ -94,10 +94,7 @@ _TASKS = ("sentence_embedding", "sentence_similarity")
 
 
 def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentence_embedding") -> SourceModule:
-    """Loads an embedding model for one of the tasks of its graph. The module also names the other task.
-
-    Raises SetupError.
-    """
+    """Loads an embedding model for one of the two tasks of its graph, and names both. Raises SetupError."""
     parts = read_sentence_transformer(folder)
     model = load_weights(transformers.AutoModel, parts.model_folder)
     module = PooledModule(model, parts.head, _EMBEDDING)
@@ -120,7 +117,6 @@ def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentenc
 
 
 def cosine_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
-    """The cosine similarity of each row's vectors, 0 to 1."""
     return _cosines(vector_of(outputs), vector_of(reference))
 
 

@@ -71,10 +71,7 @@ def to_pixels(levels: Array, spec: ImageSpec) -> Array:
 
 
 def whiten(image: Image.Image) -> Image.Image:
-    """Replaces the transparent colour of an image by white, in RGB.
-
-    Equals convert_to_rgb in transformers/image_transforms.py.
-    """
+    """Replaces the transparent colour by white, in RGB, as convert_to_rgb of transformers/image_transforms.py does."""
     if image.info.get("transparency") is None:
         return image
     with_alpha = image.convert("RGBA")
@@ -175,10 +172,7 @@ def _resized(height: int, width: int, spec: ImageSpec) -> tuple[int, int]:
 
 
 def _crop(pixels: Array, height: int, width: int) -> Array:
-    """The centre of uint8 [3, any, any], with black beyond the edges of a smaller image.
-
-    Rounds as center_crop in transformers/image_transforms.py does.
-    """
+    """The centre of uint8 [3, any, any], black beyond its edges, rounded as center_crop of transformers does."""
     (rows, kept_rows), (columns, kept_columns) = _middle(pixels.shape[1], height), _middle(pixels.shape[2], width)
     cropped: np.ndarray[Any, Any] = np.zeros((3, height, width), np.uint8)
     cropped[:, rows, columns] = pixels[:, kept_rows, kept_columns]
