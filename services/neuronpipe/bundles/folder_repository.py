@@ -67,7 +67,7 @@ class FolderRepository:
         return read_bundle(folder)
 
     def check(self, bundle: Bundle, trusted: "TrustedKeys | None" = None) -> None:
-        """Raises RefusedBundle also for missing or damaged files, or without a signature of one of the `trusted` keys."""
+        """Raises RefusedBundle also for missing or damaged files, or without the signature of a `trusted` key."""
         read_bundle(bundle.folder, trusted).files.check()
 
 

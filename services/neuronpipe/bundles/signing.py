@@ -41,7 +41,7 @@ class TrustedKeys:
 
     @classmethod
     def read(cls, path: Path) -> "TrustedKeys":
-        """Reads the keys of a PEM file, or of the visible files in a folder. Raises SetupError, which names the line."""
+        """Reads the keys of a PEM file, or of the visible files in a folder. Raises SetupError with the line."""
         source = f"--trusted-keys {path}"
         with files_told(f"{source}: cannot be read"):
             files = sorted(file for file in path.iterdir() if _is_visible_file(file)) if path.is_dir() else [path]
@@ -118,7 +118,7 @@ class SigningKey:
 
 
 def create_key(key: Path, public_key: Path) -> str:
-    """Writes a new private key for its owner only, and its public key, in PEM form. Returns the id. Raises SetupError."""
+    """Writes a new private key for its owner only, and its public key, in PEM form. Returns the id."""
     generated = Ed25519PrivateKey.generate()
     private = generated.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

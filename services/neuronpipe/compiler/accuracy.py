@@ -61,8 +61,7 @@ _CALIBRATION = (8, 20, 4, 12, 30, 6, 16, 50, 2, 25, 10, 40, 14, 5, 120) * 4
 @functools.cache
 def sentences() -> Mapping[str, Sequence[str]]:
     """Sentences in languages other than English: the same six in each of sixteen languages with eleven scripts."""
-    translations: Mapping[str, Sequence[str]] = json.loads(_SENTENCES.read_text(encoding="utf-8"))
-    return translations
+    return json.loads(_SENTENCES.read_text(encoding="utf-8"))
 
 
 def comparison_batches(module: SourceModule, samples: Sequence[Sample] = ()) -> Sequence[SampleBatch]:
@@ -186,10 +185,6 @@ def agreement(
     return float(source_task.combine(np.concatenate(agreements_of_batches))) if agreements_of_batches else None
 
 
-def meaning(task: str) -> str:
-    return SOURCE_TASKS[task].meaning
-
-
 def reference_outputs(module: SourceModule, batches: Sequence[SampleBatch]) -> list[Outputs]:
     """The original's outputs, computed before the conversion. Raises SetupError if they are NaN."""
     with torch.inference_mode():
@@ -246,10 +241,14 @@ def measure(
     if ran is None:
         return None
     module, outputs, computed_dtype = conversion.module, ran.outputs, ran.computed_dtype
-    emulated = None
+    emulations: dict[str, float | None] = {}
     if computed_dtype != artifact.dtype:
         with torch.inference_mode(), torch.autocast("cpu", dtype=getattr(torch, artifact.dtype)):
             emulated = [_run(module, batch) for batch in batches]
+        emulations = {
+            "emulated_difference": largest_difference(module.per_token_outputs, emulated, reference, batches),
+            "emulated_agreement": agreement(module.task, emulated, reference, batches),
+        }
     return Accuracy(
         samples=sum(module.shape_of(batch)[0] for batch in batches),
         sample_texts=sample_texts,
@@ -260,11 +259,8 @@ def measure(
         largest_difference=largest_difference(module.per_token_outputs, outputs, reference, batches),
         computed_dtype=computed_dtype,
         emulator=ran.emulator,
-        emulated_difference=None
-        if emulated is None
-        else largest_difference(module.per_token_outputs, emulated, reference, batches),
         agreement=agreement(module.task, outputs, reference, batches),
-        emulated_agreement=None if emulated is None else agreement(module.task, emulated, reference, batches),
+        **emulations,
     )
 
 
@@ -274,7 +270,7 @@ def describe(accuracy: Accuracy, dtype: str, task: str) -> str:
         f"{max(tokens for _, tokens in accuracy.sample_shapes)} tokens (largest output {accuracy.largest_output:.3g})"
     )
     if accuracy.agreement is not None:
-        line += f"\n      agreement {accuracy.agreement:.4f} ({meaning(task)})"
+        line += f"\n      agreement {accuracy.agreement:.4f} ({SOURCE_TASKS[task].meaning})"
     line += f"\n      measured on {accuracy.sample_texts}" + (
         "; other texts may differ more" if dtype.startswith("int8") else ""
     )
@@ -285,8 +281,7 @@ def describe(accuracy: Accuracy, dtype: str, task: str) -> str:
     if accuracy.emulated_difference is not None:
         line += (
             f"\n      this CPU has no {dtype} instructions and computed in {accuracy.computed_dtype}; PyTorch in "
-            f"{dtype} differs by "
-            f"{accuracy.emulated_difference:.2e}"
+            f"{dtype} differs by {accuracy.emulated_difference:.2e}"
         )
     return line
 
@@ -295,10 +290,8 @@ def check(accuracy: Accuracy | None, max_divergence: float | None, min_agreement
     """Raises SetupError for an artefact beyond a limit, and for a limit if nothing was measured."""
     if accuracy is None:
         if max_divergence is not None or min_agreement is not None:
-            raise SetupError(
-                "this back end's artefacts are not compared with PyTorch; leave out --max-divergence and "
-                "--min-agreement"
-            )
+            limits = "leave out --max-divergence and --min-agreement"
+            raise SetupError(f"this back end's artefacts are not compared with PyTorch; {limits}")
         return
     worst = float(np.max([accuracy.largest_difference, accuracy.emulated_difference or 0]))
     if not np.isfinite(worst):

@@ -33,7 +33,11 @@ def merge_adapter(source: str, revision: str | None, base: str, folder: Path) ->
     neither the base nor the adapter contains are left out, so that an untrained head is refused as for any other model.
     Raises SetupError.
     """
-    peft = _import_peft()
+    try:
+        import peft
+    except ModuleNotFoundError as error:
+        advice = "pip install 'neuronpipe[compile-adapters]'"
+        raise SetupError(f"--merge-adapter needs the package {error.name}, which is not installed: {advice}") from error
     adapter = find_source(source, revision, is_adapter=True)
     settings = read_object(adapter.folder / ADAPTER_CONFIG)
     check_adapter(adapter.folder / ADAPTER_CONFIG, settings)
@@ -52,17 +56,6 @@ def merge_adapter(source: str, revision: str | None, base: str, folder: Path) ->
         warnings.simplefilter("ignore")
         _write_merged(peft, adapter.folder, settings, transformer_folder(base_source.folder), model_folder)
     return ModelSource(adapter.location, folder, adapter.revision, base=base_source.location)
-
-
-def _import_peft() -> Any:
-    try:
-        import peft
-    except ModuleNotFoundError as error:
-        raise SetupError(
-            f"--merge-adapter needs the package {error.name}, which is not installed: pip install "
-            "'neuronpipe[compile-adapters]'"
-        ) from error
-    return peft
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -106,8 +99,7 @@ def _write_merged(peft: Any, adapter: Path, settings: Mapping[str, Any], base: P
     if odd := sorted({*(expected - {*trained}), *({*trained} - expected - {*adapted.state_dict()})}):
         raise SetupError(
             f"{adapter}: the adapter does not fit its base model {base}: {', '.join(odd[:_SHOWN_KEYS])} is in one "
-            "only; name the right "
-            "one with --base-model"
+            "only; name the right one with --base-model"
         )
     if not hasattr(adapted, "merge_and_unload"):
         raise SetupError(f"{adapter}: an adapter of the kind {settings.get('peft_type')} cannot be merged; LoRA can")

@@ -7,7 +7,7 @@ rows, experts, positions of images, and Longformer.
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -39,6 +39,19 @@ def masks_by_kind(config: Any, masks: dict[int, Any]) -> Any:
     """The mask argument of a decoder, from the masks by window: one mask, or a mask for each kind of its layers."""
     by_kind = {kind: masks[window] for kind, window in zip(layer_kinds(config), layer_windows(config), strict=True)}
     return by_kind if len(by_kind) > 1 else next(iter(by_kind.values()))
+
+
+@contextmanager
+def replacing(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Sets attributes of objects, each an object, a name and a value, until the block ends."""
+    with ExitStack() as stack:
+        for part, name, value in attributes:
+            if name in vars(part):
+                stack.callback(setattr, part, name, getattr(part, name))
+            else:
+                stack.callback(delattr, part, name)
+            setattr(part, name, value)
+        yield
 
 
 @contextmanager
@@ -200,8 +213,7 @@ _METHOD, _BUFFER = "interpolate_pos_encoding", "fixed_positions"
 
 
 def _positions(part: Any, embeddings: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    positions: torch.Tensor = part.fixed_positions
-    return positions
+    return part.fixed_positions
 
 
 @contextmanager

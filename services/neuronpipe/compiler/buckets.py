@@ -59,12 +59,9 @@ class LengthPlan:
     powers_of_two: int
 
     def describe(self) -> str:
-        lengths = ", ".join(map(str, self.lengths))
-        return (
-            f"      lengths {lengths}: {self.waste:.1%} of the tokens are padding; one bucket: "
-            f"{self.single_waste:.1%}; "
-            f"{self.powers_of_two} powers of two: {self.power_of_two_waste:.1%}"
-        )
+        lengths, powers = ", ".join(map(str, self.lengths)), f"{self.powers_of_two} powers of two"
+        others = f"one bucket: {self.single_waste:.1%}; {powers}: {self.power_of_two_waste:.1%}"
+        return f"      lengths {lengths}: {self.waste:.1%} of the tokens are padding; {others}"
 
 
 def choose_buckets(request: BucketRequest, max_tokens: int) -> tuple[tuple[Bucket, ...], LengthPlan | None]:

@@ -16,7 +16,6 @@ from neuronpipe.core.errors import SetupError
 
 # dtype → (the operations that are cast, the type). AWS's published figures for encoders are all in bfloat16.
 CASTS = {"float32": ("none", ""), "bfloat16": ("matmult", "bf16")}
-_ACCUMULATION = "--enable-mixed-precision-accumulation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +38,12 @@ class NeuronxOptions:
         """The compiler's flags, all explicit. Raises SetupError if they contradict the dtype."""
         cast, cast_type = CASTS[dtype]
         if self.auto_cast and (self.auto_cast == "none") != (cast == "none"):
-            raise SetupError(
-                f"--auto-cast {self.auto_cast}: --dtype {dtype} casts "
-                f"{'nothing' if cast == 'none' else 'to ' + cast_type}"
-            )
-        # On by default since SDK 2.27.
-        flags = [
-            f"--target={self.target}",
-            f"--model-type={self.model_type}",
-            f"--optlevel={self.optlevel}",
-            _ACCUMULATION,
-        ]
-        flags.append(f"--auto-cast={self.auto_cast or cast}")
-        return (*flags, f"--auto-cast-type={cast_type}") if cast_type else tuple(flags)
+            casts = "nothing" if cast == "none" else f"to {cast_type}"
+            raise SetupError(f"--auto-cast {self.auto_cast}: --dtype {dtype} casts {casts}")
+        # The accumulation is on by default since SDK 2.27.
+        flags = (f"--target={self.target}", f"--model-type={self.model_type}", f"--optlevel={self.optlevel}")
+        flags = (*flags, "--enable-mixed-precision-accumulation", f"--auto-cast={self.auto_cast or cast}")
+        return (*flags, f"--auto-cast-type={cast_type}") if cast_type else flags
 
 
 DEFAULT_OPTIONS = NeuronxOptions()

@@ -90,7 +90,8 @@ def compile_decoder(
             measured = compare(module, texts, artifact, partial(_load, artifact, folder), min_agreement)
             break
         except Exception as error:  # a graph may not load or run, or may compute something else
-            problem = error if isinstance(error, SetupError) else SetupError(_problem(module, error))
+            is_told = isinstance(error, SetupError)
+            problem = error if is_told else _refusal(module, first_line(error.__cause__ or error))
             problem.__cause__ = problem.__cause__ or error
             shutil.rmtree(folder / "artifacts", ignore_errors=True)
     else:
@@ -112,8 +113,8 @@ def _load(artifact: Artifact, folder: Path, tokens: int) -> DecoderModel:
         raise RuntimeError(f"{artifact.backend} does not load its graph: {reason}") from error
 
 
-def _problem(module: SourceModule, error: Exception) -> str:
-    return f"{module.architecture} cannot be compiled for {_task_name(module)}: {first_line(error.__cause__ or error)}"
+def _refusal(module: SourceModule, problem: str) -> SetupError:
+    return SetupError(f"{module.architecture} cannot be compiled for {module.task.replace('_', ' ')}: {problem}")
 
 
 def _compile_slots(
@@ -159,11 +160,8 @@ def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype:
         other = "openvino" if backend == "torch" else "torch"
         # PyTorch, which has no other form, refuses the models that the gathered form refuses (ValueError).
         is_refused = backend == "openvino" and form == GATHERED and isinstance(error, ValueError)
-        raise SetupError(
-            f"{module.architecture} cannot be compiled for {_task_name(module)}: {version} makes no graph of it with a "
-            f"cache in blocks: {first_line(error.__cause__ or error)}"
-            + ("" if is_refused else f"; --backend {other} may")
-        ) from error
+        reason = first_line(error.__cause__ or error) + ("" if is_refused else f"; --backend {other} may")
+        raise _refusal(module, f"{version} makes no graph of it with a cache in blocks: {reason}") from error
     own.mkdir(parents=True)
     if backend == "torch":
         for name, program in programs.items():
@@ -185,7 +183,8 @@ def sample_texts(module: SourceModule) -> list[GivenText]:
     """Sample prompts, and the tokens that `generate` adds to them in float32, greedy."""
     start = list(module.fact("decoder_start_token_ids"))
     most = module.max_tokens if start else module.max_tokens - _NEW_TOKENS - 1
-    longest = min(most, _long_tokens(module))
+    window = 0 if module.config.is_encoder_decoder else max(layer_windows(module.config))
+    longest = min(most, max(_LONG_TOKENS, window + _BEYOND_WINDOW_TOKENS), _MOST_LONG_TOKENS)
     inputs = [ids[:longest] for ids in accuracy.sample_prompts(module, (*_PROMPT_WORDS, longest))]
     if len(inputs[-2]) == longest:
         del inputs[-1]
@@ -214,11 +213,8 @@ def compare(
     largest, difference = largest_logit(texts), largest_difference(computed, texts)
     agreement, tokens = token_agreement(computed, texts)
     if artifact.dtype == "float32" and (agreement < 1 or not difference <= _MOST_DIFFERENCE * largest):
-        raise SetupError(
-            f"{module.architecture} cannot be compiled for {_task_name(module)}: with a cache in blocks, "
-            f"{round(tokens * (1 - agreement))} of {tokens} tokens differ from transformers' generate, and logits by "
-            f"up to {difference:.2e}"
-        )
+        differing = f"{round(tokens * (1 - agreement))} of {tokens} tokens differ from transformers' generate"
+        raise _refusal(module, f"with a cache in blocks, {differing}, and logits by up to {difference:.2e}")
     computes = artifact.dtype != "bfloat16" or artifact.backend != "openvino" or has_bfloat16()
     emulated = None if computes else _emulated(module, texts)
     measured = Accuracy(
@@ -235,15 +231,6 @@ def compare(
     if artifact.dtype != "float32":
         accuracy.check(measured, None, _LEAST_AGREEMENT if min_agreement is None else min_agreement)
     return measured
-
-
-def _long_tokens(module: SourceModule) -> int:
-    window = 0 if module.config.is_encoder_decoder else max(layer_windows(module.config))
-    return min(max(_LONG_TOKENS, window + _BEYOND_WINDOW_TOKENS), _MOST_LONG_TOKENS)
-
-
-def _task_name(module: SourceModule) -> str:
-    return module.task.replace("_", " ")
 
 
 def _emulated(module: SourceModule, texts: Sequence[GivenText]) -> list[NDArray[np.float32]]:

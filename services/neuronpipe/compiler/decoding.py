@@ -5,7 +5,7 @@ adds biases by distance, which the layers of a decoder share.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn.functional import embedding
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from neuronpipe.compiler.architectures import taking_masks
+from neuronpipe.compiler.architectures import replacing, taking_masks
 from neuronpipe.compiler.modules import choosing
 
 # The number of heads, the width of the keys and the width of the values of each cache.
@@ -163,11 +163,10 @@ def placing(part: Any, positions: torch.Tensor) -> Iterator[None]:
         yield
         return
     table = placed.weights if hasattr(placed, "weights") else placed.weight
-    placed.forward = lambda *args, **further: embedding(positions + getattr(placed, "offset", 0), table)
-    try:
+    with replacing(
+        (placed, "forward", lambda *args, **further: embedding(positions + getattr(placed, "offset", 0), table))
+    ):
         yield
-    finally:
-        del placed.forward
 
 
 def _is_t5(model: Any) -> bool:
@@ -175,18 +174,11 @@ def _is_t5(model: Any) -> bool:
     return model.config.is_encoder_decoder and hasattr(model.get_decoder(), "block")
 
 
-@contextmanager
-def _masks_as_given(model: Any) -> Iterator[None]:
+def _masks_as_given(model: Any) -> AbstractContextManager[None]:
     """Makes a model of transformers 4 take masks in four dimensions as they are."""
     parts = (model.get_encoder(), model.get_decoder())
     replaced = [(part, name, index) for part in parts for name, index in _MAKING_MASKS.items() if hasattr(part, name)]
-    for part, name, index in replaced:
-        setattr(part, name, lambda *given, index=index: given[index])
-    try:
-        yield
-    finally:
-        for part, name, _ in replaced:
-            delattr(part, name)
+    return replacing(*((part, name, lambda *given, index=index: given[index]) for part, name, index in replaced))
 
 
 def biases_by_distance(model: Any) -> torch.Tensor | None:
@@ -200,36 +192,21 @@ def biases_by_distance(model: Any) -> torch.Tensor | None:
         num_buckets=attention.relative_attention_num_buckets,
         max_distance=most,
     )
-    biases: torch.Tensor = attention.relative_attention_bias.weight.detach()[buckets]
-    return biases
+    return attention.relative_attention_bias.weight.detach()[buckets]
 
 
-@contextmanager
-def _without_biases(model: Any) -> Iterator[None]:
-    if (attention := _biased(model)) is None:
-        yield
-        return
-    attention.has_relative_attention_bias = False
-    try:
-        yield
-    finally:
-        attention.has_relative_attention_bias = True
+def _without_biases(model: Any) -> AbstractContextManager[None]:
+    attention = _biased(model)
+    return nullcontext() if attention is None else replacing((attention, "has_relative_attention_bias", False))
 
 
-@contextmanager
-def attending_by(model: Any, attend: Callable[..., tuple[torch.Tensor, None]]) -> Iterator[None]:
+def attending_by(model: Any, attend: Callable[..., tuple[torch.Tensor, None]]) -> AbstractContextManager[None]:
     """Makes `attend` (see transformers.AttentionInterface) compute T5's attention, without biases."""
     blocks = model.get_decoder().block if _is_t5(model) else ()
     replaced = [
         attention for block in blocks for attention in (block.layer[0].SelfAttention, block.layer[1].EncDecAttention)
     ]
-    for attention in replaced:
-        attention.forward = partial(_attended, attention, attend)
-    try:
-        yield
-    finally:
-        for attention in replaced:
-            del attention.forward
+    return replacing(*((attention, "forward", partial(_attended, attention, attend)) for attention in replaced))
 
 
 def _biased(model: Any) -> Any:

@@ -81,9 +81,8 @@ class Configuration:
     def find_task(self) -> DetectedTask:
         """The task for which the model was made. Raises SetupError, which names the kind of model, for no task."""
         if self._is_sparse():
-            return DetectedTask(
-                "sparse_embedding", "modules.json" if self.modules else f"{self.architecture}; README.md"
-            )
+            reason = "modules.json" if self.modules else f"{self.architecture}; README.md"
+            return DetectedTask("sparse_embedding", reason)
         if self._kinds() & _MULTI_VECTOR:
             return DetectedTask("multi_vector_embedding", "modules.json" if self.modules else self.architecture)
         self._refuse_other_kinds()
@@ -111,11 +110,9 @@ class Configuration:
                 "has no such head; correct the one that is wrong"
             )
         tagged_task = _PIPELINE_TAGS.get(tag, tag.replace("-", "_"))
-        detected = (
-            DetectedTask(tagged_task, f"{self.architecture}; README.md: {tag}")
-            if tagged_task in tasks
-            else self._by_labels(tasks)
-        )
+        detected = self._by_labels(tasks)
+        if tagged_task in tasks:
+            detected = DetectedTask(tagged_task, f"{self.architecture}; README.md: {tag}")
         self.check_task(detected.task)
         if detected.task not in SOURCE_TASKS:
             raise SetupError(
@@ -172,7 +169,9 @@ class Configuration:
         return True
 
     def _kinds(self) -> set[str]:
-        return {*self.modules, str(self.settings.get("model_type")), self.architecture, *_words(self.card.get("tags"))}
+        tags = self.card.get("tags")
+        words = [str(tag).lower() for tag in tags] if isinstance(tags, list) else ()
+        return {*self.modules, str(self.settings.get("model_type")), self.architecture, *words}
 
     def _refuse_other_kinds(self) -> None:
         if (self.folder / "config_setfit.json").is_file():
@@ -290,7 +289,3 @@ def _card(folder: Path) -> Mapping[str, Any]:
         return (metadata_load(path) if path.is_file() else None) or {}
     except Exception:  # README.md may have any content; without a front matter it is ignored
         return {}
-
-
-def _words(value: object) -> set[str]:
-    return {str(word).lower() for word in value} if isinstance(value, list) else set()

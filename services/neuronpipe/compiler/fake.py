@@ -26,10 +26,6 @@ DEVICE_TIMES: Mapping[str, Mapping[str, float]] = {
 }
 
 
-def format_times(times: Mapping[str, float]) -> str:
-    return ",".join(f"{bucket}:{time_ms:g}" for bucket, time_ms in times.items())
-
-
 DTYPES: tuple[str, ...] = ("float32",)
 BUCKETS = "optional"
 
@@ -41,7 +37,8 @@ def convert(conversion: Conversion) -> Artifact:
         raise SetupError(
             f"--device-times {conversion.device_times}: knows the buckets {', '.join(times)}; name those with --bucket"
         )
-    properties = {"device_times_ms": format_times(times)} if times else {}
+    written = ",".join(f"{bucket}:{time_ms:g}" for bucket, time_ms in times.items())
+    properties = {"device_times_ms": written} if times else {}
     return Artifact(backend="fake", dtype=conversion.dtype, buckets=conversion.buckets, properties=properties)
 
 

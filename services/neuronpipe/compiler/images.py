@@ -64,29 +64,22 @@ class SourceImageProcessor:
 
     def run(self, image: Image.Image) -> NDArray[np.float32]:
         """The model's input for an RGB image: float32 [1, 3, height, width]."""
-        numbers: NDArray[np.float32] = self.normalize(
-            torch.from_numpy(to_pixels(np.asarray(image), self.spec))[None]
-        ).numpy()
-        return numbers
+        return self.normalize(torch.from_numpy(to_pixels(np.asarray(image), self.spec))[None]).numpy()
 
 
 def load_image_processor(folder: Path) -> SourceImageProcessor:
     """Reads the processor on Pillow and NumPy. Raises SetupError, which names an unsupported operation."""
-    is_4 = transformers.__version__.startswith("4.")
+    backend = {"use_fast": False} if transformers.__version__.startswith("4.") else {"backend": "pil"}
     try:
-        processor = transformers.AutoImageProcessor.from_pretrained(
-            folder, trust_remote_code=False, **({"use_fast": False} if is_4 else {"backend": "pil"})
-        )
+        processor = transformers.AutoImageProcessor.from_pretrained(folder, trust_remote_code=False, **backend)
     except Exception as error:  # a file of unknown origin may raise any exception
         raise SetupError(
             f"{folder}: transformers {transformers.__version__} cannot load its image processor: {first_line(error)}"
         ) from error
     options = {name: value for name, value in processor.to_dict().items() if value is not None}
     name = type(processor).__name__
-    unknown = sorted(
-        step for step in options if step.startswith("do_") and options[step] and step not in _STEPS | _WITHOUT_EFFECT
-    )
-    if unknown:
+    steps = {step for step, is_on in options.items() if step.startswith("do_") and is_on}
+    if unknown := sorted(steps - _STEPS - _WITHOUT_EFFECT):
         raise SetupError(f"{folder}: its {name} has {', '.join(unknown)}, which is not supported")
     try:
         processor_parts = SourceImageProcessor(_image_spec(options), _normalize(options))

@@ -263,9 +263,8 @@ def check_tokens(folder: Path, module: SourceModule) -> None:
     added = {f"the id {number}": number for texts in (("a",), ("a", "a")) for number in own(*texts)["input_ids"]}
     if beyond := [token for token, number in (own.get_vocab() | added).items() if number >= rows]:
         raise SetupError(
-            f"{folder}: its tokenizer has tokens beyond the model's {rows} embeddings "
-            f"({', '.join(sorted(beyond)[:_SHOWN])}); train the "
-            "model after resize_token_embeddings, or take them out of the tokenizer"
+            f"{folder}: its tokenizer has tokens beyond the model's {rows} embeddings ({_names(sorted(beyond))}); "
+            "train the model after resize_token_embeddings, or take them out of the tokenizer"
         )
 
 
@@ -300,18 +299,12 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
             f"{folder}: transformers {transformers.__version__} cannot load it: {_why_not_loaded(folder, error)}"
         ) from error
     # transformers 5 also logs the shapes.
-    resized = sorted(key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"])
-    if resized:
-        is_head = type(model).__name__.endswith(_WITH_LABELS) and not any(
-            name.startswith(f"{model.base_model_prefix}.") for name in resized
-        )
-        labels = (
-            f", which has {model.config.num_labels} labels; give the name of each label there (id2label and label2id)"
-        )
-        raise SetupError(
-            f"{folder}: its weights {_names(resized)} have another shape than config.json says"
-            + (labels if is_head else "; get its files again, both of one model")
-        )
+    if resized := sorted(key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"]):
+        advice, body = "; get its files again, both of one model", f"{model.base_model_prefix}."
+        if type(model).__name__.endswith(_WITH_LABELS) and not any(name.startswith(body) for name in resized):
+            labels = f"which has {model.config.num_labels} labels"
+            advice = f", {labels}; give the name of each label there (id2label and label2id)"
+        raise SetupError(f"{folder}: its weights {_names(resized)} have another shape than config.json says{advice}")
     if quantized := sorted(name for name in info["unexpected_keys"] if name.endswith(_QUANTIZED)) or _integers(folder):
         raise SetupError(
             f"{folder}: its weights {_names(quantized)} are those of a quantization, which config.json does not name "
@@ -326,17 +319,11 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
             "number there, or get its files again, both of one model"
         )
     missing, parameters = sorted(info["missing_keys"]), dict(model.named_parameters(remove_duplicate=False))
-    _refuse_missing(
-        folder, model, [name for name in missing if name not in parameters]
-    )  # buffers, which have no gradients
-    damaged = [
-        name for name, tensor in model.state_dict().items() if name not in missing and not tensor.isfinite().all()
-    ]
-    if damaged:
-        raise SetupError(
-            f"{folder}: its weights {_names(damaged)} hold NaN or infinity; train the model again, or get "
-            "its files again"
-        )
+    _refuse_missing(folder, model, [name for name in missing if name not in parameters])  # buffers have no gradients
+    loaded = {name: tensor for name, tensor in model.state_dict().items() if name not in missing}
+    if damaged := [name for name, tensor in loaded.items() if not tensor.isfinite().all()]:
+        advice = "train the model again, or get its files again"
+        raise SetupError(f"{folder}: its weights {_names(damaged)} hold NaN or infinity; {advice}")
     model.requires_grad_(False)
     with torch.no_grad():  # a parameter may have two names
         for name in missing:
@@ -389,8 +376,7 @@ def find_read(module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> list[
 def _refuse_missing(folder: Path, model: Any, names: Sequence[str]) -> None:
     if not names:
         return
-    loaded = type(model).__name__
-    trained = _trained_class(model)
+    loaded, trained = type(model).__name__, _trained_class(model)
     lost = f"its files lost what a {trained} is made of; save the model again"
     reason = lost if trained == loaded else _other_task(trained, loaded)
     raise SetupError(f"{folder}: its weights lack {_names(sorted(names))}: {reason}")
@@ -418,9 +404,7 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
         file_of_weight = read_object(path).get("weight_map")
         if not isinstance(file_of_weight, dict) or not file_of_weight:
             return f"{path.name} has no weight_map of files; get the file again"
-        if missing := sorted(
-            {str(file_name) for file_name in file_of_weight.values() if not (folder / str(file_name)).is_file()}
-        ):
+        if missing := sorted({name for name in map(str, file_of_weight.values()) if not (folder / name).is_file()}):
             return f"{path.name} names {_names(missing)}, which is missing; get these files as well"
     for path in sorted(folder.glob("*.safetensors")):
         try:
@@ -435,10 +419,8 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
                 return f"{path.name} holds {type(content).__name__}, not weights by their names; get the file again"
         except Exception as damage:
             if isinstance(damage, pickle.UnpicklingError) and "GLOBAL" in str(damage):
-                return (
-                    f"{path.name} holds more than numbers, and to read it might run its code; get the weights "
-                    "as safetensors"
-                )
+                advice = "get the weights as safetensors"
+                return f"{path.name} holds more than numbers, and to read it might run its code; {advice}"
             return f"{path.name} is damaged or cut off; get the file again"
     if not has_weights(folder):
         others = sorted(path.name for kind in _OTHER_WEIGHTS for path in folder.glob(kind))

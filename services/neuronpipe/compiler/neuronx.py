@@ -120,9 +120,8 @@ def convert(conversion: Conversion) -> Artifact:
     for name, stamp in stamps.items():
         path = cache.find(stamp)
         if path is None:
-            raise SetupError(
-                f"{options.cache}: lost the artefact of the bucket {name} again; is the folder being cleaned?"
-            )
+            problem = f"lost the artefact of the bucket {name} again; is the folder being cleaned?"
+            raise SetupError(f"{options.cache}: {problem}")
         files += [f"{_FOLDER}/{name}.pt", f"{_FOLDER}/{name}.json"]
         shutil.copyfile(path, conversion.folder / files[-2])
         described = stamp | {"inputs": neuronx_processes.read_inputs(path)} if firsts else stamp
@@ -162,9 +161,7 @@ def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatc
             }
             for part in batch_parts
         ]
-        outputs.append(
-            {name: np.concatenate([outputs_of_part[name] for outputs_of_part in cut]) for name in module.outputs}
-        )
+        outputs.append({name: np.concatenate([rows[name] for rows in cut]) for name in module.outputs})
     at_hand = "the model has more parts than the device cores" if cores else "no Neuron device was at hand"
     return Ran(outputs, artifact.dtype, "" if has_device else f"PyTorch, as {at_hand}")
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -32,6 +32,8 @@ from neuronpipe.tasks import TASKS
 # A file in the trace of a part: its inputs, a list of names and shapes.
 _INPUTS_FILE = "inputs.json"
 _ERROR_LINES = 5
+# A module to trace, an example of its inputs, and the outputs that become states.
+_Traceable: TypeAlias = tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[torch.Tensor, int]]
 _KEPT = (
     "; where its cores belong to another process, end that one: what was compiled is kept and will not be "
     "compiled again"
@@ -89,17 +91,13 @@ def read_inputs(trace: Path) -> list[dict[str, Any]]:
     """The inputs of the trace of a part, by name and shape."""
     with zipfile.ZipFile(trace) as file:
         name = next(file_name for file_name in file.namelist() if file_name.endswith(f"extra/{_INPUTS_FILE}"))
-        inputs: list[dict[str, Any]] = json.loads(file.read(name))
-        return inputs
+        return json.loads(file.read(name))
 
 
 def _failure(bucket: str, code: int | None, errors: str) -> str:
-    killed = (
-        "was killed, as it is where memory runs out: compile on a machine with more of it, or with fewer "
-        "--compile-workers"
-    )
     if code == -9 or "failed with -9" in errors:
-        return f"bucket {bucket}: the Neuron compiler {killed}"
+        advice = "compile on a machine with more of it, or with fewer --compile-workers"
+        return f"bucket {bucket}: the Neuron compiler was killed, as it is where memory runs out: {advice}"
     return f"bucket {bucket}: the Neuron compiler failed: {_last_lines(errors)}"
 
 
@@ -143,10 +141,8 @@ def _trace(pipe: "Connection[str, None]", job: TraceJob) -> None:
 
 
 def _trace_part(source: SourceModule, bucket: Bucket, number: int, job: TraceJob, path: str) -> None:
-    with PipelinedModel(source, _example(source, bucket), job.firsts).part(number, has_fixed_shapes=True) as (
-        part,
-        example,
-    ):
+    model = PipelinedModel(source, _example(source, bucket), job.firsts)
+    with model.part(number, has_fixed_shapes=True) as (part, example):
         module = Positional(part.module, part.inputs, part.outputs).eval()
         _trace_module(module, tuple(example.values()), {}, job, path, part.inputs)
 
@@ -180,10 +176,7 @@ def _example(source: SourceModule, bucket: Bucket) -> dict[str, torch.Tensor]:
     }
 
 
-def _traceable(
-    source: SourceModule, bucket: Bucket
-) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[torch.Tensor, int]]:
-    """The module to trace for a bucket, with an example, and the outputs that become states."""
+def _traceable(source: SourceModule, bucket: Bucket) -> _Traceable:
     if TASKS[source.task].generates:
         step = slot_step(source, bucket)
         return step, step.example(), step.aliases()
@@ -191,10 +184,7 @@ def _traceable(
     return module, tuple(_example(source, bucket).values()), {}
 
 
-def _encoder(
-    source: SourceModule, bucket: Bucket, job: TraceJob
-) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[torch.Tensor, int]]:
-    """The encoder to trace for a bucket, with an example, and no states; see `_traceable`."""
+def _encoder(source: SourceModule, bucket: Bucket, job: TraceJob) -> _Traceable:
     token_ids = torch.zeros(1, bucket.tokens, dtype=torch.int64)
     return source_encoder(source, job.attention), (token_ids, torch.ones(1, dtype=torch.int64)), {}
 

@@ -55,12 +55,11 @@ class Quantizer:
         return tuple(dict.fromkeys(layer[0] if (layer := _LAYER.match(name)) else name for name in names))
 
     def quantize(self, float_parts: Sequence[str] = ()) -> Artifact:
-        """Writes and describes the artefact. `float_parts` compute in float32, on weights of 8 bits. Raises SetupError."""
+        """Writes and describes the artefact. `float_parts` compute in float32, on 8-bit weights. Raises SetupError."""
         with _nncf() as nncf:
             model = self._model.clone() if set(float_parts) >= set(self.parts) else self._quantized(nncf, float_parts)
-            if not float_parts and not any(
-                operation.get_type_name() == "FakeQuantize" for operation in model.get_ops()
-            ):
+            kinds = {operation.get_type_name() for operation in model.get_ops()}
+            if not float_parts and "FakeQuantize" not in kinds:
                 raise SetupError(
                     f"NNCF {nncf.__version__} finds nothing to quantize in the model; compile it with another --dtype"
                 )
@@ -158,15 +157,8 @@ def rank(
     for part in quantizer.parts:
         ran = compiler.run(conversion, quantizer.quantize((part,)), sample)
         pairs = zip(ran.outputs if ran else (), reference, strict=True)
-        errors[part] = float(
-            np.mean(
-                [
-                    np.mean((outputs[name] - array) ** 2)
-                    for outputs, expected in pairs
-                    for name, array in expected.items()
-                ]
-            )
-        )
+        differences = (outputs[name] - array for outputs, expected in pairs for name, array in expected.items())
+        errors[part] = float(np.mean([np.mean(difference**2) for difference in differences]))
     return sorted(errors, key=lambda part: errors[part])
 
 

@@ -252,5 +252,4 @@ def _parts(own: Any, rendered: str) -> Template:
 def _tokens_of(own: Any, part: Sequence[int] | str, query: str, text: str) -> Sequence[int]:
     if not isinstance(part, str):
         return part
-    tokens: Sequence[int] = own(part.format(query=query, document=text), add_special_tokens=False)["input_ids"]
-    return tokens
+    return own(part.format(query=query, document=text), add_special_tokens=False)["input_ids"]

@@ -355,7 +355,7 @@ def encode_batch(
 ) -> Mapping[str, Any]:
     """Encodes the texts, or questions with the texts as contexts, as a padded batch, int64 [batch, tokens]."""
     pairs = (list(texts),) if questions is None else (list(questions), list(texts))
-    encoded: Mapping[str, Any] = tokenizer.transformers_tokenizer(
+    return tokenizer.transformers_tokenizer(
         *pairs,
         padding="longest",
         truncation=True,
@@ -364,4 +364,3 @@ def encode_batch(
         return_attention_mask=True,
         padding_side="right",
     )
-    return encoded

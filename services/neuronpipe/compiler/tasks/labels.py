@@ -112,8 +112,7 @@ def same_best_label(outputs: Outputs, reference: Outputs, batch: SampleBatch) ->
     """Whether each text's best label is the same; None for a model with one label."""
     if reference["logits"].shape[1] == 1:
         return None
-    same: Measured = np.equal(outputs["logits"].argmax(axis=1), reference["logits"].argmax(axis=1))
-    return same
+    return np.equal(outputs["logits"].argmax(axis=1), reference["logits"].argmax(axis=1))
 
 
 TEXT_CLASSIFICATION = SourceTask(
@@ -134,8 +133,7 @@ def _load_token_classification(folder: Path, tokenizer: SourceTokenizer) -> Sour
 def _same_best_labels(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
     is_token = batch["attention_mask"] == 1
     same = outputs["logits"].argmax(axis=-1) == reference["logits"].argmax(axis=-1)
-    shares: Measured = (same & is_token).sum(axis=1) / is_token.sum(axis=1)
-    return shares
+    return (same & is_token).sum(axis=1) / is_token.sum(axis=1)
 
 
 TOKEN_CLASSIFICATION = SourceTask(

@@ -128,8 +128,7 @@ def first_text(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
 
 
 def same_tokens(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
-    same: Measured = np.equal(outputs["logits"].argmax(axis=-1), reference["logits"].argmax(axis=-1)).mean(axis=-1)
-    return same
+    return np.equal(outputs["logits"].argmax(axis=-1), reference["logits"].argmax(axis=-1)).mean(axis=-1)
 
 
 MEANING = "share of the same tokens as transformers' generate, greedy"

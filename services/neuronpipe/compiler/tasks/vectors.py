@@ -74,8 +74,7 @@ def _cosines(first: NDArray[Any], second: NDArray[Any]) -> Measured:
 
 def _smallest_token_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
     cosines = _cosines(outputs[_HIDDEN_STATE], reference[_HIDDEN_STATE])
-    smallest: Measured = np.where(batch["attention_mask"] == 1, cosines, 1).min(axis=1)
-    return smallest
+    return np.where(batch["attention_mask"] == 1, cosines, 1).min(axis=1)
 
 
 FEATURE_EXTRACTION = SourceTask(
@@ -281,8 +280,7 @@ def _encode_multi_vector_embedding(module: SourceModule, texts: Sequence[str]) -
 
 def _smallest_vector_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
     is_kept = np.isin(batch[_ROLE], (KEPT, SEEN_AND_KEPT))
-    smallest: Measured = np.where(is_kept, _cosines(outputs[_OUTPUT], reference[_OUTPUT]), 1).min(axis=1)
-    return smallest
+    return np.where(is_kept, _cosines(outputs[_OUTPUT], reference[_OUTPUT]), 1).min(axis=1)
 
 
 MULTI_VECTOR_EMBEDDING = SourceTask(
