@@ -126,10 +126,8 @@ class RegisteredModel(Routing):
     @model_validator(mode="after")
     def _check_targets(self) -> Self:
         targets = (*self.route, *((self.shadow.target,) if self.shadow else ()))
-        for target, number in (
-            *self.aliases.items(),
-            *((target, _resolved(target, self.aliases)) for target in targets),
-        ):
+        resolved = ((target, _resolved(target, self.aliases)) for target in targets)
+        for target, number in (*self.aliases.items(), *resolved):
             if number not in self.approved:
                 state = self.versions[number].approval.state if number in self.versions else "not registered"
                 raise ValueError(f"{target} is version {number}, which is {state}; only approved versions are served")
@@ -178,9 +176,8 @@ class Registry(Frozen):
     def of_bundles(cls, bundles: Sequence[Bundle], signed: Signed) -> Self:
         """Makes the first registry: it approves every version, and makes the newest version `stable`."""
         models: dict[str, RegisteredModel] = {}
-        approval = Approval(
-            state="approved", note="was there before the registry", author=signed.author, time=signed.time
-        )
+        note = "was there before the registry"
+        approval = Approval(state="approved", note=note, author=signed.author, time=signed.time)
         for bundle in sorted(bundles, key=lambda bundle: bundle.key):
             name, number = bundle.key
             known = models[name].versions if name in models else {}
@@ -230,7 +227,7 @@ class Registry(Frozen):
         routing = model.routing
         if not model.approved:
             routing = routing.model_copy(update={"aliases": {**model.aliases, STABLE: number}})
-        return self._decide(name, number, "approved", signed, _registered(bundle, _pending(signed)), routing)
+        return self._decide(bundle, "approved", signed, None, routing)
 
     def register(self, bundle: Bundle, signed: Signed) -> "Registry":
         """Registers a version as pending, with a note. Raises SetupError for a version that is registered already."""
@@ -238,7 +235,7 @@ class Registry(Frozen):
         model = self.models.get(name, RegisteredModel())
         if number in model.versions:
             raise SetupError(f"model {name!r} version {number}: is registered already")
-        return self._decide(name, number, "pending", signed, _registered(bundle, _pending(signed)), model.routing)
+        return self._decide(bundle, "pending", signed, None, model.routing)
 
     def reject(self, bundle: Bundle, signed: Signed) -> "Registry":
         """Rejects a version, which loses its aliases, shares and copies. Raises SetupError for a stable version."""
@@ -257,8 +254,7 @@ class Registry(Frozen):
             shadow=model.shadow if model.shadow and stays(model.shadow.target) else None,
             is_unloaded=model.is_unloaded,
         )
-        known = model.versions.get(number, _registered(bundle, _pending(signed)))
-        return self._decide(name, number, "rejected", signed, known, routing)
+        return self._decide(bundle, "rejected", signed, model.versions.get(number), routing)
 
     def alias(self, name: str, alias: str, version: int | None, signed: Signed) -> "Registry":
         """Moves an alias to a version, or removes the alias for None. Raises SetupError."""
@@ -269,33 +265,30 @@ class Registry(Frozen):
         if version is not None:
             aliases = {**model.aliases, alias: version}
         action = f"alias {alias}: {model.aliases.get(alias, 'none')} to {version or 'none'}"
-        return self._with(name, {**_contents(model), "aliases": aliases}, action, signed)
+        return self._changed(name, action, signed, aliases=aliases)
 
     def reroute(self, name: str, route: Mapping[str, float], signed: Signed) -> "Registry":
         """Sets the shares of the requests without a version; an empty route: only `stable`. Raises SetupError."""
         shares = " ".join(f"{target}={share:g}" for target, share in route.items()) or STABLE
-        return self._with(name, {**_contents(self._model(name)), "route": route}, f"route {shares}", signed)
+        return self._changed(name, f"route {shares}", signed, route=route)
 
     def copy_to(self, name: str, target: str, percent: float, signed: Signed) -> "Registry":
         """Copies a share of the requests without a version to a target; an empty one ends it. Raises SetupError."""
-        model = self._model(name)
-        if not target:
-            return self._with(name, {**_contents(model), "shadow": None}, "shadow none", signed)
-        shadow = {"target": target, "percent": percent}
-        return self._with(name, {**_contents(model), "shadow": shadow}, f"shadow {target}={percent:g}", signed)
+        shadow = {"target": target, "percent": percent} if target else None
+        return self._changed(name, f"shadow {target}={percent:g}" if target else "shadow none", signed, shadow=shadow)
 
     def load(self, name: str, signed: Signed) -> "Registry":
         """Declares an unloaded model again, with its aliases and shares. Raises SetupError."""
         if name in self.models and not self.models[name].approved:
             raise SetupError(f"model {name!r} has no approved version; `neuronpipe registry approve` approves one")
-        return self._with(name, {**_contents(self._model(name)), "is_unloaded": False}, "load", signed)
+        return self._changed(name, "load", signed, is_unloaded=False)
 
     def unload(self, name: str, signed: Signed) -> "Registry":
         """Declares a model as unloaded: no version is served, and aliases and shares stay. Raises SetupError."""
-        return self._with(name, {**_contents(self._model(name)), "is_unloaded": True}, "unload", signed)
+        return self._changed(name, "unload", signed, is_unloaded=True)
 
     def set_routing(self, name: str, routing: Routing, action: str, signed: Signed) -> "Registry":
-        return self._with(name, {**_contents(self._model(name)), **_contents(routing)}, action, signed)
+        return self._changed(name, action, signed, **_contents(routing))
 
     def roll_back(self, name: str, revision: int | None, signed: Signed) -> "Registry":
         """Restores a model's routing as of a revision; None: as before the last change. Raises SetupError."""
@@ -322,12 +315,16 @@ class Registry(Frozen):
         return self.models[name]
 
     def _decide(
-        self, name: str, number: int, state: ApprovalState, signed: Signed, known: RegisteredVersion, routing: Routing
+        self, bundle: Bundle, state: ApprovalState, signed: Signed, known: RegisteredVersion | None, routing: Routing
     ) -> "Registry":
-        model = self.models.get(name, RegisteredModel())
+        name, number = bundle.key
+        model, known = self.models.get(name, RegisteredModel()), known or _registered(bundle, _pending(signed))
         approval = Approval(state=state, note=signed.note, author=signed.author, time=signed.time)
         versions = dict(sorted({**model.versions, number: known.model_copy(update={"approval": approval})}.items()))
         return self._with(name, {"versions": versions, **_contents(routing)}, f"{state} version {number}", signed)
+
+    def _changed(self, name: str, action: str, signed: Signed, **contents: Any) -> "Registry":
+        return self._with(name, {**_contents(self._model(name)), **contents}, action, signed)
 
     def _with(self, name: str, contents: Mapping[str, Any], action: str, signed: Signed) -> "Registry":
         try:

@@ -108,23 +108,22 @@ class ServedModels(Generic[ResourceT]):
         return self.problems.get(key, "")
 
     def tell_problems(self, problems: Mapping[ModelKey, str]) -> None:
-        if problems != self.problems:
-            self.problems = problems
-            self._notify()
+        self._tell(problems=problems)
 
     def tell_unloaded(self, unloaded: Mapping[ModelKey, bool]) -> None:
         """Sets the models that are not in memory, and whether each is being loaded."""
-        if unloaded != self.unloaded:
-            self.unloaded = unloaded
-            self._notify()
+        self._tell(unloaded=unloaded)
 
     def is_loading(self, key: ModelKey) -> bool | None:
         """Whether a model is being loaded; None for a model in memory."""
         return self.unloaded.get(key)
 
     def tell_prepared(self, prepared: Mapping[ModelKey, Preparation]) -> None:
-        if prepared != self.prepared:
-            self.prepared = prepared
+        self._tell(prepared=prepared)
+
+    def _tell(self, **news: object) -> None:
+        if any(getattr(self, name) != value for name, value in news.items()):
+            vars(self).update(news)
             self._notify()
 
     def preparation_of(self, key: ModelKey) -> Preparation:
@@ -165,9 +164,8 @@ class ServedModels(Generic[ResourceT]):
         """Loads a model, then serves it. Raises SetupError if it is served already, and the errors of loading."""
         model: ServedModel[ResourceT] = ServedModel(bundle)
         if model.key in self.keys | self._opening:
-            raise SetupError(
-                f"{bundle.folder}: model {bundle.spec.name!r} version {bundle.spec.version} is served already"
-            )
+            name, version = model.key
+            raise SetupError(f"{bundle.folder}: model {name!r} version {version} is served already")
         self._opening.add(model.key)
         try:
             await model.open(self._open_model(bundle))

@@ -90,8 +90,8 @@ def compile_decoder(
             measured = compare(module, texts, artifact, partial(_load, artifact, folder), min_agreement)
             break
         except Exception as error:  # a graph may not load or run, or may compute something else
-            is_told = isinstance(error, SetupError)
-            problem = error if is_told else _refusal(module, first_line(error.__cause__ or error))
+            reason = first_line(error.__cause__ or error)
+            problem = error if isinstance(error, SetupError) else _refusal(module, reason)
             problem.__cause__ = problem.__cause__ or error
             shutil.rmtree(folder / "artifacts", ignore_errors=True)
     else:

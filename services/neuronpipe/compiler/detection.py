@@ -19,10 +19,16 @@ from neuronpipe.compiler.modules import SourceModule
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_graphs import OWN_GRAPHS
 from neuronpipe.compiler.rerankers import entailing, is_cross_encoder, ranking
-from neuronpipe.compiler.sentence_transformers import read_modules, read_object, read_settings, transformer_folder
+from neuronpipe.compiler.sentence_transformers import (
+    read_modules,
+    read_object,
+    read_settings,
+    refusing,
+    transformer_folder,
+)
 from neuronpipe.compiler.source import check_configuration, reads_of
 from neuronpipe.compiler.tasks import SOURCE_TASKS
-from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
 
 # The end of an architecture's name → the tasks that its head serves, the default task first.
@@ -226,12 +232,8 @@ def read_configuration(folder: Path) -> Configuration:
     has_graph = graph_file(folder) is not None
     if not has_graph:
         check_configuration(folder, content)
-    try:
+    with refusing(f"{folder}: transformers {transformers.__version__} cannot read its config.json"):
         config = transformers.AutoConfig.from_pretrained(own, trust_remote_code=False)
-    except Exception as error:  # each architecture raises other exceptions for a broken configuration
-        raise SetupError(
-            f"{folder}: transformers {transformers.__version__} cannot read its config.json: {first_line(error)}"
-        ) from error
     architecture = str((content.get("architectures") or [""])[0])
     _refuse_encoder_decoders(folder, config, architecture)
     return Configuration(

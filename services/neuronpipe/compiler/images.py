@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 from neuronpipe.compiler.architectures import EmptyBatches, added_to_scores, fixing_positions
 from neuronpipe.compiler.modules import PIXELS, SampleBatch, SourceModule
+from neuronpipe.compiler.sentence_transformers import refusing
 from neuronpipe.compiler.tokenizers import SourceTokenizer
-from neuronpipe.core.errors import InvalidInput, SetupError, first_line
+from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.core.files import files_told
 from neuronpipe.core.model import ImageSpec, Resampling, TaskFacts
 from neuronpipe.tasks.inputs.images import read_pixels, to_pixels, whiten
@@ -70,12 +71,8 @@ class SourceImageProcessor:
 def load_image_processor(folder: Path) -> SourceImageProcessor:
     """Reads the processor on Pillow and NumPy. Raises SetupError, which names an unsupported operation."""
     backend = {"use_fast": False} if transformers.__version__.startswith("4.") else {"backend": "pil"}
-    try:
+    with refusing(f"{folder}: transformers {transformers.__version__} cannot load its image processor"):
         processor = transformers.AutoImageProcessor.from_pretrained(folder, trust_remote_code=False, **backend)
-    except Exception as error:  # a file of unknown origin may raise any exception
-        raise SetupError(
-            f"{folder}: transformers {transformers.__version__} cannot load its image processor: {first_line(error)}"
-        ) from error
     options = {name: value for name, value in processor.to_dict().items() if value is not None}
     name = type(processor).__name__
     steps = {step for step, is_on in options.items() if step.startswith("do_") and is_on}
@@ -279,17 +276,11 @@ def image_module(
 def try_images(
     folder: Path, module: Callable[[torch.Tensor], dict[str, torch.Tensor]], model: Any, size: tuple[int, int]
 ) -> dict[str, torch.Tensor]:
-    """The outputs of a module for an image of a size (height, width), to which the model's positions are fixed from
-    now on. Raises SetupError if the model does not take the image.
-    """
-    try:
-        with torch.no_grad(), fixing_positions(model):
-            return module(torch.zeros((1, 3, *size), dtype=torch.uint8))
-    except Exception as error:  # each model raises other exceptions for images of another size
-        raise SetupError(
-            f"{folder}: its image processor makes RGB images of {size[0]} x {size[1]}, which {type(model).__name__} "
-            "does not take"
-        ) from error
+    """The outputs for an image of a size, (height, width), to which the model's positions are fixed from now on."""
+    images = f"{folder}: its image processor makes RGB images of {size[0]} x {size[1]}"
+    refused = refusing(f"{images}, which {type(model).__name__} does not take", gives_reason=False)
+    with refused, torch.no_grad(), fixing_positions(model):
+        return module(torch.zeros((1, 3, *size), dtype=torch.uint8))
 
 
 def encode_images(module: SourceModule, texts: Sequence[str]) -> SampleBatch:

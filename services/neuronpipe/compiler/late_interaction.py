@@ -29,7 +29,6 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.multi_vector_embedding import TextKind
 
 _SAMPLE = "a text"
-_ARTIFACT = "artifact.metadata"
 _EXPANSION_TOKENS = 32
 _NORMALIZE = Layer(Normalize(), TOKENS, TOKENS)
 
@@ -86,7 +85,7 @@ def _read_modules(folder: Path) -> LateInteraction:
     layers: list[Layer] = []
     settings: dict[str, Any] = {}
     for kind, path in read_modules(folder, is_known=True):
-        own = read_object(path / "config.json") if (path / "config.json").is_file() else {}
+        own = read_object(path / "config.json", may_lack=True)
         if kind == "Transformer":
             model_folder = path
             settings |= read_limits(path)
@@ -140,7 +139,7 @@ def _pylate_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_stanford(folder: Path) -> LateInteraction:
-    metadata = read_object(folder / _ARTIFACT) if (folder / _ARTIFACT).is_file() else {}
+    metadata = read_object(folder / "artifact.metadata", may_lack=True)
     length = metadata.get("query_maxlen") or _EXPANSION_TOKENS
     prompts = {
         "query": (metadata.get("query_token_id") or "[unused0]") + " ",

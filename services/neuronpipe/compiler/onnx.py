@@ -14,8 +14,8 @@ import torch
 import transformers
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS
-from neuronpipe.compiler.sentence_transformers import transformer_folder
-from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.compiler.sentence_transformers import refusing, transformer_folder
+from neuronpipe.core.errors import SetupError
 
 # The tasks that change nothing within the model.
 TASKS = (
@@ -66,10 +66,8 @@ class OnnxModel(torch.nn.Module):
         self.config = transformers.AutoConfig.from_pretrained(transformer_folder(folder), trust_remote_code=False)
         if self.config.model_type in MASKED_DECODERS:
             raise SetupError(f"{path}: the graph of a decoder is not supported; get model.safetensors as well")
-        try:
+        with refusing(f"{path}: ONNX Runtime cannot load it", advice="; get the file again"):
             self._session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        except Exception as error:  # errors of ONNX Runtime have no common class
-            raise SetupError(f"{path}: ONNX Runtime cannot load it: {first_line(error)}; get the file again") from error
         self.inputs = tuple(port.name for port in self._session.get_inputs())
         self.outputs = tuple(port.name for port in self._session.get_outputs())
         if unknown := sorted({*self.inputs} - _INPUTS):

@@ -22,6 +22,7 @@ from neuronpipe.compiler.modules import (
 )
 from neuronpipe.compiler.onnx import HIDDEN, OnnxModel, onnx_model
 from neuronpipe.compiler.own_graphs import taking_rows
+from neuronpipe.compiler.sentence_transformers import refusing
 from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino, traced
 from neuronpipe.stages.neuron_executor.runtimes.parts import part_names
@@ -88,9 +89,9 @@ def _traced(module: SourceModule, example: Mapping[str, torch.Tensor]) -> openvi
             positional = Positional(module.module, module.inputs, module.outputs)
             return traced(positional, tuple(example.values()), input=inputs)
         except Exception as error:
+            reason = first_line(error.__cause__ or error)
             raise SetupError(
-                f"OpenVINO {openvino.__version__} cannot convert {module.architecture}: "
-                f"{first_line(error.__cause__ or error)}"
+                f"OpenVINO {openvino.__version__} cannot convert {module.architecture}: {reason}"
             ) from error
 
 
@@ -99,10 +100,8 @@ def _from_onnx(module: SourceModule) -> openvino.Model:
     whole = module.module
     model = onnx_model(whole)
     assert model is not None  # noqa: S101 (the caller checked it)
-    try:
+    with refusing(f"OpenVINO {openvino.__version__} cannot read {model.path}"):
         graph = engine().read_model(model.path)
-    except Exception as error:  # errors of OpenVINO have no common class
-        raise SetupError(f"OpenVINO {openvino.__version__} cannot read {model.path}: {first_line(error)}") from error
     by_name = {name: port for port in graph.outputs for name in port.get_names()}
     parameters = {port.any_name: port.get_node() for port in graph.inputs}
     if isinstance(whole, Named):

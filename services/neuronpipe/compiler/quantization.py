@@ -19,6 +19,7 @@ from neuronpipe.bundles.manifest import Accuracy, Artifact, Calibration
 from neuronpipe.compiler import accuracy
 from neuronpipe.compiler.conversion import ArtifactCompiler, Conversion
 from neuronpipe.compiler.modules import Outputs, SampleBatch, SourceModule
+from neuronpipe.compiler.sentence_transformers import refusing
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, look_up_first, openvino
 from neuronpipe.tasks.vectors import EmbeddingFacts, normalized, vector_of
@@ -122,14 +123,9 @@ def _nncf() -> Iterator[Any]:
 
             # nncf.set_log_level also changes the handlers, which may belong to the program.
             logging.getLogger("nncf").setLevel(logging.CRITICAL)
-            try:
+            problem = f"NNCF {nncf.__version__} cannot quantize the model; compile it with another --dtype"
+            with refusing(problem, gives_reason=False):
                 yield nncf
-            except SetupError:
-                raise
-            except Exception as error:  # NNCF may raise any exception for an operation that it does not know
-                raise SetupError(
-                    f"NNCF {nncf.__version__} cannot quantize the model; compile it with another --dtype"
-                ) from error
     finally:
         logging.setLoggerClass(logger_class)
 

@@ -4,7 +4,8 @@ Source of the formats: sentence-transformers 2 to 6, modules.json and the config
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,20 @@ def transformer_folder(folder: Path) -> Path:
     return next((path for _, path in read_modules(folder)[:1] if (path / "config.json").is_file()), folder)
 
 
+@contextmanager
+def refusing(problem: str, *, advice: str = "", gives_reason: bool = True) -> Iterator[None]:
+    """Turns any other error of the block than a SetupError, which libraries raise for files of unknown origin, into a
+    SetupError: the problem, the reason of the library, and the advice.
+    """
+    try:
+        yield
+    except SetupError:
+        raise
+    except Exception as error:
+        reason = f": {first_line(error)}" if gives_reason else ""
+        raise SetupError(f"{problem}{reason}{advice}") from error
+
+
 def read_json(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
@@ -237,8 +252,9 @@ def read_json(path: Path) -> Any:
     return content
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    content = read_json(path)
+def read_object(path: Path, *, may_lack: bool = False) -> dict[str, Any]:
+    """Reads an object of settings. `may_lack`: a missing file is an empty object. Raises SetupError."""
+    content = {} if may_lack and not path.is_file() else read_json(path)
     if not isinstance(content, dict):
         raise SetupError(f"{path}: holds {type(content).__name__}, not an object of settings; get the file again")
     return content
@@ -298,8 +314,7 @@ def _read_layer_norm(folder: Path) -> Layer:
 
 def read_normalize(folder: Path) -> Layer:
     """Reads a Normalize module, whose file may be missing. Raises SetupError."""
-    path = folder / "config.json"
-    config = read_object(path) if path.is_file() and folder.name else {}
+    config = read_object(folder / "config.json", may_lack=True) if folder.name else {}
     reads = config.get("module_input_name") or VECTOR
     return Layer(Normalize(), reads, config.get("module_output_name") or reads)
 
@@ -318,14 +333,13 @@ def _widths(folder: Path, config: Mapping[str, Any], *names: str) -> list[int]:
 
 
 def _load_weights(folder: Path, parts: Mapping[str, torch.nn.Module], kind: str) -> None:
-    try:
+    problem = f"{folder}: the weights of its {kind} module cannot be read; get its files again"
+    with refusing(problem, gives_reason=False):
         if (folder / "model.safetensors").is_file():
             weights = safetensors.torch.load_file(folder / "model.safetensors")
         else:
             weights = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
         torch.nn.ModuleDict(parts).load_state_dict(weights)
-    except Exception as error:  # each format raises other exceptions for a missing or damaged file
-        raise SetupError(f"{folder}: the weights of its {kind} module cannot be read; get its files again") from error
 
 
 def default_prompt(folder: Path) -> str:
@@ -347,8 +361,7 @@ def read_prompts(folder: Path) -> dict[str, str]:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """The settings that sentence-transformers saved for a whole model; empty without such a file. Raises SetupError."""
-    path = folder / CONFIGURATION
-    return read_object(path) if path.is_file() else {}
+    return read_object(folder / CONFIGURATION, may_lack=True)
 
 
 def applied_settings(folder: Path) -> dict[str, Any]:

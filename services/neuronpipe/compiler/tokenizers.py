@@ -293,8 +293,7 @@ def _piece(backend: Any, token: int, kind: int) -> Mapping[str, Any]:
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
-    path = folder / "tokenizer_config.json"
-    return read_object(path) if path.is_file() else {}
+    return read_object(folder / "tokenizer_config.json", may_lack=True)
 
 
 def _own_code(settings: Mapping[str, Any]) -> Sequence[str | None]:

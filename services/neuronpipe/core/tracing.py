@@ -15,15 +15,8 @@ from typing import Literal, TypeAlias
 
 from google.rpc.code_pb2 import Code
 
-from neuronpipe.core.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    InvalidInput,
-    ModelNotFound,
-    NeuronpipeError,
-    Overloaded,
-    WrongTask,
-)
+from neuronpipe.core import errors
+from neuronpipe.core.errors import Cancelled, NeuronpipeError
 from neuronpipe.core.names import Attributes, Events
 from neuronpipe.core.status import CODES
 
@@ -33,7 +26,7 @@ Sink: TypeAlias = Callable[["Span"], None]
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
 # Failures of the caller: by OpenTelemetry's rpc conventions they are no errors of the server.
-_CALLERS_FAULTS = (InvalidInput, ModelNotFound, WrongTask, Cancelled, asyncio.CancelledError)
+_CALLERS_FAULTS = (errors.InvalidInput, errors.ModelNotFound, errors.WrongTask, Cancelled, asyncio.CancelledError)
 # Sampling compares this part of a trace's id, as OpenTelemetry's TraceIdRatioBased does, so that all samplers decide
 # alike.
 _RATIO_BITS = 64
@@ -127,9 +120,9 @@ def status_name(error: BaseException | None) -> str:
 
 def event_of(error: BaseException) -> str | None:
     """Returns the name of the span event for an error such as a passed deadline; None for other errors."""
-    if isinstance(error, Overloaded):
+    if isinstance(error, errors.Overloaded):
         return Events.SHED
-    if isinstance(error, DeadlineExceeded):
+    if isinstance(error, errors.DeadlineExceeded):
         return Events.EXPIRED
     if isinstance(error, Cancelled | asyncio.CancelledError):
         return Events.CANCELLED

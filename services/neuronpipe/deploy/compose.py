@@ -56,10 +56,8 @@ class ComposeTarget:
             "MODEL_OPTIONS": f"--dtype={endpoint.dtype}" if endpoint.dtype else "",
         }
         if serverless:
-            variables |= {
-                "EXECUTOR_MEMORY": f"{serverless.memory_mb}m",
-                "GATEWAY_MAX_REQUESTS": str(serverless.max_concurrency),
-            }
+            variables["EXECUTOR_MEMORY"] = f"{serverless.memory_mb}m"
+            variables["GATEWAY_MAX_REQUESTS"] = str(serverless.max_concurrency)
         return variables
 
     def deploying(self) -> Iterator[DeployStep]:
@@ -121,15 +119,10 @@ def _project(name: str) -> str:
 
 
 def _compose_words(*files: str, words: Sequence[str]) -> list[str]:
-    # A dry run must not need Docker.
-    has_plugin = not shutil.which("docker-compose") or _has_plugin()
-    program = ["docker", "compose"] if has_plugin else ["docker-compose"]
+    program = ["docker", "compose"]
+    if shutil.which("docker-compose"):  # a dry run must not need Docker
+        try:
+            run_program([*program, "version"], {})
+        except SetupError:
+            program = ["docker-compose"]
     return [*program, *(part for file in files for part in ("-f", str(shipped(file)))), *words]
-
-
-def _has_plugin() -> bool:
-    try:
-        run_program(["docker", "compose", "version"], {})
-    except SetupError:
-        return False
-    return True

@@ -168,10 +168,8 @@ class SageMakerTarget:
         name, serverless, count = self._endpoint.name, self._endpoint.serverless, self._endpoint.min_executors
         variant: dict[str, Any] = {"VariantName": VARIANT, "ModelName": name}
         if serverless:
-            variant["ServerlessConfig"] = {
-                "MemorySizeInMB": serverless.memory_mb,
-                "MaxConcurrency": serverless.max_concurrency,
-            }
+            limits = {"MemorySizeInMB": serverless.memory_mb, "MaxConcurrency": serverless.max_concurrency}
+            variant["ServerlessConfig"] = limits
         else:
             # An asynchronous endpoint may have no instance, but begins with an instance, which autoscaling removes.
             variant |= {"InstanceType": self._instance_type, "InitialInstanceCount": max(count, 1)}

@@ -315,11 +315,8 @@ def check_windows(
             return f"makes {windows} windows with an overlap of {overlap_tokens} tokens, the limit is {_MAX_WINDOWS}"
         computed = tokens + (windows - 1) * overlap_tokens + windows * (window_tokens - room_tokens)
         if windows > 1 and is_repeated and computed > _MAX_REPEATED_TOKENS:
-            described = f"makes {computed} tokens in {windows} windows that advance by {new_tokens}"
-            return (
-                f"{described}; the limit is {_MAX_REPEATED_TOKENS} where they advance by less than a "
-                "quarter of a window"
-            )
+            limit = f"the limit is {_MAX_REPEATED_TOKENS} where they advance by less than a quarter of a window"
+            return f"makes {computed} tokens in {windows} windows that advance by {new_tokens}; {limit}"
         return ""
 
     # A text rarely has more tokens than bytes, so the tokens of most texts need not be counted.
@@ -352,9 +349,8 @@ def encode_text(
     if encoded.truncated_tokens:
         special_tokens = tokenizer.special_tokens(pair=text_pair is not None)
         if special_tokens >= model.max_tokens:
-            raise InvalidInput(
-                field_name, f"{special_tokens} special tokens leave no room for text, the limit is {model.token_limit}"
-            )
+            problem = f"{special_tokens} special tokens leave no room for text, the limit is {model.token_limit}"
+            raise InvalidInput(field_name, problem)
     elif tokens > model.max_tokens:
         raise too_long(field_name, tokens, model)
     if not tokens:

@@ -4,7 +4,6 @@ The token vectors equal the vectors of transformers' FeatureExtractionPipeline, 
 (arXiv 2409.04701) pools the vectors of each chunk, which are computed from the text as a whole.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -77,9 +76,8 @@ def _check_chunks(input: FeatureExtractionInput) -> None:
         raise InvalidInput("chunks", f"{len(input.chunks)} chunks, the limit is {_MAX_CHUNKS}")
     for index, chunk in enumerate(input.chunks):
         if not chunk.start < chunk.end <= len(input.text):
-            raise InvalidInput(
-                f"chunks[{index}]", f"is from {chunk.start} to {chunk.end}; the text has {len(input.text)} characters"
-            )
+            problem = f"is from {chunk.start} to {chunk.end}; the text has {len(input.text)} characters"
+            raise InvalidInput(f"chunks[{index}]", problem)
 
 
 def traits(input: FeatureExtractionInput) -> tuple[str | int, ...]:
@@ -104,9 +102,8 @@ def _chunks(input: FeatureExtractionInput, located: LocatedText) -> Arrays:
     if not len(text_tokens):
         raise InvalidInput("text", "has no tokens")
     if input.chunk_tokens:
-        parts = [
-            text_tokens[begin : begin + input.chunk_tokens] for begin in range(0, len(text_tokens), input.chunk_tokens)
-        ]
+        size = input.chunk_tokens
+        parts = [text_tokens[begin : begin + size] for begin in range(0, len(text_tokens), size)]
     else:
         # Tokens of byte-level BPE begin with the space before a word, so their last character decides.
         last = np.maximum(located.char_end[text_tokens] - 1, located.char_start[text_tokens])
@@ -114,12 +111,8 @@ def _chunks(input: FeatureExtractionInput, located: LocatedText) -> Arrays:
     for index, part in enumerate(parts):
         if not len(part):
             raise InvalidInput(f"chunks[{index}]", "has no token of the text, or none that truncation left")
-    return _arrays((part[0], part[-1] + 1, located.char_start[part[0]], located.char_end[part[-1]]) for part in parts)
-
-
-def _arrays(chunks: Iterable[tuple[int, int, int, int]]) -> Arrays:
-    values = np.array(list(chunks), np.int32).reshape(-1, len(_ANNOTATIONS))
-    return dict(zip(_ANNOTATIONS, values.T, strict=True))
+    chunks = [(part[0], part[-1] + 1, located.char_start[part[0]], located.char_end[part[-1]]) for part in parts]
+    return dict(zip(_ANNOTATIONS, np.array(chunks, np.int32).reshape(-1, len(_ANNOTATIONS)).T, strict=True))
 
 
 def decode(

@@ -62,9 +62,6 @@ def check(input: FillMaskInput, model: ModelSpec) -> None:
         raise InvalidInput("targets", f"{len(input.targets)} targets, the limit is {_MAX_TARGETS}")
 
 
-traits = traits_of("text", "truncation", "targets")
-
-
 def encode(input: FillMaskInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence for each mask, with `mask_position` int32 [tokens], 1 at that mask.
 
@@ -84,7 +81,7 @@ def encode(input: FillMaskInput, tokenizer: TextTokenizer, model: ModelSpec) -> 
         raise InvalidInput("truncation", f"drops {mask_count - len(masks)} of the text's {mask_count} masks")
     read = sequence(part, model)
     return Encoded(
-        [{**read, "mask_position": _one_at(mask, len(part.token_ids))} for mask in masks],
+        [{**read, "mask_position": (np.arange(len(part.token_ids)) == mask).astype(np.int32)} for mask in masks],
         [
             {"place": np.array([part.char_start[mask], part.char_end[mask]], np.int32), "target_ids": targets}
             for mask in masks
@@ -122,12 +119,6 @@ def _masks(text: LocatedText, model: ModelSpec) -> list[int]:
     return masks
 
 
-def _one_at(position: int, tokens: int) -> Array:
-    array = np.zeros(tokens, np.int32)
-    array[position] = 1
-    return array
-
-
 def _filled(input: FillMaskInput, model: ModelSpec, annotation: Arrays, logits: Array) -> FilledMask:
     candidates, top_k = annotation["target_ids"], input.top_k or _DEFAULT_TOP_K
     chosen = logits[candidates] if candidates.size else logits
@@ -163,6 +154,7 @@ def _largest(values: Array, count: int) -> Array:
     return largest
 
 
+traits = traits_of("text", "truncation", "targets")
 _ANNOTATIONS: dict[str, str | int] = {"place": 2, "target_ids": "any"}
 # The targets are in the annotations.
 TASK = Task("fill_mask", check, traits, encode, decode, ("top_k",), FillMaskFacts, _ANNOTATIONS)

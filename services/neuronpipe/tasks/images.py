@@ -35,9 +35,6 @@ def check_embedding(input: ImageEmbeddingInput, model: ModelSpec) -> None:
     check_vector_options(input, model)
 
 
-traits = traits_of("image")
-
-
 def encode(input: ImageClassificationInput | ImageEmbeddingInput, read_image: ImageReader, model: ModelSpec) -> Encoded:
     return encode_image(input.image, read_image)
 
@@ -57,10 +54,11 @@ def decode_embedding(
     return ImageEmbeddingResult(**vector_fields(vector_of(outputs[0]), input, model))
 
 
+_TRAITS = traits_of("image")
 CLASSIFICATION = Task(
     "image_classification",
     check_classification,
-    traits,
+    _TRAITS,
     encode,
     decode_classification,
     ("top_k", "function"),
@@ -68,5 +66,12 @@ CLASSIFICATION = Task(
     reads="images",
 )
 EMBEDDING = Task(
-    "image_embedding", check_embedding, traits, encode, decode_embedding, VECTOR_OPTIONS, EmbeddingFacts, reads="images"
+    "image_embedding",
+    check_embedding,
+    _TRAITS,
+    encode,
+    decode_embedding,
+    VECTOR_OPTIONS,
+    EmbeddingFacts,
+    reads="images",
 )

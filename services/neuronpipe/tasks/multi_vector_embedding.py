@@ -47,9 +47,6 @@ def check(input: MultiVectorEmbeddingInput, model: ModelSpec) -> None:
     check_truncation(input)
 
 
-traits = traits_of("text", "is_query", "truncation")
-
-
 def encode(input: MultiVectorEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence, with `token_role` int32 [tokens]."""
     encoded = encode_kind(input.text, tokenizer, model, input.truncation, is_query=input.is_query)
@@ -104,4 +101,5 @@ def max_similarity(query: Array, document: Array, facts: MultiVectorFacts) -> fl
     return total / len(query) if facts.divides_by_tokens else total
 
 
+traits = traits_of("text", "is_query", "truncation")
 TASK = Task("multi_vector_embedding", check, traits, encode, decode, ("type",), MultiVectorFacts)

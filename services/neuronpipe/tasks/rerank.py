@@ -65,9 +65,6 @@ def check(input: RerankInput, model: ModelSpec) -> None:
     check_truncation(input)
 
 
-traits = traits_of("query", "truncation", "texts")
-
-
 def encode(input: RerankInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence of the query and each text, behind the model's prompt, if any."""
     facts = RerankFacts.of(model)
@@ -102,9 +99,8 @@ def _fill_template(
         number = next(number for number, part in enumerate(template) if isinstance(part, str) and "{document}" in part)
         part = str(template[number])
         first, second = (_filled(part, input.query, filler, tokenizer) for filler in _FILLERS)
-        behind = sum(
-            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first[::-1], second[::-1], strict=False))
-        )
+        pairs = zip(first[::-1], second[::-1], strict=False)
+        behind = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         before = len(_filled(part.partition("{document}")[0], input.query, "", tokenizer))
         kept = len(parts[number]) - excess - behind
         if kept <= before:
@@ -139,4 +135,5 @@ def decode(input: RerankInput, model: ModelSpec, annotations: ArraySets, outputs
     return RerankResult(texts=[RankedText(index=index, score=scores[index]) for index in order.tolist()])
 
 
+traits = traits_of("query", "truncation", "texts")
 TASK = Task("rerank", check, traits, encode, decode, ("top_n", "function"), RerankFacts)

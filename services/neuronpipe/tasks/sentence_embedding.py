@@ -44,9 +44,6 @@ def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
     check_truncation(input)
 
 
-traits = traits_of("text", "prompt_name", "truncation", "token_ids")
-
-
 def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence: the text behind the prompt that the input names, or else the model's, or the token ids alone."""
     if input.token_ids:
@@ -62,4 +59,5 @@ def decode(
     return SentenceEmbeddingResult(**vector_fields(vector_of(outputs[0]), input, model))
 
 
+traits = traits_of("text", "prompt_name", "truncation", "token_ids")
 TASK = Task("sentence_embedding", check, traits, encode, decode, VECTOR_OPTIONS, EmbeddingFacts)

@@ -20,9 +20,6 @@ def check(input: SentenceSimilarityInput, model: ModelSpec) -> None:
     check_truncation(input)
 
 
-traits = traits_of("source", "truncation", "texts")
-
-
 def encode(input: SentenceSimilarityInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence of the source, then one sequence of each text, all behind the model's prompt, if any."""
     named = [("source", input.source), *((f"texts[{index}]", text) for index, text in enumerate(input.texts))]
@@ -38,4 +35,5 @@ def decode(
     return SentenceSimilarityResult(scores=(vectors[1:] @ vectors[0]).tolist())
 
 
+traits = traits_of("source", "truncation", "texts")
 TASK = Task("sentence_similarity", check, traits, encode, decode, ("dimensions",), EmbeddingFacts)

@@ -26,9 +26,6 @@ def check(input: SparseEmbeddingInput, model: ModelSpec) -> None:
     check_truncation(input)
 
 
-traits = traits_of("text", "prompt_name", "truncation")
-
-
 def encode(input: SparseEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence of the text, behind its prompt."""
     prompt = SparseFacts.of(model).prompt_of(input.prompt_name)
@@ -51,4 +48,5 @@ def decode(
     )
 
 
+traits = traits_of("text", "prompt_name", "truncation")
 TASK = Task("sparse_embedding", check, traits, encode, decode, ("top_k",), SparseFacts)

@@ -18,9 +18,6 @@ def check(input: TextClassificationInput, model: ModelSpec) -> None:
     check_truncation(input)
 
 
-traits = traits_of("text", "text_pair", "truncation")
-
-
 def encode(input: TextClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """One sequence of the text, or of the pair."""
     return encode_text(tokenizer, model, input.text, input.text_pair or None, input.truncation)
@@ -33,4 +30,5 @@ def decode(
     return TextClassificationResult(labels=best_labels(outputs[0]["logits"], model, input.function, input.top_k or 1))
 
 
+traits = traits_of("text", "text_pair", "truncation")
 TASK = Task("text_classification", check, traits, encode, decode, ("top_k", "function"), ClassifierFacts)

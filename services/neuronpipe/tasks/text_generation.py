@@ -191,9 +191,8 @@ def _check_messages(input: TextGenerationInput, model: ModelSpec) -> None:
     if input.tools:
         if "tools" not in GenerationFacts.of(model).chat_template:
             raise InvalidInput("tools", f"the chat template of model {model.name!r} knows none")
-        if not isinstance(tools := _read_json("tools", input.tools), list) or not all(
-            isinstance(x, dict) for x in tools
-        ):
+        tools = _read_json("tools", input.tools)
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise InvalidInput("tools", "must be a JSON list of objects")
     for index, message in enumerate(input.messages):
         place = f"messages[{index}]"
@@ -297,11 +296,10 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
     room = min(room, input.truncation_tokens or room)
     if input.messages:
         messages = [
-            {"role": message.role, "content": message.content, **(json.loads(message.fields) if message.fields else {})}
+            {"role": message.role, "content": message.content, **json.loads(message.fields or "{}")}
             for message in input.messages
         ]
-        tools = json.loads(input.tools) if input.tools else None
-        arguments = json.loads(input.template_arguments) if input.template_arguments else {}
+        tools, arguments = json.loads(input.tools or "null"), json.loads(input.template_arguments or "{}")
         encoded = tokenizer.encode_chat(messages, tools, arguments, continues=input.continue_final_message)
     elif input.prompt_token_ids:
         ids = np.array(input.prompt_token_ids, np.int32)
@@ -461,9 +459,8 @@ def _logprobs(
     for row, (token_id, logprob) in enumerate(zip(token_ids, logprobs.tolist(), strict=True)):
         best = zip(ids[row].tolist(), tops[row].tolist(), strict=True)
         top = [_with_text(TopLogprob(token_id=top_id, logprob=value), detokenizer, before) for top_id, value in best]
-        token_logprobs.append(
-            _with_text(TokenLogprob(token_id=token_id, logprob=logprob, top=top), detokenizer, before)
-        )
+        token_logprob = TokenLogprob(token_id=token_id, logprob=logprob, top=top)
+        token_logprobs.append(_with_text(token_logprob, detokenizer, before))
         before = before if detokenizer.is_skipped(token_id) else [token_id]
     return token_logprobs
 

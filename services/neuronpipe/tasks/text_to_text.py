@@ -4,6 +4,7 @@ Equal to transformers' `generate`, as text generation is. These tasks have the s
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
 from pydantic import Field
@@ -71,9 +72,7 @@ def _prefix_of(input: TranslationInput, model: ModelSpec, facts: TranslationFact
     source, target = input.source_language or facts.source_language, input.target_language
     knows = f"model {model.name!r} knows: {known}"
     if source not in facts.prefixes:
-        raise InvalidInput(
-            "source_language", f"{source[:64]!r} is not known; {knows}" if source else f"is missing; {knows}"
-        )
+        raise _unknown("source_language", source, knows)
     targets = facts.prefixes[source]
     if not target and len(targets) == 1:
         (target,) = targets
@@ -81,10 +80,12 @@ def _prefix_of(input: TranslationInput, model: ModelSpec, facts: TranslationFact
     if not target and input.text.startswith(tuple(prefix.rstrip() for prefix in targets.values() if prefix)):
         return ""
     if target not in targets:
-        raise InvalidInput(
-            "target_language", f"{target[:64]!r} is not known; {knows}" if target else f"is missing; {knows}"
-        )
+        raise _unknown("target_language", target, knows)
     return targets[target]
+
+
+def _unknown(field: str, language: str, knows: str) -> InvalidInput:
+    return InvalidInput(field, f"{language[:64]!r} is not known; {knows}" if language else f"is missing; {knows}")
 
 
 def _encode(input: SummarizationInput | TranslationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -117,32 +118,23 @@ def _complete_translation(input: TranslationInput, model: ModelSpec, tokens: int
     return options
 
 
-def _decode_summary(
-    input: SummarizationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets, detokenizer: Detokenizer
-) -> SummarizationResult:
-    decoded = text_generation.decode(input, model, annotations, outputs, detokenizer)
-    return SummarizationResult(sequences=decoded.sequences)
-
-
-def _decode_translation(
-    input: TranslationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets, detokenizer: Detokenizer
-) -> TranslationResult:
-    decoded = text_generation.decode(input, model, annotations, outputs, detokenizer)
-    return TranslationResult(sequences=decoded.sequences)
-
-
-_traits = traits_of("text", "truncation")
-
-
-_translation_traits = traits_of("text", "truncation", "source_language", "target_language")
+def _decode(
+    kind: type[SummarizationResult | TranslationResult],
+    input: SummarizationInput | TranslationInput,
+    model: ModelSpec,
+    annotations: ArraySets,
+    outputs: ArraySets,
+    detokenizer: Detokenizer,
+) -> SummarizationResult | TranslationResult:
+    return kind(sequences=text_generation.decode(input, model, annotations, outputs, detokenizer).sequences)
 
 
 SUMMARIZATION = Task(
     "summarization",
     _check_text,
-    _traits,
+    traits_of("text", "truncation"),
     _encode,
-    _decode_summary,
+    partial(_decode, SummarizationResult),
     ("options",),
     GenerationFacts,
     annotations={"window": "any"},
@@ -151,9 +143,9 @@ SUMMARIZATION = Task(
 TRANSLATION = Task(
     "translation",
     _check_translation,
-    _translation_traits,
+    traits_of("text", "truncation", "source_language", "target_language"),
     _encode_translation,
-    _decode_translation,
+    partial(_decode, TranslationResult),
     ("options",),
     TranslationFacts,
     annotations={"window": "any"},

@@ -28,9 +28,6 @@ def check_tokenization(input: TokenizationInput, model: ModelSpec) -> None:
     check_text("text", input.text)
 
 
-tokenization_traits = traits_of("text", "skip_special_tokens")
-
-
 def encode_tokenization(input: TokenizationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """Splits the text into tokens, each with its part of the text. Raises InvalidInput for too many tokens."""
     text = input.text
@@ -51,9 +48,6 @@ def check_detokenization(input: DetokenizationInput, model: ModelSpec) -> None:
     if len(input.token_ids) > _MAX_TOKENS:
         raise InvalidInput("token_ids", f"{len(input.token_ids)} ids, the limit of detokenization is {_MAX_TOKENS}")
     check_token_ids(input.token_ids, model)
-
-
-detokenization_traits = traits_of("token_ids", "skip_special_tokens")
 
 
 def encode_detokenization(input: DetokenizationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -78,7 +72,7 @@ def _decode(
 TOKENIZATION = Task(
     "tokenization",
     check_tokenization,
-    tokenization_traits,
+    traits_of("text", "skip_special_tokens"),
     encode_tokenization,
     partial(_decode, TokenizationResult),
     (),
@@ -87,7 +81,7 @@ TOKENIZATION = Task(
 DETOKENIZATION = Task(
     "detokenization",
     check_detokenization,
-    detokenization_traits,
+    traits_of("token_ids", "skip_special_tokens"),
     encode_detokenization,
     partial(_decode, DetokenizationResult),
     (),

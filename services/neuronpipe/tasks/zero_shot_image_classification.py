@@ -45,9 +45,6 @@ def check(input: ZeroShotImageClassificationInput, model: ModelSpec) -> None:
     check_truncation(input)
 
 
-traits = traits_of("image", "hypothesis_template", "truncation", "candidate_labels")
-
-
 def encode(input: ZeroShotImageClassificationInput, readers: Readers, model: ModelSpec) -> Encoded:
     """One sequence of the image's `pixels`, uint8 [3, height, width], then one sequence of each label's sentence."""
     sentences = hypotheses(input.candidate_labels, input.hypothesis_template or _DEFAULT_TEMPLATE)
@@ -72,6 +69,7 @@ def decode(
     return ZeroShotImageClassificationResult(labels=ranked_labels(labels, scores))
 
 
+traits = traits_of("image", "hypothesis_template", "truncation", "candidate_labels")
 TASK = Task(
     "zero_shot_image_classification", check, traits, encode, decode, ("candidate_labels",), ImageTextFacts, reads="both"
 )

@@ -96,10 +96,8 @@ def _load_zero_shot_image_classification(folder: Path, tokenizer: SourceTokenize
     module = ImagesAndTexts(model, processor.normalize, tokenizer).eval()
     height, width = processor.spec.size
     example = {_IDS: torch.zeros((1, 3), dtype=torch.int64), PLACES: torch.arange(2)}
-    dimensions = try_images(folder, lambda pixels: module(**example, pixels=pixels), model, (height, width))[
-        _IMAGE_AND_TEXT
-    ]
-    vectors = EmbeddingFacts(embedding_dimensions=dimensions.shape[1])
+    outputs = try_images(folder, lambda pixels: module(**example, pixels=pixels), model, (height, width))
+    vectors = EmbeddingFacts(embedding_dimensions=outputs[_IMAGE_AND_TEXT].shape[1])
     limits = [tokenizer.max_tokens, int(model.config.text_config.max_position_embeddings)]
     return SourceModule(
         module=module,

@@ -96,16 +96,13 @@ def labels_of(config: Any) -> tuple[str, ...]:
 
 
 def classifier_facts(config: Any) -> ClassifierFacts:
-    return ClassifierFacts(score_function=_score_function(config))
-
-
-def _score_function(config: Any) -> ScoreFunctionName:
-    # The default of the pipelines of text and image classification.
+    """The facts of a classifier, whose score function is the default of the pipelines of texts and images."""
+    function: ScoreFunctionName = "softmax"
     if config.problem_type == "regression":
-        return "none"
-    if config.problem_type == "multi_label_classification" or config.num_labels == 1:
-        return "sigmoid"
-    return "softmax"
+        function = "none"
+    elif config.problem_type == "multi_label_classification" or config.num_labels == 1:
+        function = "sigmoid"
+    return ClassifierFacts(score_function=function)
 
 
 def same_best_label(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured | None:
@@ -210,9 +207,8 @@ _OUTPUTS = ("start_logits", "end_logits")
 
 def _load_question_answering(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     if tokenizer.transformers_tokenizer.padding_side != "right":
-        raise SetupError(
-            f"{folder}: pads on the left, so it reads the context before the question, which is not supported"
-        )
+        problem = "pads on the left, so it reads the context before the question"
+        raise SetupError(f"{folder}: {problem}, which is not supported")
     model = load_weights(transformers.AutoModelForQuestionAnswering, folder)
     facts = {"question_answering": QuestionAnsweringFacts(cls_token_id=tokenizer.cls_token_id)}
     return source_module(

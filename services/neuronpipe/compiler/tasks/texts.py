@@ -143,7 +143,6 @@ TEXT_GENERATION = SourceTask(
 
 
 _BEAMS = 4
-_FILES = ("generation_config.json", "config.json")
 # The limit of a model without positions whose tokenizer sets no limit, as in modules.py.
 _NO_LIMIT_TOKENS = 512
 
@@ -182,15 +181,8 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
     if config.max_length not in (None, UNSET_LENGTH) and length is not None:
         parameters["max_length"] = length
     config.update(**parameters)
-    start = next(
-        (
-            token_id
-            for token_id in (config.decoder_start_token_id, model.config.decoder_start_token_id, config.bos_token_id)
-            if token_id is not None
-        ),
-        None,
-    )
-    if start is None:
+    starts = (config.decoder_start_token_id, model.config.decoder_start_token_id, config.bos_token_id)
+    if (start := next((token_id for token_id in starts if token_id is not None), None)) is None:
         raise SetupError(f"{folder}: its generation_config has no decoder_start_token_id, which its texts begin with")
     if not 0 <= start < model.config.vocab_size:
         raise SetupError(
@@ -201,9 +193,10 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
     own_length = config.max_length if config.max_length not in (None, UNSET_LENGTH) else 0
     most = (positions(model.config) or max(tokenizer.max_tokens or _NO_LIMIT_TOKENS, own_length)) - 1
     further: dict[str, Any] = {"decoder_start_token_ids": (start,), "max_text_tokens": most}
-    further["prefix"] = prefixes.pop("", str(_saved(folder, "config.json").get("prefix") or ""))
+    saved = [read_object(folder / name, may_lack=True) for name in ("config.json", "generation_config.json")]
+    further["prefix"] = prefixes.pop("", str(saved[0].get("prefix") or ""))
     # As in pipelines of transformers 4, if the model's files name no number.
-    saved_beams = [settings.get("num_beams") for settings in (parameters, *(_saved(folder, name) for name in _FILES))]
+    saved_beams = [settings.get("num_beams") for settings in (parameters, *saved)]
     if config.num_beams in (None, 1) and not any(saved_beams):
         further["num_beams"] = 1 if config.do_sample else _BEAMS
     # Both lengths count the first token, which is not generated.
@@ -237,7 +230,7 @@ def _task_settings(task: str, folder: Path) -> tuple[dict[str, Any], dict[str, s
     The prefixes are by the languages, such as en_to_de, or by an empty name. Raises SetupError for directions with
     different settings.
     """
-    saved = _saved(folder, "config.json").get("task_specific_params") or {}
+    saved = read_object(folder / "config.json", may_lack=True).get("task_specific_params") or {}
     settings_of_task = {
         name: settings or {} for name, settings in saved.items() if name == task or name.startswith(f"{task}_")
     }
@@ -255,10 +248,6 @@ def _task_settings(task: str, folder: Path) -> tuple[dict[str, Any], dict[str, s
             "which is not supported; make them equal"
         )
     return directions_settings[0] if directions_settings else {}, directions
-
-
-def _saved(folder: Path, name: str) -> Mapping[str, Any]:
-    return read_object(folder / name) if (folder / name).is_file() else {}
 
 
 def _directions(prefixes: Mapping[str, str]) -> tuple[dict[str, dict[str, str]], str]:

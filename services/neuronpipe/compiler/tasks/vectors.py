@@ -72,15 +72,15 @@ def _cosines(first: NDArray[Any], second: NDArray[Any]) -> Measured:
     return np.clip(cosines, 0, 1)
 
 
-def _smallest_token_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
-    cosines = _cosines(outputs[_HIDDEN_STATE], reference[_HIDDEN_STATE])
-    return np.where(batch["attention_mask"] == 1, cosines, 1).min(axis=1)
+def _smallest(name: str, are_kept: NDArray[Any], outputs: Outputs, reference: Outputs) -> Measured:
+    """The smallest cosine of a text's vectors in an output, among the tokens that are kept."""
+    return np.where(are_kept, _cosines(outputs[name], reference[name]), 1).min(axis=1)
 
 
 FEATURE_EXTRACTION = SourceTask(
     _load_feature_extraction,
     encode_texts,
-    _smallest_token_similarity,
+    lambda outputs, reference, batch: _smallest(_HIDDEN_STATE, batch["attention_mask"] == 1, outputs, reference),
     np.min,
     "smallest cosine similarity of a token's vectors",
 )
@@ -255,6 +255,7 @@ def _load_multi_vector_embedding(folder: Path, tokenizer: SourceTokenizer) -> So
         document=parts.kind("document", tokenizer, module.max_tokens),
         divides_by_tokens=parts.divides_by_tokens,
     )
+    expanded = f", with [MASK] up to {facts.query.expanded_to}" if facts.query.expanded_to else ""
     # The model also ranks. A cross-encoder's facts say that its scores are the logits.
     ranking = RerankFacts(score_function="none", compares_tokens=True)
     return replace(
@@ -262,8 +263,7 @@ def _load_multi_vector_embedding(folder: Path, tokenizer: SourceTokenizer) -> So
         inputs=tuple(name for name in module.inputs if name != "attention_mask"),  # token_role replaces it
         facts={"multi_vector_embedding": facts, "rerank": ranking},
         remarks={
-            "queries": f"up to {facts.query.max_tokens} tokens"
-            + (f", with [MASK] up to {facts.query.expanded_to}" if facts.query.expanded_to else ""),
+            "queries": f"up to {facts.query.max_tokens} tokens{expanded}",
             "documents": f"up to {facts.document.max_tokens} tokens",
         },
     )
@@ -278,15 +278,12 @@ def _encode_multi_vector_embedding(module: SourceModule, texts: Sequence[str]) -
     return {**batch, _ROLE: mask * roles}
 
 
-def _smallest_vector_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
-    is_kept = np.isin(batch[_ROLE], (KEPT, SEEN_AND_KEPT))
-    return np.where(is_kept, _cosines(outputs[_OUTPUT], reference[_OUTPUT]), 1).min(axis=1)
-
-
 MULTI_VECTOR_EMBEDDING = SourceTask(
     _load_multi_vector_embedding,
     _encode_multi_vector_embedding,
-    _smallest_vector_similarity,
+    lambda outputs, reference, batch: _smallest(
+        _OUTPUT, np.isin(batch[_ROLE], (KEPT, SEEN_AND_KEPT)), outputs, reference
+    ),
     np.min,
     "smallest cosine similarity of a token's vectors",
 )
