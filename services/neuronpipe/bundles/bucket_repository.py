@@ -102,16 +102,15 @@ class BucketRepository:
             self.find(key, name, digest)
 
     def manifest(self, key: ModelKey) -> bytes:
-        name = f"{key.name}/{key.version}/{MANIFEST_FILE}"
-        with _setup_errors(self._name(name)):
-            stored = self._folder.read(name)
-        if stored is None:
+        if (written := self._read(name := f"{key.name}/{key.version}/{MANIFEST_FILE}")) is None:
             raise SetupError(f"{self._name(name)}: is not there; upload the version with `neuronpipe bundle push`")
-        return stored.data
+        return written
 
     def signature(self, key: ModelKey) -> bytes | None:
         """The bytes of a version's signature, or None if the version is not signed."""
-        name = f"{key.name}/{key.version}/{SIGNATURE_FILE}"
+        return self._read(f"{key.name}/{key.version}/{SIGNATURE_FILE}")
+
+    def _read(self, name: str) -> bytes | None:
         with _setup_errors(self._name(name)):
             stored = self._folder.read(name)
         return stored.data if stored else None

@@ -132,11 +132,9 @@ class BundleCache:
                 f"{self._repository.uri}: {key.name}/{key.version} has the digest {sha256(written).hexdigest()[:16]}, "
                 f"the registry has {digest[:16]}: it is not the bundle that was approved"
             )
+        signature = self._repository.signature(key) if self._trusted is not None else None
         if self._trusted is not None:
-            signature = self._repository.signature(key)
             self._trusted.verify_signature(f"{self._repository.uri}: {key.name}/{key.version}", written, signature)
-        else:
-            signature = None
         _check_names(Manifest.parse(written, path / MANIFEST_FILE), path)
         path.mkdir(parents=True, exist_ok=True)
         if signature is not None:
@@ -160,13 +158,8 @@ class BundleCache:
                     self.fetched[key] = (done + received) / (total or 1)
                 done += size
             if objects:
-                log(
-                    "version fetched",
-                    model=key.name,
-                    version=key.version,
-                    bytes=total,
-                    seconds=round(time.monotonic() - began_s, 3),
-                )
+                seconds = round(time.monotonic() - began_s, 3)
+                log("version fetched", model=key.name, version=key.version, bytes=total, seconds=seconds)
 
     def _missing(self, bundle: Bundle, needed: Mapping[str, str]) -> list[str]:
         files, missing = BundleFiles(bundle.folder, needed), []
@@ -222,7 +215,8 @@ class BundleCache:
 
     def _make_room(self, needed: int, partial: set[str]) -> None:
         """Deletes unused versions, the least recently used first, until there is room. The caller holds the lock."""
-        here = sum(_size(self.folder / _FETCHING / digest) for digest in partial)
+        begun = (self.folder / _FETCHING / digest for digest in partial)
+        here = sum(path.stat().st_size for path in begun if path.exists())
         if self._used() + needed - here <= self._max_bytes:
             return
         for unfinished in (self.folder / _FETCHING).iterdir():
@@ -275,8 +269,9 @@ def _shared_lock(folder: Path) -> int | None:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         return None
-    if _try_lock(descriptor, fcntl.LOCK_SH) and _inode(folder) == os.fstat(descriptor).st_ino:
-        return descriptor
+    with contextlib.suppress(FileNotFoundError):
+        if _try_lock(descriptor, fcntl.LOCK_SH) and folder.stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
     os.close(descriptor)
     return None
 
@@ -285,10 +280,9 @@ def _delete_unused(folder: Path) -> bool:
     """Deletes a version that no process holds. Returns whether the version was deleted."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        if not _try_lock(descriptor, fcntl.LOCK_EX):
-            return False
-        _delete(folder)
-        return True
+        if is_unused := _try_lock(descriptor, fcntl.LOCK_EX):
+            _delete(folder)
+        return is_unused
     finally:
         os.close(descriptor)
 
@@ -306,17 +300,6 @@ def _try_lock(descriptor: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _inode(path: Path) -> int:
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return 0
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _sha256(path: Path) -> str:

@@ -155,17 +155,16 @@ class LiveModels:
         version = self.versions[key] = LiveVersion(key)
         if before and before.fault:
             version.attempts = before.attempts + 1
+        labels = key.name, str(key.version)
         for state in ModelState:
-            self._meters.gauge(
-                Metrics.VERSION_STATE,
-                lambda state=state: float(self.versions[key].state is state),  # type: ignore[misc]
-                key.name,
-                str(key.version),
-                state.value,
-            )
-        self._meters.gauge(Metrics.VERSION_FETCHED, lambda: self._share_here(version), key.name, str(key.version))
+            is_in = partial(self._is_in, key, state)
+            self._meters.gauge(Metrics.VERSION_STATE, is_in, *labels, state.value)
+        self._meters.gauge(Metrics.VERSION_FETCHED, lambda: self._share_here(version), *labels)
         self._start(self._live(version, before.problem if before else ""))
         self._notify()
+
+    def _is_in(self, key: ModelKey, state: ModelState) -> bool:
+        return self.versions[key].state is state
 
     def _share_here(self, version: LiveVersion) -> float:
         is_fetched = version.state in (ModelState.READY, ModelState.DRAINING)

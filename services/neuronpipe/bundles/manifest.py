@@ -54,11 +54,9 @@ class Accuracy(Frozen):
     agreement: float | None = Field(
         None,
         description="text-classification: share of texts with the same best label (none for a model with one label); "
-        "question-answering: "
-        "share of texts with the same best start and end; sentence-embedding: smallest cosine similarity of a text's "
-        "embeddings; "
-        "feature-extraction: smallest cosine similarity of a token's vectors; image-classification: as "
-        "text-classification",
+        "question-answering: share of texts with the same best start and end; sentence-embedding: smallest cosine "
+        "similarity of a text's embeddings; feature-extraction: smallest cosine similarity of a token's vectors; "
+        "image-classification: as text-classification",
     )
     emulated_agreement: float | None = None
 

@@ -55,9 +55,8 @@ def check_writable(repository: Path, name: str) -> None:
             f"name {name!r} has a comma or a space, which separate names in settings; choose another with --name"
         )
     with _writing_to(repository / name):
-        existing = next(
-            path for path in (repository / name, repository, *repository.absolute().parents) if path.exists()
-        )
+        folders = (repository / name, repository, *repository.absolute().parents)
+        existing = next(path for path in folders if path.exists())
         with tempfile.TemporaryDirectory(prefix=".", dir=existing) as probe:
             (Path(probe) / name).mkdir()
 
@@ -102,9 +101,9 @@ def new_bundle(repository: Path, name: str, version: int) -> Iterator[Path]:
         yield folder
         folder.chmod(0o755)
         _share_files(folder, repository)
-        _sync(folder)
+        _sync(*folder.rglob("*"), folder)
         _rename(folder, model_folder / str(version))
-        _sync_path(model_folder)
+        _sync(model_folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # the folder contains another version of the model
@@ -140,23 +139,18 @@ def _rename(folder: Path, bundle: Path) -> None:
         folder.rename(bundle)
     except OSError as error:
         if bundle.exists():
-            raise SetupError(
-                f"{bundle}: exists now, written by another process in the meantime; compile the model again"
-            ) from error
+            problem = "exists now, written by another process in the meantime; compile the model again"
+            raise SetupError(f"{bundle}: {problem}") from error
         raise
 
 
-def _sync(folder: Path) -> None:
-    for path in (*folder.rglob("*"), folder):
-        _sync_path(path)
-
-
-def _sync_path(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _sync(*paths: Path) -> None:
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 _MAX_SHOWN = 60

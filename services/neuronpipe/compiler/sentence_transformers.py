@@ -38,7 +38,7 @@ _ACTIVATIONS = {
 }
 
 
-class Pooling(torch.nn.Module):
+class TokenPooling(torch.nn.Module):
     """Pools token vectors [batch, tokens, width] by attention_mask [batch, tokens] to [batch, width x number of modes].
 
     `pools_prompt`: whether the tokens of a prompt are also pooled; if not, the mask must be 0 at them.
@@ -114,7 +114,7 @@ class Head(torch.nn.Module):
 
     def __init__(
         self,
-        pooling: Pooling,
+        pooling: TokenPooling,
         before: Sequence[Layer] = (),
         after: Sequence[Layer] = (),
         output: str = VECTOR,
@@ -159,9 +159,9 @@ class SentenceTransformer:
 def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTransformer:
     """Reads the modules. `output`: SCORES for a cross-encoder. Raises SetupError for an unsupported module."""
     if not (folder / "modules.json").is_file():
-        return SentenceTransformer(folder, Head(Pooling(["mean"])))
+        return SentenceTransformer(folder, Head(TokenPooling(["mean"])))
     model_folder, limits = folder, dict[str, Any]()
-    poolings, layers = list[Pooling](), list[list[Layer]]([[], []])
+    poolings, layers = list[TokenPooling](), list[list[Layer]]([[], []])
     for number, (kind, path) in enumerate(read_modules(folder, is_known=True)):
         if kind == "Transformer" and not number:
             model_folder, limits = path, read_limits(path)
@@ -277,7 +277,7 @@ def limits_file(folder: Path) -> Path | None:
     return files.get("sentence_bert_config.json") or next(iter(files.values()), None)
 
 
-def read_pooling(folder: Path) -> Pooling:
+def read_pooling(folder: Path) -> TokenPooling:
     config = read_object(folder / "config.json")
     if config.get("pooling_mode"):
         modes = config["pooling_mode"] if isinstance(config["pooling_mode"], list) else [config["pooling_mode"]]
@@ -285,7 +285,7 @@ def read_pooling(folder: Path) -> Pooling:
         modes = [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
     if unsupported := sorted({*map(str, modes)} - {*_POOLINGS}):
         raise SetupError(f"{folder.parent}: pooling {', '.join(unsupported)}; supported are {', '.join(_POOLINGS)}")
-    return Pooling(modes, pools_prompt=config.get("include_prompt") is not False)
+    return TokenPooling(modes, pools_prompt=config.get("include_prompt") is not False)
 
 
 def read_dense(folder: Path, of: str = VECTOR) -> Layer:

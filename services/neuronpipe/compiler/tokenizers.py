@@ -248,12 +248,8 @@ def _add_ends(folder: Path, tokenizer: Any) -> None:
     plain, whole = (backend.encode("a", add_special_tokens=adds_special).ids for adds_special in (False, True))
     start = next((start for start in range(len(whole)) if whole[start : start + len(plain)] == plain), 0)
     ends = {"bos": whole[:start], "eos": whole[start + len(plain) :]}
-    missing = {
-        name: token
-        for name in ends
-        if settings.get(f"add_{name}_token") is True and (token := getattr(tokenizer, f"{name}_token_id")) is not None
-    }
-    missing = {name: token for name, token in missing.items() if token not in ends[name]}
+    added = {name: getattr(tokenizer, f"{name}_token_id") for name in ends if settings.get(f"add_{name}_token") is True}
+    missing = {name: token for name, token in added.items() if token not in (None, *ends[name])}
     if not missing:
         return
     if others := [name for name in missing if ends[name]]:

@@ -96,7 +96,7 @@ class TokenStream:
 
 
 def _joined(steps: Sequence[NewTokens]) -> NewTokens:
-    last = next((one for one in reversed(steps) if one.token_ids), steps[-1])
-    token_ids = [token_id for one in steps for token_id in one.token_ids]
-    logprobs = [logprob for one in steps for logprob in one.logprobs]
+    last = next((step for step in reversed(steps) if step.token_ids), steps[-1])
+    token_ids = [token_id for step in steps for token_id in step.token_ids]
+    logprobs = [logprob for step in steps for logprob in step.logprobs]
     return NewTokens(token_ids, last.figures, logprobs, steps[-1].is_waiting)

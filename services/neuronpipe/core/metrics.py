@@ -123,12 +123,11 @@ class Meters:
 
     def families(self) -> Iterator[Family]:
         """Returns everything recorded so far, for exporters."""
-        found: Iterable[Family] = [
-            Family(family.instrument, dict(family.series)) for family in list(self._families.values())
-        ]
+        own = list(self._families.values())
+        families: Iterable[Family] = [Family(family.instrument, dict(family.series)) for family in own]
         for add in self._others:
-            found = add(found)
-        return iter(found)
+            families = add(families)
+        return iter(families)
 
     def include(self, add: Callable[[Iterable[Family]], Iterable[Family]]) -> None:
         """Lets `add` add the families of other processes of the same service to `families`, for exporters."""

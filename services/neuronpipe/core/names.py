@@ -28,7 +28,7 @@ class Name(str):
         return name
 
 
-_PREFIX = "neuronpipe."
+_PREFIX, _SERVICES = "neuronpipe.", "neuronpipe.api.v1"
 
 
 def _own(word: str, text: str) -> Name:
@@ -38,14 +38,12 @@ def _own(word: str, text: str) -> Name:
 class Spans:
     """Spans. A span of kind SERVER has the name of its rpc, as OpenTelemetry's conventions require."""
 
-    INFER = Name("neuronpipe.api.v1.InferenceService/Infer", "SERVER, gateway: one request, as long as its `total_ns`")
-    INFER_BATCH = Name("neuronpipe.api.v1.InferenceService/InferBatch", "SERVER, gateway: a call with many requests")
+    INFER = Name(f"{_SERVICES}.InferenceService/Infer", "SERVER, gateway: one request, as long as its `total_ns`")
+    INFER_BATCH = Name(f"{_SERVICES}.InferenceService/InferBatch", "SERVER, gateway: a call with many requests")
     INFER_STREAM = Name(
-        "neuronpipe.api.v1.InferenceService/InferStream", "SERVER, gateway: one request of a stream, as `Infer`"
+        f"{_SERVICES}.InferenceService/InferStream", "SERVER, gateway: one request of a stream, as `Infer`"
     )
-    GENERATE = Name(
-        "neuronpipe.api.v1.InferenceService/Generate", "SERVER, gateway: one request that generates, as `Infer`"
-    )
+    GENERATE = Name(f"{_SERVICES}.InferenceService/Generate", "SERVER, gateway: one request that generates, as `Infer`")
     HTTP_REQUEST = Name(
         "http.request", "SERVER, gateway: a request over HTTP, or one input of it, as long as its `total_ns`"
     )
@@ -71,12 +69,10 @@ class Spans:
     PREDICT = Name("predict", "gateway: prediction, hop and queue included (`predict_ns`)")
     POSTPROCESS = Name("postprocess", "gateway: decoding, hop and queue included (`postprocess_ns`)")
     TOKENIZE_RPC = Name(
-        "neuronpipe.api.v1.TokenizerService/Tokenize", "SERVER, tokenizer: one item, from its message to its outcome"
+        f"{_SERVICES}.TokenizerService/Tokenize", "SERVER, tokenizer: one item, from its message to its outcome"
     )
-    EXECUTE_RPC = Name("neuronpipe.api.v1.NeuronExecutorService/Execute", "SERVER, neuron-executor: one item, as above")
-    POSTPROCESS_RPC = Name(
-        "neuronpipe.api.v1.PostprocessorService/Postprocess", "SERVER, postprocessor: one item, as above"
-    )
+    EXECUTE_RPC = Name(f"{_SERVICES}.NeuronExecutorService/Execute", "SERVER, neuron-executor: one item, as above")
+    POSTPROCESS_RPC = Name(f"{_SERVICES}.PostprocessorService/Postprocess", "SERVER, postprocessor: one item, as above")
     QUEUE = Name(
         "predict.queue",
         "neuron-executor: a time in which no sequence of the item is computed; their sum is `predict_queue_ns`",
@@ -222,6 +218,7 @@ def _durations(name: str, text: str, *labels: Name) -> Instrument:
 
 _OF_MODEL = (Attributes.MODEL, Attributes.VERSION)
 _OF_STAGE = (*_OF_MODEL, Attributes.STAGE)
+_BY_OUTCOME = (*_OF_MODEL, Attributes.OUTCOME)
 
 
 class Metrics:
@@ -331,8 +328,7 @@ class Metrics:
         "queue.dropped",
         "{item}",
         "items that were not computed, or whose outcome was of no use: shed, expired, cancelled or failed",
-        *_OF_MODEL,
-        Attributes.OUTCOME,
+        *_BY_OUTCOME,
     )
     BATCH_SIZE = _histogram("batch.size", "{sequence}", "sequences in a batch", _COUNTS, *_OF_MODEL)
     BATCH_PADDING = _histogram("batch.padding_ratio", "1", "share of padding in a batch", _RATIOS, *_OF_MODEL)
@@ -364,11 +360,7 @@ class Metrics:
         *_OF_MODEL,
     )
     VERSION_LOADS = _counter(
-        "version.loads",
-        "{load}",
-        "attempts to load a version of a model, by outcome: ready or failed",
-        *_OF_MODEL,
-        Attributes.OUTCOME,
+        "version.loads", "{load}", "attempts to load a version of a model, by outcome: ready or failed", *_BY_OUTCOME
     )
     MODEL_MEMORY = _gauge(
         "model.memory",
@@ -380,8 +372,7 @@ class Metrics:
         "model.on_demand",
         "{model}",
         "with models_on_demand, what became of models: loaded, failed (they could not be), unloaded to make room",
-        *_OF_MODEL,
-        Attributes.OUTCOME,
+        *_BY_OUTCOME,
     )
     MODEL_WAIT = _histogram(
         "model.load_wait",
@@ -412,8 +403,7 @@ class Metrics:
         "{request}",
         "copies of requests, by outcome: compared; incomparable (there is no agreement to measure); dropped (there "
         "was no room); late; failed",
-        *_OF_MODEL,
-        Attributes.OUTCOME,
+        *_BY_OUTCOME,
     )
     MODEL_SHAPES = _gauge(
         "model.shapes", "{shape}", "shapes of batches that a model is to compute, on all cores", *_OF_MODEL

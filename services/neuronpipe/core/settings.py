@@ -81,13 +81,13 @@ def _part_of(field: FieldInfo) -> type[Settings] | None:
 
 def _in_parts(kind: type[Settings], values: dict[str, Any]) -> dict[str, Any]:
     """Takes the values of a class's settings out of `values`, and puts the values of each part into a dictionary."""
-    found: dict[str, Any] = {}
+    in_parts: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
         if part := _part_of(field):
-            found[name] = _in_parts(part, values)
+            in_parts[name] = _in_parts(part, values)
         elif name in values:
-            found[name] = values.pop(name)
-    return found
+            in_parts[name] = values.pop(name)
+    return in_parts
 
 
 def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:

@@ -177,9 +177,9 @@ def _check_back_end(name: str, settings: EngineSettings) -> None:
         _check_cores(cores, present, "GPUs")
 
 
-def _check_cores(cores: int, present: int, what: str) -> None:
+def _check_cores(cores: int, present: int, devices: str) -> None:
     if cores > present:
-        raise SetupError(f"cores: {cores}, but the container has {present} {what}; ask for as many in its resources")
+        raise SetupError(f"cores: {cores}, but the container has {present} {devices}; ask for as many in its resources")
 
 
 def _check_memory(sizes: dict[str, int], holds_all: bool, limit_bytes: int | None) -> None:

@@ -55,10 +55,10 @@ def _best(items: str, *names: str) -> Callable[[Any, Any], float]:
 
 def _same_entities(first: Any, second: Any) -> float:
     """The share of entities, or of tokens with a label, that both results contain."""
-    one, other = (
+    own, others = (
         {(entity.label, entity.start, entity.end) for entity in result.entities} for result in (first, second)
     )
-    return len(one & other) / len(one | other) if one | other else 1.0
+    return len(own & others) / len(own | others) if own | others else 1.0
 
 
 def _same_text(first: Any, second: Any) -> float:

@@ -153,9 +153,8 @@ class _Both(Named):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
-        result = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=input_ids, return_dict=True
-        )
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "decoder_input_ids": input_ids}
+        result = self.model(**inputs, return_dict=True)
         return {name: result[name] for name in self.outputs}
 
 
@@ -177,10 +176,10 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
     config = model.generation_config
     parameters, prefixes = _task_settings(task, folder)
     # As in pipelines of transformers 4: the length of a task counts only if the model also sets a length.
-    length = parameters.pop("max_length", None)
-    if config.max_length not in (None, UNSET_LENGTH) and length is not None:
-        parameters["max_length"] = length
+    if config.max_length in (None, UNSET_LENGTH) or parameters.get("max_length") is None:
+        parameters.pop("max_length", None)
     config.update(**parameters)
+    own_length = 0 if config.max_length in (None, UNSET_LENGTH) else config.max_length
     starts = (config.decoder_start_token_id, model.config.decoder_start_token_id, config.bos_token_id)
     if (start := next((token_id for token_id in starts if token_id is not None), None)) is None:
         raise SetupError(f"{folder}: its generation_config has no decoder_start_token_id, which its texts begin with")
@@ -190,7 +189,6 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
             f"{model.config.vocab_size}"
         )
     # A model without positions (T5) writes as many tokens as it reads, or more if its max_length is larger.
-    own_length = config.max_length if config.max_length not in (None, UNSET_LENGTH) else 0
     most = (positions(model.config) or max(tokenizer.max_tokens or _NO_LIMIT_TOKENS, own_length)) - 1
     further: dict[str, Any] = {"decoder_start_token_ids": (start,), "max_text_tokens": most}
     saved = [read_object(folder / name, may_lack=True) for name in ("config.json", "generation_config.json")]
@@ -201,8 +199,8 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
         further["num_beams"] = 1 if config.do_sample else _BEAMS
     # Both lengths count the first token, which is not generated.
     further |= {"max_length": None, "min_length": 0}
-    if config.max_length not in (None, UNSET_LENGTH) and config.max_new_tokens is None:
-        further["max_new_tokens"] = min(config.max_length - 1, most)
+    if own_length and config.max_new_tokens is None:
+        further["max_new_tokens"] = min(own_length - 1, most)
     if config.min_length:
         further["min_new_tokens"] = max(config.min_length - 1, config.min_new_tokens or 0)
     if task != "translation":
@@ -211,11 +209,9 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
     if codes := language_codes(own):
         source = str(own.init_kwargs.get("source_lang") or "")
         further["prefixes"], further["source_language"] = {source: {code: f">>{code}<< " for code in codes}}, source
-        return generation_facts(folder, model, TranslationFacts, **further)
-    if prefixes:
+    elif prefixes:
         further["prefixes"], further["source_language"] = _directions(prefixes)
-        return generation_facts(folder, model, TranslationFacts, **further)
-    if own_language := getattr(own, "src_lang", None):
+    elif own_language := getattr(own, "src_lang", None):
         # Languages of mBART and NLLB are special tokens without another name.
         known_tokens = {token for token in own.special_tokens_map.values() if isinstance(token, str)}
         languages = [token for token in own.all_special_tokens if token not in known_tokens]
@@ -231,9 +227,8 @@ def _task_settings(task: str, folder: Path) -> tuple[dict[str, Any], dict[str, s
     different settings.
     """
     saved = read_object(folder / "config.json", may_lack=True).get("task_specific_params") or {}
-    settings_of_task = {
-        name: settings or {} for name, settings in saved.items() if name == task or name.startswith(f"{task}_")
-    }
+    names = [name for name in saved if name == task or name.startswith(f"{task}_")]
+    settings_of_task = {name: saved[name] or {} for name in names}
     if wrong := [name for name, settings in settings_of_task.items() if not isinstance(settings, dict)]:
         raise SetupError(f"{folder}: task_specific_params of {wrong[0]} in its config.json are no object of settings")
     settings_of_task = {name: dict(settings) for name, settings in settings_of_task.items()}
@@ -241,13 +236,13 @@ def _task_settings(task: str, folder: Path) -> tuple[dict[str, Any], dict[str, s
         name.removeprefix(task).removeprefix("_"): str(settings.pop("prefix", ""))
         for name, settings in settings_of_task.items()
     }
-    directions_settings = list(settings_of_task.values())
-    if any(settings != directions_settings[0] for settings in directions_settings):
+    different = list(settings_of_task.values())
+    if any(settings != different[0] for settings in different):
         raise SetupError(
             f"{folder}: task_specific_params in its config.json has other settings for some languages than for others, "
             "which is not supported; make them equal"
         )
-    return directions_settings[0] if directions_settings else {}, directions
+    return different[0] if different else {}, directions
 
 
 def _directions(prefixes: Mapping[str, str]) -> tuple[dict[str, dict[str, str]], str]:
