@@ -172,11 +172,8 @@ class BucketRepository:
                 bundle = self.bundle(ModelKey(model, int(version)))
                 used |= {f"{_BLOBS}/{digest}" for digest in bundle.manifest.files.values()}
         before = datetime.now(UTC) - timedelta(seconds=grace_s)
-        return [
-            listed
-            for listed in objects
-            if listed.name.startswith(f"{_BLOBS}/") and listed.name not in used and listed.modified <= before
-        ]
+        unused = (listed for listed in objects if listed.name.startswith(f"{_BLOBS}/") and listed.name not in used)
+        return [listed for listed in unused if listed.modified <= before]
 
     def _wait_for_collector(self, tell: Callable[[str], None]) -> None:
         waited_until_s = time.monotonic() + _COLLECTING_LIMIT_S

@@ -183,17 +183,10 @@ class Registry(Frozen):
             known = models[name].versions if name in models else {}
             versions = {**known, number: _registered(bundle, approval)}
             models[name] = RegisteredModel(versions=versions, aliases={STABLE: number})
-        history = [
-            Change(
-                revision=1,
-                time=signed.time,
-                author=signed.author,
-                model=name,
-                action=f"registered version {', '.join(map(str, sorted(model.versions)))}",
-                aliases=model.aliases,
-            )
-            for name, model in models.items()
-        ]
+        history = []
+        for name, model in models.items():
+            action = f"registered version {', '.join(map(str, sorted(model.versions)))}"
+            history.append(_change(1, name, action, signed, model.routing))
         return cls(revision=1, models=models, history=history)
 
     @property
@@ -331,23 +324,19 @@ class Registry(Frozen):
             model = RegisteredModel.model_validate(contents)
         except ValidationError as error:
             raise SetupError(f"model {name!r}: {problems_of(error)}") from error
-        change = Change(
-            revision=self.revision + 1,
-            time=signed.time,
-            author=signed.author,
-            model=name,
-            action=f"{action}: {signed.note}" if signed.note else action,
-            **_contents(model.routing),
-        )
-        return Registry(
-            revision=self.revision + 1,
-            models=dict(sorted({**self.models, name: model}.items())),
-            history=[*self.history, change][-_MAX_HISTORY:],
-        )
+        revision, noted = self.revision + 1, f"{action}: {signed.note}" if signed.note else action
+        history = [*self.history, _change(revision, name, noted, signed, model.routing)][-_MAX_HISTORY:]
+        models = dict(sorted({**self.models, name: model}.items()))
+        return Registry(revision=revision, models=models, history=history)
 
 
 # An operation makes the next registry from the present registry.
 Operation = Callable[[Registry], Registry]
+
+
+def _change(revision: int, model: str, action: str, signed: Signed, routing: Routing) -> Change:
+    who = {"time": signed.time, "author": signed.author}
+    return Change(revision=revision, model=model, action=action, **who, **_contents(routing))
 
 
 def _contents(model: BaseModel) -> dict[str, Any]:

@@ -310,16 +310,9 @@ def _attend(
 
 # The first position of these families is the position after the padding id, which costs them positions. Source:
 # create_position_ids_from_input_ids in each modeling file.
-_POSITIONS_AFTER_PADDING = {
-    "roberta",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "camembert",
-    "mpnet",
-    "longformer",
-    "xmod",
-    "data2vec-text",
-}
+_POSITIONS_AFTER_PADDING = (
+    *("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "xmod", "data2vec-text"),
+)
 
 
 def positions(config: Any) -> int | None:

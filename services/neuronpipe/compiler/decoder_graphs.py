@@ -7,6 +7,7 @@ by itself, for OpenVINO and for PyTorch. stages/neuron_executor/runtimes/decoder
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,15 +71,8 @@ class _PagedStep(torch.nn.Module):
         else:  # `_paged` tells the paged graph its windows
             mask = masks_by_kind(self.model.config, dict.fromkeys(layer_windows(self.model.config), mask))
         of_source = torch.zeros(1, 1, 1, 1) if has_source else None
-        logits = decode(
-            self.model,
-            input_ids,
-            mask,
-            position_ids,
-            cache,
-            lambda vectors: vectors.index_select(0, scored_rows),
-            of_source,
-        )
+        choose = partial(torch.index_select, dim=0, index=scored_rows)
+        logits = decode(self.model, input_ids, mask, position_ids, cache, choose, of_source)
         caches = (cache.self_attention_cache, cache.cross_attention_cache) if has_source else (cache,)
         return (logits[:, -1], *(array for part in caches for array in arrays_of(part)))
 

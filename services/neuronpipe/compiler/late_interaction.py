@@ -115,13 +115,9 @@ def _read_modules(folder: Path) -> LateInteraction:
             mark = saved.get(f"{name}_prefix") or ""
             marks.append(mark)
             prompts[name] = mark + (prompts.get(name) or "").removeprefix(mark)
-    return LateInteraction(
-        model_folder,
-        layers,
-        {**settings, "prompts": prompts, "marks": marks},
-        settings.get("max_seq_length"),
-        divides_by_tokens=saved.get("similarity_fn_name") == "meanmaxsim",
-    )
+    limit, is_mean = settings.get("max_seq_length"), saved.get("similarity_fn_name") == "meanmaxsim"
+    settings |= {"prompts": prompts, "marks": marks}
+    return LateInteraction(model_folder, layers, settings, limit, divides_by_tokens=is_mean)
 
 
 def _pylate_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +131,11 @@ def _pylate_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
         return settings | {"query_length": saved.get("query_length")}
     attend = saved.get("attend_to_expansion_tokens", saved.get("attend_to_mask_tokens"))
     length = saved.get("query_length") or _EXPANSION_TOKENS
-    return settings | {"query_expansion": {"strategy": "fixed", "attend": bool(attend), "length": length}}
+    return settings | {"query_expansion": _fixed_expansion(attend, length)}
+
+
+def _fixed_expansion(attend: object, length: int) -> dict[str, Any]:
+    return {"strategy": "fixed", "attend": bool(attend), "length": length}
 
 
 def _read_stanford(folder: Path) -> LateInteraction:
@@ -149,11 +149,7 @@ def _read_stanford(folder: Path) -> LateInteraction:
         "prompts": prompts,
         "marks": list(prompts.values()),
         "document_length": metadata.get("doc_maxlen"),
-        "query_expansion": {
-            "strategy": "fixed",
-            "attend": bool(metadata.get("attend_to_mask_tokens")),
-            "length": length,
-        },
+        "query_expansion": _fixed_expansion(metadata.get("attend_to_mask_tokens"), length),
         "skiplist_words": list(string.punctuation) if metadata.get("mask_punctuation", True) else [],
     }
     return LateInteraction(folder, [Layer(_projection(folder), TOKENS, TOKENS), _NORMALIZE], settings, None)
@@ -195,11 +191,8 @@ def _prefix(own: Any, prompt: str, marks: Sequence[str]) -> tuple[tuple[int, ...
 
 def _known_token_ids(own: Any, words: Sequence[str]) -> tuple[int, ...]:
     numbers = [own.convert_tokens_to_ids(word) for word in words]
-    return tuple(
-        number
-        for word, number in zip(words, numbers, strict=True)
-        if number is not None and (number != own.unk_token_id or word == own.unk_token)
-    )
+    known = {word: number for word, number in zip(words, numbers, strict=True) if number is not None}
+    return tuple(number for word, number in known.items() if number != own.unk_token_id or word == own.unk_token)
 
 
 def _expansion_id(folder: Path, own: Any, expansion: Mapping[str, Any]) -> int:

@@ -204,19 +204,19 @@ def source_module(
     task: str,
     tokenizer: SourceTokenizer,
     *,
-    outputs: tuple[str, ...],
+    facts: TaskFacts | Mapping[str, TaskFacts],
+    outputs: tuple[str, ...] = ("logits",),
     per_token: bool = False,
     max_tokens: int | None = None,
     saved_limit: int | None = None,
     labels: tuple[str, ...] = (),
-    facts: Mapping[str, TaskFacts] | None = None,
     remarks: Mapping[str, str] | None = None,
     further_inputs: tuple[str, ...] = (),
 ) -> SourceModule:
     """Describes `module` around `model`, with the data of the model's configuration and tokenizer.
 
-    `per_token`: the outputs have an axis of tokens. `further_inputs`: inputs of the module that the model lacks.
-    `saved_limit`: max_seq_length of sentence-transformers, which replaces the tokenizer's limit.
+    `facts`: for `task`, or by task. `per_token`: the outputs have an axis of tokens. `further_inputs`: inputs that the
+    model lacks. `saved_limit`: max_seq_length of sentence-transformers, which replaces the tokenizer's limit.
     """
     accepted = {*inspect.signature(model.forward).parameters}
     limits = max_tokens, saved_limit or tokenizer.max_tokens, positions(model.config)
@@ -249,7 +249,7 @@ def source_module(
         tokenizer=tokenizer,
         per_token_outputs=frozenset(outputs if per_token else ()),
         labels=labels,
-        facts=facts or {},
+        facts={task: facts} if isinstance(facts, TaskFacts) else facts,
         remarks=remarks,
     )
 

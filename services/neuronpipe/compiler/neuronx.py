@@ -103,14 +103,8 @@ def convert(conversion: Conversion) -> Artifact:
     missing = [name for name, stamp in stamps.items() if cache.find(stamp) is None]
     if missing:
         with tempfile.TemporaryDirectory(prefix="neuronx-") as folder:
-            job = TraceJob(
-                source_folder=str(conversion.source.folder),
-                task=conversion.module.task,
-                attention=options.attention,
-                flags=list(flags),
-                firsts=firsts,
-                outputs={},
-            )
+            source, task = str(conversion.source.folder), conversion.module.task
+            job = TraceJob(source, task, options.attention, list(flags), firsts, outputs={})
             outputs = {name: Path(folder) / f"{name}.pt" for name in missing}
             neuronx_processes.trace_all(
                 job, outputs, options.workers, lambda name: cache.add(stamps[name], outputs[name])
@@ -145,13 +139,11 @@ def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatc
     module, plan = conversion.module, BucketPlan(artifact.buckets)
     parts = [[*_fill(batch, plan, module)] for batch in batches]
     flat = [part for batch_parts in parts for part in batch_parts]
-    computed: Iterator[Outputs] = iter(
-        neuronx_processes.run_all(
-            conversion.folder / _FOLDER, module.inputs, module.outputs, flat, artifact.pipeline_cores
-        )
-        if has_device
-        else _emulate(conversion, flat)
-    )
+    if has_device:
+        names, folder = (module.inputs, module.outputs), conversion.folder / _FOLDER
+        computed = iter(neuronx_processes.run_all(folder, *names, flat, artifact.pipeline_cores))
+    else:
+        computed = iter(_emulate(conversion, flat))
     outputs: list[Outputs] = []
     for batch_parts in parts:
         cut = [

@@ -138,16 +138,10 @@ def load_decoder_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceMod
     prompt = "" if template else default_prompt(folder)
     facts = RerankFacts(score_function=score_function(folder, model.config), prompt=prompt, template=template)
     names = tokenizer.transformers_tokenizer.convert_ids_to_tokens(list(answers))
-    return source_module(
-        _YesOrNo(model, answers),
-        model,
-        "rerank",
-        tokenizer,
-        outputs=("logits",),
-        saved_limit=read_limits(transformer_folder(folder)).get("max_seq_length"),
-        facts={"rerank": facts},
-        remarks={"score": "the logit of " + ", less that of ".join(map(repr, names))},
-    )
+    limit = read_limits(transformer_folder(folder)).get("max_seq_length")
+    remarks = {"score": "the logit of " + ", less that of ".join(map(repr, names))}
+    module = _YesOrNo(model, answers)
+    return source_module(module, model, "rerank", tokenizer, saved_limit=limit, facts=facts, remarks=remarks)
 
 
 def encode_written(module: SourceModule, template: Template, queries: Sequence[str], texts: Sequence[str]) -> Any:

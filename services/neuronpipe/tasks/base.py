@@ -71,14 +71,9 @@ class LocatedText(EncodedText):
         of_text = np.flatnonzero(self.char_start >= 0)
         room = max(max_tokens - (len(self.char_start) - len(of_text)), 0)
         dropped = of_text[room:] if side == "right" else of_text[: max(len(of_text) - room, 0)]
-        return LocatedText(
-            np.delete(self.token_ids, dropped),
-            np.delete(self.token_type_ids, dropped),
-            len(dropped),
-            char_start=np.delete(self.char_start, dropped),
-            char_end=np.delete(self.char_end, dropped),
-            continues_word=np.delete(self.continues_word, dropped),
-        )
+        names = ("token_ids", "token_type_ids", "char_start", "char_end", "continues_word")
+        kept = {name: np.delete(getattr(self, name), dropped) for name in names}
+        return LocatedText(**kept, truncated_tokens=len(dropped))
 
 
 @dataclass(frozen=True, slots=True)

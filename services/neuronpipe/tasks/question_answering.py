@@ -51,14 +51,8 @@ def encode(input: QuestionAnsweringInput, tokenizer: TextTokenizer, model: Model
     window_tokens = min(model.max_tokens, _MAX_WINDOW_TOKENS)
     room = _room_tokens(input, tokenizer, window_tokens)
     overlap_tokens = _overlap_tokens(input, room, window_tokens)
-    check_windows(
-        "context",
-        input.context,
-        tokenizer,
-        window_tokens=window_tokens,
-        room_tokens=room,
-        overlap_tokens=overlap_tokens,
-    )
+    sizes = {"window_tokens": window_tokens, "room_tokens": room, "overlap_tokens": overlap_tokens}
+    check_windows("context", input.context, tokenizer, **sizes)
     windows = tokenizer.encode_windows(
         input.question, input.context, max_tokens=window_tokens, overlap_tokens=overlap_tokens
     )

@@ -506,14 +506,7 @@ def part_arrays(token_ids: list[int], finish_reason: int) -> ArraySets:
     return [{"token_ids": np.array(token_ids, np.int32), "finish_reason": np.array(finish_reason, np.int32)}]
 
 
+ANNOTATIONS = {"window": "any"}
 TASK = Task(
-    "text_generation",
-    check,
-    traits,
-    encode,
-    decode,
-    ("options",),
-    GenerationFacts,
-    annotations={"window": "any"},
-    complete=complete,
+    "text_generation", check, traits, encode, decode, ("options",), GenerationFacts, ANNOTATIONS, complete=complete
 )

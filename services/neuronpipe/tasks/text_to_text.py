@@ -22,7 +22,7 @@ from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks import text_generation
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
 from neuronpipe.tasks.generated_text import Detokenizer
-from neuronpipe.tasks.text_generation import GenerationFacts, check_all_options, complete, window_arrays
+from neuronpipe.tasks.text_generation import ANNOTATIONS, GenerationFacts, check_all_options, complete, window_arrays
 
 
 class TranslationFacts(GenerationFacts):
@@ -129,25 +129,10 @@ def _decode(
     return kind(sequences=text_generation.decode(input, model, annotations, outputs, detokenizer).sequences)
 
 
-SUMMARIZATION = Task(
-    "summarization",
-    _check_text,
-    traits_of("text", "truncation"),
-    _encode,
-    partial(_decode, SummarizationResult),
-    ("options",),
-    GenerationFacts,
-    annotations={"window": "any"},
-    complete=complete,
-)
-TRANSLATION = Task(
-    "translation",
-    _check_translation,
-    traits_of("text", "truncation", "source_language", "target_language"),
-    _encode_translation,
-    partial(_decode, TranslationResult),
-    ("options",),
-    TranslationFacts,
-    annotations={"window": "any"},
-    complete=_complete_translation,
-)
+_traits = traits_of("text", "truncation")
+_translation_traits = traits_of("text", "truncation", "source_language", "target_language")
+_decode_summary, _decode_translation = partial(_decode, SummarizationResult), partial(_decode, TranslationResult)
+_SUMMARY = "summarization", _check_text, _traits, _encode, _decode_summary
+_TRANSLATED = "translation", _check_translation, _translation_traits, _encode_translation, _decode_translation
+SUMMARIZATION = Task(*_SUMMARY, ("options",), GenerationFacts, ANNOTATIONS, complete=complete)
+TRANSLATION = Task(*_TRANSLATED, ("options",), TranslationFacts, ANNOTATIONS, complete=_complete_translation)

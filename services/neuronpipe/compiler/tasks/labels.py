@@ -67,9 +67,7 @@ def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_
     labels = labels_of(model.config)
     limit = read_limits(transformer_folder(folder)).get("max_seq_length")
     named = DecoderClassifier(model) if model.config.model_type in MASKED_DECODERS else Named(model, "logits")
-    return source_module(
-        named, model, task, tokenizer, outputs=("logits",), saved_limit=limit, labels=labels, facts=facts
-    )
+    return source_module(named, model, task, tokenizer, saved_limit=limit, labels=labels, facts=facts)
 
 
 class DecoderClassifier(torch.nn.Module):
@@ -120,11 +118,8 @@ TEXT_CLASSIFICATION = SourceTask(
 def _load_token_classification(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     model = load_weights(transformers.AutoModelForTokenClassification, folder)
     check_labels(folder, model.config)
-    labels, facts = labels_of(model.config), {"token_classification": TaskFacts()}
-    named = Named(model, "logits")
-    return source_module(
-        named, model, "token_classification", tokenizer, outputs=("logits",), per_token=True, labels=labels, facts=facts
-    )
+    described: dict[str, Any] = {"per_token": True, "labels": labels_of(model.config), "facts": TaskFacts()}
+    return source_module(Named(model, "logits"), model, "token_classification", tokenizer, **described)
 
 
 def _same_best_labels(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
@@ -182,16 +177,8 @@ def _load_modular_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
         reason = f"makes {scores} scores" if scores != 1 else "leaves its prompt out of the pooling (include_prompt)"
         raise SetupError(f"{folder}: is a cross-encoder that {reason}, which is not supported")
     facts = RerankFacts(score_function=score_function(folder, model.config), prompt=parts.prompt)
-    return source_module(
-        module,
-        model,
-        "rerank",
-        tokenizer,
-        outputs=("logits",),
-        saved_limit=parts.max_tokens,
-        facts={"rerank": facts},
-        remarks={"pooling": parts.head.describe()},
-    )
+    remarks = {"pooling": parts.head.describe()}
+    return source_module(module, model, "rerank", tokenizer, saved_limit=parts.max_tokens, facts=facts, remarks=remarks)
 
 
 def _encode_rerank(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
@@ -210,7 +197,7 @@ def _load_question_answering(folder: Path, tokenizer: SourceTokenizer) -> Source
         problem = "pads on the left, so it reads the context before the question"
         raise SetupError(f"{folder}: {problem}, which is not supported")
     model = load_weights(transformers.AutoModelForQuestionAnswering, folder)
-    facts = {"question_answering": QuestionAnsweringFacts(cls_token_id=tokenizer.cls_token_id)}
+    facts = QuestionAnsweringFacts(cls_token_id=tokenizer.cls_token_id)
     return source_module(
         Named(model, *_OUTPUTS), model, "question_answering", tokenizer, outputs=_OUTPUTS, per_token=True, facts=facts
     )
@@ -266,10 +253,8 @@ def _load_fill_mask(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     if own.mask_token_id is None:
         raise SetupError(f"{folder}: its tokenizer has no mask token, so there is nothing to fill")
     model = load_weights(transformers.AutoModelForMaskedLM, folder)
-    facts = {"fill_mask": FillMaskFacts(mask_token=str(own.mask_token), mask_token_id=int(own.mask_token_id))}
-    return source_module(
-        _AtPosition(model), model, "fill_mask", tokenizer, outputs=("logits",), facts=facts, further_inputs=(_POSITION,)
-    )
+    facts = FillMaskFacts(mask_token=str(own.mask_token), mask_token_id=int(own.mask_token_id))
+    return source_module(_AtPosition(model), model, "fill_mask", tokenizer, facts=facts, further_inputs=(_POSITION,))
 
 
 def _encode_fill_mask(module: SourceModule, texts: Sequence[str]) -> SampleBatch:

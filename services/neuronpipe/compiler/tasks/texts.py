@@ -34,19 +34,11 @@ def _load_text_generation(folder: Path, tokenizer: SourceTokenizer) -> SourceMod
     check_kinds(type(model).__name__, model.config)
     limit = rotary_limit(model.config)
     chat = _chat(folder, tokenizer.transformers_tokenizer)
-    facts = {"text_generation": generation_facts(folder, model, GenerationFacts, **chat)}
-    module = source_module(
-        Named(model, "logits"),
-        model,
-        "text_generation",
-        tokenizer,
-        outputs=("logits",),
-        per_token=True,
-        max_tokens=limit,
-        facts=facts,
-        remarks={"positions": f"longrope, whose factors of short texts hold up to {limit} tokens"} if limit else {},
-    )
-    return checked(folder, module)
+    described: dict[str, Any] = {"facts": generation_facts(folder, model, GenerationFacts, **chat), "per_token": True}
+    if limit:
+        positions = f"longrope, whose factors of short texts hold up to {limit} tokens"
+        described |= {"max_tokens": limit, "remarks": {"positions": positions}}
+    return checked(folder, source_module(Named(model, "logits"), model, "text_generation", tokenizer, **described))
 
 
 def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: Any) -> FactsT:
@@ -160,16 +152,8 @@ class _Both(Named):
 
 def _load_text_to_text(task: str, folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     model = load_weights(transformers.AutoModelForSeq2SeqLM, folder)
-    module = source_module(
-        _Both(model, "logits"),
-        model,
-        task,
-        tokenizer,
-        outputs=("logits",),
-        per_token=True,
-        facts={task: _facts(task, folder, model, tokenizer)},
-    )
-    return checked(folder, module)
+    facts = _facts(task, folder, model, tokenizer)
+    return checked(folder, source_module(_Both(model, "logits"), model, task, tokenizer, per_token=True, facts=facts))
 
 
 def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> GenerationFacts:

@@ -52,16 +52,9 @@ _HIDDEN_STATE = "last_hidden_state"
 
 def _load_feature_extraction(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     model = load_weights(transformers.AutoModel, folder)
-    facts = {"feature_extraction": FeatureFacts(embedding_dimensions=model.config.hidden_size)}
-    return source_module(
-        Named(model, _HIDDEN_STATE),
-        model,
-        "feature_extraction",
-        tokenizer,
-        outputs=(_HIDDEN_STATE,),
-        per_token=True,
-        facts=facts,
-    )
+    facts = FeatureFacts(embedding_dimensions=model.config.hidden_size)
+    named, outputs = Named(model, _HIDDEN_STATE), (_HIDDEN_STATE,)
+    return source_module(named, model, "feature_extraction", tokenizer, outputs=outputs, per_token=True, facts=facts)
 
 
 def _cosines(first: NDArray[Any], second: NDArray[Any]) -> Measured:
@@ -171,16 +164,13 @@ def _load_sparse_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
         prompts=read_prompts(folder),
         top_k=applied_settings(folder).get("max_active_dims") or 0,
     )
-    return source_module(
-        _Splade(model, strategy, activation),
-        model,
-        "sparse_embedding",
-        tokenizer,
-        outputs=(_WEIGHTS,),
-        saved_limit=read_limits(transformer_folder(folder)).get("max_seq_length"),
-        facts={"sparse_embedding": facts},
-        remarks={"pooling": f"{strategy} of {activation}", "vectors": f"{model.config.vocab_size} tokens"},
-    )
+    described: dict[str, Any] = {
+        "saved_limit": read_limits(transformer_folder(folder)).get("max_seq_length"),
+        "facts": facts,
+        "remarks": {"pooling": f"{strategy} of {activation}", "vectors": f"{model.config.vocab_size} tokens"},
+    }
+    module = _Splade(model, strategy, activation)
+    return source_module(module, model, "sparse_embedding", tokenizer, outputs=(_WEIGHTS,), **described)
 
 
 def _read_pooling(folder: Path) -> dict[str, Any]:
@@ -243,6 +233,7 @@ def _load_multi_vector_embedding(folder: Path, tokenizer: SourceTokenizer) -> So
         model,
         "multi_vector_embedding",
         tokenizer,
+        facts={},
         outputs=(_OUTPUT,),
         per_token=True,
         saved_limit=parts.max_tokens,
