@@ -74,10 +74,8 @@ class Bundle:
             if backend in ("", artifact.backend):
                 return artifact
         known = ", ".join(artifact.backend for artifact in self.manifest.artifacts)
-        raise SetupError(
-            f"{self.folder}: no artefact for the back end {backend!r}, only for: {known}; compile it with "
-            f"--backend {backend}"
-        )
+        advice = f"compile it with --backend {backend}"
+        raise SetupError(f"{self.folder}: no artefact for the back end {backend!r}, only for: {known}; {advice}")
 
     @contextlib.contextmanager
     def artifact_files(self, artifact: Artifact) -> Iterator[list[Path]]:

@@ -104,10 +104,8 @@ class Configuration:
             )
         head = next((head for head in _HEADS if self.architecture.endswith(head)), None)
         if head is None or not (hasattr(transformers, self.architecture) or self.architecture in OWN_GRAPHS):
-            raise SetupError(
-                f"{self.folder}: {self.architecture} is not a known architecture; known are those that end in "
-                f"{', '.join(_HEADS)}"
-            )
+            advice = f"known are those that end in {', '.join(_HEADS)}"
+            raise SetupError(f"{self.folder}: {self.architecture} is not a known architecture; {advice}")
         tag = str(self.card.get("pipeline_tag") or "")
         tasks = tuple(task for task in _HEADS[head] if self._can(task))
         if not tasks:
@@ -190,10 +188,8 @@ class Configuration:
             and "Pooling" not in self.modules
             and (others := ", ".join(sorted(set(self.modules) - {"Transformer", "LogitScore"})))
         ):
-            raise SetupError(
-                f"{self.folder}: is a cross-encoder with {others} behind its model; supported are LogitScore, and "
-                "Pooling with what may follow it"
-            )
+            advice = "supported are LogitScore, and Pooling with what may follow it"
+            raise SetupError(f"{self.folder}: is a cross-encoder with {others} behind its model; {advice}")
 
     def _can(self, task: str) -> bool:
         if self.architecture.endswith(_WRITING_HEADS) and task != "text_generation":
@@ -279,10 +275,8 @@ def _refuse_encoder_decoders(folder: Path, config: Any, architecture: str) -> No
         )
     writing = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     if kind not in writing or architecture != writing[kind]:
-        raise SetupError(
-            f"{folder}: {name} has an encoder and a decoder; of such models those are served that summarize or "
-            "translate texts (BART, mBART, Marian, PEGASUS, T5)"
-        )
+        advice = "of such models those are served that summarize or translate texts (BART, mBART, Marian, PEGASUS, T5)"
+        raise SetupError(f"{folder}: {name} has an encoder and a decoder; {advice}")
 
 
 def _card(folder: Path) -> Mapping[str, Any]:

@@ -96,10 +96,8 @@ def _read_modules(folder: Path) -> LateInteraction:
         elif kind == "MultiVectorMask" and not own.get("keep_only_token_ids"):
             settings |= own
         else:
-            raise SetupError(
-                f"{folder}: has a module {kind} behind the token vectors; supported are Dense, Normalize of "
-                f"{TOKENS} and MultiVectorMask without keep_only_token_ids"
-            )
+            advice = f"supported are Dense, Normalize of {TOKENS} and MultiVectorMask without keep_only_token_ids"
+            raise SetupError(f"{folder}: has a module {kind} behind the token vectors; {advice}")
     if any({layer.reads, layer.writes} != {TOKENS} for layer in layers):
         raise SetupError(
             f"{folder}: one of its Dense modules is of other vectors than {TOKENS}, which is not supported"

@@ -58,10 +58,8 @@ class OnnxModel(torch.nn.Module):
         try:
             import onnxruntime
         except ModuleNotFoundError as error:
-            raise SetupError(
-                f"{folder}: has an ONNX graph and no weights of PyTorch; to compare it needs the package onnxruntime: "
-                "pip install 'neuronpipe[compile-onnx]'"
-            ) from error
+            advice = "to compare it needs the package onnxruntime: pip install 'neuronpipe[compile-onnx]'"
+            raise SetupError(f"{folder}: has an ONNX graph and no weights of PyTorch; {advice}") from error
         self.path = path
         self.config = transformers.AutoConfig.from_pretrained(transformer_folder(folder), trust_remote_code=False)
         if self.config.model_type in MASKED_DECODERS:
@@ -71,10 +69,8 @@ class OnnxModel(torch.nn.Module):
         self.inputs = tuple(port.name for port in self._session.get_inputs())
         self.outputs = tuple(port.name for port in self._session.get_outputs())
         if unknown := sorted({*self.inputs} - _INPUTS):
-            raise SetupError(
-                f"{path}: takes {', '.join(unknown)}, which texts do not have; supported are graphs that take "
-                f"{', '.join(sorted(_INPUTS))}"
-            )
+            advice = f"supported are graphs that take {', '.join(sorted(_INPUTS))}"
+            raise SetupError(f"{path}: takes {', '.join(unknown)}, which texts do not have; {advice}")
         if others := [port.name for port in self._session.get_outputs() if port.type != _FLOAT]:
             raise SetupError(f"{path}: its outputs {', '.join(others)} are no float32 numbers; export it in float32")
 

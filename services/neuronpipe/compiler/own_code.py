@@ -160,10 +160,8 @@ def _jina_configuration(folder: Path, own: Path, content: Mapping[str, Any]) -> 
     if content.get("position_embedding_type") != "alibi":
         return None
     if (kind := content.get("feed_forward_type", "original")) not in FEED_FORWARD_TYPES:
-        raise SetupError(
-            f"{folder}: config.json has feed_forward_type {kind!r}; of Jina's BERT those with "
-            f"{' and '.join(FEED_FORWARD_TYPES)} are supported"
-        )
+        advice = f"of Jina's BERT those with {' and '.join(FEED_FORWARD_TYPES)} are supported"
+        raise SetupError(f"{folder}: config.json has feed_forward_type {kind!r}; {advice}")
     # Two kinds of code are published; the configuration does not name the kind.
     has_norms = any("layer_norm_q" in name for name in _weight_names(own))
     return {**content, "model_type": "jina_bert", "has_query_norms": has_norms}

@@ -194,10 +194,8 @@ def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer
     try:
         backend.encode(_RARE)
     except Exception as error:  # the library's errors have no kinds
-        raise SetupError(
-            f"{folder}: its tokenizer cannot read every text: {first_line(error)}; name a token of its vocabulary as "
-            "unk_token in tokenizer.json (model), or null"
-        ) from error
+        advice = "name a token of its vocabulary as unk_token in tokenizer.json (model), or null"
+        raise SetupError(f"{folder}: its tokenizer cannot read every text: {first_line(error)}; {advice}") from error
     content: dict[str, Any] = json.loads(backend.to_str())
     _check_prefix(folder, content["model"])
     # The file may contain a maximum length. Only the tokenizer stage sets limits.

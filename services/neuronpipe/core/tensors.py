@@ -51,6 +51,5 @@ def _to_array(tensor: Tensor) -> Array:
     try:
         return np.frombuffer(data, dtype=dtype).reshape(shape)
     except ValueError as error:  # too many dimensions, or giant dimensions of an empty array
-        raise InvalidInput(
-            f"tensor {tensor.name}", f"no array can have its shape of {len(shape)} dimensions"
-        ) from error
+        problem = f"no array can have its shape of {len(shape)} dimensions"
+        raise InvalidInput(f"tensor {tensor.name}", problem) from error

@@ -131,10 +131,8 @@ class Endpoint:
                 "end with -; choose one with --name"
             )
         if not 0 <= self.min_executors <= self.max_executors or not 1 <= self.max_executors <= _MAX_EXECUTORS:
-            raise SetupError(
-                f"min and max: {self.min_executors} and {self.max_executors}; must be 0 to {_MAX_EXECUTORS}, the "
-                "smaller one first, and max at least 1"
-            )
+            advice = f"must be 0 to {_MAX_EXECUTORS}, the smaller one first, and max at least 1"
+            raise SetupError(f"min and max: {self.min_executors} and {self.max_executors}; {advice}")
 
     @property
     def folder(self) -> Path | None:

@@ -52,10 +52,8 @@ class KubernetesTarget:
         if endpoint.backend not in _EXECUTORS:
             raise SetupError(f"backend {endpoint.backend!r}: must be one of {', '.join(_EXECUTORS)}")
         if endpoint.folder and not model_image:
-            raise SetupError(
-                f"{endpoint.source}: a cluster does not reach this folder; name an image for its bundle that the "
-                "cluster can pull, by --model-image"
-            )
+            advice = "name an image for its bundle that the cluster can pull, by --model-image"
+            raise SetupError(f"{endpoint.source}: a cluster does not reach this folder; {advice}")
         if not endpoint.task and not model_image:
             raise SetupError("task: is needed where the cluster compiles the model; see --task")
         self._endpoint = endpoint

@@ -150,9 +150,8 @@ def check_vectors_size(tokens: int, dimensions: int) -> None:
     """Refuses a text whose token vectors together are larger than the stages' limit."""
     size_bytes = tokens * dimensions * np.dtype(np.float32).itemsize
     if size_bytes > _MAX_BYTES:
-        raise InvalidInput(
-            "text", f"{tokens} tokens have vectors of {size_bytes} bytes together, the limit is {_MAX_BYTES}"
-        )
+        problem = f"{tokens} tokens have vectors of {size_bytes} bytes together, the limit is {_MAX_BYTES}"
+        raise InvalidInput("text", problem)
 
 
 def numbers_of(vectors: Array, type: "FeatureType.ValueType") -> dict[str, Any]:
@@ -176,10 +175,8 @@ def _quantized(vectors: Array) -> tuple[Array, Array]:
 def _halved(vectors: Array) -> Array:
     largest = float(np.abs(vectors).max(initial=0))
     if largest > _LARGEST_FLOAT16:
-        raise InvalidInput(
-            "type",
-            f"the largest value is {largest:g}, the limit of float16 is {_LARGEST_FLOAT16:g}; use float32 or int8",
-        )
+        problem = f"the largest value is {largest:g}, the limit of float16 is {_LARGEST_FLOAT16:g}; use float32 or int8"
+        raise InvalidInput("type", problem)
     return vectors.astype("<f2")
 
 

@@ -29,9 +29,8 @@ def check_pairs(first_name: str, first: str, name: str, texts: Sequence[str]) ->
     """Refuses pairs of one text with many if they are too large together, even if the input itself is small."""
     size_bytes = len(first.encode()) * len(texts) + sum(len(text.encode()) for text in texts)
     if size_bytes > _MAX_BYTES:
-        raise InvalidInput(
-            f"{first_name} and {name}", f"{len(texts)} pairs of {size_bytes} bytes together, the limit is {_MAX_BYTES}"
-        )
+        problem = f"{len(texts)} pairs of {size_bytes} bytes together, the limit is {_MAX_BYTES}"
+        raise InvalidInput(f"{first_name} and {name}", problem)
 
 
 def join(parts: Iterable[Encoded]) -> Encoded:

@@ -91,9 +91,8 @@ def _room_tokens(input: QuestionAnsweringInput, tokenizer: TextTokenizer, window
     question_tokens = tokenizer.count(input.question)
     room = window_tokens - question_tokens - tokenizer.special_tokens(pair=True)
     if room < 1:
-        raise InvalidInput(
-            "question", f"{question_tokens} tokens leave no room for the context in a window of {window_tokens}"
-        )
+        problem = f"{question_tokens} tokens leave no room for the context in a window of {window_tokens}"
+        raise InvalidInput("question", problem)
     return room
 
 

@@ -93,10 +93,8 @@ def decode(
 def _windows(input: TokenClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> list[LocatedText]:
     room, overlap_tokens = model.max_tokens - tokenizer.special_tokens(pair=False), input.window_stride_tokens
     if overlap_tokens >= room:
-        raise InvalidInput(
-            "window_stride_tokens",
-            f"{overlap_tokens}, must be less than {room}, the tokens of the text that fit into a window",
-        )
+        problem = f"{overlap_tokens}, must be less than {room}, the tokens of the text that fit into a window"
+        raise InvalidInput("window_stride_tokens", problem)
     check_windows(
         "text", input.text, tokenizer, window_tokens=model.max_tokens, room_tokens=room, overlap_tokens=overlap_tokens
     )

@@ -154,10 +154,8 @@ def _load_sparse_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
     strategy = str(pooling.get("pooling_strategy", "max"))
     activation = str(pooling.get("activation_function", "relu"))
     if strategy not in _STRATEGIES or activation not in _ACTIVATIONS:
-        raise SetupError(
-            f"{folder}: SpladePooling by {strategy} and {activation}; supported are {' and '.join(_STRATEGIES)} of "
-            f"{' and '.join(_ACTIVATIONS)}"
-        )
+        advice = f"supported are {' and '.join(_STRATEGIES)} of {' and '.join(_ACTIVATIONS)}"
+        raise SetupError(f"{folder}: SpladePooling by {strategy} and {activation}; {advice}")
     model = load_weights(transformers.AutoModelForMaskedLM, folder)
     facts = SparseFacts(
         prompt=default_prompt(folder),
@@ -178,10 +176,8 @@ def _read_pooling(folder: Path) -> dict[str, Any]:
     modules = read_modules(folder)
     kinds = [kind for kind, _ in modules]
     if modules and (len(kinds) != 2 or kinds[0] not in _ENCODERS or kinds[1] != "SpladePooling"):
-        raise SetupError(
-            f"{folder}: makes sparse vectors by the modules {', '.join(kinds)}; supported is a transformer with "
-            "SpladePooling"
-        )
+        advice = "supported is a transformer with SpladePooling"
+        raise SetupError(f"{folder}: makes sparse vectors by the modules {', '.join(kinds)}; {advice}")
     return read_object(modules[1][1] / "config.json") if modules else {}
 
 

@@ -104,18 +104,15 @@ def _open(data: bytes, spec: ImageSpec) -> tuple[Image.Image, int]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidInput("image", f"more pixels than the limit of {_MAX_PIXELS:,}") from error
     except Exception as error:  # for a damaged header, each format raises other exceptions
-        raise InvalidInput(
-            "image", f"is not a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file, or its header is damaged"
-        ) from error
+        problem = f"is not a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file, or its header is damaged"
+        raise InvalidInput("image", problem) from error
     if image.width * image.height > _MAX_PIXELS:
         raise InvalidInput("image", f"{image.width} x {image.height} pixels, the limit is {_MAX_PIXELS:,} in all")
     if spec.resize is not None:
         height, width = _resized(image.height, image.width, spec)
         if width * height > _MAX_PIXELS:
-            raise InvalidInput(
-                "image",
-                f"{image.width} x {image.height} pixels, too long to be scaled to a shorter side of {spec.resize}",
-            )
+            problem = f"{image.width} x {image.height} pixels, too long to be scaled to a shorter side of {spec.resize}"
+            raise InvalidInput("image", problem)
     if max(image.size) > _MAX_SIDE:
         raise InvalidInput("image", f"{image.width} x {image.height} pixels, the limit of a side is {_MAX_SIDE:,}")
     frames = getattr(image, "n_frames", 1)
@@ -131,9 +128,8 @@ def _open(data: bytes, spec: ImageSpec) -> tuple[Image.Image, int]:
         size_bytes = kept_bytes + _decoding_bytes(image, data, spec)  # a JPEG file, half as wide and half as high
     if size_bytes > _MAX_DECODING_BYTES:
         description = f"{size[0]} x {size[1]} pixels of a {image.format} file in mode {image.mode}"
-        raise InvalidInput(
-            "image", f"{description} take {size_bytes:,} bytes of memory, the limit is {_MAX_DECODING_BYTES:,}"
-        )
+        problem = f"{description} take {size_bytes:,} bytes of memory, the limit is {_MAX_DECODING_BYTES:,}"
+        raise InvalidInput("image", problem)
     return image, size_bytes
 
 

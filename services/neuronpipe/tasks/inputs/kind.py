@@ -64,10 +64,8 @@ class Tokens:
         if not 1 <= len(token_ids) <= spec.max_tokens:
             raise InvalidInput("input_ids", f"{len(token_ids)} tokens, the model takes 1 to {spec.token_limit}")
         if token_ids.view(np.uint32).max() >= spec.vocabulary_size:  # as unsigned numbers, negative ids are large
-            raise InvalidInput(
-                "input_ids",
-                f"ids from {token_ids.min()} to {token_ids.max()}, the vocabulary has {spec.vocabulary_size}",
-            )
+            problem = f"ids from {token_ids.min()} to {token_ids.max()}, the vocabulary has {spec.vocabulary_size}"
+            raise InvalidInput("input_ids", problem)
 
     def tokens_of(self, arrays: Arrays) -> int:
         return len(arrays["input_ids"])
