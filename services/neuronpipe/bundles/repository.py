@@ -110,11 +110,7 @@ def read_trusted_keys(path: Path | None) -> "TrustedKeys | None":
 
 
 def read_repository(repository: Path, trusted: "TrustedKeys | None" = None) -> list[Bundle]:
-    """Reads every bundle of a repository. A folder that is a bundle itself gives that bundle.
-
-    Raises SetupError if there is no bundle, or a bundle cannot be read. Raises RefusedBundle for a bundle without the
-    signature of one of the `trusted` keys.
-    """
+    """Reads every bundle of a repository, or a folder that is a bundle itself. Raises SetupError and RefusedBundle."""
     if (repository / MANIFEST_FILE).is_file():
         return [_read(repository, trusted)]
     return [read_bundle(folder, trusted) for folder in bundle_folders(repository)]
@@ -170,11 +166,7 @@ def _listed(names: Sequence[object]) -> str:
 
 
 def read_bundle(folder: Path, trusted: "TrustedKeys | None" = None, *, is_whole: bool = True) -> Bundle:
-    """Reads the bundle in a folder. `is_whole`: no file of the bundle may be missing.
-
-    Raises SetupError if there is no bundle. Raises RefusedBundle for a bundle in the wrong folder, or without the
-    signature of one of the `trusted` keys.
-    """
+    """Reads a bundle, of which no file may be missing if it `is_whole`. Raises SetupError and RefusedBundle."""
     if not (folder / MANIFEST_FILE).is_file():
         raise SetupError(f"{folder}: is no bundle, as it has no {MANIFEST_FILE}; {_LAYOUT}")
     bundle = _read(folder, trusted, is_whole)

@@ -27,10 +27,7 @@ class ModelState(enum.Enum):
 
 
 class ServedModel(Generic[ResourceT]):
-    """One version of one model, with the resource that this process uses for it. Made by `ServedModels`.
-
-    As a context manager it returns the resource.
-    """
+    """One version of a model, and as a context manager the resource that this process uses for it."""
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def sign_bundle(folder: Path, key: "SigningKey") -> Bundle:
-    """Signs the bundle in a folder, and replaces any signature that it had.
-
-    Raises the errors of read_bundle, RefusedBundle for files that differ from the manifest, and SetupError if the
-    signature cannot be written.
-    """
+    """Signs the bundle in a folder again or for the first time. Raises SetupError and RefusedBundle."""
     from neuronpipe.bundles.signing import write_signature
 
     bundle = read_bundle(folder)

@@ -131,10 +131,7 @@ _IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 
 @dataclass(frozen=True, slots=True)
 class CalibrationTexts:
-    """The texts or image files that calibrate, and their description for the manifest.
-
-    `compared`: other texts or images of the same source, or none for built-in samples.
-    """
+    """The texts or images that calibrate, their description, and `compared`: others of the same source, if any."""
 
     texts: Sequence[Sample]
     description: Calibration
@@ -233,10 +230,7 @@ def measure(
     reference: Sequence[Outputs],
     sample_texts: str,
 ) -> Accuracy | None:
-    """The artefact's agreement with the reference, and its largest difference from the reference, without padding.
-
-    `sample_texts`: the source of the texts in the batches.
-    """
+    """The artefact's agreement with the reference, and its largest difference from the reference, without padding."""
     ran = compiler.run(conversion, artifact, batches)
     if ran is None:
         return None

@@ -345,9 +345,7 @@ def prepare(model: Any) -> None:
 
 
 def needs_eager_attention(model: Any) -> bool:
-    """Whether OpenVINO's attention makes NaN of windows that contain nothing but padding. In the next layer the NaN
-    spread to tokens. This is ModernBERT of transformers 4, which does not take our masks.
-    """
+    """Whether OpenVINO's attention spreads NaN of windows of padding: ModernBERT of transformers 4."""
     return model.config.model_type == "modernbert" and hasattr(model.base_model, "_update_attention_mask")
 
 

@@ -92,11 +92,7 @@ def choose_buckets(request: BucketRequest, max_tokens: int) -> tuple[tuple[Bucke
 
 
 def read_lengths(path: Path, max_tokens: int) -> Counter[int]:
-    """The number of sequences of each length, from a file with "LENGTH" or "LENGTH COUNT" on each line.
-
-    Lengths beyond the model's limit count as the limit: such sequences are truncated, or refused. Raises SetupError,
-    which names the line.
-    """
+    """The number of sequences of each length in a file, cut to the model's limit. Raises SetupError."""
     counts: Counter[int] = Counter()
     for number, line in read_lines(path, "--lengths", max_bytes=_MAX_BYTES):
         words = line.split()

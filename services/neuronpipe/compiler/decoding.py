@@ -156,9 +156,7 @@ class CrossCacheEncoder(torch.nn.Module):
 
 @contextmanager
 def placing(part: Any, positions: torch.Tensor) -> Iterator[None]:
-    """Replaces the positions of an encoder's or decoder's positional embedding, if it has an embedding. The
-    embeddings of transformers use the same positions for all rows, and XGLM's grow with the text.
-    """
+    """Gives each row positions of its own in the positional embedding, if any, of an encoder or decoder."""
     if (placed := getattr(part, "embed_positions", None)) is None:
         yield
         return

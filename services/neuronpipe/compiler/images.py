@@ -179,10 +179,7 @@ IMAGE_TEXT_KINDS = ("clip", "siglip")
 
 
 class ImagesAndTexts(torch.nn.Module):
-    """Vectors of texts and of images, in the order of `places` [batch], which counts the texts and then the images.
-
-    If there is no text, or no image, that part of the model computes nothing.
-    """
+    """Vectors of texts and of images, in the order of `places` [batch], which counts the texts, then the images."""
 
     def __init__(self, model: Any, normalize: NormalizeLevels, tokenizer: SourceTokenizer) -> None:
         super().__init__()

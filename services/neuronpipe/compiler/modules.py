@@ -28,11 +28,7 @@ from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec, TaskFacts
 
 
 class Positional(torch.nn.Module):
-    """A module that takes its inputs in a fixed order, passes them on by name, and returns a tuple of outputs.
-
-    A trace is called by position. BERT's tokenizer puts token_type_ids before attention_mask, and BERT's forward puts
-    it behind.
-    """
+    """A module that takes its inputs in a fixed order, as a trace does, and passes them on by name."""
 
     def __init__(self, module: torch.nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()

@@ -35,10 +35,7 @@ Stamp: TypeAlias = Mapping[str, Any]
 
 
 class ArtifactCache:
-    """A folder of artefacts, `<own digest>.pt`, and of stamps, `<digest of a stamp>.json`, which name their artefacts.
-
-    Processes may share it. If two make the same artefact at once, the last description counts, with its own artefact.
-    """
+    """A folder with artefacts, <digest>.pt, and stamps, <digest>.json, that name them. Processes may share it."""
 
     def __init__(self, folder: Path) -> None:
         """Raises SetupError for a folder that cannot be created."""

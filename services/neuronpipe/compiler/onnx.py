@@ -35,9 +35,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def graph_file(folder: Path) -> Path | None:
-    """The graph of a folder without weights of PyTorch, by the choice of sentence-transformers, or None for a folder
-    with weights or without a graph. Raises SetupError if several graphs are possible.
-    """
+    """The graph of a folder without weights of PyTorch, or None. Raises SetupError if several are possible."""
     folder = transformer_folder(folder)
     if has_weights(folder):
         return None

@@ -179,9 +179,7 @@ def _bias(attention_mask: torch.Tensor, heads: int, dtype: torch.dtype) -> torch
 
 
 def _slopes(heads: int) -> list[float]:
-    """The slope of each head: a geometric sequence. For a number of heads that is not a power of 2, every second
-    slope of the next power follows.
-    """
+    """The slope of each head: a geometric sequence, then every second slope of the sequence for twice the heads."""
     power = 2 ** math.floor(math.log2(heads))
     start = 2 ** (-8 / power)
     further = _slopes(2 * power)[::2][: heads - power] if heads > power else []

@@ -143,10 +143,7 @@ Measure = Callable[[Artifact], Accuracy | None]
 def rank(
     quantizer: Quantizer, compiler: ArtifactCompiler, conversion: Conversion, batches: Sequence[SampleBatch]
 ) -> list[str]:
-    """The model's parts, the first with the smallest error of the outputs when it alone computes in float32.
-
-    Quantizes the model once for each part. `batches`: each contains one text.
-    """
+    """The model's parts, first the part whose float32 leaves the smallest error. Quantizes once for each part."""
     sample = batches[:: max(1, len(batches) // _RANKING_TEXTS)]
     reference = accuracy.reference_outputs(conversion.module, sample)
     errors: dict[str, float] = {}

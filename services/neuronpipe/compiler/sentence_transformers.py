@@ -39,10 +39,7 @@ _ACTIVATIONS = {
 
 
 class TokenPooling(torch.nn.Module):
-    """Pools token vectors [batch, tokens, width] by attention_mask [batch, tokens] to [batch, width x number of modes].
-
-    `pools_prompt`: whether the tokens of a prompt are also pooled; if not, the mask must be 0 at them.
-    """
+    """Pools token vectors by attention_mask to [batch, width x modes]; `pools_prompt`: also the tokens of a prompt."""
 
     def __init__(self, modes: Sequence[str], pools_prompt: bool = True) -> None:
         super().__init__()
@@ -229,9 +226,7 @@ def transformer_folder(folder: Path) -> Path:
 
 @contextmanager
 def refusing(problem: str, *, advice: str = "", gives_reason: bool = True) -> Iterator[None]:
-    """Turns any other error of the block than a SetupError, which libraries raise for files of unknown origin, into a
-    SetupError: the problem, the reason of the library, and the advice.
-    """
+    """Turns errors of libraries in the block, but no SetupError, into a SetupError: problem, reason and advice."""
     try:
         yield
     except SetupError:
@@ -261,11 +256,7 @@ def read_object(path: Path, *, may_lack: bool = False) -> dict[str, Any]:
 
 
 def read_limits(folder: Path) -> dict[str, Any]:
-    """The limits of inputs in a Transformer module, such as max_seq_length, or an empty object.
-
-    A folder is a module if it or its parent contains a modules.json. sentence-transformers ignores the limits of other
-    folders. Raises SetupError.
-    """
+    """The limits of inputs in a Transformer module; empty for a folder that is no module. Raises SetupError."""
     path = limits_file(folder)
     is_module = any((place / "modules.json").is_file() for place in (folder, folder.parent))
     return read_object(path) if path and is_module else {}

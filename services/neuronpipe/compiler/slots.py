@@ -139,10 +139,7 @@ class SlotStep(torch.nn.Module):
 
 
 class SourceEncoder(torch.nn.Module):
-    """Converts a source's tokens, [1, tokens], to cross keys and values in turns.
-
-    `count`, [1]: number of tokens in use. The result, [2 * layers, heads, tokens, width], is zero behind them.
-    """
+    """Converts `count` tokens of a source, [1, tokens], to cross keys and values in turns, then zeros."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

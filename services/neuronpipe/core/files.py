@@ -78,10 +78,7 @@ def read_file(path: Path | str, name: str, kind: type[SetupError] = SetupError) 
 
 
 def read_lines(path: Path, option: str, *, max_bytes: int) -> Iterator[tuple[int, str]]:
-    """Yields the lines of a UTF-8 file that are not blank, with their numbers from 1 on.
-
-    `option`: the option that named the file. Raises SetupError, which names option, file, line and limit.
-    """
+    """Yields the lines of a UTF-8 file that are not blank, with their numbers from 1 on. Raises SetupError."""
     with files_told(f"{option} {path}"), path.open("rb") as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:

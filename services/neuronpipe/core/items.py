@@ -74,11 +74,7 @@ class TokenizeItem(StageItem):
 
 @dataclass(frozen=True, slots=True)
 class EncodedInput:
-    """An encoded input.
-
-    `sequences` are for the executor (input_ids int32 [tokens], …), `annotations` for the task's decoding. `tokens`: the
-    number in all sequences. `truncated_tokens`: the number that truncation dropped.
-    """
+    """An encoded input: `sequences` for the executor, `annotations` for decoding, and numbers of tokens."""
 
     sequences: TensorSets
     annotations: TensorSets = NO_TENSORS

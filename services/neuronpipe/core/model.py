@@ -92,11 +92,7 @@ def with_fields(fields: Mapping[str, tuple[Any, Any]]) -> Callable[[type[Pydanti
 
 
 class TaskFacts(Frozen):
-    """Facts about a model that only one task needs. Such a task declares a subclass.
-
-    `encoded`: the facts that encodings of the task's inputs depend on; `told`: the facts in ModelService's message
-    Model.
-    """
+    """Facts about a model that one task needs; encodings depend on `encoded`, and callers get `told`."""
 
     encoded: ClassVar[tuple[str, ...]] = ()
     told: ClassVar[tuple[str, ...]] = ()
@@ -220,10 +216,7 @@ class ModelRoute:
         return len(self.shares) > 1 or self.shadow is not None
 
     def pick(self, model: str, key: str) -> int:
-        """Returns the version for a request that names none: always the same for a key, while the shares stay.
-
-        If the share of a version grows at the cost of the preceding version, keys of the growing version keep it.
-        """
+        """Returns the version for a request that names none: the same for a key, while its share does not shrink."""
         left = _place(f"{model}\n{key}") * sum(share for _, share in self.shares)
         for version, share in self.shares:
             left -= share
@@ -237,9 +230,7 @@ class ModelRoute:
 
 
 class ModelTable(Generic[EntryT]):
-    """A service's models by name and version. A request that names no version gets the choice of the model's route, or
-    the newest version.
-    """
+    """A service's models by name and version. Without a version, the model's route chooses, or the newest is taken."""
 
     def __init__(
         self,

@@ -227,11 +227,8 @@ class Truncated(Exception):
 
 
 def inflate(data: bytes, window_bits: int, max_bytes: int) -> bytes | None:
-    """Returns decompressed data; None if it has more than `max_bytes`. Raises Truncated, and zlib.error.
-
-    Decompresses twice, first in pieces for the size: joining pieces would hold the GIL, tens of milliseconds for 64
-    MiB.
-    """
+    """Returns decompressed data; None if it has more than `max_bytes`. Raises Truncated, and zlib.error."""
+    # Decompressed twice, first in pieces for the size: joining pieces would hold the GIL for tens of milliseconds.
     reader, size_bytes, place = zlib.decompressobj(window_bits), 0, 0
     pending = b""
     while not reader.eof:

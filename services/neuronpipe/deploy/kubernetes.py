@@ -46,9 +46,7 @@ class KubernetesTarget:
     def __init__(
         self, endpoint: Endpoint, *, out: Path | None = None, model_image: str = "", api_key: str = ""
     ) -> None:
-        """`out`: the folder of the manifests (default: neuronpipe-NAME). `model_image`: the image with the bundle,
-        which is pushed. `api_key`: a key in the secret, if the secret exists already. Raises SetupError.
-        """
+        """`model_image`: an image to push with the bundle. `api_key`: a key of the secret, if it exists."""
         if endpoint.backend not in _EXECUTORS:
             raise SetupError(f"backend {endpoint.backend!r}: must be one of {', '.join(_EXECUTORS)}")
         if endpoint.folder and not model_image:

@@ -101,10 +101,7 @@ class SageMakerTarget:
         instance_type: str = "ml.c5.xlarge",
         asynchronous: str = "",
     ) -> None:
-        """`image` in ECR, `role` (its ARN), `bucket` as s3://BUCKET/PREFIX for the bundle. `asynchronous`:
-        s3://BUCKET/PREFIX of results makes an asynchronous endpoint. Raises SetupError for an endpoint that SageMaker
-        does not support.
-        """
+        """`bucket`, `asynchronous`: s3://BUCKET/PREFIX for the bundle, and for results. Raises SetupError."""
         for name, value in (("image", image), ("role", role), ("bucket", bucket)):
             if not value:
                 raise SetupError(f"{name}: is needed for --to sagemaker; see --{name}")

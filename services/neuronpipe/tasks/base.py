@@ -146,11 +146,7 @@ class TextTokenizer(Protocol):
         """
 
     def encode_windows(self, first: str, second: str, *, max_tokens: int, overlap_tokens: int) -> list[Window]:
-        """Encodes the pair as sequences of at most `max_tokens` tokens, each with the whole first text.
-
-        Together they contain the whole second text. Neighbours share `overlap_tokens` tokens of it, which must be fewer
-        than the tokens that fit into a window.
-        """
+        """Encodes the pair as sequences with the whole first text, and overlapping parts of the second."""
 
     def locate(self, text: str) -> LocatedText:
         """Encodes the whole text as one sequence of any length."""
@@ -328,11 +324,7 @@ def encode_text(
     field_name: str = "",
     prompt: str = "",
 ) -> Encoded:
-    """Encodes a text or a pair as one sequence behind the model's prompt, truncated only if the caller allows it.
-
-    Raises InvalidInput, which names both lengths. `field_name`: the name of the text in errors; default: text, or text
-    and text_pair.
-    """
+    """Encodes a text or a pair behind the model's prompt. Raises InvalidInput if it must not be truncated."""
     field_name = field_name or ("text" if text_pair is None else "text and text_pair")
     if or_default(truncation) == _ERROR:
         encoded = tokenizer.encode(text, text_pair, prompt=prompt)
@@ -376,11 +368,7 @@ def cut_located(
     advice: str = "",
     mentions: Sequence[str] = (),
 ) -> LocatedText:
-    """Cuts a located text only if the caller allows it.
-
-    `advice`: the end of the error message, with an alternative that names the fields `mentions`. Raises InvalidInput
-    naming both lengths.
-    """
+    """Cuts a located text, or raises InvalidInput with `advice`, an alternative that names the fields `mentions`."""
     tokens = len(whole.token_ids)
     if tokens <= model.max_tokens:
         return whole

@@ -138,11 +138,7 @@ def _filled(input: FillMaskInput, model: ModelSpec, annotation: Arrays, logits: 
 
 
 def _largest(values: Array, count: int) -> Array:
-    """The places of the `count` largest values, largest first.
-
-    The largest values are in the blocks with the `count` largest maxima. Choosing the blocks first takes a tenth of the
-    time for 30,000 values.
-    """
+    """The places of the `count` largest values, largest first, by blocks: a tenth of the time for 30,000 values."""
     places = np.arange(values.size)
     if values.size > 4 * count * _BLOCK:
         maxima = np.maximum.reduceat(values, places[::_BLOCK])

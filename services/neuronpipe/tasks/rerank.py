@@ -85,11 +85,7 @@ def encode(input: RerankInput, tokenizer: TextTokenizer, model: ModelSpec) -> En
 def _fill_template(
     template: Sequence[Sequence[int] | str], input: RerankInput, index: int, tokenizer: TextTokenizer, model: ModelSpec
 ) -> Encoded:
-    """Fills the template with the query and a text, which loses tokens at its end if the caller allows it.
-
-    The template's part behind the text stays, as restore_suffix of sentence-transformers keeps it. Raises InvalidInput,
-    which names both lengths.
-    """
+    """Fills the template with the query and a text, whose end may be cut. Raises InvalidInput."""
     parts = [_filled(part, input.query, input.texts[index], tokenizer) for part in template]
     tokens = sum(map(len, parts))
     excess = max(tokens - model.max_tokens, 0)

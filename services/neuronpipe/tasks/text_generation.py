@@ -62,9 +62,7 @@ _OWN_FIELDS = {
 
 @with_fields(_OWN_FIELDS)
 class GenerationFacts(TaskFacts):
-    """Facts about a model that generates: the values of its generation_config by their names there, and its chat
-    template. Fields for options that are numbers are made of the declarations of the options.
-    """
+    """Facts about a model that generates: its generation_config, with fields for all options, its chat template."""
 
     encoded: ClassVar[tuple[str, ...]] = ("chat_template", "template_variables", "prefix")
     told: ClassVar[tuple[str, ...]] = ("has_chat_template",)
@@ -333,10 +331,7 @@ def complete(
 
 
 def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens: int) -> GenerationOptions:
-    """Completes checked options: every field is set. `prompt_tokens`: number of tokens of the encoded prompt.
-
-    Raises InvalidInput for a prompt as long as the model's own max_length, if the options do not replace that limit.
-    """
+    """Sets every field of checked options. Raises InvalidInput for a prompt as long as the model's max_length."""
     facts, room = GenerationFacts.of(model), _room(model, prompt_tokens)
     complete = GenerationOptions()
     complete.CopyFrom(options)
@@ -361,9 +356,7 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
 
 
 def most_generated(options: GenerationOptions, model: ModelSpec, prompt_tokens: int = 1) -> int:
-    """The maximum number of tokens that a request generates, in all of its texts or in all beams of a search.
-    Options may be unchecked, and the prompt unknown. Raises InvalidInput as complete_options does.
-    """
+    """The maximum number of tokens that a request, which may be unchecked, generates in all texts or beams."""
     facts, most = GenerationFacts.of(model), options.max_new_tokens
     if not options.HasField("max_new_tokens"):
         most = _default_new_tokens(options, facts, prompt_tokens)
@@ -440,10 +433,7 @@ def _read_ids(arrays: Arrays, name: str, model: ModelSpec, least: int, most: int
 def _logprobs(
     arrays: Arrays, token_ids: list[int], window: list[int], detokenizer: Detokenizer, prefix: str = ""
 ) -> list[TokenLogprob]:
-    """The log probabilities of tokens, with their texts behind the window. `prefix`: starts the names of the arrays.
-
-    Raises InvalidInput for arrays that no stage makes.
-    """
+    """The log probabilities of tokens, with their texts behind the window. Raises InvalidInput for other arrays."""
     logprobs, ids, tops = (arrays.get(prefix + name) for name in ("logprobs", "top_ids", "top_logprobs"))
     tokens, place = len(token_ids), f"outputs[0].{prefix}"
     if logprobs is None or logprobs.dtype != np.float32 or logprobs.shape != (tokens,):

@@ -71,11 +71,7 @@ def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_
 
 
 class DecoderClassifier(torch.nn.Module):
-    """A decoder whose head sees its last token that is not padding.
-
-    As in transformers, every token with the id of padding is padding, also in a text. Source:
-    GenericForSequenceClassification, modeling_layers.py.
-    """
+    """A decoder whose head sees the last token without the id of padding, as GenericForSequenceClassification."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -225,11 +221,7 @@ _POSITION = "mask_position"
 
 
 class _AtPosition(torch.nn.Module):
-    """A masked language model whose head sees one token of each row.
-
-    `mask_position`, int64 [batch, tokens], is 1 at that token. A head works on each token by itself, so its result for
-    the token is the same, at a fraction of the cost.
-    """
+    """A masked language model whose head sees the token of each row where `mask_position` [batch, tokens] is 1."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

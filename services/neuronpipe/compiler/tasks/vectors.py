@@ -196,10 +196,7 @@ _OUTPUT, _ROLE = "token_embeddings", "token_role"
 
 
 class _TokenVectors(torch.nn.Module):
-    """Vectors [batch, tokens, width] of the tokens with a vector; zeros for the other tokens.
-
-    `token_role`, int64 [batch, tokens]: the role of each token (tasks/multi_vector_embedding.py).
-    """
+    """Vectors [batch, tokens, width] of tokens by their `token_role` (tasks/multi_vector_embedding.py), or zeros."""
 
     def __init__(self, model: Any, layers: Sequence[Layer]) -> None:
         super().__init__()

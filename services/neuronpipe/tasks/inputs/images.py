@@ -55,11 +55,7 @@ _FILTERS = {name: Image.Resampling[name.upper()] for name in get_args(Resampling
 
 
 def read_pixels(data: bytes, spec: ImageSpec, turn: AbstractContextManager[object] | None = None) -> Array:
-    """Decodes a JPEG, PNG or WebP file to pixels: uint8 [3, height, width].
-
-    `turn`: entered while an image that is not small is in memory. Raises InvalidInput for other files and for images
-    that are too large.
-    """
+    """Decodes a file to pixels: uint8 [3, height, width]. `turn`: entered for a large image. Raises InvalidInput."""
     image, size_bytes = _open(data, spec)
     with turn if turn and size_bytes > _SMALL_BYTES else nullcontext():
         return _fit(_decode(image, spec), spec)

@@ -97,10 +97,7 @@ class Tokens:
 
 
 class Pixels:
-    """Images: uint8 [3, height, width] each, all of one size; uint8 [batch, 3, height, width] together.
-
-    `name`: the name of the model's only input.
-    """
+    """Images: uint8 [3, height, width] each, all of one size; `name`: the model's only input."""
 
     def __init__(self, name: str, image: ImageSpec) -> None:
         self._name = name
