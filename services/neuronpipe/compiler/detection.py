@@ -127,10 +127,8 @@ class Configuration:
 
     def check_task(self, task: str) -> None:
         """Raises SetupError for a model that writes text with a task of other models, and the other way round."""
-        causal, masked = (
-            modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-            modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-        )
+        causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
         kind, name = self.config.model_type, self.architecture or self.config.model_type
         if getattr(self.config, "vision_config", None) and self.architecture.endswith("ForConditionalGeneration"):
             raise SetupError(

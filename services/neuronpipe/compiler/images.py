@@ -228,29 +228,27 @@ def check_texts(folder: Path, model: Any, tokenizer: SourceTokenizer) -> None:
 
 
 class ImageModule(torch.nn.Module):
-    """A model after the normalization of its images. `attribute`: the part of its result for the output `name`."""
+    """A model after the normalization of its images. `attribute`: the part of its result that is the `output`."""
 
-    def __init__(self, normalize: NormalizeLevels, model: torch.nn.Module, attribute: str, name: str) -> None:
+    def __init__(self, normalize: NormalizeLevels, model: torch.nn.Module, attribute: str, output: str) -> None:
         super().__init__()
         self.normalize = normalize
         self.model = model
-        self._attribute, self._name = attribute, name
+        self._attribute, self.output = attribute, output
 
     def forward(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
         dtype = next(self.model.parameters()).dtype
         result = self.model(pixel_values=self.normalize(pixels).to(dtype), return_dict=True)
-        return {self._name: getattr(result, self._attribute)}
+        return {self.output: getattr(result, self._attribute)}
 
 
 def image_module(
     processor: SourceImageProcessor,
     module: ImageModule,
-    outputs: tuple[str, ...],
     task: str,
     tokenizer: SourceTokenizer,
-    *,
+    facts: TaskFacts,
     labels: tuple[str, ...] = (),
-    facts: Mapping[str, TaskFacts],
 ) -> SourceModule:
     model: Any = module.model
     height, width = processor.spec.size
@@ -259,13 +257,13 @@ def image_module(
         task=task,
         architecture=type(model).__name__,
         inputs=(PIXELS,),
-        outputs=outputs,
+        outputs=(module.output,),
         max_tokens=processor.spec.tokens,
         config=model.config,
         tokenizer=tokenizer,
         labels=labels,
         image=processor.spec,
-        facts=facts,
+        facts={task: facts},
         remarks={"images": f"{width} x {height} pixels"},
     )
 

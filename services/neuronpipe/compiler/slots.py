@@ -209,13 +209,8 @@ class _RunningStep:
     ) -> None:
         slot, before, count = (chunk[index : index + 1] for index in range(3))
         places = torch.arange(step.slot_tokens)
-        self.slots, self._texts, self._sources, self._slot, self._copied = (
-            step.slots,
-            step.texts,
-            step.sources(),
-            slot,
-            copied,
-        )
+        self.slots, self._texts, self._sources = step.slots, step.texts, step.sources()
+        self._slot, self._copied = slot, copied
         in_chunk = before + torch.arange(step.chunk_tokens)
         # Unused tokens also need positions that the model knows.
         self.positions = torch.cat([past, in_chunk])[None].clamp(0, step.slot_tokens - 1)

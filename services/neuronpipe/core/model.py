@@ -167,11 +167,7 @@ class ModelSpec(Frozen):
 
     @property
     def token_limit(self) -> str:
-        return (
-            f"{self.max_tokens} (its largest bucket is {self.largest_bucket})"
-            if self.largest_bucket
-            else str(self.max_tokens)
-        )
+        return f"{self.max_tokens}" + (f" (its largest bucket is {self.largest_bucket})" if self.largest_bucket else "")
 
     @property
     def told_facts(self) -> dict[str, Any]:
@@ -289,9 +285,7 @@ class ModelTable(Generic[EntryT]):
             raise InvalidInput("version", f"{version!r} is not a whole number{also}")
         entry = self._entries.get((name, int(version)))
         if entry is None:
-            versions = ", ".join(
-                str(known_version) for known_name, known_version in self._entries if known_name == name
-            )
+            versions = ", ".join(str(number) for known_name, number in self._entries if known_name == name)
             raise ModelNotFound(f"model {name!r} has no version {version}; it has: {versions}")
         return entry
 
