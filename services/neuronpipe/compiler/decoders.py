@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.compiler import accuracy, neuronx, quantization, slots
-from neuronpipe.compiler.architectures import compute_by_expert, layer_windows
+from neuronpipe.compiler.architectures import compute_by_expert, layer_windows, replacing
 from neuronpipe.compiler.conversion import Conversion
 from neuronpipe.compiler.decoder_graphs import exported_programs, gathered_graphs, paged_graphs
 from neuronpipe.compiler.detection import WITH_SHARED_BIASES
@@ -262,14 +262,11 @@ def _reference(
         return_dict_in_generate=True,
         output_logits=True,
     )
-    own, model.generation_config = model.generation_config, config  # else the model's own values fill unset options
-    try:
-        with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            given = torch.tensor([list(ids)])
-            result = model.generate(given, attention_mask=torch.ones_like(given), generation_config=config)
-    finally:
-        model.generation_config = own
+    given = torch.tensor([list(ids)])
+    # The model's own values would fill unset options.
+    with replacing((model, "generation_config", config)), torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = model.generate(given, attention_mask=torch.ones_like(given), generation_config=config)
     logits = torch.cat(result.logits).float().numpy()
     if not np.isfinite(logits).all():
         raise accuracy.damaged(module)
