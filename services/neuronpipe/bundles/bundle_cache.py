@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,19 +39,6 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _RANGE_BYTES = 8 << 20
 _LOCK_LOOK_S = 0.1
 
-# Chooses the files of a bundle that a process needs: their digests by name.
-Parts = Callable[[Manifest], Mapping[str, str]]
-
-
-def all_parts(manifest: Manifest) -> Mapping[str, str]:
-    return manifest.files
-
-
-def parts_without_artifacts(manifest: Manifest) -> Mapping[str, str]:
-    """Chooses every file except the artefacts, which only executors load."""
-    loaded = {name for artifact in manifest.artifacts for name in artifact.files}
-    return {name: digest for name, digest in manifest.files.items() if name not in loaded}
-
 
 class BundleCache:
     """Fetches versions into the cache.
@@ -65,15 +52,16 @@ class BundleCache:
         folder: Path,
         repository: BucketRepository,
         max_bytes: int,
-        parts: Parts = all_parts,
         trusted: "TrustedKeys | None" = None,
+        *,
+        with_artifacts: bool = True,
     ) -> None:
-        """`folder`: for this repository alone. `parts`: chooses the files of a version that this process needs."""
+        """`folder`: for this repository alone. `with_artifacts`: fetches artefacts, which only executors load, as well."""
         self.folder = folder
         self.fetched: dict[ModelKey, float] = {}
         self._repository = repository
         self._max_bytes = max_bytes
-        self._parts = parts
+        self._with_artifacts = with_artifacts
         self._trusted = trusted
         self._held: dict[ModelKey, int] = {}
         self._is_ending = threading.Event()
@@ -142,7 +130,10 @@ class BundleCache:
         replace_file(path / MANIFEST_FILE, written, unfinished_in=self.folder / _FETCHING)
 
     def _complete(self, key: ModelKey, bundle: Bundle) -> None:
-        needed = self._parts(bundle.manifest)
+        needed = bundle.manifest.files
+        if not self._with_artifacts:
+            loaded = {name for artifact in bundle.manifest.artifacts for name in artifact.files}
+            needed = {name: digest for name, digest in needed.items() if name not in loaded}
         if not self._missing(bundle, needed):
             return
         with self._locked():
@@ -324,8 +315,7 @@ class BucketSource(BundleCache, LiveRepository):
         """`cache`: the folder for the caches of all buckets. Raises SetupError if there is no registry."""
         # A bucket of the same name at another endpoint has another folder.
         place = sha256(f"{repository.endpoint} {repository.uri}".encode()).hexdigest()[:16]
-        parts = all_parts if with_artifacts else parts_without_artifacts
-        super().__init__(cache.expanduser() / place, repository, max_bytes, parts, trusted)
+        super().__init__(cache.expanduser() / place, repository, max_bytes, trusted, with_artifacts=with_artifacts)
         # Without retries, because the next look is the next attempt.
         self._watched_repository = BucketRepository(repository.uri, repository.endpoint, retries=0)
         self._kept = self.folder / REGISTRY_FILE

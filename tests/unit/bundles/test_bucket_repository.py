@@ -18,7 +18,7 @@ import pytest
 from neuronpipe.bundles import bucket_repository as bucket_module
 from neuronpipe.bundles import bundle_cache
 from neuronpipe.bundles.bucket_repository import BucketRepository
-from neuronpipe.bundles.bundle_cache import BucketSource, BundleCache, parts_without_artifacts
+from neuronpipe.bundles.bundle_cache import BucketSource, BundleCache
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import Registry, Signed
 from neuronpipe.bundles.repository import Bundle, read_bundle
@@ -185,7 +185,7 @@ def test_a_bundle_that_was_copied_into_the_bucket_is_fetched(bucket: _Bucket) ->
 
 
 def test_a_process_that_loads_no_artifacts_does_not_fetch_them(bucket: _Bucket) -> None:
-    bundle = bucket.open_cache(parts=parts_without_artifacts).hold(_M1, bucket.bundles[0].digest)
+    bundle = bucket.open_cache(with_artifacts=False).hold(_M1, bucket.bundles[0].digest)
     assert bundle.tokenizer_json() == b"{}"
     assert not (bundle.folder / _BIN).exists()
     bucket.open_cache().hold(_M1, bucket.bundles[0].digest).files.check()  # an executor beside it
