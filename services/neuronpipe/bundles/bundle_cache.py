@@ -56,7 +56,7 @@ class BundleCache:
         *,
         with_artifacts: bool = True,
     ) -> None:
-        """`folder`: for this repository alone. `with_artifacts`: fetches artefacts, which only executors load, as well."""
+        """`folder`: for this repository alone. `with_artifacts`: artefacts, which only executors load, come as well."""
         self.folder = folder
         self.fetched: dict[ModelKey, float] = {}
         self._repository = repository
