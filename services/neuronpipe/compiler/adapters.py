@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import transformers
 
+from neuronpipe.compiler.saved_files import read_object, refusing
 from neuronpipe.compiler.saved_settings import check_adapter
-from neuronpipe.compiler.sentence_transformers import read_object, refusing, transformer_folder
+from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.source import ADAPTER_CONFIG, ModelSource, check_configuration, find_source
 from neuronpipe.core.errors import SetupError
 

@@ -19,13 +19,8 @@ from neuronpipe.compiler.modules import SourceModule
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_graphs import OWN_GRAPHS
 from neuronpipe.compiler.rerankers import entailing, is_cross_encoder, ranking
-from neuronpipe.compiler.sentence_transformers import (
-    read_modules,
-    read_object,
-    read_settings,
-    refusing,
-    transformer_folder,
-)
+from neuronpipe.compiler.saved_files import read_object, refusing
+from neuronpipe.compiler.sentence_transformers import read_modules, read_settings, transformer_folder
 from neuronpipe.compiler.source import check_configuration, reads_of
 from neuronpipe.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.errors import SetupError

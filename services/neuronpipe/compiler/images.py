@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from neuronpipe.compiler.architectures import EmptyBatches, added_to_scores, fixing_positions
 from neuronpipe.compiler.modules import PIXELS, SampleBatch, SourceModule
-from neuronpipe.compiler.sentence_transformers import refusing
+from neuronpipe.compiler.saved_files import refusing
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.core.files import files_told

@@ -13,6 +13,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import (
     TOKENS,
     Layer,
@@ -21,7 +22,6 @@ from neuronpipe.compiler.sentence_transformers import (
     read_limits,
     read_modules,
     read_normalize,
-    read_object,
     read_settings,
 )
 from neuronpipe.compiler.tokenizers import SourceTokenizer

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from neuronpipe.bundles.buckets import BucketPlan
 from neuronpipe.compiler.architectures import MASKED_DECODERS, decoder_inputs, positions, prepare
 from neuronpipe.compiler.onnx import GRAPHS, OnnxModel, graph_file, has_weights
-from neuronpipe.compiler.sentence_transformers import read_object, transformer_folder
+from neuronpipe.compiler.saved_files import read_object
+from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec, TaskFacts

@@ -14,7 +14,8 @@ import torch
 import transformers
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS
-from neuronpipe.compiler.sentence_transformers import refusing, transformer_folder
+from neuronpipe.compiler.saved_files import refusing
+from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.core.errors import SetupError
 
 # The tasks that change nothing within the model.

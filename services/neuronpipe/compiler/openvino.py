@@ -22,7 +22,7 @@ from neuronpipe.compiler.modules import (
 )
 from neuronpipe.compiler.onnx import HIDDEN, OnnxModel, onnx_model
 from neuronpipe.compiler.own_graphs import taking_rows
-from neuronpipe.compiler.sentence_transformers import refusing
+from neuronpipe.compiler.saved_files import refusing
 from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino, traced
 from neuronpipe.stages.neuron_executor.runtimes.parts import part_names

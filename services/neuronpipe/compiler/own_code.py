@@ -25,7 +25,8 @@ from neuronpipe.compiler.own_graphs import (
     NomicExpertsModel,
     register_own_graphs,
 )
-from neuronpipe.compiler.sentence_transformers import read_object, transformer_folder
+from neuronpipe.compiler.saved_files import read_object
+from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.source import ModelSource
 from neuronpipe.core.errors import SetupError
 

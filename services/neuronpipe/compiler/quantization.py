@@ -19,7 +19,7 @@ from neuronpipe.bundles.manifest import Accuracy, Artifact, Calibration
 from neuronpipe.compiler import accuracy
 from neuronpipe.compiler.conversion import ArtifactCompiler, Conversion
 from neuronpipe.compiler.modules import Outputs, SampleBatch, SourceModule
-from neuronpipe.compiler.sentence_transformers import refusing
+from neuronpipe.compiler.saved_files import refusing
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, look_up_first, openvino
 from neuronpipe.tasks.vectors import EmbeddingFacts, normalized, vector_of

@@ -10,13 +10,13 @@ import torch
 import transformers
 
 from neuronpipe.compiler.modules import Named, SourceModule, load_weights, source_module
+from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import (
     applied_settings,
     default_prompt,
     last_token,
     read_limits,
     read_modules,
-    read_object,
     read_settings,
     transformer_folder,
 )

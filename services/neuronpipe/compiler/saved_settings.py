@@ -16,13 +16,8 @@ from typing import Any, Literal, TypeAlias
 import transformers
 
 from neuronpipe.compiler.own_code import KNOWN_FORM
-from neuronpipe.compiler.sentence_transformers import (
-    CONFIGURATION,
-    limits_file,
-    read_modules,
-    read_object,
-    transformer_folder,
-)
+from neuronpipe.compiler.saved_files import read_object
+from neuronpipe.compiler.sentence_transformers import CONFIGURATION, limits_file, read_modules, transformer_folder
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.text_generation import GenerationFacts

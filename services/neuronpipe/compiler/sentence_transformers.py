@@ -3,9 +3,7 @@
 Source of the formats: sentence-transformers 2 to 6, modules.json and the config.json of each module.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,8 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.compiler.saved_files import read_json, read_object, refusing
+from neuronpipe.core.errors import SetupError
 
 CONFIGURATION = "config_sentence_transformers.json"
 _PACKAGES = ("sentence_transformers", "pylate")
@@ -222,37 +221,6 @@ def read_modules(folder: Path, *, is_known: bool = False) -> list[tuple[str, Pat
 def transformer_folder(folder: Path) -> Path:
     """The folder of the model's own config.json, which is the folder of the first module in old models."""
     return next((path for _, path in read_modules(folder)[:1] if (path / "config.json").is_file()), folder)
-
-
-@contextmanager
-def refusing(problem: str, *, advice: str = "", gives_reason: bool = True) -> Iterator[None]:
-    """Turns errors of libraries in the block, but no SetupError, into a SetupError: problem, reason and advice."""
-    try:
-        yield
-    except SetupError:
-        raise
-    except Exception as error:
-        reason = f": {first_line(error)}" if gives_reason else ""
-        raise SetupError(f"{problem}{reason}{advice}") from error
-
-
-def read_json(path: Path) -> Any:
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text)
-        if "\\ud" in text.lower():  # half of a character, which no file of ours could contain
-            json.dumps(content, ensure_ascii=False).encode()
-    except (OSError, ValueError, RecursionError) as error:
-        raise SetupError(f"{path}: cannot be read as JSON: {first_line(error)}; get the file again") from error
-    return content
-
-
-def read_object(path: Path, *, may_lack: bool = False) -> dict[str, Any]:
-    """Reads an object of settings. `may_lack`: a missing file is an empty object. Raises SetupError."""
-    content = {} if may_lack and not path.is_file() else read_json(path)
-    if not isinstance(content, dict):
-        raise SetupError(f"{path}: holds {type(content).__name__}, not an object of settings; get the file again")
-    return content
 
 
 def read_limits(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from transformers.models.auto import modeling_auto
 from neuronpipe.bundles.manifest import Source, file_sha256
 from neuronpipe.bundles.writing import check_is_there
 from neuronpipe.compiler.images import IMAGE_TEXT_KINDS
-from neuronpipe.compiler.sentence_transformers import read_modules, read_object, transformer_folder
+from neuronpipe.compiler.saved_files import read_object
+from neuronpipe.compiler.sentence_transformers import read_modules, transformer_folder
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.base import Reads

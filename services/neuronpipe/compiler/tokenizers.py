@@ -15,7 +15,8 @@ from typing import Any
 
 import transformers
 
-from neuronpipe.compiler.sentence_transformers import read_limits, read_object, transformer_folder
+from neuronpipe.compiler.saved_files import read_object
+from neuronpipe.compiler.sentence_transformers import read_limits, transformer_folder
 from neuronpipe.core.errors import SetupError, first_line
 
 _UNIGRAM = 1  # ModelProto.TrainerSpec.ModelType

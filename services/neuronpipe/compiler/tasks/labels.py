@@ -27,12 +27,12 @@ from neuronpipe.compiler.modules import (
     source_module,
 )
 from neuronpipe.compiler.rerankers import encode_written, entailing, load_decoder_reranker, ranking, score_function
+from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import (
     SCORES,
     last_token,
     read_limits,
     read_modules,
-    read_object,
     read_sentence_transformer,
     transformer_folder,
 )

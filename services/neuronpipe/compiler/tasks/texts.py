@@ -14,8 +14,8 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.compiler.architectures import check_kinds, positions, rotary_limit
 from neuronpipe.compiler.modules import Named, Outputs, SampleBatch, SourceModule, load_weights, source_module
+from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.saved_settings import unsupported_generation
-from neuronpipe.compiler.sentence_transformers import read_object
 from neuronpipe.compiler.tasks.base import Measured, SourceTask
 from neuronpipe.compiler.tokenizers import SourceTokenizer, language_codes, load_tokenizer
 from neuronpipe.core.errors import InvalidInput, SetupError, first_line

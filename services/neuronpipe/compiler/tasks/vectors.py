@@ -25,6 +25,7 @@ from neuronpipe.compiler.modules import (
     load_weights,
     source_module,
 )
+from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import (
     TOKENS,
     Layer,
@@ -32,7 +33,6 @@ from neuronpipe.compiler.sentence_transformers import (
     default_prompt,
     read_limits,
     read_modules,
-    read_object,
     read_prompts,
     read_sentence_transformer,
     transformer_folder,
