@@ -156,14 +156,13 @@ class CrossCacheEncoder(torch.nn.Module):
 
 @contextmanager
 def placing(part: Any, positions: torch.Tensor) -> Iterator[None]:
-    """Gives each row positions of its own in the positional embedding, if any, of an encoder or decoder."""
+    """Gives each row its own positions in the positional embedding of an encoder or decoder, if there is one."""
     if (placed := getattr(part, "embed_positions", None)) is None:
         yield
         return
     table = placed.weights if hasattr(placed, "weights") else placed.weight
-    with replacing(
-        (placed, "forward", lambda *args, **further: embedding(positions + getattr(placed, "offset", 0), table))
-    ):
+    rows = positions + getattr(placed, "offset", 0)
+    with replacing((placed, "forward", lambda *args, **further: embedding(rows, table))):
         yield
 
 
