@@ -156,7 +156,7 @@ class CrossCacheEncoder(torch.nn.Module):
 
 @contextmanager
 def placing(part: Any, positions: torch.Tensor) -> Iterator[None]:
-    """Gives each row its own positions in the positional embedding of an encoder or decoder, if there is one."""
+    """Gives each row its own positions, where an encoder or decoder has a positional embedding."""
     if (placed := getattr(part, "embed_positions", None)) is None:
         yield
         return
