@@ -73,12 +73,12 @@ def _write_merged(peft: Any, adapter: Path, settings: Mapping[str, Any], base: P
     content = read_object(folder / "config.json")
     check_configuration(base, read_object(base / "config.json"))
     auto_class = _class_of(adapter, settings, content)
-    with refusing(f"{adapter}: the adapter's weights cannot be read; get the files again", gives_reason=False):
+    with refusing(f"{adapter}: the adapter's weights cannot be read; get the files again", why=None):
         trained = peft.utils.load_peft_weights(str(adapter), device="cpu")
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config.num_labels = _count_labels(auto_class, config, trained)
     unfit, advice = f"{adapter}: the adapter does not fit its base model {base}", "name the right one with --base-model"
-    with refusing(f"{unfit}; {advice}", gives_reason=False):
+    with refusing(f"{unfit}; {advice}", why=None):
         model, info = auto_class.from_pretrained(
             base,
             config=config,

@@ -25,8 +25,9 @@ from neuronpipe.compiler.conversion import Conversion
 from neuronpipe.compiler.decoder_graphs import exported_programs, gathered_graphs, paged_graphs
 from neuronpipe.compiler.detection import WITH_SHARED_BIASES
 from neuronpipe.compiler.modules import SourceModule, pretrained_model
+from neuronpipe.compiler.saved_files import cause_of
 from neuronpipe.compiler.torch import TORCH_DTYPES
-from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.decoder import GATHERED, MODEL, DecoderModel
 from neuronpipe.stages.neuron_executor.runtimes.decoders import load
 from neuronpipe.stages.neuron_executor.runtimes.given_texts import (
@@ -90,7 +91,7 @@ def compile_decoder(
             measured = compare(module, texts, artifact, partial(_load, artifact, folder), min_agreement)
             break
         except Exception as error:  # a graph may not load or run, or may compute something else
-            reason = first_line(error.__cause__ or error)
+            reason = cause_of(error)
             problem = error if isinstance(error, SetupError) else _refusal(module, reason)
             problem.__cause__ = problem.__cause__ or error
             shutil.rmtree(folder / "artifacts", ignore_errors=True)
@@ -109,7 +110,7 @@ def _load(artifact: Artifact, folder: Path, tokens: int) -> DecoderModel:
     try:
         return load(artifact.backend, path, artifact.properties, threads=0, max_tokens=tokens, max_bytes=1 << 40)
     except SetupError as error:  # with advice for a bundle, which does not exist yet
-        reason = first_line(error.__cause__ or error)
+        reason = cause_of(error)
         raise RuntimeError(f"{artifact.backend} does not load its graph: {reason}") from error
 
 
@@ -160,7 +161,7 @@ def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype:
         other = "openvino" if backend == "torch" else "torch"
         # PyTorch, which has no other form, refuses the models that the gathered form refuses (ValueError).
         is_refused = backend == "openvino" and form == GATHERED and isinstance(error, ValueError)
-        reason = first_line(error.__cause__ or error) + ("" if is_refused else f"; --backend {other} may")
+        reason = cause_of(error) + ("" if is_refused else f"; --backend {other} may")
         raise _refusal(module, f"{version} makes no graph of it with a cache in blocks: {reason}") from error
     own.mkdir(parents=True)
     if backend == "torch":

@@ -273,7 +273,7 @@ def try_images(
 ) -> dict[str, torch.Tensor]:
     """The outputs for an image of a size, (height, width), to which the model's positions are fixed from now on."""
     images = f"{folder}: its image processor makes RGB images of {size[0]} x {size[1]}"
-    refused = refusing(f"{images}, which {type(model).__name__} does not take", gives_reason=False)
+    refused = refusing(f"{images}, which {type(model).__name__} does not take", why=None)
     with refused, torch.no_grad(), fixing_positions(model):
         return module(torch.zeros((1, 3, *size), dtype=torch.uint8))
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from neuronpipe.bundles.buckets import BucketPlan
 from neuronpipe.compiler.architectures import MASKED_DECODERS, decoder_inputs, positions, prepare
 from neuronpipe.compiler.onnx import GRAPHS, OnnxModel, graph_file, has_weights
-from neuronpipe.compiler.saved_files import read_object
+from neuronpipe.compiler.saved_files import read_object, refusing
 from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import SetupError, first_line
@@ -287,14 +288,11 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
     if (graph := graph_file(folder)) is not None:
         return OnnxModel(folder, graph)
     folder = transformer_folder(folder)
-    try:
+    problem = f"{folder}: transformers {transformers.__version__} cannot load it"
+    with refusing(problem, why=partial(_why_not_loaded, folder)):
         model, info = auto_class.from_pretrained(
             folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False
         )
-    except Exception as error:  # missing and broken files raise different exceptions
-        raise SetupError(
-            f"{folder}: transformers {transformers.__version__} cannot load it: {_why_not_loaded(folder, error)}"
-        ) from error
     # transformers 5 also logs the shapes.
     if resized := sorted(key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"]):
         advice, body = "; get its files again, both of one model", f"{model.base_model_prefix}."

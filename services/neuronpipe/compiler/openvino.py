@@ -22,8 +22,8 @@ from neuronpipe.compiler.modules import (
 )
 from neuronpipe.compiler.onnx import HIDDEN, OnnxModel, onnx_model
 from neuronpipe.compiler.own_graphs import taking_rows
-from neuronpipe.compiler.saved_files import refusing
-from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.compiler.saved_files import cause_of, refusing
+from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino, traced
 from neuronpipe.stages.neuron_executor.runtimes.parts import part_names
 
@@ -85,14 +85,9 @@ def _traced(module: SourceModule, example: Mapping[str, torch.Tensor]) -> openvi
         # The tracer warns of every Python value that it treats as constant. In these models the values are constant, as
         # the comparison shows.
         warnings.simplefilter("ignore")
-        try:
+        with refusing(f"OpenVINO {openvino.__version__} cannot convert {module.architecture}", why=cause_of):
             positional = Positional(module.module, module.inputs, module.outputs)
             return traced(positional, tuple(example.values()), input=inputs)
-        except Exception as error:
-            reason = first_line(error.__cause__ or error)
-            raise SetupError(
-                f"OpenVINO {openvino.__version__} cannot convert {module.architecture}: {reason}"
-            ) from error
 
 
 def _from_onnx(module: SourceModule) -> openvino.Model:
@@ -126,12 +121,8 @@ def _from_onnx(module: SourceModule) -> openvino.Model:
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatch]) -> Ran:
     paths = [conversion.folder / name for name in artifact.files if name.endswith(".xml")]
-    try:
+    with refusing(f"OpenVINO {openvino.__version__} cannot compile {conversion.module.architecture}"):
         parts = [engine().compile_model(path, "CPU", computable(artifact.properties)) for path in paths]
-    except RuntimeError as error:
-        raise SetupError(
-            f"OpenVINO {openvino.__version__} cannot compile {conversion.module.architecture}: {first_line(error)}"
-        ) from error
     outputs: list[Outputs] = []
     for batch in batches:
         values = dict(batch)

@@ -124,7 +124,7 @@ def _nncf() -> Iterator[Any]:
             # nncf.set_log_level also changes the handlers, which may belong to the program.
             logging.getLogger("nncf").setLevel(logging.CRITICAL)
             problem = f"NNCF {nncf.__version__} cannot quantize the model; compile it with another --dtype"
-            with refusing(problem, gives_reason=False):
+            with refusing(problem, why=None):
                 yield nncf
     finally:
         logging.setLoggerClass(logger_class)

@@ -1,7 +1,7 @@
 """Reads the JSON files of a model, and turns errors of libraries about a model into errors for a user."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,23 @@ from neuronpipe.core.errors import SetupError, first_line
 
 
 @contextmanager
-def refusing(problem: str, *, advice: str = "", gives_reason: bool = True) -> Iterator[None]:
-    """Turns errors of libraries in the block, but no SetupError, into a SetupError: problem, reason and advice."""
+def refusing(problem: str, *, advice: str = "", why: Callable[[Exception], str] | None = first_line) -> Iterator[None]:
+    """Turns errors of libraries in the block, which may be of any kind, but no SetupError, into a SetupError.
+
+    Its text is the problem, the reason by `why` and the advice.
+    """
     try:
         yield
     except SetupError:
         raise
     except Exception as error:
-        reason = f": {first_line(error)}" if gives_reason else ""
+        reason = f": {why(error)}" if why else ""
         raise SetupError(f"{problem}{reason}{advice}") from error
+
+
+def cause_of(error: Exception) -> str:
+    """The first line of the error that led to an error, if there is one, or else of the error itself."""
+    return first_line(error.__cause__ or error)
 
 
 def read_json(path: Path) -> Any:

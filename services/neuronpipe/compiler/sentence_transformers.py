@@ -293,7 +293,7 @@ def _widths(folder: Path, config: Mapping[str, Any], *names: str) -> list[int]:
 
 def _load_weights(folder: Path, parts: Mapping[str, torch.nn.Module], kind: str) -> None:
     problem = f"{folder}: the weights of its {kind} module cannot be read; get its files again"
-    with refusing(problem, gives_reason=False):
+    with refusing(problem, why=None):
         if (folder / "model.safetensors").is_file():
             weights = safetensors.torch.load_file(folder / "model.safetensors")
         else:

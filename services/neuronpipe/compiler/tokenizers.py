@@ -10,12 +10,13 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import transformers
 
-from neuronpipe.compiler.saved_files import read_object
+from neuronpipe.compiler.saved_files import read_object, refusing
 from neuronpipe.compiler.sentence_transformers import read_limits, transformer_folder
 from neuronpipe.core.errors import SetupError, first_line
 
@@ -167,16 +168,11 @@ NO_TOKENIZER = SourceTokenizer(None, "", (), None, 0, None)
 def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer:
     """Reads the tokenizer as tokenizer.json. `of_prompts`: adds only the tokens of that file. Raises SetupError."""
     folder = transformer_folder(folder)
-    try:
-        with warnings.catch_warnings():
-            # MarianTokenizer recommends sacremoses, and does not use it.
-            warnings.filterwarnings("ignore", ".*sacremoses", UserWarning)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
-    except Exception as error:  # converters of other formats may raise any exception
-        raise SetupError(
-            f"{folder}: transformers {transformers.__version__} cannot load its tokenizer: "
-            f"{_why_not_loaded(folder, error)}"
-        ) from error
+    problem = f"{folder}: transformers {transformers.__version__} cannot load its tokenizer"
+    with refusing(problem, why=partial(_why_not_loaded, folder)), warnings.catch_warnings():
+        # MarianTokenizer recommends sacremoses, and does not use it.
+        warnings.filterwarnings("ignore", ".*sacremoses", UserWarning)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
     if isinstance(tokenizer, transformers.MarianTokenizer):
         tokenizer = converted_marian(tokenizer)
     if getattr(tokenizer, "backend_tokenizer", None) is None:
@@ -192,11 +188,9 @@ def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer
     if not of_prompts:
         _add_ends(folder, tokenizer)
     backend = tokenizer.backend_tokenizer
-    try:
+    advice = "; name a token of its vocabulary as unk_token in tokenizer.json (model), or null"
+    with refusing(f"{folder}: its tokenizer cannot read every text", advice=advice):
         backend.encode(_RARE)
-    except Exception as error:  # the library's errors have no kinds
-        advice = "name a token of its vocabulary as unk_token in tokenizer.json (model), or null"
-        raise SetupError(f"{folder}: its tokenizer cannot read every text: {first_line(error)}; {advice}") from error
     content: dict[str, Any] = json.loads(backend.to_str())
     _check_prefix(folder, content["model"])
     # The file may contain a maximum length. Only the tokenizer stage sets limits.

@@ -13,7 +13,7 @@ import transformers
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.compiler.conversion import Conversion, Ran
 from neuronpipe.compiler.modules import Outputs, SampleBatch
-from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.compiler.saved_files import cause_of, refusing
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES = tuple(TORCH_DTYPES)
@@ -32,14 +32,11 @@ def convert(conversion: Conversion) -> Artifact:
     )
     example = {name: torch.from_numpy(conversion.example[name]) for name in module.inputs}
     free = {name: dict.fromkeys(module.free_axes(name), torch.export.Dim.DYNAMIC) for name in module.inputs}
+    problem = f"torch {torch.__version__} cannot export {module.architecture}"
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        try:
+        with refusing(problem, why=cause_of):
             program = torch.export.export(converted, (), kwargs=example, dynamic_shapes=free, strict=False)
-        except Exception as error:  # operations whose shape depends on values may raise any exception
-            raise SetupError(
-                f"torch {torch.__version__} cannot export {module.architecture}: {first_line(error.__cause__ or error)}"
-            ) from error
         path = conversion.folder / _MODEL_FILE
         path.parent.mkdir(parents=True)
         torch.export.save(program, path)

@@ -14,11 +14,11 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.compiler.architectures import check_kinds, positions, rotary_limit
 from neuronpipe.compiler.modules import Named, Outputs, SampleBatch, SourceModule, load_weights, source_module
-from neuronpipe.compiler.saved_files import read_object
+from neuronpipe.compiler.saved_files import read_object, refusing
 from neuronpipe.compiler.saved_settings import unsupported_generation
 from neuronpipe.compiler.tasks.base import Measured, SourceTask
 from neuronpipe.compiler.tokenizers import SourceTokenizer, language_codes, load_tokenizer
-from neuronpipe.core.errors import InvalidInput, SetupError, first_line
+from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.core.model import problems_of
 from neuronpipe.tasks.text_generation import GenerationFacts, check_options, complete_options
 from neuronpipe.tasks.text_to_text import TranslationFacts
@@ -100,12 +100,8 @@ def _chat(folder: Path, tokenizer: Any) -> dict[str, Any]:
         template = tokenizer.get_chat_template()
     except ValueError:
         return {}
-    try:
+    with refusing(f"{folder}: its chat_template is none", advice="; correct it, or compile a copy without it"):
         _compile_jinja_template(template)
-    except Exception as error:  # an error of Jinja, which is not imported here
-        raise SetupError(
-            f"{folder}: its chat_template is none: {first_line(error)}; correct it, or compile a copy without it"
-        ) from error
     special_tokens = tokenizer.special_tokens_map.items()
     return {
         "chat_template": template,
