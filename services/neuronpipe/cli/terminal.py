@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import files_told
+from neuronpipe.core.removed_settings import why_removed
 from neuronpipe.core.units import in_unit
 
 KindT = TypeVar("KindT")
@@ -44,6 +45,9 @@ class CommandParser(argparse.ArgumentParser):
                 message = f"{message[: choice.start()]}invalid choice: {choice[1]!r}; did you mean {near_choices[0]}?"
         known = list(self._option_string_actions)
         flags = {argument.partition("=")[0] for argument in self._arguments if argument.startswith("--")}
+        removed = [f"{flag} {why}" for flag in sorted(flags.difference(known)) if (why := why_removed(flag))]
+        if removed:
+            message, flags = "; ".join(removed), set()
         misspelt = sorted(flag for flag in flags if not any(option.startswith(flag) for option in known))
         near = {flag: difflib.get_close_matches(flag, known, 1) for flag in misspelt}
         hints = "".join(f"; {flag}: did you mean {matches[0]}?" for flag, matches in near.items() if matches)

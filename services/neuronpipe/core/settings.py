@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.removed_settings import why_removed
 from neuronpipe.core.units import in_unit, unit_of
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
@@ -94,6 +95,9 @@ def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
     fields = fields_of(kind)
     known = {variable_name(kind, name): name for name in fields}
     unknown = sorted(name for name in os.environ if name.startswith(kind.prefix) and name not in known)
+    removed = [f"{name} {why}" for name in unknown if (why := why_removed(name.removeprefix(kind.prefix)))]
+    if removed:
+        raise SetupError("; ".join(removed))
     if unknown:
         raise SetupError(f"{', '.join(unknown)}: no such setting; there are {', '.join(sorted(known))}")
     for field, value in given.items():

@@ -9,7 +9,9 @@ from pydantic.fields import FieldInfo
 
 from neuronpipe.bulk.transform.near_engine import TransformSettings
 from neuronpipe.cli import make_parser
+from neuronpipe.cli.serve import settings_parser
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.removed_settings import REMOVED
 from neuronpipe.core.settings import (
     declared_in,
     fields_of,
@@ -96,10 +98,30 @@ def test_variables_of_other_services_are_left_alone(monkeypatch: pytest.MonkeyPa
     assert read_settings(PipelineProcessSettings, _REPOSITORY).process.listen == "127.0.0.1:50050"
 
 
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_setting_is_refused_with_the_reason(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = f"was removed: {REMOVED[name]}"
+    with pytest.raises(SystemExit):
+        settings_parser("all").parse_args(["--repository", "/models", f"{option_name(name)}=1"])
+    assert capsys.readouterr().err.endswith(f" error: {option_name(name)} {reason}\n")
+    variable = variable_name(AllSettings, name)
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(SetupError) as refused:
+        read_settings(AllSettings, _REPOSITORY)
+    assert str(refused.value) == f"{variable} {reason}"
+
+
 @each_service
 def test_a_setting_is_in_one_part_of_a_service(kind: type[ServerSettings]) -> None:
     names = [name for _, name, _ in declared_in(kind)]
     assert sorted(set(names)) == sorted(names)
+
+
+@each_service
+def test_no_setting_has_a_name_that_was_removed(kind: type[ServerSettings]) -> None:
+    assert REMOVED.keys().isdisjoint(fields_of(kind))
 
 
 def test_serve_all_has_at_most_80_settings() -> None:
