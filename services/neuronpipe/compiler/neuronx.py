@@ -138,7 +138,8 @@ def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatc
     flat = [part for batch_parts in parts for part in batch_parts]
     if has_device:
         names, folder = (module.inputs, module.outputs), conversion.folder / _FOLDER
-        computed = iter(neuronx_processes.run_all(folder, *names, flat, artifact.pipeline_cores))
+        on_device = neuronx_processes.run_all(folder, *names, flat, artifact.pipeline_cores)
+        computed: Iterator[Outputs] = iter(on_device)
     else:
         computed = iter(_emulate(conversion, flat))
     outputs: list[Outputs] = []

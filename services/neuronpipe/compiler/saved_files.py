@@ -11,9 +11,9 @@ from neuronpipe.core.errors import SetupError, first_line
 
 @contextmanager
 def refusing(problem: str, *, advice: str = "", why: Callable[[Exception], str] | None = first_line) -> Iterator[None]:
-    """Turns errors of libraries in the block, which may be of any kind, but no SetupError, into a SetupError.
+    """Turns every error in the block into a SetupError of the problem, the reason by `why` and the advice.
 
-    Its text is the problem, the reason by `why` and the advice.
+    A SetupError passes as it is.
     """
     try:
         yield
@@ -25,7 +25,7 @@ def refusing(problem: str, *, advice: str = "", why: Callable[[Exception], str] 
 
 
 def cause_of(error: Exception) -> str:
-    """The first line of the error that led to an error, if there is one, or else of the error itself."""
+    """The first line of the text of an error's cause, or of the error's own text if it has no cause."""
     return first_line(error.__cause__ or error)
 
 
