@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from neuronpipe.bundles.sources import open_repository
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.doors.inference import Inference, ModelChoice
+from neuronpipe.doors.inference import Inference
 from neuronpipe.doors.native import INFERENCE_SERVICE, MODEL_SERVICE, NativeDoor
 from neuronpipe.doors.oip.grpc_door import OIP_SERVICE, OipDoor
 from neuronpipe.doors.oip.service import ModelControl, TensorService
-from neuronpipe.doors.tei import SERVICES, TeiDoor
+from neuronpipe.doors.tei import SERVICES, tei_handlers
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.gateway.tenants.tenants import Tenants
@@ -118,7 +118,7 @@ def gateway_protocols(
     Raises SetupError for a default model that is not served.
     """
     limits, router, control = settings.pipeline, gateway.catalog.router, None
-    inference, choice = Inference(gateway.pipeline, limits), ModelChoice(gateway.catalog, settings.http.default_models)
+    inference = Inference(gateway.pipeline, gateway.catalog, limits, settings.http.default_models)
     if settings.model_control and router:
         control = ModelControl(open_repository(models.repository), tenants, router)
     tensors = TensorService(
@@ -132,7 +132,7 @@ def gateway_protocols(
     rpcs = [
         *NativeDoor(gateway.pipeline, gateway.catalog, limits).handlers(),
         *OipDoor(tensors, limits.max_stream_in_flight).handlers(),
-        *TeiDoor(inference, choice, gateway.catalog, limits).handlers(),
+        *tei_handlers(inference),
         *(traces.handlers() if traces else ()),
     ]
     if not settings.http.http_listen:
@@ -140,7 +140,7 @@ def gateway_protocols(
     from neuronpipe.doors.http.console.pages import console_handlers
     from neuronpipe.doors.http.handlers import http_handlers
 
-    routes = http_handlers(inference, choice, tensors, gateway, limits, telemetry)
+    routes = http_handlers(inference, tensors, telemetry)
     if not settings.http.has_console:
         return Protocols(rpcs, routes)
     get_trace = traces.get_trace if traces else None

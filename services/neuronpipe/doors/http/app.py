@@ -24,10 +24,10 @@ from neuronpipe.core.names import ON_BEHALF, ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.parsing import Truncated
 from neuronpipe.core.tracing import SpanContext, new_request_id
 from neuronpipe.doors.http.bodies import read_body, write_body
-from neuronpipe.doors.http.caller import Caller, Receive, too_large
+from neuronpipe.doors.http.caller import Receive, RequestCaller, too_large
 from neuronpipe.doors.http.exchange import JSON, TEXTS, HttpHandler, HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.messages import MessageBody
-from neuronpipe.doors.http.problems import UNKNOWN_PATH, ErrorForm, Problem, Refused, problem_of
+from neuronpipe.doors.http.problems import UNKNOWN_PATH, ErrorForm, Problem, RequestRefused, problem_of
 from neuronpipe.doors.inference import PRIORITY_FIELD, read_priority
 from neuronpipe.platform.process.door import Credentials, Guard
 from neuronpipe.platform.process.in_flight import InFlight
@@ -61,7 +61,7 @@ Send = Callable[[dict[str, Any]], Any]
 Headers = dict[bytes, bytes]
 
 
-class Router:
+class RouteTable:
     """Routes by path and method. A model's name may have one slash, as on the Hub."""
 
     def __init__(self, handlers: HttpHandlers) -> None:
@@ -78,7 +78,7 @@ class Router:
                 self._fixed.setdefault(route.path, {})[route.method] = route, handler
 
     def find(self, method: str, path: str) -> tuple[Route, HttpHandler, Mapping[str, str]]:
-        """The route, its handler, and the names in its path. Raises Refused."""
+        """The route, its handler, and the names in its path. Raises RequestRefused."""
         methods, names = self._fixed.get(path), {}
         if methods is None:
             for pattern, of_pattern in self._templates.items():
@@ -86,11 +86,11 @@ class Router:
                     methods, names = of_pattern, match.groupdict()
                     break
         if methods is None:
-            raise Refused(404, "not_found", "no such path; /openapi.json lists all of them")
+            raise RequestRefused(404, "not_found", "no such path; /openapi.json lists all of them")
         found = methods.get("GET" if method == "HEAD" else method)
         if found is None:
             allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
-            raise Refused(405, "method_not_allowed", f"this path takes {allowed}", (b"allow", allowed.encode()))
+            raise RequestRefused(405, "method_not_allowed", f"this path takes {allowed}", (b"allow", allowed.encode()))
         return *found, names
 
 
@@ -121,7 +121,7 @@ class App:
         self.is_draining = False
         self._streaming: set[asyncio.Task[Any]] = set()
         self._deadlines = Deadlines()
-        self._router = Router([])
+        self._router = RouteTable([])
         self._readers: dict[str, Callable[[bytes], Any]] = {}
         self._max_input_bytes = max_input_bytes
         self._in_flight = in_flight
@@ -140,7 +140,7 @@ class App:
 
     def open(self, handlers: HttpHandlers) -> None:
         """Answers requests by these handlers from now on."""
-        self._router = Router(handlers)
+        self._router = RouteTable(handlers)
         self._readers = {
             route.key: partial(
                 read_body,
@@ -155,7 +155,7 @@ class App:
         """ASGI's entry."""
         headers: Headers = dict(reversed(scope["headers"]))  # the first of a name counts, as over gRPC
         request_id = _request_id(headers)
-        caller = Caller(receive, f"{scope['client']}")
+        caller = RequestCaller(receive, f"{scope['client']}")
         error_form: ErrorForm = UNKNOWN_PATH
         with ExitStack() as streaming:  # what a stream holds until its end
             try:
@@ -170,7 +170,7 @@ class App:
                 if caller.has_left:
                     return
                 response = _error_response(problem_of(self._in_flight.stopping()), error_form)
-            except (NeuronpipeError, Refused) as error:
+            except (NeuronpipeError, RequestRefused) as error:
                 response = _error_response(problem_of(error), error_form)
             except Exception as fault:
                 response = _error_response(problem_of(internal_error(fault, Call(request_id))), error_form)
@@ -208,7 +208,7 @@ class App:
         headers: Headers,
         request_id: str,
         scope: Mapping[str, Any],
-        caller: Caller,
+        caller: RequestCaller,
         streaming: ExitStack,
     ) -> HttpResponse:
         if self._guard and route.service not in self._open_services:
@@ -239,19 +239,19 @@ class App:
                 streaming.enter_context(counted.pop_all())
             return response
 
-    async def _read(self, route: Route, headers: Headers, media_type: str, caller: Caller) -> bytes:
+    async def _read(self, route: Route, headers: Headers, media_type: str, caller: RequestCaller) -> bytes:
         """The body of a request.
 
-        Raises Refused for a body that is not accepted, and NeuronpipeError for one that takes too long, or too much
+        Raises RequestRefused for a body that is not accepted, and NeuronpipeError for one that takes too long, or too much
         memory.
         """
         if media_type not in (JSON, "", *route.takes_media):
-            raise Refused(
+            raise RequestRefused(
                 415, "unsupported_media_type", f"content-type: must be {' or '.join((JSON, *route.takes_media))}"
             )
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding not in (b"identity", *_COMPRESSED):
-            raise Refused(415, "unsupported_media_type", "content-encoding: must be gzip or deflate")
+            raise RequestRefused(415, "unsupported_media_type", "content-encoding: must be gzip or deflate")
         limit, setting = self._max_file_bytes, "max_message_bytes"
         if media_type in TEXTS or not route.takes_media:
             limit, setting = self._text_limit
@@ -289,7 +289,7 @@ class App:
         return body
 
     async def _send(
-        self, response: HttpResponse, request_id: str, headers: Headers, caller: Caller, send: Send
+        self, response: HttpResponse, request_id: str, headers: Headers, caller: RequestCaller, send: Send
     ) -> None:
         body = response.body
         fields = [
@@ -318,7 +318,7 @@ class App:
         await send({"type": "http.response.body", "body": body})
 
     async def _send_parts(
-        self, response: HttpResponse, parts: AsyncGenerator[bytes, None], caller: Caller, send: Send
+        self, response: HttpResponse, parts: AsyncGenerator[bytes, None], caller: RequestCaller, send: Send
     ) -> None:
         task, is_endless = asyncio.current_task(), response.is_endless
         assert task  # noqa: S101
@@ -334,8 +334,8 @@ class App:
         except asyncio.CancelledError:
             if caller.has_left:
                 return
-            if response.tell:
-                last = response.tell(self._in_flight.stopping())
+            if response.last_event:
+                last = response.last_event(self._in_flight.stopping())
                 await send({"type": "http.response.body", "body": last, "more_body": True})
             elif not is_endless:  # the connection breaks off without its end: no caller takes it for the whole
                 raise
@@ -362,7 +362,7 @@ def _check_page(headers: Headers, method: str, hosts: Collection[str], origins: 
     """
     host = headers.get(b"host", b"").decode("latin-1").lower()
     if host and not _is_own(host, hosts):
-        raise Refused(403, "forbidden", f"host: {host[:_SHOWN]!r} is not a name of this gateway (http_hosts)")
+        raise RequestRefused(403, "forbidden", f"host: {host[:_SHOWN]!r} is not a name of this gateway (http_hosts)")
     if _is_origin_of(headers, origins):
         return
     origin = headers.get(b"origin", b"").decode("latin-1").lower().rpartition("://")[2]
@@ -370,7 +370,9 @@ def _check_page(headers: Headers, method: str, hosts: Collection[str], origins: 
     if (is_page_call and headers.get(b"sec-fetch-site") in _OTHER_SITES) or (
         b"origin" in headers and origin != host and not (hosts and _is_own(origin, hosts))
     ):
-        raise Refused(403, "forbidden", "origin: pages of other sites may not call this gateway (http_cors_origins)")
+        raise RequestRefused(
+            403, "forbidden", "origin: pages of other sites may not call this gateway (http_cors_origins)"
+        )
 
 
 def _is_own(host: str, hosts: Collection[str]) -> bool:

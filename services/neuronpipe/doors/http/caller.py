@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
-from neuronpipe.doors.http.problems import Refused
+from neuronpipe.doors.http.problems import RequestRefused
 
 Receive: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 
@@ -12,7 +12,7 @@ Receive: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 _WATCHED_AFTER_S = 0.01
 
 
-class Caller:
+class RequestCaller:
     """Sends the body, and may disconnect.
 
     `connection` is its name. `has_sent_all`: whether the body was read to its end.
@@ -28,7 +28,7 @@ class Caller:
 
     async def read(self, max_bytes: int, setting: str, has_come: Callable[[int], None]) -> bytes:
         """The body, which the setting of this name limits. `has_come`: told how much of it has come, while more is to
-        come. Raises Refused for a larger one, and CancelledError if the caller disconnects.
+        come. Raises RequestRefused for a larger one, and CancelledError if the caller disconnects.
         """
         parts, size_bytes = [], 0
         while True:
@@ -73,9 +73,9 @@ class Caller:
         return message
 
 
-def too_large(max_bytes: int, setting: str) -> Refused:
+def too_large(max_bytes: int, setting: str) -> RequestRefused:
     """The error for a body that is larger than a setting of the gateway allows."""
-    return Refused(
+    return RequestRefused(
         413,
         "content_too_large",
         f"the body is larger than {max_bytes} bytes, the limit (the gateway's {setting})",

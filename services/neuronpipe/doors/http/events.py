@@ -28,7 +28,7 @@ def event_response(values: AsyncGenerator[Any, None], error_form: ErrorForm, las
     def tell(error: NeuronpipeError) -> bytes:
         return _written(error_form.write(problem_of(error)))
 
-    return HttpResponse(b"", EVENTS, _HEADERS, stream=_events(values, tell, last), tell=tell)
+    return HttpResponse(b"", EVENTS, _HEADERS, stream=_events(values, tell, last), last_event=tell)
 
 
 async def _events(

@@ -39,7 +39,7 @@ CODES: dict[type[NeuronpipeError], ErrorCodes] = {
 }
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that HTTP itself is enough to refuse: `status` is 4xx or 501, `title` its name.
 
     `headers`: what the status prescribes.
@@ -77,9 +77,9 @@ class ErrorForm:
     media_type: str = "application/json"
 
 
-def problem_of(error: NeuronpipeError | Refused) -> Problem:
+def problem_of(error: NeuronpipeError | RequestRefused) -> Problem:
     """The description of an error for callers."""
-    if isinstance(error, Refused):
+    if isinstance(error, RequestRefused):
         codes = ErrorCodes(error.status, "invalid_request_error", error.title, "Validation")
         return Problem(codes, error.title.upper(), error.message, headers=error.headers)
     retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None

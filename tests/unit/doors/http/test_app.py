@@ -451,7 +451,7 @@ class _Listener:
             finally:
                 self.ended.set()
 
-        return HttpResponse(b"", "text/event-stream", stream=parts(), is_endless=self.is_endless, tell=self.tell)
+        return HttpResponse(b"", "text/event-stream", stream=parts(), is_endless=self.is_endless, last_event=self.tell)
 
     async def _receive(self) -> dict[str, Any]:
         await self.left.wait()

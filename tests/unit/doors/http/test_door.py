@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.doors.http.caller import Caller
+from neuronpipe.doors.http.caller import RequestCaller
 from neuronpipe.doors.http.connection import Connection, HttpServer
 from neuronpipe.doors.http.door import HttpDoor
 from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
@@ -681,7 +681,7 @@ async def test_what_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
         return HttpResponse(b"{}")
 
     def left() -> int:
-        return sum(type(one) in (Caller, Connection) for one in gc.get_objects())
+        return sum(type(one) in (RequestCaller, Connection) for one in gc.get_objects())
 
     async with _running([(_WAIT, wait), (_TAKE, wait)]) as (_, _, port):
         gc.collect()

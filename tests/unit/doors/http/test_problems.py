@@ -11,7 +11,7 @@ from neuronpipe.doors.http.problems import (
     PROBLEM_DETAILS,
     TEI_ERROR,
     ErrorForm,
-    Refused,
+    RequestRefused,
     problem_of,
 )
 from tests.unit.every_error import EVERY_ERROR
@@ -60,6 +60,6 @@ def test_only_what_passes_by_itself_says_when_to_retry() -> None:
 
 
 def test_a_refused_request_has_the_headers_of_its_status() -> None:
-    problem = problem_of(Refused(405, "method_not_allowed", "takes GET", (b"allow", b"GET")))
+    problem = problem_of(RequestRefused(405, "method_not_allowed", "takes GET", (b"allow", b"GET")))
     assert problem.codes.status == 405
     assert problem.headers == ((b"allow", b"GET"),)

@@ -23,7 +23,7 @@ from neuronpipe.core.tracing import status_name
 from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import EVENTS, event
 from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.problems import Refused
+from neuronpipe.doors.http.problems import RequestRefused
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.tenants.tenants import Shares
 
@@ -85,7 +85,7 @@ def console_handlers(
 
     async def file(request: HttpRequest) -> HttpResponse:
         if request.names["file"] not in responses:
-            raise Refused(404, "not_found", "the console has no such file")
+            raise RequestRefused(404, "not_found", "the console has no such file")
         return responses[request.names["file"]]
 
     async def state(request: HttpRequest) -> HttpResponse:
@@ -98,7 +98,7 @@ def console_handlers(
 
     async def trace(request: HttpRequest) -> HttpResponse:
         if not get_trace:
-            raise Refused(404, "not_found", "the server keeps no traces (kept_traces)")
+            raise RequestRefused(404, "not_found", "the server keeps no traces (kept_traces)")
         found = await get_trace(GetTraceRequest(trace_id=request.names["id"]))
         return HttpResponse(found.otlp_json.encode(), headers=_HEADERS)
 
