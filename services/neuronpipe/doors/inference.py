@@ -75,12 +75,8 @@ class Inputs:
             for value in self.values:
                 inputs.append(self.make(value))  # noqa: PERF401 (the error below needs the index)
         except InvalidInput as error:
-            raise _renamed(error, self.fields, self.index(len(inputs))) from error
+            raise _renamed(error, self.fields, len(inputs) if self.is_list else None) from error
         return inputs
-
-    def index(self, number: int) -> int | None:
-        """Returns the index that errors of an input name."""
-        return number if self.is_list else None
 
 
 class Inference:
@@ -149,12 +145,13 @@ class Inference:
         """
         inputs = given.made("max_http_inputs", self.settings.max_http_inputs)
         if len(inputs) == 1:
-            return [await self.one(call, model, inputs[0], given.fields, index=given.index(0))]
+            return [await self.one(call, model, inputs[0], given.fields, index=0 if given.is_list else None)]
         limit_bytes = left_bytes = self.settings.max_batch_response_bytes
 
         async def run(shared: Call, number: int, input: TaskInput) -> InferenceResult:
             nonlocal left_bytes
-            result = await self.one(shared, model, input, given.fields, index=given.index(number))
+            index = number if given.is_list else None
+            result = await self.one(shared, model, input, given.fields, index=index)
             left_bytes -= result.result.size_bytes
             if left_bytes < 0:
                 limit = f"the limit is {limit_bytes} bytes (the gateway's max_batch_response_bytes)"
@@ -188,7 +185,7 @@ class Inference:
         together = self.pipeline.observe_together(call, Spans.HTTP_BATCH) if inputs[1:] else nullcontext(call)
         with together as shared:
             streams = [
-                self._events(shared, model, input, given.fields, given.index(number))
+                self._events(shared, model, input, given.fields, number if given.is_list else None)
                 for number, input in enumerate(inputs)
             ]
             async with aclosing(side_by_side(streams)) as events:

@@ -14,7 +14,6 @@ from neuronpipe.api.tei.v1 import tei_pb2 as tei
 from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.models_pb2 import GetModelRequest
-from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Name, Spans
@@ -54,7 +53,7 @@ class _TeiCall(NamedTuple):
         model, version, priority = (metadata.get(name, "") for name in _METADATA)
         return cls(inference, call_of(context), doors.read_priority(priority), ModelName(model, version))
 
-    async def infer(self, input: TaskInput, span: Name) -> InferenceResult:
+    async def infer(self, input: tasks.TaskInput, span: Name) -> InferenceResult:
         """Returns the result of an input, from the model of the rpc."""
         call = self.call.for_request(new_request_id(), self.priority)
         model = self.inference.choose(self.model, input.WhichOneof("task") or "")
@@ -113,7 +112,7 @@ async def _embed(call: _TeiCall, message: tei.EmbedRequest) -> tei.EmbedResponse
         dimensions=message.dimensions,
         truncation=_truncation(message),
     )
-    result = await call.infer(TaskInput(sentence_embedding=input), Spans.TEI_EMBED)
+    result = await call.infer(tasks.TaskInput(sentence_embedding=input), Spans.TEI_EMBED)
     response = tei.EmbedResponse()
     write_numbers(float32_bytes(result.result.message.sentence_embedding), response)
     return _with_metadata(response, result, len(message.inputs))
@@ -123,7 +122,7 @@ async def _embed_sparse(call: _TeiCall, message: tei.EmbedSparseRequest) -> tei.
     input = tasks.SparseEmbeddingInput(
         text=message.inputs, prompt_name=message.prompt_name, truncation=_truncation(message)
     )
-    result = await call.infer(TaskInput(sparse_embedding=input), Spans.TEI_EMBED_SPARSE)
+    result = await call.infer(tasks.TaskInput(sparse_embedding=input), Spans.TEI_EMBED_SPARSE)
     response = tei.EmbedSparseResponse()
     for weight in result.result.message.sparse_embedding.weights:
         response.sparse_embeddings.add(index=weight.token_id, value=weight.weight)
@@ -133,7 +132,7 @@ async def _embed_sparse(call: _TeiCall, message: tei.EmbedSparseRequest) -> tei.
 async def _embed_all(call: _TeiCall, message: tei.EmbedAllRequest) -> tei.EmbedAllResponse:
     _refuse_prompt(message)
     input = tasks.FeatureExtractionInput(text=message.inputs, truncation=_truncation(message))
-    result = await call.infer(TaskInput(feature_extraction=input), Spans.TEI_EMBED_ALL)
+    result = await call.infer(tasks.TaskInput(feature_extraction=input), Spans.TEI_EMBED_ALL)
     response = tei.EmbedAllResponse()
     for vector in token_vectors(result.result.message.feature_extraction):
         write_numbers(vector.tobytes(), response.token_embeddings.add())
@@ -162,7 +161,7 @@ async def _classify(
         function=score_function(message.raw_scores),
         truncation=_truncation(message),
     )
-    result = await call.infer(TaskInput(text_classification=input), span)
+    result = await call.infer(tasks.TaskInput(text_classification=input), span)
     response = tei.PredictResponse()
     for label in result.result.message.text_classification.labels:
         response.predictions.add(score=label.score, label=label.label)
@@ -176,7 +175,7 @@ async def _rerank(call: _TeiCall, message: tei.RerankRequest) -> tei.RerankRespo
         function=score_function(message.raw_scores),
         truncation=_truncation(message),
     )
-    result = await call.infer(TaskInput(rerank=input), Spans.TEI_RERANK)
+    result = await call.infer(tasks.TaskInput(rerank=input), Spans.TEI_RERANK)
     response = tei.RerankResponse()
     for rank in result.result.message.rerank.texts:
         text = message.texts[rank.index] if message.return_text else None
@@ -205,7 +204,7 @@ async def _rerank_stream(call: _TeiCall, messages: AsyncIterable[tei.RerankStrea
 async def _tokenize(call: _TeiCall, message: tei.EncodeRequest) -> tei.EncodeResponse:
     _refuse_prompt(message)
     input = tasks.TokenizationInput(text=message.inputs, skip_special_tokens=not message.add_special_tokens)
-    result = await call.infer(TaskInput(tokenization=input), Spans.TEI_TOKENIZE)
+    result = await call.infer(tasks.TaskInput(tokenization=input), Spans.TEI_TOKENIZE)
     tokens = result.result.message.tokenization.tokens
     response = tei.EncodeResponse()
     for token, (start, stop) in zip(tokens, token_places(message.inputs, tokens), strict=True):
@@ -215,7 +214,7 @@ async def _tokenize(call: _TeiCall, message: tei.EncodeRequest) -> tei.EncodeRes
 
 async def _decode(call: _TeiCall, message: tei.DecodeRequest) -> tei.DecodeResponse:
     input = tasks.DetokenizationInput(token_ids=message.ids, skip_special_tokens=message.skip_special_tokens)
-    result = await call.infer(TaskInput(detokenization=input), Spans.TEI_DECODE)
+    result = await call.infer(tasks.TaskInput(detokenization=input), Spans.TEI_DECODE)
     return tei.DecodeResponse(text=result.result.message.detokenization.text)
 
 

@@ -75,6 +75,12 @@ class Body(BaseModel):
         return known
 
 
+class ModelBody(Body):
+    """A body that may name its model."""
+
+    model: str | None = None
+
+
 def _names(name: str, field: FieldInfo) -> Iterable[str]:
     """Returns a body's names of a field."""
     alias = field.validation_alias
@@ -99,6 +105,11 @@ def only(*values: Any, advice: str = "") -> AfterValidator:
             raise ValueError(f"is not supported; {advice}" if advice else "is not supported")
 
     return AfterValidator(refuse)
+
+
+def fixed(**values: Any) -> dict[str, tuple[Any, Any]]:
+    """Returns fields that are not supported, each with the value of clients that changes nothing; see `with_fields`."""
+    return {name: (Annotated[Any, only(value)], None) for name, value in values.items()}
 
 
 ElementT = TypeVar("ElementT")
@@ -162,8 +173,8 @@ def either(first: type[Body], second: type[Body], marks: Set[str], description: 
     return Annotated[union, Discriminator(tag), Field(description=description)]
 
 
-# A mark in the bytes of JSON → bytes of the value that is made for it: up to 64 for a number or text, a few hundred for
-# a list or for a name in an object, and a thousand for an object once it is checked.
+# A mark in the bytes of JSON → memory of the value that is made for it. A number or text takes up to 64 bytes, a list
+# or a name in an object a few hundred, and an object a thousand once it is checked.
 _JSON_BYTES = {b",": 64, b":": 256, b"[": 512, b"{": 1024}
 LINE_BYTES = {b",": 64, b"\n": 64}
 _LIST = re.compile(rb'"(\w{1,64})"\s*:\s*\[', re.ASCII)

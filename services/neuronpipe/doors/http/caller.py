@@ -13,9 +13,9 @@ _WATCHED_AFTER_S = 0.01
 
 
 class RequestCaller:
-    """Sends the body, and may disconnect.
+    """The caller of a request, who sends the body and may disconnect.
 
-    `connection` is its name. `has_sent_all`: whether the body was read to its end.
+    `connection`: the name of the caller's connection. `has_sent_all`: whether the body was read to its end.
     """
 
     def __init__(self, receive: Receive, connection: str) -> None:
@@ -27,12 +27,17 @@ class RequestCaller:
         self._watcher: asyncio.Task[None] | None = None
 
     async def read(self, max_bytes: int, setting: str, has_come: Callable[[int], None]) -> bytes:
-        """The body, which the setting of this name limits. `has_come`: told how much of it has come, while more is to
-        come. Raises RequestRefused for a larger one, and CancelledError if the caller disconnects.
+        """Returns the body, which the setting of this name limits.
+
+        `has_come`: gets the number of bytes that have come, while more bytes are to come. Raises RequestRefused for a
+        larger body, and CancelledError if the caller disconnects.
         """
         parts, size_bytes = [], 0
         while True:
-            message = await self._next()
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.has_left = True
+                raise asyncio.CancelledError
             parts.append(message["body"])
             size_bytes += len(message["body"])
             if size_bytes > max_bytes:
@@ -54,7 +59,7 @@ class RequestCaller:
             self._timer.cancel()
         if self._watcher:
             self._watcher.cancel()
-            self._watcher = None  # it keeps this caller
+            self._watcher = None  # the watcher refers to this caller
 
     def _start_watching(self, task: "asyncio.Task[Any]") -> None:
         async def wait() -> None:
@@ -65,18 +70,8 @@ class RequestCaller:
 
         self._watcher = asyncio.create_task(wait())
 
-    async def _next(self) -> Mapping[str, Any]:
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            self.has_left = True
-            raise asyncio.CancelledError
-        return message
-
 
 def too_large(max_bytes: int, setting: str) -> RequestRefused:
-    """The error for a body that is larger than a setting of the gateway allows."""
-    return RequestRefused(
-        413,
-        "content_too_large",
-        f"the body is larger than {max_bytes} bytes, the limit (the gateway's {setting})",
-    )
+    """Returns the error for a body that is larger than a setting of the gateway allows."""
+    problem = f"the body is larger than {max_bytes} bytes, the limit (the gateway's {setting})"
+    return RequestRefused(413, "content_too_large", problem)

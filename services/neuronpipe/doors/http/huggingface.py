@@ -16,9 +16,9 @@ from neuronpipe.doors.inference import Inference, Inputs, of_results
 
 # Hugging Face's words for tasks → the tasks, in the order in which a model is asked for them.
 _TASKS: dict[str, list[str]] = {}
-for _converter in CONVERTERS.values():
-    for _word in _converter.words or (_converter.task.replace("_", "-"),):
-        _TASKS.setdefault(_word, []).append(_converter.task)
+for _task_name, _converter in CONVERTERS.items():
+    for _word in _converter.words or (_task_name.replace("_", "-"),):
+        _TASKS.setdefault(_word, []).append(_task_name)
 # Fields of `inputs` that only one task has.
 _TELLING_INPUTS = {"source_sentence": "sentence_similarity", "question": "question_answering", "query": "rerank"}
 IMAGES = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
@@ -32,12 +32,11 @@ TASK_MODEL = post("/pipeline/{task}/{name}", "Hugging Face: one of the model's t
 ROOT = post("/", "Hugging Face: an endpoint of one model", query=MODEL_PARAMETER)
 
 
-async def model(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /models/NAME."""
+async def _model(inference: Inference, request: HttpRequest) -> HttpResponse:
     return await answer_request(inference, request, inference.catalog.spec(*request.model(request.names["name"])))
 
 
-async def model_task(inference: Inference, request: HttpRequest) -> HttpResponse:
+async def _model_task(inference: Inference, request: HttpRequest) -> HttpResponse:
     """Answers POST /models/NAME/pipeline/TASK. Raises WrongTask for a task that the model does not have."""
     spec, word = inference.catalog.spec(*request.model(request.names["name"])), request.names["task"]
     for task in _TASKS.get(word, ()):
@@ -47,12 +46,11 @@ async def model_task(inference: Inference, request: HttpRequest) -> HttpResponse
     raise WrongTask(f"model {spec.name!r} does not have the task of the path; it has: {', '.join(words)}")
 
 
-async def root(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /."""
+async def _root(inference: Inference, request: HttpRequest) -> HttpResponse:
     return await answer_request(inference, request, inference.catalog.spec(*inference.choose(request.model())))
 
 
-ANSWERS: Answers[Inference] = [(MODEL, model), (MODEL_TASK, model_task), (TASK_MODEL, model_task), (ROOT, root)]
+ANSWERS: Answers[Inference] = [(MODEL, _model), (MODEL_TASK, _model_task), (TASK_MODEL, _model_task), (ROOT, _root)]
 
 
 def read_request(request: HttpRequest, model: ModelSpec, max_input_bytes: int) -> Any:
@@ -90,12 +88,12 @@ async def answer_body(inference: Inference, request: HttpRequest, model: ModelSp
     is_list = isinstance(given, list)
     values = given if is_list else [given]
     fields = {**converter.fields, **converter.option_fields(body)}
-    inputs = Inputs("inputs", values, lambda value: converter.read(value, body, model), fields, is_list)
+    inputs = Inputs("inputs", values, lambda value: converter.read(task, value, body, _model), fields, is_list)
     results = await inference.each(request.call, request.model(model.name), inputs)
 
     def make() -> Any:
         pairs = zip(results, values, strict=True)
-        answers = [converter.answer(result.result.message, value, body) for result, value in pairs]
+        answers = [converter.write(getattr(result.result.message, task), value, body) for result, value in pairs]
         return answers if is_list or converter.is_nested else answers[0]
 
     return await of_results(results, make)

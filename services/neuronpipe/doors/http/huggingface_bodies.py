@@ -6,7 +6,19 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.model import with_fields
-from neuronpipe.doors.http.bodies import HARMLESS, WHOLE, Body, Count, Direction, Many, Whole, only, option_field
+from neuronpipe.doors.http.bodies import (
+    HARMLESS,
+    WHOLE,
+    Body,
+    Count,
+    Direction,
+    Many,
+    ModelBody,
+    Whole,
+    fixed,
+    only,
+    option_field,
+)
 
 
 def _refuse_length(value: Any) -> None:
@@ -137,7 +149,7 @@ class Features(TaskBody):
 
     inputs: _Texts
     normalize: bool | None = Field(
-        None, description="whether vectors of models of sentence embeddings have length one; default: yes"
+        None, description="whether vectors of sentence embeddings are scaled to unit length; default: yes"
     )
     dimensions: Count | None = None
     truncate: bool | None = None
@@ -173,18 +185,17 @@ class TextRanking(TaskBody):
     parameters: RankParameters = RankParameters()
 
 
-@with_fields({name: option_field(option) for name, option in OPTIONS.items() if option.huggingface})
+# The values that leave a text as it is.
+_NEUTRAL = fixed(
+    clean_up_tokenization_spaces=False, epsilon_cutoff=0, eta_cutoff=0, num_beam_groups=1, penalty_alpha=0, typical_p=1
+)
+
+
+@with_fields({name: option_field(option) for name, option in OPTIONS.items() if option.huggingface} | _NEUTRAL)
 class WritingOptions(CutParameters):
     """The options of transformers' `generate`, made of their declarations, and the options of its pipelines."""
 
-    clean_up_tokenization_spaces: Annotated[Any, only(False)] = None
     use_cache: bool | None = Field(None, description="changes nothing")
-    # The values that leave a text as it is.
-    epsilon_cutoff: Annotated[Any, only(0)] = None
-    eta_cutoff: Annotated[Any, only(0)] = None
-    num_beam_groups: Annotated[Any, only(1)] = None
-    penalty_alpha: Annotated[Any, only(0)] = None
-    typical_p: Annotated[Any, only(1)] = None
 
     def option(self, name: str) -> Any:
         """Returns an option that is declared; None if it is not given."""
@@ -198,6 +209,10 @@ class Grammar(Body):
     value: str | dict[str, Any]
 
 
+@with_fields(
+    fixed(best_of=1, decoder_input_details=False, frequency_penalty=0, ignore_eos_token=False, top_n_tokens=0)
+    | fixed(watermark=False)
+)
 class GenerateParameters(WritingOptions):
     """The parameters of a text, also for TGI. Without a parameter of sampling, the most probable tokens are taken."""
 
@@ -207,19 +222,21 @@ class GenerateParameters(WritingOptions):
     details: bool | None = None
     max_length: _PromptAndText = None
     min_length: _PromptAndText = None
-    best_of: Annotated[Any, only(1)] = None
-    decoder_input_details: Annotated[Any, only(False)] = None
-    frequency_penalty: Annotated[Any, only(0)] = None
     grammar: Grammar | None = None
-    ignore_eos_token: Annotated[Any, only(False)] = None
-    top_n_tokens: Annotated[Any, only(0)] = None
     truncate: Count | None = Field(None, description="number of tokens that are kept of the end of the prompt")
-    watermark: Annotated[Any, only(False)] = None
 
 
-class TextGeneration(TaskBody):
-    inputs: _Texts
+class Prompted(Body):
     parameters: GenerateParameters = GenerateParameters()
+
+
+class TgiGenerate(Prompted, ModelBody):
+    inputs: str
+    stream: bool | None = Field(None, description="whether the path is /generate_stream")
+
+
+class TextGeneration(Prompted, TaskBody):
+    inputs: _Texts
     stream: bool | None = Field(None, description="one text as server-sent events, an event for each token")
 
 

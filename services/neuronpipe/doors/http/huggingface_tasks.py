@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import attrgetter, or_
-from typing import Any, cast
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from neuronpipe.api.v1 import tasks_pb2 as tasks
-from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.doors.http import huggingface_bodies as bodies
@@ -23,7 +22,6 @@ from neuronpipe.doors.vectors import token_vectors, vector
 
 # Fields of enumerations → the prefix of their values.
 _PREFIXES = {"function": "SCORE_FUNCTION_", "aggregation": "AGGREGATION_"}
-# Makes the JSON of a result, from the result of the task, the caller's input and the body.
 _Write = Callable[[Any, Any, Any], Any]
 
 
@@ -31,18 +29,18 @@ _Write = Callable[[Any, Any, Any], Any]
 class Converter:
     """The conversions of one task.
 
-    `body`: the type of a body. `fields`: the protocol's names for the fields of an input; see FieldNames. `more`: makes
+    `body`: the type of a body. `write`: makes the JSON of a result, from the result of the task, the caller's input and
+    the body. `fields`: the protocol's names for the fields of an input; see FieldNames. `more`: makes
     the fields of an input that no field of the body holds as it is. `reads`: makes the whole input, for a task that
     generates. `option_fields`: names of fields that depend on the body. `is_nested`: the answer to a single input is
     also a list. `words`: Hugging Face's words for the task, if its name is none of them.
     """
 
-    task: str
     body: type[Body]
     write: _Write
     fields: Mapping[str, str]
     more: Callable[[Any, Any, ModelSpec], Mapping[str, Any]] = lambda given, body, model: {}
-    reads: Callable[[Any, Any, ModelSpec], TaskInput] | None = None
+    reads: Callable[[Any, Any, ModelSpec], tasks.TaskInput] | None = None
     option_fields: Callable[[Any], Mapping[str, str]] = lambda body: {}
     is_nested: bool = False
     words: Sequence[str] = ()
@@ -52,18 +50,15 @@ class Converter:
         """The checks of a body."""
         return TypeAdapter(self.body)
 
-    def read(self, given: Any, body: Any, model: ModelSpec) -> TaskInput:
-        """Makes the input of a value in `inputs`. Raises InvalidInput."""
+    def read(self, task: str, given: Any, body: Any, model: ModelSpec) -> tasks.TaskInput:
+        """Makes the input of the task for a value in `inputs`. Raises InvalidInput."""
         if self.reads:
             return self.reads(given, body, model)
         fields = {ours: _value(ours, theirs, given, body) for ours, theirs in self.fields.items()}
         fields |= self.more(given, body, model)
         # protobuf makes messages of dictionaries.
-        return TaskInput(**cast(Any, {self.task: {name: value for name, value in fields.items() if value is not None}}))
-
-    def answer(self, result: TaskResult, given: Any, body: Any) -> Any:
-        """Makes the JSON of a result."""
-        return self.write(getattr(result, self.task), given, body)
+        given_fields: Any = {name: value for name, value in fields.items() if value is not None}
+        return tasks.TaskInput(**{task: given_fields})
 
 
 def _value(ours: str, theirs: str, given: Any, body: Any) -> Any:
@@ -139,14 +134,6 @@ def _rows(field: str, **ours_by_theirs: str) -> _Write:
     ]
 
 
-def _write_vector(result: Any, given: Any, body: Any) -> Any:
-    return vector(result)
-
-
-def _write_vectors(result: Any, given: Any, body: Any) -> Any:
-    return token_vectors(result)
-
-
 _write_labels = _rows("labels", label="label", score="score")
 _write_answers = _rows("answers", answer="text", score="score", start="start", end="end")
 
@@ -185,7 +172,7 @@ def _write_best_answers(result: Any, given: bodies.Question, body: bodies.Questi
 
 
 def _parameters(*same: str, **others: str) -> dict[str, str]:
-    """Returns names of fields in `parameters`: of fields with the same name, and of `others` by our name."""
+    """Returns names of fields in `parameters`. `same`: fields with the same name. `others`: fields by our name."""
     return {ours: f"parameters.{theirs}" for ours, theirs in ({name: name for name in same} | others).items()}
 
 
@@ -196,141 +183,118 @@ _LABELS = _parameters("candidate_labels", "hypothesis_template", "truncation")
 _SCORED = _parameters("top_k", function="function_to_apply")
 
 CONVERTERS = {
-    converter.task: converter
-    for converter in (
-        Converter(
-            "text_classification",
-            bodies.TextClassification,
-            _write_labels,
-            _TEXT | _SCORED,
-            _pair,
-            is_nested=True,
-            words=("text-classification", "sentiment-analysis"),
+    "text_classification": Converter(
+        bodies.TextClassification,
+        _write_labels,
+        _TEXT | _SCORED,
+        _pair,
+        is_nested=True,
+        words=("text-classification", "sentiment-analysis"),
+    ),
+    "image_classification": Converter(
+        bodies.ImageClassification,
+        _write_labels,
+        {"image": "inputs…"} | _SCORED,
+        lambda given, body, model: {"top_k": min(body.parameters.top_k or 0, len(model.labels))},
+    ),
+    "image_embedding": Converter(
+        bodies.ImageFeatures,
+        lambda result, given, body: vector(result),
+        {"image": "inputs…"},
+        words=("image-feature-extraction",),
+    ),
+    "zero_shot_image_classification": Converter(
+        bodies.ZeroShotImageClassification, _write_labels, {"image": "inputs…"} | _LABELS
+    ),
+    "zero_shot_classification": Converter(
+        bodies.ZeroShotClassification,
+        _write_labels,
+        _PLAIN_TEXT | _LABELS | _parameters("multi_label"),
+        _candidate_labels,
+    ),
+    "token_classification": Converter(
+        bodies.TokenClassification,
+        _write_tokens,
+        _PLAIN_TEXT
+        | _CUTS
+        | _parameters("ignore_labels", aggregation="aggregation_strategy", window_stride_tokens="stride"),
+        lambda given, body, model: {"keep_all_labels": body.parameters.ignore_labels == []},
+        words=("token-classification", "ner"),
+    ),
+    "fill_mask": Converter(bodies.FillMask, _write_masks, _PLAIN_TEXT | _parameters("top_k", "targets", "truncation")),
+    "question_answering": Converter(
+        bodies.QuestionAnswering,
+        _write_best_answers,
+        {"question": "inputs….question", "context": "inputs….context"}
+        | _parameters(
+            "top_k",
+            max_answer_tokens="max_answer_len",
+            window_stride_tokens="doc_stride",
+            allow_no_answer="handle_impossible_answer",
         ),
-        Converter(
-            "image_classification",
-            bodies.ImageClassification,
-            _write_labels,
-            {"image": "inputs…"} | _SCORED,
-            lambda given, body, model: {"top_k": min(body.parameters.top_k or 0, len(model.labels))},
-        ),
-        Converter(
-            "image_embedding",
-            bodies.ImageFeatures,
-            _write_vector,
-            {"image": "inputs…"},
-            words=("image-feature-extraction",),
-        ),
-        Converter(
-            "zero_shot_image_classification",
-            bodies.ZeroShotImageClassification,
-            _write_labels,
-            {"image": "inputs…"} | _LABELS,
-        ),
-        Converter(
-            "zero_shot_classification",
-            bodies.ZeroShotClassification,
-            _write_labels,
-            _PLAIN_TEXT | _LABELS | _parameters("multi_label"),
-            _candidate_labels,
-        ),
-        Converter(
-            "token_classification",
-            bodies.TokenClassification,
-            _write_tokens,
-            _PLAIN_TEXT
-            | _CUTS
-            | _parameters("ignore_labels", aggregation="aggregation_strategy", window_stride_tokens="stride"),
-            lambda given, body, model: {"keep_all_labels": body.parameters.ignore_labels == []},
-            words=("token-classification", "ner"),
-        ),
-        Converter(
-            "fill_mask", bodies.FillMask, _write_masks, _PLAIN_TEXT | _parameters("top_k", "targets", "truncation")
-        ),
-        Converter(
-            "question_answering",
-            bodies.QuestionAnswering,
-            _write_best_answers,
-            {"question": "inputs….question", "context": "inputs….context"}
-            | _parameters(
-                "top_k",
-                max_answer_tokens="max_answer_len",
-                window_stride_tokens="doc_stride",
-                allow_no_answer="handle_impossible_answer",
-            ),
-        ),
-        Converter(
-            "sentence_embedding",
-            bodies.Features,
-            _write_vector,
-            _PLAIN_TEXT | {"dimensions": "dimensions", "prompt_name": "prompt_name", "truncation": "truncate"},
-            lambda given, body, model: _cut(given, body, model) | {"skip_normalize": body.normalize is False},
-            words=("feature-extraction",),
-        ),
-        Converter(
-            "feature_extraction",
-            bodies.Features,
-            _write_vectors,
-            _PLAIN_TEXT | {"truncation": "truncate"},
-            _features("normalize", "dimensions", "prompt_name"),
-        ),
-        Converter(
-            "sparse_embedding",
-            bodies.Features,
-            _rows("weights", index="token_id", value="weight", token="token"),  # noqa: S106 (a name of a field)
-            _PLAIN_TEXT | {"prompt_name": "prompt_name", "truncation": "truncate"},
-            _cut_vectors,
-            words=("feature-extraction",),
-        ),
-        Converter(
-            "multi_vector_embedding",
-            bodies.Features,
-            _write_vectors,
-            _PLAIN_TEXT | {"truncation": "truncate"},
-            _multi_vector,
-            words=("feature-extraction",),
-        ),
-        Converter(
-            "sentence_similarity",
-            bodies.SentenceSimilarity,
-            lambda result, given, body: list(result.scores),
-            {"source": "inputs.source_sentence", "texts": "inputs.sentences"} | _CUTS,
-        ),
-        Converter(
-            "text_generation",
-            bodies.TextGeneration,
-            lambda result, given, body: [texts.write_text(text, given, body) for text in result.sequences],
-            texts.TEXT_FIELDS,
-            reads=texts.read_prompt,
-            option_fields=texts.form_fields,
-        ),
-        Converter(
-            "summarization",
-            bodies.Summarization,
-            _rows("sequences", summary_text="text"),
-            _TEXT,
-            reads=texts.read_summary,
-            option_fields=texts.writing_fields,
-        ),
-        Converter(
-            "translation",
-            bodies.Translation,
-            _rows("sequences", translation_text="text"),
-            _TEXT | _parameters(source_language="src_lang", target_language="tgt_lang"),
-            reads=texts.read_translation,
-            option_fields=texts.writing_fields,
-        ),
-        Converter(
-            "rerank",
-            bodies.TextRanking,
-            _rows("texts", index="index", score="score"),
-            {"query": "inputs.query", "texts": "inputs.texts"}
-            | _CUTS
-            | _parameters(top_n="top_k", function="function_to_apply"),
-            lambda given, body, model: {"top_n": min(body.parameters.top_k or 0, len(given.texts))},
-            words=("text-ranking",),
-        ),
-    )
+    ),
+    "sentence_embedding": Converter(
+        bodies.Features,
+        lambda result, given, body: vector(result),
+        _PLAIN_TEXT | {"dimensions": "dimensions", "prompt_name": "prompt_name", "truncation": "truncate"},
+        lambda given, body, model: _cut(given, body, model) | {"skip_normalize": body.normalize is False},
+        words=("feature-extraction",),
+    ),
+    "feature_extraction": Converter(
+        bodies.Features,
+        lambda result, given, body: token_vectors(result),
+        _PLAIN_TEXT | {"truncation": "truncate"},
+        _features("normalize", "dimensions", "prompt_name"),
+    ),
+    "sparse_embedding": Converter(
+        bodies.Features,
+        _rows("weights", index="token_id", value="weight", token="token"),  # noqa: S106 (a name of a field)
+        _PLAIN_TEXT | {"prompt_name": "prompt_name", "truncation": "truncate"},
+        _cut_vectors,
+        words=("feature-extraction",),
+    ),
+    "multi_vector_embedding": Converter(
+        bodies.Features,
+        lambda result, given, body: token_vectors(result),
+        _PLAIN_TEXT | {"truncation": "truncate"},
+        _multi_vector,
+        words=("feature-extraction",),
+    ),
+    "sentence_similarity": Converter(
+        bodies.SentenceSimilarity,
+        lambda result, given, body: list(result.scores),
+        {"source": "inputs.source_sentence", "texts": "inputs.sentences"} | _CUTS,
+    ),
+    "text_generation": Converter(
+        bodies.TextGeneration,
+        lambda result, given, body: [texts.write_text(text, given, body) for text in result.sequences],
+        texts.TEXT_FIELDS,
+        reads=texts.read_prompt,
+        option_fields=texts.form_fields,
+    ),
+    "summarization": Converter(
+        bodies.Summarization,
+        _rows("sequences", summary_text="text"),
+        _TEXT,
+        reads=texts.read_summary,
+        option_fields=texts.writing_fields,
+    ),
+    "translation": Converter(
+        bodies.Translation,
+        _rows("sequences", translation_text="text"),
+        _TEXT | _parameters(source_language="src_lang", target_language="tgt_lang"),
+        reads=texts.read_translation,
+        option_fields=texts.writing_fields,
+    ),
+    "rerank": Converter(
+        bodies.TextRanking,
+        _rows("texts", index="index", score="score"),
+        {"query": "inputs.query", "texts": "inputs.texts"}
+        | _CUTS
+        | _parameters(top_n="top_k", function="function_to_apply"),
+        lambda given, body, model: {"top_n": min(body.parameters.top_k or 0, len(given.texts))},
+        words=("text-ranking",),
+    ),
 }
 # A body of any task. The model's task decides which.
 AnyBody: Any = reduce(or_, dict.fromkeys(converter.body for converter in CONVERTERS.values()))

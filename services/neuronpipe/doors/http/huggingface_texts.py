@@ -5,7 +5,7 @@ A text is written whole, or token by token as events.
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskInput
@@ -14,20 +14,11 @@ from neuronpipe.core.generation_options import DRAWING, OPTIONS, message_fields
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpRequest, HttpResponse
-from neuronpipe.doors.http.huggingface_bodies import GenerateParameters, Grammar, Summarization, Translation
+from neuronpipe.doors.http.huggingface_bodies import GenerateParameters, Grammar, Prompted, Summarization, Translation
 from neuronpipe.doors.http.problems import TGI_ERROR
 from neuronpipe.doors.inference import Inference, kept_tokens, truncation_of
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
-
-
-class Prompted(Protocol):
-    """A body with a prompt, of Hugging Face or TGI."""
-
-    @property
-    def parameters(self) -> GenerateParameters:
-        """The options of the text."""
-
 
 # Options of generation that have the same name in a request.
 _OPTIONS = tuple(name for name, option in OPTIONS.items() if option.huggingface)
@@ -81,13 +72,14 @@ def read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
 
 
 def _form(grammar: Grammar) -> GenerationOptions:
-    """Raises InvalidInput."""
-    name, value = "regex" if grammar.type == "regex" else "json_schema", grammar.value
+    value = grammar.value
     if grammar.type == "json_schema" and isinstance(value, dict):
         value = value.get("schema", value)
-    if not isinstance(value, str if name == "regex" else str | dict):
-        raise InvalidInput("parameters.grammar.value", "must be a text" + " or an object" * (name != "regex"))
-    return GenerationOptions(**message_fields({name: value}))
+    if grammar.type == "regex" and not isinstance(value, str):
+        raise InvalidInput("parameters.grammar.value", "must be a text")
+    if not isinstance(value, str | dict):
+        raise InvalidInput("parameters.grammar.value", "must be a text or an object")
+    return GenerationOptions(**message_fields({"regex" if grammar.type == "regex" else "json_schema": value}))
 
 
 def form_fields(body: Prompted) -> dict[str, str]:

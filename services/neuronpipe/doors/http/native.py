@@ -41,28 +41,26 @@ _LARGE_BYTES = 8 << 10
 _GENERATING = tuple(name for name, task in TASKS.items() if task.generates)
 
 
-async def infer(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /v1/infer."""
-    inference_request = to_inference_request(request.call, await request.make(lambda: _message(request)))
-    result = await inference.pipeline.infer(inference_request, Spans.HTTP_REQUEST)
+async def _infer(inference: Inference, request: HttpRequest) -> HttpResponse:
+    result = await inference.pipeline.infer(await _read(request), Spans.HTTP_REQUEST)
     body = await of_results([result], lambda: write_body(_response(result)), large_bytes=_LARGE_BYTES)
     return HttpResponse(body)
 
 
-async def generate(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /v1/generate."""
-    inference_request = to_inference_request(request.call, await request.make(lambda: _message(request)))
+async def _generate(inference: Inference, request: HttpRequest) -> HttpResponse:
+    inference_request = await _read(request)
     if inference_request.input.message.WhichOneof("task") not in _GENERATING:
         raise InvalidInput("input", f"must be of a task that generates: {', '.join(_GENERATING)}")
     events = await begun(inference.pipeline.generate(inference_request, Spans.HTTP_REQUEST))
     return event_response(_values(events), PROBLEM_DETAILS)
 
 
-ANSWERS: Answers[Inference] = [(INFER, infer), (GENERATE, generate)]
+ANSWERS: Answers[Inference] = [(INFER, _infer), (GENERATE, _generate)]
 
 
-def _message(request: HttpRequest) -> InferRequest:
-    return InferRequest(**request.body.arguments())
+async def _read(request: HttpRequest) -> InferenceRequest:
+    message = await request.make(lambda: InferRequest(**request.body.arguments()))
+    return to_inference_request(request.call, message)
 
 
 def to_inference_request(call: Call, message: InferRequest) -> InferenceRequest:

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any
 
@@ -14,9 +14,8 @@ from neuronpipe.core.names import Spans
 from neuronpipe.doors.http.bodies import Body, Many, check_body, read_base64, read_json, without_nulls, write_body
 from neuronpipe.doors.http.exchange import JSON, Answers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import OIP_ERROR, RequestRefused
+from neuronpipe.doors.oip import service as oip
 from neuronpipe.doors.oip.service import RowSpans, TensorRequest, TensorResponse, TensorService
-
-from neuronpipe.doors.oip.service import NO_SHARED_MEMORY, SETTINGS_OF_LOGS, SETTINGS_OF_TRACES  # isort: skip
 from neuronpipe.doors.oip.tensors import BYTES, MAX_TENSORS, GivenTensor
 
 HEADER_LENGTH = b"inference-header-content-length"
@@ -69,10 +68,10 @@ _OUTPUT = {"name": str, "shape": list[int], "datatype": str, "parameters?": dict
 _INFERRED = {"model_name": str, "model_version": str, "id?": str, "outputs": [_OUTPUT]}
 # Paths that only Triton has, and the reasons why this door does not serve them.
 _MISSING = {
-    "/v2/systemsharedmemory/status": NO_SHARED_MEMORY,
-    "/v2/cudasharedmemory/status": NO_SHARED_MEMORY,
-    "/v2/trace/setting": SETTINGS_OF_TRACES,
-    "/v2/logging": SETTINGS_OF_LOGS,
+    "/v2/systemsharedmemory/status": oip.NO_SHARED_MEMORY,
+    "/v2/cudasharedmemory/status": oip.NO_SHARED_MEMORY,
+    "/v2/trace/setting": oip.SETTINGS_OF_TRACES,
+    "/v2/logging": oip.SETTINGS_OF_LOGS,
 }
 
 
@@ -80,30 +79,15 @@ def _json(value: Any, status: int = 200) -> HttpResponse:
     return HttpResponse(write_body(value), status=status)
 
 
-async def _server(service: TensorService, request: HttpRequest) -> HttpResponse:
-    return _json(service.server_metadata())
-
-
-async def _all_statistics(service: TensorService, request: HttpRequest) -> HttpResponse:
-    return _json(service.statistics("", ""))
+async def _tell(service: TensorService, request: HttpRequest, fact: Callable[..., Any]) -> HttpResponse:
+    """Answers with a fact about a model. `fact`: a method of the service, for the name and the version of the model."""
+    return _json(fact(service, *_model(request)))
 
 
 async def _ready(service: TensorService, request: HttpRequest) -> HttpResponse:
     name, version = _model(request)
     is_ready = service.is_model_ready(name, version)
     return _json({"name": name, "ready": is_ready}, 200 if is_ready else 503)
-
-
-async def _config(service: TensorService, request: HttpRequest) -> HttpResponse:
-    return _json(service.model_config(*_model(request)))
-
-
-async def _statistics(service: TensorService, request: HttpRequest) -> HttpResponse:
-    return _json(service.statistics(*_model(request)))
-
-
-async def _metadata(service: TensorService, request: HttpRequest) -> HttpResponse:
-    return _json(service.model_metadata(*_model(request)))
 
 
 async def _index(service: TensorService, request: HttpRequest) -> HttpResponse:
@@ -142,17 +126,17 @@ _run = partial(_post, takes=Infer, gives=_INFERRED, takes_media=(_BINARY,))
 # The name of a model may have two segments, as NAME/raw.
 _MODEL, _CONTROLLED = "/v2/models/{model}{/form}", "/v2/repository/models/{model}{/form}"
 ANSWERS: Answers[TensorService] = [
-    (_get("/v2", "OIP: the server"), _server),
-    (_get("/v2/models/stats", "OIP: statistics of all models"), _all_statistics),
+    (_get("/v2", "OIP: the server"), partial(_tell, fact=lambda service, *_: service.server_metadata())),
+    (_get("/v2/models/stats", "OIP: statistics of all models"), partial(_tell, fact=TensorService.statistics)),
     # The path with a version goes first, because a model's name may have a slash.
     *(
         (make(path + end, summary), answer)
         for make, end, summary, answer in (
             (_get, "/ready", "OIP: 200 while the model can be run", _ready),
-            (_get, "/config", "OIP: the model in Triton's words", _config),
-            (_get, "/stats", "OIP: statistics of the model", _statistics),
+            (_get, "/config", "OIP: the model in Triton's words", partial(_tell, fact=TensorService.model_config)),
+            (_get, "/stats", "OIP: statistics of the model", partial(_tell, fact=TensorService.statistics)),
             (_run, "/infer", "OIP: run rows", _infer),
-            (_get, "", "OIP: the model's inputs and outputs", _metadata),
+            (_get, "", "OIP: the model's inputs and outputs", partial(_tell, fact=TensorService.model_metadata)),
         )
         for path in (f"{_MODEL}/versions/{{version}}", _MODEL)
     ),
@@ -167,9 +151,9 @@ ANSWERS: Answers[TensorService] = [
 
 
 def _model(request: HttpRequest) -> tuple[str, str]:
-    """Returns the name and the version of a model in a path."""
-    names = request.names
-    return f"{names['model']}/{names['form']}" if names.get("form") else names["model"], names.get("version") or ""
+    """Returns the name and the version of a model in a path; empty if the path has none."""
+    name, form, version = (request.names.get(part) or "" for part in ("model", "form", "version"))
+    return f"{name}/{form}" if form else name, version
 
 
 def _read(request: HttpRequest) -> tuple[Infer, list[GivenTensor]]:

@@ -10,23 +10,27 @@ from pydantic import AliasChoices, Field
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, TaskInput
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.http.bodies import Body, Count, KeptTokens, TextsOrTokens, only, write_body
+from neuronpipe.core.model import with_fields
+from neuronpipe.doors.http.bodies import Count, KeptTokens, ModelBody, TextsOrTokens, fixed, only, write_body
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens, of_results
 from neuronpipe.doors.vectors import embedding_input, float32_bytes, listed, vector
 
 
-class EmbeddingsRequest(Body):
-    """OpenAI's, with fields of vLLM, Voyage and Jina."""
+@with_fields(
+    fixed(add_special_tokens=True, output_dtype="float", embedding_type="float", embed_dtype="float32")
+    | fixed(late_chunking=False, return_multivector=False, modality="text")
+)
+class EmbeddingsRequest(ModelBody):
+    """OpenAI's fields, and fields of vLLM, Voyage and Jina."""
 
-    model: str | None = None
     input: TextsOrTokens
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Count | None = Field(
         None,
         validation_alias=AliasChoices("dimensions", "output_dimension"),
-        description="number of the first dimensions that are kept, scaled to length one",
+        description="number of the first dimensions that are kept, scaled to unit length",
     )
     truncate: bool | None = Field(
         None,
@@ -40,19 +44,12 @@ class EmbeddingsRequest(Body):
     normalize: bool = Field(
         True,
         validation_alias=AliasChoices("normalize", "normalized", "use_activation"),
-        description="whether vectors have length one",
+        description="whether vectors are scaled to unit length",
     )
     prompt_name: str | None = Field(None, description="a prompt of the model instead of its default prompt")
     input_type: str | None = Field(None, description="Voyage's, Cohere's word for a prompt of the model")
     task: str | None = Field(None, description="Jina's word for a prompt of the model")
-    add_special_tokens: Annotated[Any, only(True)] = None
-    output_dtype: Annotated[Any, only("float")] = None
-    embedding_type: Annotated[Any, only("float")] = None
-    embed_dtype: Annotated[Any, only("float32")] = None
     endianness: Annotated[Any, only("native", "little")] = None
-    late_chunking: Annotated[Any, only(False)] = None
-    return_multivector: Annotated[Any, only(False)] = None
-    modality: Annotated[Any, only("text")] = None
 
 
 # The embedding is numbers, or float32 little-endian in Base64. The root of a model is the model of an alias.
@@ -91,22 +88,20 @@ async def embeddings(inference: Inference, request: HttpRequest) -> HttpResponse
     return HttpResponse(await of_results(results, write), is_compressible=body.encoding_format != "base64")
 
 
-async def models(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers GET /v1/models, with the names of models and their aliases."""
+async def _models(inference: Inference, request: HttpRequest) -> HttpResponse:
     newest = {model.name: model for model in inference.catalog.list_models().models if model.is_default}
     named = {alias: newest[name] for alias, name in inference.aliases.items() if name in newest and alias not in newest}
     data = [_entry(name, model) for name, model in (newest | named).items()]
     return HttpResponse(write_body({"object": "list", "data": data}))
 
 
-async def model(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers GET /v1/models/NAME."""
+async def _model(inference: Inference, request: HttpRequest) -> HttpResponse:
     named = request.model(request.names["name"])
     described = inference.catalog.get_model(GetModelRequest(**named._asdict())).model
     return HttpResponse(write_body(_entry(named.name, described)))
 
 
-ANSWERS: Answers[Inference] = [(EMBEDDINGS, embeddings), (MODELS, models), (MODEL, model)]
+ANSWERS: Answers[Inference] = [(EMBEDDINGS, embeddings), (MODELS, _models), (MODEL, _model)]
 
 
 def embeddings_inputs(body: EmbeddingsRequest, prompt_names: Sequence[str]) -> list[TaskInput]:

@@ -15,7 +15,18 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import OPTIONS, message_fields, with_drawing
 from neuronpipe.core.model import with_fields
 from neuronpipe.doors.http import openai_text_bodies as bodies
-from neuronpipe.doors.http.bodies import HARMLESS, Body, Count, Many, Role, only, option_field, write_body
+from neuronpipe.doors.http.bodies import (
+    HARMLESS,
+    Body,
+    Count,
+    Many,
+    ModelBody,
+    Role,
+    fixed,
+    only,
+    option_field,
+    write_body,
+)
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.openai_text_bodies import RefusalPart, SaidMessage
@@ -34,45 +45,37 @@ _FIELDS = {
 }
 
 
-# Fields of an answer that a client may send again.
-_ANSWERED = HARMLESS | {"id", "status", "annotations", "logprobs", "phase", "parsed", "parsed_arguments"}
+class AnsweredBody(Body):
+    """A part of an answer that a client may send again, with fields that only answers have."""
+
+    harmless = HARMLESS | {"id", "status", "annotations", "logprobs", "phase", "parsed", "parsed_arguments"}
 
 
-class SaidPart(Body):
-    harmless = _ANSWERED
-
+class SaidPart(AnsweredBody):
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
 Parts = Many[SaidPart | RefusalPart]
-
-
 # Clients such as the AI SDK send references to items if the request has `store`.
 _ITEMS = "send messages, function_call and function_call_output as they are, with store: false, as none is stored"
 _NONE_STORED = "send the whole conversation, as none is stored"
 
 
-class SaidItem(Body):
-    harmless = _ANSWERED
-
+class SaidItem(AnsweredBody):
     type: Annotated[str, only("message", advice=_ITEMS)] = "message"
     role: Role
     content: str | Parts
 
 
-class CallItem(Body):
-    harmless = _ANSWERED
-
+class CallItem(AnsweredBody):
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
 
 
-class CallOutputItem(Body):
-    harmless = _ANSWERED
-
+class CallOutputItem(AnsweredBody):
     type: Literal["function_call_output"]
     call_id: str
     output: str | Parts
@@ -129,11 +132,13 @@ class TextOptions(Body):
     verbosity: bodies.Verbosity | None = Field(None, description="a variable of the model's template")
 
 
-@with_fields({name: option_field(OPTIONS[name]) for name in _DRAWING})
-class ResponsesRequest(Body):
+@with_fields(
+    {name: option_field(OPTIONS[name]) for name in _DRAWING}
+    | fixed(background=False, top_logprobs=0, truncation="disabled")
+)
+class ResponsesRequest(ModelBody):
     harmless = HARMLESS | {"max_tool_calls"}  # a limit of OpenAI's own tools
 
-    model: str | None = None
     input: str | Annotated[Many[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
@@ -147,11 +152,8 @@ class ResponsesRequest(Body):
     # Fields that need stored responses or thoughts, which are not supported.
     previous_response_id: Annotated[Any, only(advice=_NONE_STORED)] = None
     conversation: Annotated[Any, only(advice=_NONE_STORED)] = None
-    background: Annotated[Any, only(False)] = None
     include: Annotated[Any, only([], ["reasoning.encrypted_content"])] = None
     reasoning: Reasoning = Reasoning()
-    top_logprobs: Annotated[Any, only(0)] = None
-    truncation: Annotated[Any, only("disabled")] = None
 
 
 _RESPONSE = {
@@ -172,8 +174,7 @@ RESPONSES = Route(
 )
 
 
-async def responses(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /v1/responses."""
+async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: ResponsesRequest = request.body
     model = inference.choose(request.model(body.model), "text_generation")
     tools, options = _tool_use(body), _options(body)
@@ -199,7 +200,7 @@ async def responses(inference: Inference, request: HttpRequest) -> HttpResponse:
     return HttpResponse(write_body(new_writer().whole(result)))
 
 
-ANSWERS: Answers[Inference] = [(RESPONSES, responses)]
+ANSWERS: Answers[Inference] = [(RESPONSES, _responses)]
 
 
 def _said(body: ResponsesRequest) -> tuple[list[SaidMessage], dict[str, str]]:
@@ -234,7 +235,6 @@ def _said(body: ResponsesRequest) -> tuple[list[SaidMessage], dict[str, str]]:
 
 
 def _tool_use(body: ResponsesRequest) -> ToolUse:
-    """Returns the use of tools that a request asks for. Raises InvalidInput."""
     functions = [tool.model_dump(exclude_unset=True, exclude={"type"}) for tool in body.tools or ()]
     tools = [{"type": "function", "function": function} for function in functions]
     choice, several = body.tool_choice, body.parallel_tool_calls is not False
@@ -251,7 +251,6 @@ def _text(content: str | list[SaidPart | RefusalPart]) -> str:
 
 
 def _options(body: ResponsesRequest) -> GenerationOptions:
-    """Returns the options of generation. Raises InvalidInput."""
     given = with_drawing({name: value for name in _DRAWING if (value := getattr(body, name)) is not None})
     form = body.text.format
     if form and form.schema_ is not None:
@@ -270,23 +269,19 @@ class _ResponseWriter:
 
     def __init__(self, request_id: str, model: str, body: ResponsesRequest, reader: CallReader) -> None:
         choice, form = body.tool_choice, body.text.format or TextFormat(type="text")
-        self._head = {
+        self._head = body.model_dump(include={"instructions", "max_output_tokens", *_DRAWING}) | {
             "id": f"resp_{request_id}",
             "object": "response",
             "created_at": int(time.time()),
             "error": None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
             "model": model,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
-            "temperature": getattr(body, "temperature"),  # noqa: B009, a field that is made
             "text": {"format": form.model_dump(by_alias=True, exclude_unset=True)},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump() if choice else "auto",
             "tools": [tool.model_dump() for tool in body.tools or ()],
-            "top_p": getattr(body, "top_p"),  # noqa: B009
             "truncation": "disabled",
         }
         self._request_id, self._reader = request_id, reader

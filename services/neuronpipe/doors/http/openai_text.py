@@ -329,7 +329,6 @@ def _reason(text: GeneratedText, reader: CallReader) -> str:
 
 
 def _tool_use(body: bodies.ChatRequest) -> ToolUse:
-    """Returns the use of tools that a chat asks for. Raises InvalidInput."""
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
     choice, several = body.tool_choice, body.parallel_tool_calls is not False
     if isinstance(choice, bodies.ChosenTool):
@@ -404,7 +403,6 @@ def _forms(body: bodies.CompletionOptions) -> Iterator[tuple[str, str, Any]]:
 
 
 def _options(body: bodies.CompletionOptions, max_tokens: int | None, top_logprobs: int | None) -> GenerationOptions:
-    """Returns the options of generation. Raises InvalidInput."""
     named = {name: getattr(body, option.openai) for name, option in OPTIONS.items() if option.openai}
     given = {name: value for name, value in named.items() if value is not None}
     stops = given.get("stop_strings", ())

@@ -17,9 +17,11 @@ from neuronpipe.doors.http.bodies import (
     Count,
     KeptTokens,
     Many,
+    ModelBody,
     Role,
     TokenIds,
     Whole,
+    fixed,
     only,
     option_field,
 )
@@ -155,7 +157,7 @@ class NamedSchema(Body):
 
 
 class ResponseFormat(Body):
-    """The format of OpenAI, of TGI with a `value`, and of llama.cpp and others with a `schema`."""
+    """The format of OpenAI. A format of TGI has a `value`, a format of llama.cpp and others a `schema`."""
 
     type: Literal["text", "json_object", "json_schema", "json", "regex"]
     json_schema: NamedSchema | None = None
@@ -173,14 +175,17 @@ class StructuredOutputs(Body):
     grammar: str | None = None
 
 
-@with_fields({option.openai: option_field(option) for option in OPTIONS.values() if option.openai})
-class CompletionOptions(Body):
+@with_fields(
+    {option.openai: option_field(option) for option in OPTIONS.values() if option.openai}
+    | fixed(use_beam_search=False, include_stop_str_in_output=False, allowed_token_ids=[], bad_words=[])
+    | fixed(logits_processors=[], return_tokens_as_token_ids=False, detokenize=True, include_reasoning=True)
+)
+class CompletionOptions(ModelBody):
     """Fields of chats and completions, and the options of generation, which are made of their declarations.
 
     The fields after `stream_options` are vLLM's.
     """
 
-    model: str | None = None
     max_tokens: Count | None = None
     seed: Annotated[int, WHOLE] | None = None
     n: Annotated[Count | None, Field(description="N texts, drawn at random")] = None
@@ -190,20 +195,13 @@ class CompletionOptions(Body):
     # Fields of SGLang and vLLM that are not supported.
     regex: Annotated[Any, only(advice="use guided_regex")] = None
     ebnf: Annotated[Any, only(advice="use guided_grammar")] = None
-    use_beam_search: Annotated[Any, only(False)] = None
     ignore_eos: bool | None = Field(None, description="vLLM's: the text has max_tokens, unless a stop string ends it")
-    include_stop_str_in_output: Annotated[Any, only(False)] = None
-    allowed_token_ids: Annotated[Any, only([])] = None
-    bad_words: Annotated[Any, only([])] = None
-    logits_processors: Annotated[Any, only([])] = None
     return_token_ids: bool | None = Field(None, description="vLLM's: `token_ids` in each choice")
-    return_tokens_as_token_ids: Annotated[Any, only(False)] = None
-    detokenize: Annotated[Any, only(True)] = None
-    include_reasoning: Annotated[Any, only(True)] = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
 
+@with_fields(fixed(modalities=["text"], echo=False, add_special_tokens=False, documents=[]))
 class ChatRequest(CompletionOptions):
     messages: Annotated[Many[SaidMessage], Field(min_length=1)]
     max_completion_tokens: Count | None = None
@@ -214,18 +212,15 @@ class ChatRequest(CompletionOptions):
     parallel_tool_calls: bool | None = Field(None, description="whether an answer may call several functions")
     functions: Annotated[Any, only([], advice="use tools")] = None
     function_call: Annotated[Any, only("none", "auto", advice="use tool_choice")] = None
-    modalities: Annotated[Any, only(["text"])] = None
     reasoning_effort: Effort | None = Field(None, description="a variable of the model's template")
     verbosity: Verbosity | None = Field(None, description="a variable of the model's template")
     # Fields of vLLM.
-    echo: Annotated[Any, only(False)] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(None, description="whether the text continues the last message")
-    add_special_tokens: Annotated[Any, only(False)] = None
-    documents: Annotated[Any, only([])] = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the model's template")
 
 
+@with_fields(fixed(suffix="", add_special_tokens=True))
 class CompletionRequest(CompletionOptions):
     prompt: Annotated[
         str | Many[str] | TokenIds | Many[TokenIds],
@@ -237,5 +232,3 @@ class CompletionRequest(CompletionOptions):
     truncate_prompt_tokens: KeptTokens | None = Field(
         None, description="vLLM's: tokens that are kept of the end of a prompt; -1: as many as there is room for"
     )
-    suffix: Annotated[Any, only("")] = None
-    add_special_tokens: Annotated[Any, only(True)] = None

@@ -44,7 +44,7 @@ def openapi_handlers(routes: Sequence[Route]) -> HttpHandlers:
 
 
 def openapi(routes: Iterable[Route]) -> dict[str, Any]:
-    """Returns OpenAPI 3.1 of the routes, with the schemas of pydantic's types."""
+    """Returns the document of the routes in OpenAPI 3.1, with the schemas of pydantic's types."""
     routes = list(routes)
     kinds: list[Any] = [
         ((route.key, side), "validation", TypeAdapter(kind))
@@ -87,26 +87,21 @@ def _operation(route: Route, takes: Any, gives: Any) -> dict[str, Any]:
     parameters += [_parameter(name, "query", _TEXT, text) for name, text in route.query.items()]
     if route.is_counted:
         parameters += [_parameter(name, "header", schema, text) for name, (schema, text) in _HEADERS.items()]
+    error = {route.error_form.media_type: {"schema": _schema(route.error_form.shape)}}
     operation: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", route.key.lower()).strip("_"),
         "summary": route.summary,
         "parameters": parameters,
         "responses": {
-            "200": {
-                "description": "the answer",
-                **({"content": {JSON: {"schema": gives}}} if gives is not None else {}),
-            }
+            "200": {"description": "the answer"},
+            "default": {"description": "an error; docs/http.md lists the status codes", "content": error},
         },
     }
+    if gives is not None:
+        operation["responses"]["200"]["content"] = {JSON: {"schema": gives}}
     if takes is not None:
         content = {JSON: {"schema": takes}} | {media: {} for media in route.takes_media}
         operation["requestBody"] = {"required": True, "content": content}
-    error = route.error_form
-    content = {error.media_type: {"schema": dict(error.schema)}}
-    operation["responses"]["default"] = {
-        "description": "an error; docs/http.md lists the status codes",
-        "content": content,
-    }
     return operation
 
 

@@ -1,12 +1,13 @@
 """Reranking, as Cohere, Jina and TEI have it."""
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import AliasChoices, ConfigDict, Field
 
 from neuronpipe.api.v1.tasks_pb2 import RerankInput, TaskInput
-from neuronpipe.doors.http.bodies import Body, Direction, KeptTokens, Many, Whole, either, only, write_body
+from neuronpipe.core.model import with_fields
+from neuronpipe.doors.http.bodies import Body, Direction, KeptTokens, Many, ModelBody, Whole, either, fixed, write_body
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import COHERE_ERROR, TEI_ERROR
 from neuronpipe.doors.inference import Inference, kept_tokens, score_function, truncation_of
@@ -20,10 +21,13 @@ class Document(Body):
     text: str
 
 
-class CohereRerank(Body):
+# Some clients send the defaults of Cohere, vLLM and Infinity.
+@with_fields(
+    fixed(max_tokens_per_doc=4096, max_chunks_per_doc=10, rank_fields=["text"], use_activation=True, raw_scores=False)
+)
+class CohereRerank(ModelBody):
     """Long documents lose their ends, as with Cohere; `usage.truncated_tokens` says how much."""
 
-    model: str | None = None
     query: str
     documents: Many[str | Document]
     top_n: Whole | None = Field(
@@ -36,16 +40,9 @@ class CohereRerank(Body):
         None, description="vLLM's: tokens that are kept of the query and a document"
     )
     truncation: bool | None = Field(None, description="Voyage's; false: a pair that is too long is an error")
-    # The defaults of Cohere, vLLM and Infinity, which some clients send.
-    max_tokens_per_doc: Annotated[Any, only(4096)] = None
-    max_chunks_per_doc: Annotated[Any, only(10)] = None
-    rank_fields: Annotated[Any, only(["text"])] = None
-    use_activation: Annotated[Any, only(True)] = None
-    raw_scores: Annotated[Any, only(False)] = None
 
 
-class TeiRerank(Body):
-    model: str | None = None
+class TeiRerank(ModelBody):
     query: str
     texts: Many[str]
     truncate: bool | None = None
@@ -95,8 +92,7 @@ async def cohere(inference: Inference, request: HttpRequest) -> HttpResponse:
     return HttpResponse(write_body(answer))
 
 
-async def plain(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /rerank."""
+async def _plain(inference: Inference, request: HttpRequest) -> HttpResponse:
     if isinstance(request.body, CohereRerank):
         return await cohere(inference, request)
     body: TeiRerank = request.body
@@ -117,4 +113,4 @@ async def plain(inference: Inference, request: HttpRequest) -> HttpResponse:
     return HttpResponse(write_body(answer))
 
 
-ANSWERS: Answers[Inference] = [(V1, cohere), (V2, cohere), (PLAIN, plain)]
+ANSWERS: Answers[Inference] = [(V1, cohere), (V2, cohere), (PLAIN, _plain)]

@@ -53,8 +53,7 @@ INVOCATIONS = _post("/invocations", "SageMaker: a model's task", query=MODEL_PAR
 ENDPOINT = _post("/endpoints/{name}/invocations", "SageMaker's runtime: the task of the model called so")
 
 
-async def invocations(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /invocations."""
+async def _invocations(inference: Inference, request: HttpRequest) -> HttpResponse:
     if request.media_type == _PROTOBUF:
         message = await request.make(partial(_read_message, request.body))
         result = await inference.pipeline.infer(to_inference_request(request.call, message), Spans.HTTP_REQUEST)
@@ -80,7 +79,7 @@ async def invocations(inference: Inference, request: HttpRequest) -> HttpRespons
     return HttpResponse(write_body(answers))
 
 
-ANSWERS: Answers[Inference] = [(INVOCATIONS, invocations), (ENDPOINT, invocations)]
+ANSWERS: Answers[Inference] = [(INVOCATIONS, _invocations), (ENDPOINT, _invocations)]
 
 
 def _read_other(data: bytes, model: str, max_input_bytes: int) -> tuple[Any, Any] | None:
@@ -98,7 +97,6 @@ def _read_other(data: bytes, model: str, max_input_bytes: int) -> tuple[Any, Any
 
 
 def _read_message(data: bytes) -> InferRequest:
-    """Raises InvalidInput."""
     try:
         return parse(InferRequest, data)
     except DecodeError:

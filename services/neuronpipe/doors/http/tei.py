@@ -12,9 +12,8 @@ from pydantic import Field
 from neuronpipe import __version__
 from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.api.v1.models_pb2 import GetModelRequest
-from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, TextsOrTokens, texts_of, write_body
+from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, ModelBody, TextsOrTokens, texts_of, write_body
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import TEI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, check_second, of_results, score_function, truncation_of
@@ -34,31 +33,27 @@ class _Truncated(Body):
 
     @property
     def truncation(self) -> "tasks.Truncation.ValueType":
-        """The value of both options in a TaskInput."""
+        """The value of both options in a tasks.TaskInput."""
         return truncation_of(self.truncate, self.truncation_direction)
 
 
-class Embed(_Truncated):
-    model: str | None = None
+class Embed(_Truncated, ModelBody):
     inputs: TextsOrTokens
     normalize: bool = True
     dimensions: Count | None = None
     prompt_name: _PromptName = None
 
 
-class EmbedSparse(_Truncated):
-    model: str | None = None
+class EmbedSparse(_Truncated, ModelBody):
     inputs: _Texts
     prompt_name: _PromptName = None
 
 
-class EmbedAll(_Truncated):
-    model: str | None = None
+class EmbedAll(_Truncated, ModelBody):
     inputs: _Texts
 
 
-class Predict(_Truncated):
-    model: str | None = None
+class Predict(_Truncated, ModelBody):
     inputs: Annotated[str | Many[str] | Many[Many[str]], Field(description=_TEXTS_OR_PAIRS)]
     raw_scores: bool = False
 
@@ -68,8 +63,7 @@ class SimilarityInputs(Body):
     sentences: Many[str]
 
 
-class Similarity(Body):
-    model: str | None = None
+class Similarity(ModelBody):
     inputs: SimilarityInputs
     parameters: _Truncated = _Truncated()
 
@@ -103,8 +97,7 @@ _SIMILARITY_FIELDS = {
 }
 
 
-async def embed(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /embed."""
+async def _embed(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: Embed = request.body
     make = partial(
         embedding_input,
@@ -116,23 +109,21 @@ async def embed(inference: Inference, request: HttpRequest) -> HttpResponse:
     return await _each(inference, request, "sentence_embedding", listed(body.inputs)[0], make, vector)
 
 
-async def embed_all(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /embed_all."""
+async def _embed_all(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: EmbedAll = request.body
 
-    def make(text: str) -> TaskInput:
-        return TaskInput(feature_extraction=tasks.FeatureExtractionInput(text=text, truncation=body.truncation))
+    def make(text: str) -> tasks.TaskInput:
+        return tasks.TaskInput(feature_extraction=tasks.FeatureExtractionInput(text=text, truncation=body.truncation))
 
     return await _each(inference, request, "feature_extraction", texts_of(body.inputs), make, token_vectors)
 
 
-async def embed_sparse(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /embed_sparse."""
+async def _embed_sparse(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: EmbedSparse = request.body
     options: dict[str, Any] = {"prompt_name": body.prompt_name or "", "truncation": body.truncation}
 
-    def make(text: str) -> TaskInput:
-        return TaskInput(sparse_embedding=tasks.SparseEmbeddingInput(text=text, **options))
+    def make(text: str) -> tasks.TaskInput:
+        return tasks.TaskInput(sparse_embedding=tasks.SparseEmbeddingInput(text=text, **options))
 
     def written(result: tasks.SparseEmbeddingResult) -> Any:
         return [{"index": weight.token_id, "value": weight.weight} for weight in result.weights]
@@ -140,8 +131,7 @@ async def embed_sparse(inference: Inference, request: HttpRequest) -> HttpRespon
     return await _each(inference, request, "sparse_embedding", texts_of(body.inputs), make, written)
 
 
-async def predict(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /predict."""
+async def _predict(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: Predict = request.body
     model = inference.choose(request.model(body.model), "text_classification")
     # A list of texts is one pair.
@@ -149,7 +139,7 @@ async def predict(inference: Inference, request: HttpRequest) -> HttpResponse:
     several: list[Any] = body.inputs if is_list else [texts_of(body.inputs)]  # type: ignore[assignment, arg-type]
     function = score_function(body.raw_scores)
 
-    def make(texts: list[str]) -> TaskInput:
+    def make(texts: list[str]) -> tasks.TaskInput:
         if len(texts) not in (1, 2):
             raise InvalidInput("text_pair", f"{len(texts)} texts, must be one or a pair")
         check_second("text_pair", texts[1:])
@@ -160,7 +150,7 @@ async def predict(inference: Inference, request: HttpRequest) -> HttpResponse:
             function=function,
             truncation=body.truncation,
         )
-        return TaskInput(text_classification=input)
+        return tasks.TaskInput(text_classification=input)
 
     def write() -> Any:
         labels = [result.result.message.text_classification.labels for result in results]
@@ -171,18 +161,17 @@ async def predict(inference: Inference, request: HttpRequest) -> HttpResponse:
     return await _answer(results, write)
 
 
-async def similarity(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /similarity."""
+async def _similarity(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: Similarity = request.body
     model = inference.choose(request.model(body.model), "sentence_similarity")
     input = tasks.SentenceSimilarityInput(
         source=body.inputs.source_sentence, texts=body.inputs.sentences, truncation=body.parameters.truncation
     )
-    result = await inference.one(request.call, model, TaskInput(sentence_similarity=input), _SIMILARITY_FIELDS)
+    result = await inference.one(request.call, model, tasks.TaskInput(sentence_similarity=input), _SIMILARITY_FIELDS)
     return await _answer([result], lambda: list(result.result.message.sentence_similarity.scores))
 
 
-async def info(inference: Inference, request: HttpRequest) -> HttpResponse:
+async def _info(inference: Inference, request: HttpRequest) -> HttpResponse:
     """Answers GET /info. The pooling of `model_type` is a guess, because only the graph of a model knows it."""
     model = inference.catalog.get_model(GetModelRequest(**inference.choose(request.model())._asdict())).model
     labels = {str(index): label for index, label in enumerate(model.labels)}
@@ -215,7 +204,7 @@ async def _each(
     request: HttpRequest,
     task: str,
     texts: Sequence[Any],
-    make: Callable[[Any], TaskInput],
+    make: Callable[[Any], tasks.TaskInput],
     write: Callable[[Any], Any],
 ) -> HttpResponse:
     """Answers with what `write` makes of the result of each text."""
@@ -240,10 +229,10 @@ async def _answer(results: list[InferenceResult], make: Callable[[], Any]) -> Ht
 
 
 ANSWERS: Answers[Inference] = [
-    (EMBED, embed),
-    (EMBED_ALL, embed_all),
-    (EMBED_SPARSE, embed_sparse),
-    (PREDICT, predict),
-    (SIMILARITY, similarity),
-    (INFO, info),
+    (EMBED, _embed),
+    (EMBED_ALL, _embed_all),
+    (EMBED_SPARSE, _embed_sparse),
+    (PREDICT, _predict),
+    (SIMILARITY, _similarity),
+    (INFO, _info),
 ]

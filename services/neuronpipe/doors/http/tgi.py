@@ -6,31 +6,16 @@ The files of OpenAI and Hugging Face have its /v1/chat/completions and its /.
 from functools import partial
 from typing import Any
 
-from pydantic import Field
-
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.http.bodies import Body, write_body
+from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.huggingface_bodies import GenerateParameters
+from neuronpipe.doors.http.huggingface_bodies import TgiGenerate
 from neuronpipe.doors.http.huggingface_texts import answer_tokens, one_text_fields, read_one_prompt, write_text
 from neuronpipe.doors.http.problems import TGI_ERROR
 from neuronpipe.doors.inference import Inference
 
-
-class TgiGenerate(Body):
-    model: str | None = None
-    inputs: str
-    parameters: GenerateParameters = GenerateParameters()
-    stream: bool | None = Field(None, description="whether the path is /generate_stream")
-
-
 _TEXT = {"generated_text": str, "details?": dict[str, Any] | None}
-_TOKEN = {
-    "index": int,
-    "token": dict[str, Any],
-    "generated_text": str | None,
-    "details": dict[str, Any] | None,
-}
+_TOKEN = {"index": int, "token": dict[str, Any], "generated_text": str | None, "details": dict[str, Any] | None}
 _post = partial(
     Route,
     "POST",
@@ -42,8 +27,7 @@ GENERATE = _post("/generate", "TGI: continues a text", gives=_TEXT)
 GENERATE_STREAM = _post("/generate_stream", "TGI: the same as events, one for each token", gives=_TOKEN)
 
 
-async def generate(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /generate."""
+async def _generate(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: TgiGenerate = request.body
     if body.stream:
         raise InvalidInput("stream", "is not supported; use /generate_stream")
@@ -54,11 +38,10 @@ async def generate(inference: Inference, request: HttpRequest) -> HttpResponse:
     return HttpResponse(write_body(write_text(text, body.inputs, body)))
 
 
-async def generate_stream(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /generate_stream."""
+async def _generate_stream(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: TgiGenerate = request.body
     spec = inference.catalog.spec(*inference.choose(request.model(body.model), "text_generation"))
     return await answer_tokens(inference, request, spec, body, body.inputs)
 
 
-ANSWERS: Answers[Inference] = [(GENERATE, generate), (GENERATE_STREAM, generate_stream)]
+ANSWERS: Answers[Inference] = [(GENERATE, _generate), (GENERATE_STREAM, _generate_stream)]

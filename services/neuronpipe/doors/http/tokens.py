@@ -7,34 +7,30 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import DetokenizationInput, TaskInput, Token, TokenizationInput
-from neuronpipe.doors.http.bodies import Body, Many, TokenIds, either, only, texts_of, write_body, write_list
+from neuronpipe.doors.http.bodies import Many, ModelBody, TokenIds, either, only, texts_of, write_body, write_list
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import OPENAI_ERROR, TEI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, of_results
 from neuronpipe.doors.vectors import token_places
 
 
-class TeiTokenize(Body):
-    model: str | None = None
+class TeiTokenize(ModelBody):
     inputs: Annotated[str | Many[str], Field(description="a text, or several")]
     add_special_tokens: bool = True
 
 
-class VllmTokenize(Body):
-    model: str | None = None
+class VllmTokenize(ModelBody):
     prompt: str
     add_special_tokens: bool = True
     return_token_strs: Annotated[Any, only(False)] = None
 
 
-class TeiDecode(Body):
-    model: str | None = None
+class TeiDecode(ModelBody):
     ids: Annotated[TokenIds | Many[TokenIds], Field(description="the tokens of a text, or of several")]
     skip_special_tokens: bool = True
 
 
-class VllmDetokenize(Body):
-    model: str | None = None
+class VllmDetokenize(ModelBody):
     tokens: TokenIds
 
 
@@ -54,8 +50,7 @@ DECODE = _post("/decode", "TEI: the text of each list of tokens", TeiDecode, lis
 DETOKENIZE = _post("/detokenize", "vLLM: the text of tokens", VllmDetokenize, {"prompt": str}, OPENAI_ERROR)
 
 
-async def tokenize(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /tokenize."""
+async def _tokenize(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: TeiTokenize | VllmTokenize = request.body
     model = inference.choose(request.model(body.model), "tokenization")
     name, given = ("prompt", body.prompt) if isinstance(body, VllmTokenize) else ("inputs", body.inputs)
@@ -83,8 +78,7 @@ def _written(text: str, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
         yield {"id": token.token_id, "text": token.text, "special": token.is_special, "start": start, "stop": stop}
 
 
-async def decode(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /decode."""
+async def _decode(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: TeiDecode = request.body
     several: Any = body.ids if body.ids and isinstance(body.ids[0], list) else [body.ids]
     texts = await _texts(
@@ -93,8 +87,7 @@ async def decode(inference: Inference, request: HttpRequest) -> HttpResponse:
     return HttpResponse(write_body(texts))
 
 
-async def detokenize(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /detokenize."""
+async def _detokenize(inference: Inference, request: HttpRequest) -> HttpResponse:
     [text] = await _texts(inference, request, "tokens", [request.body.tokens], is_list=False, skips_special=False)
     return HttpResponse(write_body({"prompt": text}))
 
@@ -119,4 +112,4 @@ async def _texts(
     return [result.result.message.detokenization.text for result in results]
 
 
-ANSWERS: Answers[Inference] = [(TOKENIZE, tokenize), (DECODE, decode), (DETOKENIZE, detokenize)]
+ANSWERS: Answers[Inference] = [(TOKENIZE, _tokenize), (DECODE, _decode), (DETOKENIZE, _detokenize)]

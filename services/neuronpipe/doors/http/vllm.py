@@ -7,16 +7,15 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from pydantic import AliasChoices, Field
 
 from neuronpipe.api.v1 import tasks_pb2 as tasks
-from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.doors.http.bodies import Body, Count, KeptTokens, Many, only, texts_of, write_body
+from neuronpipe.doors.http.bodies import Count, KeptTokens, Many, ModelBody, only, texts_of, write_body
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, ModelName, kept_tokens, of_results, score_function
@@ -34,10 +33,9 @@ _POOLING: Mapping[str, Sequence[str]] = {
 _ANY_POOLING = [task for tasks_of_word in _POOLING.values() for task in tasks_of_word]
 
 
-class _Truncated(Body):
+class _Truncated(ModelBody):
     """Fields of every body. A text that is too long is an error without `truncate_prompt_tokens`."""
 
-    model: str | None = None
     truncate_prompt_tokens: KeptTokens | None = Field(
         None, description="tokens that are kept of a text; -1: as many as the model takes"
     )
@@ -47,7 +45,7 @@ class _Truncated(Body):
 
     @property
     def cuts(self) -> dict[str, Any]:
-        """The fields of a TaskInput that cut a text."""
+        """The fields of a tasks.TaskInput that cut a text."""
         return kept_tokens(self.truncate_prompt_tokens, self.truncation_side)
 
     @property
@@ -90,8 +88,7 @@ CLASSIFY = _post("/classify", "vLLM: the labels of texts", Classify, _CLASSES)
 POOLING = _post("/pooling", "vLLM: vectors or probabilities, as the model's head gives them", PoolingRequest, _POOLS)
 
 
-async def score(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /score."""
+async def _score(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: Score = request.body
     model = inference.choose(request.model(body.model), "rerank")
     first, second = texts_of(body.text_1), texts_of(body.text_2)
@@ -101,11 +98,12 @@ async def score(inference: Inference, request: HttpRequest) -> HttpResponse:
         raise InvalidInput("text_2", f"{len(second)} texts, must be as many as text_1 has, {len(first)}")
     ranks = inference.catalog.spec(*model).answers("rerank")
 
-    def make(pair: tuple[str, str]) -> TaskInput:
-        text, texts = pair[0], pair[1:]
+    def make(pair: tuple[str, str]) -> tasks.TaskInput:
+        options: dict[str, Any] = {"texts": pair[1:], **body.cuts}
         if ranks:
-            return TaskInput(rerank=tasks.RerankInput(query=text, texts=texts, function=body.function, **body.cuts))
-        return TaskInput(sentence_similarity=tasks.SentenceSimilarityInput(source=text, texts=texts, **body.cuts))
+            input = tasks.RerankInput(query=pair[0], function=body.function, **options)
+            return tasks.TaskInput(rerank=input)
+        return tasks.TaskInput(sentence_similarity=tasks.SentenceSimilarityInput(source=pair[0], **options))
 
     pairs = list(zip(first, second, strict=True))
     results = await inference.each(request.call, model, Inputs("text_2", pairs, make, _pair_fields(body)))
@@ -115,8 +113,7 @@ async def score(inference: Inference, request: HttpRequest) -> HttpResponse:
     return HttpResponse(write_body(_answer("score", request, model, results, data)))
 
 
-async def classify(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /classify."""
+async def _classify(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: Classify = request.body
     model = inference.choose(request.model(body.model), "text_classification")
     spec = inference.catalog.spec(*model)
@@ -129,8 +126,7 @@ async def classify(inference: Inference, request: HttpRequest) -> HttpResponse:
     return HttpResponse(write_body(_answer("classify", request, model, results, data)))
 
 
-async def pooling(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /pooling."""
+async def _pooling(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: PoolingRequest = request.body
     model = inference.choose(request.model(body.model))
     spec = inference.catalog.spec(*model)
@@ -161,19 +157,19 @@ def _pair_fields(body: Score) -> dict[str, str]:
 
 
 async def _each(
-    inference: Inference, request: HttpRequest, model: ModelName, make: Callable[[str], TaskInput]
+    inference: Inference, request: HttpRequest, model: ModelName, make: Callable[[str], tasks.TaskInput]
 ) -> list[InferenceResult]:
     given = request.body.input
     inputs = Inputs("input", texts_of(given), make, {"text": "input…"} | _CUTS, is_list=isinstance(given, list))
     return await inference.each(request.call, model, inputs)
 
 
-def _classified(body: _Truncated, spec: ModelSpec, text: str) -> TaskInput:
+def _classified(body: _Truncated, spec: ModelSpec, text: str) -> tasks.TaskInput:
     input = tasks.TextClassificationInput(text=text, top_k=len(spec.labels), function=body.function, **body.cuts)
-    return TaskInput(text_classification=input)
+    return tasks.TaskInput(text_classification=input)
 
 
-def _probabilities(result: TaskResult, spec: ModelSpec) -> list[float]:
+def _probabilities(result: tasks.TaskResult, spec: ModelSpec) -> list[float]:
     """Returns the scores in the order of the model's labels."""
     scores = {label.label: label.score for label in result.text_classification.labels}
     return [scores[label] for label in spec.labels]
@@ -188,18 +184,16 @@ def _pooling_task(body: PoolingRequest, spec: ModelSpec) -> str:
     raise WrongTask(f"model {spec.name!r} has the task {' or '.join(spec.tasks)}, which /pooling does not give")
 
 
-def _pooled(body: PoolingRequest, task: str, spec: ModelSpec, text: str) -> TaskInput:
+def _pooled(body: PoolingRequest, task: str, spec: ModelSpec, text: str) -> tasks.TaskInput:
     if task == "text_classification":
         return _classified(body, spec, text)
-    if task == "multi_vector_embedding":
-        return TaskInput(multi_vector_embedding=tasks.MultiVectorEmbeddingInput(text=text, **body.cuts))
-    if task == "feature_extraction":
-        return TaskInput(feature_extraction=tasks.FeatureExtractionInput(text=text, **body.cuts))
-    options: dict[str, Any] = {"dimensions": body.dimensions or 0, "skip_normalize": body.use_activation is False}
-    return TaskInput(sentence_embedding=tasks.SentenceEmbeddingInput(text=text, **body.cuts, **options))
+    options: dict[str, Any] = {"text": text, **body.cuts}
+    if task == "sentence_embedding":
+        options |= {"dimensions": body.dimensions or 0, "skip_normalize": body.use_activation is False}
+    return tasks.TaskInput(**cast(Any, {task: options}))
 
 
-def _array(task: str, result: TaskResult, spec: ModelSpec) -> Any:
+def _array(task: str, result: tasks.TaskResult, spec: ModelSpec) -> Any:
     if task == "text_classification":
         return _probabilities(result, spec)
     return vector(result.sentence_embedding) if task == "sentence_embedding" else token_vectors(getattr(result, task))
@@ -219,4 +213,4 @@ def _answer(
     }
 
 
-ANSWERS: Answers[Inference] = [(SCORE, score), (V1_SCORE, score), (CLASSIFY, classify), (POOLING, pooling)]
+ANSWERS: Answers[Inference] = [(SCORE, _score), (V1_SCORE, _score), (CLASSIFY, _classify), (POOLING, _pooling)]

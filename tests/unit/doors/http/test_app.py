@@ -82,7 +82,7 @@ _BODIES = [
 async def test_what_no_protocol_takes_is_refused_in_the_form_of_each(browser: Browser, route: Route) -> None:
     names = {"name": "small", "task": "feature-extraction", "model": "small", "/form": "", "version": "1"}
     path = re.sub(r"{([\w/]+)}", lambda name: names[name[1]], route.path)
-    keys = set(route.error_form.schema["properties"]) - {"field"}
+    keys = {name for name in route.error_form.shape if not name.endswith("?")}
     for data in _BODIES:
         status, body = await browser.post(path, data)
         assert (status, set(body) - {"field"}) == (400, keys), data

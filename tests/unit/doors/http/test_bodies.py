@@ -11,12 +11,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.doors.http.bodies import Body, Count, check_body, only, read_base64, read_body, write_body
-from neuronpipe.doors.http.huggingface_bodies import ImageFeatures, QuestionAnswering, TextClassification
+from neuronpipe.doors.http.huggingface_bodies import ImageFeatures, QuestionAnswering, TextClassification, TgiGenerate
 from neuronpipe.doors.http.huggingface_tasks import AnyBody
 from neuronpipe.doors.http.openai_responses import ResponsesRequest
 from neuronpipe.doors.http.openai_text_bodies import ChatRequest
 from neuronpipe.doors.http.rerank import CohereRerank
-from neuronpipe.doors.http.tgi import TgiGenerate
 from neuronpipe.doors.http.vllm import Score
 from tests.unit.doors.http.doubles import ROUTES
 

@@ -18,8 +18,8 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.packed import pack_result
 from neuronpipe.doors.http.exchange import HttpRequest
+from neuronpipe.doors.http.huggingface_bodies import TgiGenerate
 from neuronpipe.doors.http.huggingface_texts import answer_tokens
-from neuronpipe.doors.http.tgi import TgiGenerate
 from neuronpipe.doors.inference import FieldNames, Inference, ModelName
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, TextEvent
 from tests.unit.model_specs import model_spec
