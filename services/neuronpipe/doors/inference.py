@@ -85,10 +85,7 @@ class Inference:
     def __init__(
         self, pipeline: Pipeline, catalog: Catalog, settings: PipelineSettings, default_models: str = ""
     ) -> None:
-        """`default_models`: names with commas; the first that has the task of a request answers.
-
-        Raises SetupError for a default model that is not served.
-        """
+        """`default_models`: names with commas, the preferred model first. Raises SetupError for an unknown name."""
         self.pipeline, self.catalog, self.settings = pipeline, catalog, settings
         self.aliases = parse_aliases(settings.model_aliases)
         self._defaults = [name for name in map(str.strip, default_models.split(",")) if name]
@@ -97,10 +94,7 @@ class Inference:
                 raise SetupError(f"default_models: {name} is not served; served are: {', '.join(catalog.names())}")
 
     def choose(self, given: ModelName, task: str = "") -> ModelName:
-        """Returns the model that a request names, or else a default model, or the only model that has the task.
-
-        Raises NeuronpipeError.
-        """
+        """Returns the model that a request names, a default model, or the task's only model. Raises NeuronpipeError."""
         if _ANY_MODEL.fullmatch(given.name):
             with suppress(ModelNotFound):
                 self.catalog.spec(given.name)
@@ -129,20 +123,14 @@ class Inference:
         span: Name = Spans.HTTP_REQUEST,
         index: int | None = None,
     ) -> InferenceResult:
-        """Returns the result of one input. `span`: the name of the request's span. `index`: see FieldNames.
-
-        Raises NeuronpipeError, in the protocol's words.
-        """
+        """Returns the result of one input. `index`: see FieldNames. Raises NeuronpipeError, in the protocol's words."""
         try:
             return await self.pipeline.infer(InferenceRequest(call, *model, pack_input(input)), span)
         except InvalidInput as error:
             raise _renamed(error, fields, index) from error
 
     async def each(self, call: Call, model: ModelName, given: Inputs) -> list[InferenceResult]:
-        """Returns the results of all inputs, of which at most max_batch_items run at once.
-
-        The first error ends all inputs, and is raised in the protocol's words.
-        """
+        """Returns the results of all inputs, at most max_batch_items at once. The first error ends all of them."""
         inputs = given.made("max_http_inputs", self.settings.max_http_inputs)
         if len(inputs) == 1:
             return [await self.one(call, model, inputs[0], given.fields, index=0 if given.is_list else None)]
@@ -166,10 +154,7 @@ class Inference:
     async def stream(
         self, call: Call, model: ModelName, input: TaskInput, fields: FieldNames
     ) -> AsyncGenerator[TextEvent, None]:
-        """Returns the events of a text once its first part is there. The caller closes the generator.
-
-        Raises NeuronpipeError, in the protocol's words, as the generator does.
-        """
+        """Returns a text's events, which the caller closes, once its first part is there. Raises as `one` does."""
         return await begun(self._events(call, model, input, fields))
 
     async def stream_each(

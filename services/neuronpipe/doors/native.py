@@ -25,7 +25,7 @@ from neuronpipe.gateway.inference import GeneratedPart, InferenceOutcome, Infere
 from neuronpipe.gateway.many import infer_batch, infer_stream
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
-from neuronpipe.rpc.rpcs import Context, Rpc, RpcHandler, RpcHandlers, call_of, handlers_of
+from neuronpipe.rpc.rpcs import Rpc, RpcHandler, RpcHandlers, call_of, handlers_of
 
 INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 MODEL_SERVICE = models_pb2.DESCRIPTOR.services_by_name["ModelService"]
@@ -35,9 +35,7 @@ class NativeDoor:
     """Converts messages to calls of the pipeline and back."""
 
     def __init__(self, pipeline: Pipeline, catalog: Catalog, settings: PipelineSettings) -> None:
-        self._pipeline = pipeline
-        self._catalog = catalog
-        self._settings = settings
+        self._pipeline, self._catalog, self._settings = pipeline, catalog, settings
 
     def handlers(self) -> RpcHandlers:
         """Returns the rpcs of both services."""
@@ -51,14 +49,7 @@ class NativeDoor:
             "InferStream": on(self.infer_stream),
             "Generate": on(self.generate),
         }
-
-        async def list_models(message: ListModelsRequest, context: Context) -> ListModelsResponse:
-            return self._catalog.list_models()
-
-        async def get_model(message: GetModelRequest, context: Context) -> GetModelResponse:
-            return self._catalog.get_model(message)
-
-        models: dict[str, RpcHandler] = {"ListModels": list_models, "GetModel": get_model}
+        models = {"ListModels": on(self.list_models), "GetModel": on(self.get_model)}
         return [*handlers_of(INFERENCE_SERVICE, inference, self._rpc), *handlers_of(MODEL_SERVICE, models)]
 
     def _rpc(self, method: MethodDescriptor) -> Rpc:
@@ -101,6 +92,14 @@ class NativeDoor:
                 response = wire.GenerateResponse()
                 _write_event(event, response)
                 yield response
+
+    async def list_models(self, message: ListModelsRequest, call: Call) -> ListModelsResponse:
+        """Answers ListModels."""
+        return self._catalog.list_models()
+
+    async def get_model(self, message: GetModelRequest, call: Call) -> GetModelResponse:
+        """Answers GetModel."""
+        return self._catalog.get_model(message)
 
 
 def _read_request(message: wire.InferRequest, call: Call, *, is_id_required: bool = False) -> InferenceRequest:

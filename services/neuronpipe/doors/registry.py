@@ -33,9 +33,7 @@ class RegistryDoor:
     """Reads and changes the registry of one repository. `tenants`: None if every caller may change the registry."""
 
     def __init__(self, repository: Repository, trusted_keys: Path | None, tenants: Tenants | None) -> None:
-        self._repository = repository
-        self._trusted_keys = trusted_keys
-        self._tenants = tenants
+        self._repository, self._trusted_keys, self._tenants = repository, trusted_keys, tenants
 
     def handlers(self) -> RpcHandlers:
         """Returns the rpcs of the service."""

@@ -26,7 +26,7 @@ from neuronpipe.gateway.many import answer_in_order
 from neuronpipe.rpc.rpcs import Context, Rpc, RpcHandler, RpcHandlers, call_of, handlers_of, metadata_of
 from neuronpipe.tasks.many_texts import MAX_TEXTS
 
-ResponseT = TypeVar("ResponseT")
+TeiResponseT = TypeVar("TeiResponseT")
 
 SERVICES: Mapping[str, ServiceDescriptor] = tei.DESCRIPTOR.services_by_name
 _FIELDS = {"text": "inputs", "text_pair": "inputs", "token_ids": "ids", "truncation": "truncate"}
@@ -243,7 +243,7 @@ def _truncation(message: Any) -> "tasks.Truncation.ValueType":
     return truncation_of(message.truncate, "left" if is_left else "right")
 
 
-def _with_metadata(response: ResponseT, result: InferenceResult, chars: int) -> ResponseT:
+def _with_metadata(response: TeiResponseT, result: InferenceResult, chars: int) -> TeiResponseT:
     """Returns the response with TEI's metadata. `chars`: characters of the texts."""
     timings, metadata = result.timings, cast(Any, response).metadata
     metadata.compute_chars, metadata.compute_tokens = chars, result.usage.tokens

@@ -25,10 +25,17 @@ def token_places(text: str, tokens: Sequence[tasks.Token]) -> list[tuple[int, in
     return [_NO_PLACE if token.is_special else (before[token.start], before[token.end]) for token in tokens]
 
 
+def text_input(task: str, text: str, **options: Any) -> tasks.TaskInput:
+    """Returns the input of a task for a text."""
+    fields: Any = {"text": text, **options}
+    return tasks.TaskInput(**{task: fields})
+
+
 def embedding_input(text: str | list[int], **options: Any) -> tasks.TaskInput:
-    """Returns the input of a text, or of its token ids."""
-    given = {"text": text} if isinstance(text, str) else {"token_ids": text}
-    return tasks.TaskInput(sentence_embedding=tasks.SentenceEmbeddingInput(**given, **options))
+    """Returns the input of a sentence embedding for a text, or for its token ids."""
+    if isinstance(text, str):
+        return text_input("sentence_embedding", text, **options)
+    return tasks.TaskInput(sentence_embedding=tasks.SentenceEmbeddingInput(token_ids=text, **options))
 
 
 def listed(inputs: str | list[str] | list[int] | list[list[int]]) -> tuple[Sequence[str | list[int]], bool]:

@@ -118,20 +118,16 @@ class App:
         self._deadlines = Deadlines()
         self._routes = RouteTable([])
         self._readers: dict[str, Callable[[bytes], Any]] = {}
-        self._max_input_bytes = max_input_bytes
-        self._in_flight = in_flight
-        self._max_file_bytes = max_file_bytes
+        self._in_flight, self._guard = in_flight, guard
+        self._max_file_bytes, self._max_input_bytes = max_file_bytes, max_input_bytes
         # The limit of texts, and its setting.
         self._text_limit = max_file_bytes, "max_message_bytes"
         if max_body_bytes < max_file_bytes:
             self._text_limit = max_body_bytes, "max_input_bytes, times 8"
-        self._guard = guard
         self._open_services = set(guard.open_services) if guard else set()
         if has_metrics_port:
             self._open_services.discard("metrics")
-        self._hosts = hosts
-        self._cors_origins = cors_origins
-        self._path_prefix = path_prefix
+        self._hosts, self._cors_origins, self._path_prefix = hosts, cors_origins, path_prefix
 
     def open(self, handlers: HttpHandlers) -> None:
         """Answers requests by these handlers from now on."""

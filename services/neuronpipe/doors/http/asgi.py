@@ -23,26 +23,17 @@ Application: TypeAlias = Callable[
 
 
 class ExchangeConnection(Protocol):
-    """The connection of an exchange."""
+    """The connection of an exchange; see HttpConnection."""
 
     transport: asyncio.Transport
     is_writable: asyncio.Event
 
     @property
-    def is_closing(self) -> bool:
-        """Whether the connection sends nothing more."""
-
-    def date(self) -> bytes:
-        """Returns the field with the current time."""
-
-    def read_body(self) -> None:
-        """Continues to read a body for the application."""
-
-    def end_answer(self, exchange: "Exchange") -> None:
-        """Continues after a complete answer."""
-
-    def break_off(self, exchange: "Exchange") -> None:
-        """Ends an answer that will not be completed."""
+    def is_closing(self) -> bool: ...
+    def date(self) -> bytes: ...
+    def read_body(self) -> None: ...
+    def end_answer(self, exchange: "Exchange") -> None: ...
+    def break_off(self, exchange: "Exchange") -> None: ...
 
 
 class Exchange:

@@ -16,7 +16,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import numpy as np
 import orjson
 from pydantic import AliasChoices, BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
@@ -59,7 +58,11 @@ class Body(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        cls._known = frozenset(key for name, field in cls.model_fields.items() for key in _names(name, field))
+        known: set[str] = set()
+        for name, field in cls.model_fields.items():
+            alias = field.validation_alias
+            known.update(map(str, alias.choices if isinstance(alias, AliasChoices) else [alias or name]))
+        cls._known = frozenset(known)
 
     @model_validator(mode="before")
     @classmethod
@@ -79,12 +82,6 @@ class ModelBody(Body):
     """A body that may name its model."""
 
     model: str | None = None
-
-
-def _names(name: str, field: FieldInfo) -> Iterable[str]:
-    """Returns a body's names of a field."""
-    alias = field.validation_alias
-    return map(str, alias.choices) if isinstance(alias, AliasChoices) else (str(alias or name),)
 
 
 def without_nulls(value: Any) -> Any:

@@ -13,10 +13,7 @@ _WATCHED_AFTER_S = 0.01
 
 
 class RequestCaller:
-    """The caller of a request, who sends the body and may disconnect.
-
-    `connection`: the name of the caller's connection. `has_sent_all`: whether the body was read to its end.
-    """
+    """The caller of a request. `connection`: its name. `has_sent_all`: whether the body was read to its end."""
 
     def __init__(self, receive: Receive, connection: str) -> None:
         self.connection = connection

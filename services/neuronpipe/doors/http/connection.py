@@ -354,10 +354,7 @@ class HttpConnection(asyncio.Protocol):
             self._answer_next()
 
     def _check_framing(self, version: str) -> None:
-        """Refuses a head that a proxy before this door may take for another request (RFC 9112, 3.2 and 6.1).
-
-        The parser has refused the other cases.
-        """
+        """Refuses a head that a proxy may take for another request (RFC 9112, 3.2 and 6.1), if the parser has not."""
         is_old = version == "1.0"
         if not is_old and version != "1.1":
             raise _BadHead(_VERSIONS, 505)
@@ -426,10 +423,7 @@ class HttpConnection(asyncio.Protocol):
             self._write_refusal("" if exchange.is_of_head else "Internal Server Error", 500)
 
     def shutdown(self) -> None:
-        """Ends the connection after its present answer, because the process stops.
-
-        A caller that is still sending has a moment to finish.
-        """
+        """Ends the connection after its present answer. A caller that is still sending has a moment to finish."""
         self._linger_s = _LAST_LINGER_S
         if self.is_closing:
             self._end_later(_LAST_LINGER_S, self._end_transport)

@@ -40,12 +40,8 @@ class HttpDoor:
         max_input_bytes: int,
         shares_port: bool = False,
     ) -> None:
-        self._tls = tls
-        self._guard = guard
-        self._shares_port = shares_port
-        self._service = service
-        self._process = process
-        self._settings = settings
+        self._process, self._settings, self._service = process, settings, service
+        self._tls, self._guard, self._shares_port = tls, guard, shares_port
         self._max_input_bytes = max_input_bytes
         self._server: HttpServer | None = None
 

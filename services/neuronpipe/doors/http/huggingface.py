@@ -53,16 +53,15 @@ async def _root(inference: Inference, request: HttpRequest) -> HttpResponse:
 ANSWERS: Answers[Inference] = [(MODEL, _model), (MODEL_TASK, _model_task), (TASK_MODEL, _model_task), (ROOT, _root)]
 
 
-def read_request(request: HttpRequest, model: ModelSpec, max_input_bytes: int) -> Any:
-    """Returns the body as a value; the value of an image holds its bytes."""
-    if request.media_type in IMAGES or (not request.media_type and not request.body.lstrip().startswith(b"{")):
-        return {"inputs": request.body}
-    return read_json(request.body, sys.maxsize if model.image else max_input_bytes)
-
-
 async def answer_request(inference: Inference, request: HttpRequest, model: ModelSpec, task: str = "") -> HttpResponse:
     """Answers a body that is JSON or a file, with events if the body asks for a stream."""
-    value = await request.make(partial(read_request, request, model, inference.settings.max_input_bytes))
+
+    def read() -> Any:
+        if request.media_type in IMAGES or (not request.media_type and not request.body.lstrip().startswith(b"{")):
+            return {"inputs": request.body}  # the bytes of an image
+        return read_json(request.body, sys.maxsize if model.image else inference.settings.max_input_bytes)
+
+    value = await request.make(read)
     if (task or model.task) == "text_generation" and isinstance(value, dict) and value.get("stream"):
         body: TextGeneration = check_body(CONVERTERS["text_generation"].takes, value)
         if not isinstance(body.inputs, str):
@@ -88,7 +87,7 @@ async def answer_body(inference: Inference, request: HttpRequest, model: ModelSp
     is_list = isinstance(given, list)
     values = given if is_list else [given]
     fields = {**converter.fields, **converter.option_fields(body)}
-    inputs = Inputs("inputs", values, lambda value: converter.read(task, value, body, _model), fields, is_list)
+    inputs = Inputs("inputs", values, lambda value: converter.read(task, value, body, model), fields, is_list)
     results = await inference.each(request.call, request.model(model.name), inputs)
 
     def make() -> Any:

@@ -31,7 +31,7 @@ _Texts = str | Many[str]
 _Image = Annotated[str, Field(description="a JPEG, PNG or WebP file in Base64; or the file itself as the body")]
 
 
-class ServerOptions(Body):
+class EndpointOptions(Body):
     """Options of Hugging Face's own machines, which change nothing here."""
 
     use_cache: bool | None = None
@@ -44,7 +44,7 @@ class ServerOptions(Body):
 class TaskBody(Body):
     """Fields of every body."""
 
-    options: ServerOptions | None = None
+    options: EndpointOptions | None = None
     stream: Annotated[Any, only(False)] = None
 
 

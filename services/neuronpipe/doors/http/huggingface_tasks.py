@@ -180,7 +180,8 @@ _CUTS = _parameters("truncation")
 _PLAIN_TEXT = {"text": "inputs…"}
 _TEXT = {"text": "inputs…", "text_pair": "inputs…"} | _CUTS
 _LABELS = _parameters("candidate_labels", "hypothesis_template", "truncation")
-_SCORED = _parameters("top_k", function="function_to_apply")
+_AGGREGATION, _FUNCTION = _parameters(aggregation="aggregation_strategy"), _parameters(function="function_to_apply")
+_SCORED = _parameters("top_k") | _FUNCTION
 
 CONVERTERS = {
     "text_classification": Converter(
@@ -215,9 +216,7 @@ CONVERTERS = {
     "token_classification": Converter(
         bodies.TokenClassification,
         _write_tokens,
-        _PLAIN_TEXT
-        | _CUTS
-        | _parameters("ignore_labels", aggregation="aggregation_strategy", window_stride_tokens="stride"),
+        _PLAIN_TEXT | _parameters("truncation", "ignore_labels", window_stride_tokens="stride") | _AGGREGATION,
         lambda given, body, model: {"keep_all_labels": body.parameters.ignore_labels == []},
         words=("token-classification", "ner"),
     ),
@@ -226,12 +225,8 @@ CONVERTERS = {
         bodies.QuestionAnswering,
         _write_best_answers,
         {"question": "inputs….question", "context": "inputs….context"}
-        | _parameters(
-            "top_k",
-            max_answer_tokens="max_answer_len",
-            window_stride_tokens="doc_stride",
-            allow_no_answer="handle_impossible_answer",
-        ),
+        | _parameters("top_k", max_answer_tokens="max_answer_len", window_stride_tokens="doc_stride")
+        | _parameters(allow_no_answer="handle_impossible_answer"),
     ),
     "sentence_embedding": Converter(
         bodies.Features,
@@ -289,9 +284,7 @@ CONVERTERS = {
     "rerank": Converter(
         bodies.TextRanking,
         _rows("texts", index="index", score="score"),
-        {"query": "inputs.query", "texts": "inputs.texts"}
-        | _CUTS
-        | _parameters(top_n="top_k", function="function_to_apply"),
+        {"query": "inputs.query", "texts": "inputs.texts"} | _CUTS | _parameters(top_n="top_k") | _FUNCTION,
         lambda given, body, model: {"top_n": min(body.parameters.top_k or 0, len(given.texts))},
         words=("text-ranking",),
     ),

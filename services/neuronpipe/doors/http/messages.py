@@ -17,10 +17,7 @@ _MAX_UINT64 = (1 << 64) - 1
 
 
 class MessageBody(Body):
-    """A message. A field that the message does not have is refused, as gRPC's tools do.
-
-    `one_of`: fields that exclude each other.
-    """
+    """A message, which refuses unknown fields as gRPC's tools do. `one_of`: fields that exclude each other."""
 
     harmless = frozenset()
     one_of: ClassVar[frozenset[str]] = frozenset()
@@ -73,23 +70,13 @@ def message_body(message: Descriptor) -> type[MessageBody]:
     for field in message.fields:
         names = AliasChoices(field.name, field.json_name)
         text = comments[f"{message.name}.{field.name}"]
-        fields[field.name] = (
-            _kind(field),
-            Field(default_factory=lambda: None, validation_alias=names, description=text),
-        )
+        kind: Any = message_body(field.message_type) if field.message_type else _KINDS.get(field.type)
+        if field.enum_type:
+            kind = Literal[tuple(value.name for value in field.enum_type.values)]
+        declared = Field(default_factory=lambda: None, validation_alias=names, description=text)
+        fields[field.name] = (Many[kind] if field.is_repeated else kind, declared)
     body = create_model(message.name, __base__=MessageBody, **fields)
     # An optional field is in a oneof of its own.
     oneofs = (oneof for oneof in message.oneofs if len(oneof.fields) > 1)
     body.one_of = frozenset(field.name for oneof in oneofs for field in oneof.fields)
     return body
-
-
-def _kind(field: FieldDescriptor) -> Any:
-    kind: Any
-    if field.message_type:
-        kind = message_body(field.message_type)
-    elif field.enum_type:
-        kind = Literal[tuple(value.name for value in field.enum_type.values)]
-    else:
-        kind = _KINDS[field.type]
-    return Many[kind] if field.is_repeated else kind

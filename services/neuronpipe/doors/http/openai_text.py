@@ -146,14 +146,13 @@ _CHAT = _Form(
     _chat_logprobs,
     {"delta": {"role": "assistant", "content": ""}},
 )
-_COMPLETION = _Form(
-    "cmpl",
-    "text_completion",
-    "text_completion",
-    lambda text: {"text": text},
-    lambda text: {"text": text},
-    _completion_logprobs,
-)
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"text": text}
+
+
+_COMPLETION = _Form("cmpl", "text_completion", "text_completion", _text, _text, _completion_logprobs)
 
 
 async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
@@ -368,10 +367,7 @@ def _fields(body: bodies.CompletionOptions) -> dict[str, str]:
 
 
 def _forms(body: bodies.CompletionOptions) -> Iterator[tuple[str, str, Any]]:
-    """Yields the forms that the text must have, except options of that name: option, field and value.
-
-    Raises InvalidInput.
-    """
+    """Yields the forms of the text that are no options by name: option, field and value. Raises InvalidInput."""
     given = body.response_format or bodies.ResponseFormat(type="text")
     schemas = [schema for schema in (given.json_schema, given.schema_, given.value) if schema is not None]
     if len(schemas) > 1:

@@ -40,10 +40,7 @@ CODES: dict[type[NeuronpipeError], ErrorCodes] = {
 
 
 class RequestRefused(Exception):
-    """A request that the door refuses by the rules of HTTP. `status`: 4xx or 501. `title`: the name of the status.
-
-    `headers`: headers that the status prescribes.
-    """
+    """A request that the door refuses. `status`: 4xx or 501. `title`: its name. `headers`: its prescribed headers."""
 
     def __init__(self, status: int, title: str, message: str, *headers: tuple[bytes, bytes]) -> None:
         super().__init__(message)

@@ -83,10 +83,7 @@ ANSWERS: Answers[Inference] = [(INVOCATIONS, _invocations), (ENDPOINT, _invocati
 
 
 def _read_other(data: bytes, model: str, max_input_bytes: int) -> tuple[Any, Any] | None:
-    """Returns the function that answers a body and the body's value; None for a body of Hugging Face.
-
-    Raises InvalidInput.
-    """
+    """Returns the function for a body, and its value; None for a body of Hugging Face. Raises InvalidInput."""
     value = read_json(data, max_input_bytes)
     if not isinstance(value, dict) or "inputs" in value:
         return None

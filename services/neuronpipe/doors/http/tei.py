@@ -1,7 +1,4 @@
-"""The HTTP API of text-embeddings-inference (TEI).
-
-TEI serves one model; here `model` in a body, or ?model=, names a model.
-"""
+"""The HTTP API of text-embeddings-inference (TEI), for several models: a body, or ?model=, names the model."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +14,7 @@ from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, ModelBody
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import TEI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, check_second, of_results, score_function, truncation_of
-from neuronpipe.doors.vectors import embedding_input, listed, token_vectors, vector
+from neuronpipe.doors.vectors import embedding_input, listed, text_input, token_vectors, vector
 from neuronpipe.gateway.inference import InferenceResult
 
 _Texts = Annotated[str | Many[str], Field(description="a text, or several")]
@@ -25,7 +22,7 @@ _PromptName = Annotated[str | None, Field(description="a prompt of the model ins
 _TEXTS_OR_PAIRS = "a text; a pair [text, text]; or several, each [text] or [text, text]"
 
 
-class _Truncated(Body):
+class _TeiTruncated(Body):
     """Fields of most bodies. Without `truncate`, a text that is too long is an error."""
 
     truncate: bool | None = None
@@ -37,23 +34,23 @@ class _Truncated(Body):
         return truncation_of(self.truncate, self.truncation_direction)
 
 
-class Embed(_Truncated, ModelBody):
+class Embed(_TeiTruncated, ModelBody):
     inputs: TextsOrTokens
     normalize: bool = True
     dimensions: Count | None = None
     prompt_name: _PromptName = None
 
 
-class EmbedSparse(_Truncated, ModelBody):
+class EmbedSparse(_TeiTruncated, ModelBody):
     inputs: _Texts
     prompt_name: _PromptName = None
 
 
-class EmbedAll(_Truncated, ModelBody):
+class EmbedAll(_TeiTruncated, ModelBody):
     inputs: _Texts
 
 
-class Predict(_Truncated, ModelBody):
+class Predict(_TeiTruncated, ModelBody):
     inputs: Annotated[str | Many[str] | Many[Many[str]], Field(description=_TEXTS_OR_PAIRS)]
     raw_scores: bool = False
 
@@ -65,7 +62,7 @@ class SimilarityInputs(Body):
 
 class Similarity(ModelBody):
     inputs: SimilarityInputs
-    parameters: _Truncated = _Truncated()
+    parameters: _TeiTruncated = _TeiTruncated()
 
 
 _PREDICTIONS = [{"score": float, "label": str}]
@@ -111,24 +108,18 @@ async def _embed(inference: Inference, request: HttpRequest) -> HttpResponse:
 
 async def _embed_all(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: EmbedAll = request.body
-
-    def make(text: str) -> tasks.TaskInput:
-        return tasks.TaskInput(feature_extraction=tasks.FeatureExtractionInput(text=text, truncation=body.truncation))
-
+    make = partial(text_input, "feature_extraction", truncation=body.truncation)
     return await _each(inference, request, "feature_extraction", texts_of(body.inputs), make, token_vectors)
 
 
 async def _embed_sparse(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: EmbedSparse = request.body
-    options: dict[str, Any] = {"prompt_name": body.prompt_name or "", "truncation": body.truncation}
+    make = partial(text_input, "sparse_embedding", prompt_name=body.prompt_name or "", truncation=body.truncation)
 
-    def make(text: str) -> tasks.TaskInput:
-        return tasks.TaskInput(sparse_embedding=tasks.SparseEmbeddingInput(text=text, **options))
-
-    def written(result: tasks.SparseEmbeddingResult) -> Any:
+    def write(result: tasks.SparseEmbeddingResult) -> Any:
         return [{"index": weight.token_id, "value": weight.weight} for weight in result.weights]
 
-    return await _each(inference, request, "sparse_embedding", texts_of(body.inputs), make, written)
+    return await _each(inference, request, "sparse_embedding", texts_of(body.inputs), make, write)
 
 
 async def _predict(inference: Inference, request: HttpRequest) -> HttpResponse:
@@ -137,20 +128,19 @@ async def _predict(inference: Inference, request: HttpRequest) -> HttpResponse:
     # A list of texts is one pair.
     is_list = isinstance(body.inputs, list) and not all(isinstance(text, str) for text in body.inputs)
     several: list[Any] = body.inputs if is_list else [texts_of(body.inputs)]  # type: ignore[assignment, arg-type]
-    function = score_function(body.raw_scores)
+    make_one = partial(
+        text_input,
+        "text_classification",
+        top_k=len(inference.catalog.spec(*model).labels),
+        function=score_function(body.raw_scores),
+        truncation=body.truncation,
+    )
 
     def make(texts: list[str]) -> tasks.TaskInput:
         if len(texts) not in (1, 2):
             raise InvalidInput("text_pair", f"{len(texts)} texts, must be one or a pair")
         check_second("text_pair", texts[1:])
-        input = tasks.TextClassificationInput(
-            text=texts[0],
-            text_pair="".join(texts[1:]),
-            top_k=len(inference.catalog.spec(*model).labels),
-            function=function,
-            truncation=body.truncation,
-        )
-        return tasks.TaskInput(text_classification=input)
+        return make_one(texts[0], text_pair="".join(texts[1:]))
 
     def write() -> Any:
         labels = [result.result.message.text_classification.labels for result in results]

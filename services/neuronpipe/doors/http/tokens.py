@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from neuronpipe.api.v1.tasks_pb2 import DetokenizationInput, TaskInput, Token, TokenizationInput
+from neuronpipe.api.v1.tasks_pb2 import DetokenizationInput, TaskInput, Token
 from neuronpipe.doors.http.bodies import Many, ModelBody, TokenIds, either, only, texts_of, write_body, write_list
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import OPENAI_ERROR, TEI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, of_results
-from neuronpipe.doors.vectors import token_places
+from neuronpipe.doors.vectors import text_input, token_places
 
 
 class TeiTokenize(ModelBody):
@@ -56,9 +56,7 @@ async def _tokenize(inference: Inference, request: HttpRequest) -> HttpResponse:
     name, given = ("prompt", body.prompt) if isinstance(body, VllmTokenize) else ("inputs", body.inputs)
     texts = texts_of(given)
 
-    def make(text: str) -> TaskInput:
-        return TaskInput(tokenization=TokenizationInput(text=text, skip_special_tokens=not body.add_special_tokens))
-
+    make = partial(text_input, "tokenization", skip_special_tokens=not body.add_special_tokens)
     inputs = Inputs(name, texts, make, {"text": f"{name}…"}, is_list=given is texts)
     results = await inference.each(request.call, model, inputs)
 
@@ -81,33 +79,23 @@ def _written(text: str, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
 async def _decode(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: TeiDecode = request.body
     several: Any = body.ids if body.ids and isinstance(body.ids[0], list) else [body.ids]
-    texts = await _texts(
-        inference, request, "ids", several, is_list=several is body.ids, skips_special=body.skip_special_tokens
-    )
-    return HttpResponse(write_body(texts))
+    make = partial(_detokenization, skips_special=body.skip_special_tokens)
+    inputs = Inputs("ids", several, make, {"token_ids": "ids…"}, is_list=several is body.ids)
+    return HttpResponse(write_body(await _texts(inference, request, inputs)))
 
 
 async def _detokenize(inference: Inference, request: HttpRequest) -> HttpResponse:
-    [text] = await _texts(inference, request, "tokens", [request.body.tokens], is_list=False, skips_special=False)
+    inputs = Inputs("tokens", [request.body.tokens], _detokenization, {"token_ids": "tokens"}, is_list=False)
+    [text] = await _texts(inference, request, inputs)
     return HttpResponse(write_body({"prompt": text}))
 
 
-async def _texts(
-    inference: Inference,
-    request: HttpRequest,
-    name: str,
-    several: Sequence[list[int]],
-    *,
-    is_list: bool,
-    skips_special: bool,
-) -> list[str]:
-    """Returns the texts of lists of token ids, which are in the field `name`."""
+def _detokenization(ids: list[int], *, skips_special: bool = False) -> TaskInput:
+    return TaskInput(detokenization=DetokenizationInput(token_ids=ids, skip_special_tokens=skips_special))
+
+
+async def _texts(inference: Inference, request: HttpRequest, inputs: Inputs) -> list[str]:
     model = inference.choose(request.model(request.body.model), "detokenization")
-
-    def make(ids: list[int]) -> TaskInput:
-        return TaskInput(detokenization=DetokenizationInput(token_ids=ids, skip_special_tokens=skips_special))
-
-    inputs = Inputs(name, several, make, {"token_ids": f"{name}…"}, is_list)
     results = await inference.each(request.call, model, inputs)
     return [result.result.message.detokenization.text for result in results]
 

@@ -199,7 +199,7 @@ class CallReader:
             if self._has_arguments:
                 arguments, self._has_arguments = self._taken(self._base, is_last=is_last)
                 if arguments:
-                    yield self._called(arguments)
+                    yield self._delta({"function": {"arguments": arguments}})
             elif self._depth:  # the rest of the JSON of the call
                 self._taken(0, is_last=is_last)
             elif self._function:
@@ -225,7 +225,7 @@ class CallReader:
             name, arguments, end = call
             self._rest = body[end:]
             yield self._begun(name, base=0)
-            yield self._called(arguments)
+            yield self._delta({"function": {"arguments": arguments}})
             self._has_arguments = False
         elif is_last or not self._may_become_call(body, self._rest[before.end("end") :]):
             self._may_begin = False
@@ -281,9 +281,6 @@ class CallReader:
         length = self._form.id_length
         id = token_hex(12)[:length] if length else f"call_{token_hex(12)}"
         return self._delta({"id": id, "type": "function", "function": {"name": name, "arguments": ""}})
-
-    def _called(self, arguments: str) -> dict[str, Any]:
-        return self._delta({"function": {"arguments": arguments}})
 
     def _delta(self, call: dict[str, Any]) -> dict[str, Any]:
         return {"index": self._calls - 1, **call}

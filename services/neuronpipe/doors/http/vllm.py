@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import time
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import AliasChoices, Field
@@ -19,7 +19,7 @@ from neuronpipe.doors.http.bodies import Count, KeptTokens, Many, ModelBody, onl
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, ModelName, kept_tokens, of_results, score_function
-from neuronpipe.doors.vectors import token_vectors, vector
+from neuronpipe.doors.vectors import text_input, token_vectors, vector
 from neuronpipe.gateway.inference import InferenceResult
 
 _CUTS = dict.fromkeys(("truncation", "truncation_tokens"), "truncate_prompt_tokens")
@@ -33,7 +33,7 @@ _POOLING: Mapping[str, Sequence[str]] = {
 _ANY_POOLING = [task for tasks_of_word in _POOLING.values() for task in tasks_of_word]
 
 
-class _Truncated(ModelBody):
+class _VllmBody(ModelBody):
     """Fields of every body. A text that is too long is an error without `truncate_prompt_tokens`."""
 
     truncate_prompt_tokens: KeptTokens | None = Field(
@@ -54,18 +54,18 @@ class _Truncated(ModelBody):
         return score_function(self.use_activation is False)
 
 
-class Score(_Truncated):
+class Score(_VllmBody):
     """A text with each of several texts, or texts in pairs. Later versions of vLLM call them queries and documents."""
 
     text_1: str | Many[str] = Field(validation_alias=AliasChoices("text_1", "queries", "data_1"))
     text_2: str | Many[str] = Field(validation_alias=AliasChoices("text_2", "documents", "data_2"))
 
 
-class Classify(_Truncated):
+class Classify(_VllmBody):
     input: str | Many[str]
 
 
-class PoolingRequest(_Truncated):
+class PoolingRequest(_VllmBody):
     input: str | Many[str]
     task: Literal["embed", "classify", "token_embed"] | None = Field(
         None, description="vLLM's word for the task (default: the model's own task)"
@@ -117,7 +117,7 @@ async def _classify(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: Classify = request.body
     model = inference.choose(request.model(body.model), "text_classification")
     spec = inference.catalog.spec(*model)
-    results = await _each(inference, request, model, partial(_classified, body, spec))
+    results = await _each(inference, request, model, _classified(body, spec))
     data = []
     for index, result in enumerate(results):
         probabilities = _probabilities(result.result.message, spec)
@@ -133,7 +133,7 @@ async def _pooling(inference: Inference, request: HttpRequest) -> HttpResponse:
     task = _pooling_task(body, spec)
     if body.dimensions and task != "sentence_embedding":
         raise InvalidInput("dimensions", "is for models of sentence embeddings")
-    results = await _each(inference, request, model, partial(_pooled, body, task, spec))
+    results = await _each(inference, request, model, _pooled(body, task, spec))
     is_base64 = body.encoding_format == "base64"
 
     def write() -> bytes:
@@ -164,9 +164,8 @@ async def _each(
     return await inference.each(request.call, model, inputs)
 
 
-def _classified(body: _Truncated, spec: ModelSpec, text: str) -> tasks.TaskInput:
-    input = tasks.TextClassificationInput(text=text, top_k=len(spec.labels), function=body.function, **body.cuts)
-    return tasks.TaskInput(text_classification=input)
+def _classified(body: _VllmBody, spec: ModelSpec) -> Callable[[str], tasks.TaskInput]:
+    return partial(text_input, "text_classification", top_k=len(spec.labels), function=body.function, **body.cuts)
 
 
 def _probabilities(result: tasks.TaskResult, spec: ModelSpec) -> list[float]:
@@ -184,13 +183,13 @@ def _pooling_task(body: PoolingRequest, spec: ModelSpec) -> str:
     raise WrongTask(f"model {spec.name!r} has the task {' or '.join(spec.tasks)}, which /pooling does not give")
 
 
-def _pooled(body: PoolingRequest, task: str, spec: ModelSpec, text: str) -> tasks.TaskInput:
+def _pooled(body: PoolingRequest, task: str, spec: ModelSpec) -> Callable[[str], tasks.TaskInput]:
     if task == "text_classification":
-        return _classified(body, spec, text)
-    options: dict[str, Any] = {"text": text, **body.cuts}
+        return _classified(body, spec)
+    options: dict[str, Any] = body.cuts
     if task == "sentence_embedding":
         options |= {"dimensions": body.dimensions or 0, "skip_normalize": body.use_activation is False}
-    return tasks.TaskInput(**cast(Any, {task: options}))
+    return partial(text_input, task, **options)
 
 
 def _array(task: str, result: tasks.TaskResult, spec: ModelSpec) -> Any:

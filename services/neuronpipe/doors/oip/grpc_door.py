@@ -1,6 +1,6 @@
 """The Open Inference Protocol over gRPC: its messages to tensors and back."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sized
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NoReturn
@@ -39,8 +39,7 @@ class OipDoor:
     """Converts messages to calls of the service and back."""
 
     def __init__(self, service: TensorService, max_stream_in_flight: int) -> None:
-        self._service = service
-        self._max_stream_in_flight = max_stream_in_flight
+        self._service, self._max_stream_in_flight = service, max_stream_in_flight
 
     def handlers(self) -> RpcHandlers:
         """Returns the rpcs of the protocol, and Triton's rpcs that are not served, whose handlers say why."""
@@ -122,7 +121,7 @@ async def _refuse(reason: str, message: bytes, context: Context) -> NoReturn:
 
 
 def _read(message: messages.ModelInferRequest) -> TensorRequest:
-    parts = {"inputs": message.inputs, "outputs": message.outputs, "parameters": message.parameters}
+    parts: dict[str, Sized] = {"inputs": message.inputs, "outputs": message.outputs, "parameters": message.parameters}
     for name, part in parts.items():
         if len(part) > MAX_TENSORS:
             raise InvalidInput(name, f"{len(part)} of them, the limit is {MAX_TENSORS}")

@@ -16,7 +16,7 @@ from neuronpipe.gateway.inference import InferenceResult
 
 _IDS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
 _OPTIONAL = (_MASK, _TYPES)
-# Most models have these two. An id that a model has no vector for could end the whole batch.
+# Most models have the types 0 and 1. A type without a vector in the model could end the whole batch.
 _MAX_TYPE = 1
 _MAX_INT32 = (1 << 31) - 1
 

@@ -48,9 +48,7 @@ class ModelControl:
     """
 
     def __init__(self, repository: Repository, tenants: Tenants | None, router: Router) -> None:
-        self._repository = repository
-        self._tenants = tenants
-        self._router = router
+        self._repository, self._tenants, self._router = repository, tenants, router
 
     async def load(self, name: str, limit_s: float | None) -> None:
         """Loads a model, and returns when every version that its names and shares need is ready here."""
@@ -165,11 +163,8 @@ class TensorService:
     ) -> None:
         """`control`: None where callers may not load models."""
         self.is_ready = is_ready
-        self._pipeline = gateway.pipeline
-        self._settings = settings
-        self._meters = meters
-        self._catalog = gateway.catalog
-        self._control = control
+        self._pipeline, self._catalog = gateway.pipeline, gateway.catalog
+        self._settings, self._meters, self._control = settings, meters, control
         # Models that a caller may use → their names in the protocol, as long as the models stay the same.
         self._tables: WeakKeyDictionary[ModelTable[ServedModel[GatewayModel]], ModelTable[NamedModel]]
         self._tables = WeakKeyDictionary()

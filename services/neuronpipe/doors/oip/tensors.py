@@ -67,9 +67,7 @@ class GivenTensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """An input or an output of a model. `dims`: the shape of a row, -1 for any length. `also`: other datatypes that an
-    input may have.
-    """
+    """An input or output of a model. `dims`: shape of a row, -1 for any length. `also`: further datatypes of an input."""
 
     name: str
     datatype: str

@@ -76,13 +76,11 @@ def console_handlers(
     }
     live = LiveFigures(meters)
 
-    async def page(request: HttpRequest) -> HttpResponse:
-        return responses[_PAGE_FILE]
-
     async def file(request: HttpRequest) -> HttpResponse:
-        if request.names["file"] not in responses:
+        name = request.names.get("file", _PAGE_FILE)
+        if name not in responses:
             raise RequestRefused(404, "not_found", "the console has no such file")
-        return responses[request.names["file"]]
+        return responses[name]
 
     async def state(request: HttpRequest) -> HttpResponse:
         models = MessageToDict(
@@ -100,7 +98,7 @@ def console_handlers(
     async def stream(request: HttpRequest) -> HttpResponse:
         return HttpResponse(b"", EVENTS, _HEADERS, stream=live.listen(request.parameter("model")), is_endless=True)
 
-    return [(PAGE, page), (FILE, file), (STATE, state), (TRACE, trace), (LIVE, stream)]
+    return [(PAGE, file), (FILE, file), (STATE, state), (TRACE, trace), (LIVE, stream)]
 
 
 _INTERVAL_S = 1.0
