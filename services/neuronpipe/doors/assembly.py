@@ -64,28 +64,18 @@ class GatewayDoors:
         `shares_port`: whether other processes listen on the same ports.
         """
         services = [*INFERENCE_SERVICES, MODEL_SERVICE.full_name, *trace_services(telemetry.traces), *further_services]
+        limit_s = _MAX_STREAM_IDLE_S
         self.grpc = GrpcDoor(
-            process,
-            services,
-            tls,
-            guard,
-            shares_port=shares_port,
-            listens_when_open=True,
-            max_stream_idle_s=_MAX_STREAM_IDLE_S,
+            process, services, tls, guard, shares_port=shares_port, listens_when_open=True, max_stream_idle_s=limit_s
         )
         self.all: list[Door] = [self.grpc]
         self._http: HttpDoor | None = None
         if settings.http.http_listen:
             from neuronpipe.doors.http import door as http_door
 
+            service, limit_bytes = INFERENCE_SERVICE.full_name, settings.pipeline.max_input_bytes
             self._http = http_door.HttpDoor(
-                process,
-                settings.http,
-                INFERENCE_SERVICE.full_name,
-                tls,
-                guard,
-                max_input_bytes=settings.pipeline.max_input_bytes,
-                shares_port=shares_port,
+                process, settings.http, service, tls, guard, max_input_bytes=limit_bytes, shares_port=shares_port
             )
             self.all.append(self._http)
 

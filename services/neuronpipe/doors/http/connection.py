@@ -172,8 +172,6 @@ class HttpConnection(asyncio.Protocol):
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
-    # Calls of the event loop.
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         self._made_s = self._loop.time()
@@ -287,8 +285,6 @@ class HttpConnection(asyncio.Protocol):
         self._parser = self._new_parser()
         return b"\r\n".join(head)
 
-    # Calls of the parser.
-
     @property
     def _asks_for_other_protocol(self) -> bool:
         parser = self._parser
@@ -389,8 +385,6 @@ class HttpConnection(asyncio.Protocol):
             self._latest.end_body()
         self._has_rest = self._is_in_trailers = False
 
-    # Calls of exchanges and the server.
-
     def date(self) -> bytes:
         """Returns the field with the current time."""
         return self._server.date()
@@ -436,8 +430,6 @@ class HttpConnection(asyncio.Protocol):
         if self.pipeline:
             self._running = self.pipeline.popleft()
             self._server.answer(self._running)
-
-    # The end of the connection.
 
     @property
     def is_closing(self) -> bool:

@@ -25,7 +25,6 @@ _LARGE = 1 << 16
 # Largest JSON before binary tensors.
 _MAX_HEAD_BYTES = 8 << 20
 _SPANS = RowSpans(Spans.HTTP_REQUEST, Spans.HTTP_BATCH, Spans.HTTP_REQUEST)
-# Parameters of tensors.
 _DATA_SIZE, _IS_BINARY, _ARE_BINARY = "binary_data_size", "binary_data", "binary_data_output"
 _UNSUPPORTED = ("shared_memory_region", "classification")
 

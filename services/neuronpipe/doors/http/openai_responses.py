@@ -164,14 +164,8 @@ _RESPONSE = {
     "output": list[dict[str, Any]],
     "usage": dict[str, Any] | None,
 }
-RESPONSES = Route(
-    "POST",
-    "/v1/responses",
-    "OpenAI: a text that continues a conversation, or calls of its functions, whole or as events",
-    ResponsesRequest,
-    _RESPONSE,
-    OPENAI_ERROR,
-)
+_SUMMARY = "OpenAI: a text that continues a conversation, or calls of its functions, whole or as events"
+RESPONSES = Route("POST", "/v1/responses", _SUMMARY, ResponsesRequest, _RESPONSE, OPENAI_ERROR)
 
 
 async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse:

@@ -128,5 +128,4 @@ TGI_ERROR = ErrorForm(
 COHERE_ERROR = ErrorForm(
     lambda problem: {"message": problem.message, "detail": problem.message}, {"message": str, "detail": str}
 )
-# The form of the Open Inference Protocol.
 OIP_ERROR = ErrorForm(lambda problem: {"error": problem.message}, {"error": str})

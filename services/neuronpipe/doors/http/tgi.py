@@ -16,13 +16,8 @@ from neuronpipe.doors.inference import Inference
 
 _TEXT = {"generated_text": str, "details?": dict[str, Any] | None}
 _TOKEN = {"index": int, "token": dict[str, Any], "generated_text": str | None, "details": dict[str, Any] | None}
-_post = partial(
-    Route,
-    "POST",
-    takes=TgiGenerate,
-    error_form=TGI_ERROR,
-    query={"model": "the model, where the body names none and several generate text"},
-)
+_QUERY = {"model": "the model, where the body names none and several generate text"}
+_post = partial(Route, "POST", takes=TgiGenerate, error_form=TGI_ERROR, query=_QUERY)
 GENERATE = _post("/generate", "TGI: continues a text", gives=_TEXT)
 GENERATE_STREAM = _post("/generate_stream", "TGI: the same as events, one for each token", gives=_TOKEN)
 

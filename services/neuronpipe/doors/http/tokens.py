@@ -39,13 +39,8 @@ _TOKEN = {"id": int, "text": str, "special": bool, "start": int | None, "stop": 
 _PROMPT_TOKENS = {"count": int, "max_model_len": int, "tokens": list[int], "token_strs": type(None)}
 _EITHER = either(TeiTokenize, VllmTokenize, {"prompt", "messages"}, "TEI's with `inputs`, vLLM's with `prompt`")
 _post = partial(Route, "POST", query={"model": "the model, where the body names none and several have the task"})
-TOKENIZE = _post(
-    "/tokenize",
-    "TEI: the tokens of each text; vLLM: the ids of a prompt's tokens",
-    _EITHER,
-    ([[_TOKEN]], _PROMPT_TOKENS),
-    TEI_ERROR,
-)
+_SUMMARY = "TEI: the tokens of each text; vLLM: the ids of a prompt's tokens"
+TOKENIZE = _post("/tokenize", _SUMMARY, _EITHER, ([[_TOKEN]], _PROMPT_TOKENS), TEI_ERROR)
 DECODE = _post("/decode", "TEI: the text of each list of tokens", TeiDecode, list[str], TEI_ERROR)
 DETOKENIZE = _post("/detokenize", "vLLM: the text of tokens", VllmDetokenize, {"prompt": str}, OPENAI_ERROR)
 

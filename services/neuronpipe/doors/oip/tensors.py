@@ -67,7 +67,7 @@ class GivenTensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """An input or output of a model. `dims`: shape of a row, -1 for any length. `also`: further datatypes of an input."""
+    """An input or output of a model. `dims`: shape of a row, -1 for any size. `also`: further datatypes of an input."""
 
     name: str
     datatype: str
