@@ -297,8 +297,12 @@ async def test_what_is_large_is_compressed_for_those_who_take_it(accepted: str, 
     assert browser.headers["vary"] == "accept-encoding"
     sent: list[dict[str, Any]] = []
 
+    parts = [orjson.dumps(body)]
+
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": orjson.dumps(body), "more_body": False}
+        if not parts:  # the caller waits for the answer
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": parts.pop(), "more_body": False}
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
@@ -604,8 +608,12 @@ async def test_of_several_headers_of_a_name_the_first_counts(browser: Browser) -
     fields = [(b"x-request-timeout-ms", b"1000"), (b"x-request-timeout-ms", b"no number")]
     sent: list[dict[str, Any]] = []
 
+    parts = [orjson.dumps(_BODY)]
+
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": orjson.dumps(_BODY), "more_body": False}
+        if not parts:  # the caller waits for the answer
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": parts.pop(), "more_body": False}
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
