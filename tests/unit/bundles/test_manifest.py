@@ -62,9 +62,8 @@ def test_a_model_of_texts_without_the_size_of_its_vocabulary_is_refused(
     if content["model"].pop("vocabulary_size") and size is not None:
         content["model"]["vocabulary_size"] = size
     path = _written(tmp_path, content)
-    with pytest.raises(
-        SetupError, match=rf"^{path}: .* model: vocabulary_size: is missing, .*; compile the model agai"
-    ):
+    problem = rf"^{path}: .* model: vocabulary_size: is missing, .*; compile the model agai"
+    with pytest.raises(SetupError, match=problem):
         Manifest.read(path)
 
 

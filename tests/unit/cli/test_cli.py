@@ -336,10 +336,8 @@ def test_an_example_of_no_task_exits_with_two_and_says_which_there_are(capsys: p
 
 def test_an_image_that_cannot_be_read_exits_with_two(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, errors = _run(capsys, "infer", "--target", _NOWHERE, "--model", "m", "--image", str(tmp_path / "none.png"))
-    assert (code, errors) == (
-        2,
-        f"neuronpipe: --image {tmp_path / 'none.png'}: cannot be read: No such file or directory\n",
-    )
+    expected = (2, f"neuronpipe: --image {tmp_path / 'none.png'}: cannot be read: No such file or directory\n")
+    assert (code, errors) == expected
 
 
 def test_an_image_is_sent_to_the_gateway(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -607,10 +605,8 @@ def test_an_output_that_cannot_be_written_ends_a_command_without_a_traceback(is_
             for to in (left, full)
         )
     assert (behind_head.returncode, behind_head.stderr) == (128 + 13, "")  # as shells tell of SIGPIPE, 13
-    assert (on_a_full_disk.returncode, on_a_full_disk.stderr) == (
-        2,
-        "neuronpipe: the output: No space left on device\n",
-    )
+    expected = (2, "neuronpipe: the output: No space left on device\n")
+    assert (on_a_full_disk.returncode, on_a_full_disk.stderr) == expected
 
 
 def test_ctrl_c_while_the_output_waits_exits_as_shells_expect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,9 +80,8 @@ def test_flags_that_the_model_does_not_take_exit_with_two(
 
 def test_an_input_is_needed(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
     assert _infer(gateway, "--output", "json") == 2
-    assert (
-        capsys.readouterr().err == "neuronpipe: no input is given: add --text or another field of the task, or --json\n"
-    )
+    expected = "neuronpipe: no input is given: add --text or another field of the task, or --json\n"
+    assert capsys.readouterr().err == expected
 
 
 @pytest.mark.parametrize("flags", [("--text", "a"), ("--task", "rerank")], ids=lambda flags: flags[0])
@@ -113,11 +112,8 @@ def test_several_inputs_are_one_call_and_their_results_in_their_order(
     assert [request.input.text_classification.text for request in gateway.requests] == ["a", "", "c"]
     output, errors = capsys.readouterr()
     lines = list(map(json.loads, output.splitlines()))
-    assert [line.get("request_id", line.get("error", {}).get("message")) for line in lines] == [
-        "",
-        "text: is empty",
-        "",
-    ]
+    expected = ["", "text: is empty", ""]
+    assert [line.get("request_id", line.get("error", {}).get("message")) for line in lines] == expected
     assert errors == "neuronpipe: input 2: text: is empty\n"
 
 

@@ -128,9 +128,8 @@ def test_an_option_that_does_not_exist_is_the_callers_mistake(client: Client, ga
 
 
 def test_every_option_is_sent(client: Client, gateway: FakeGateway) -> None:
-    gateway.result = TaskResult(
-        feature_extraction=FeatureExtractionResult(shape=[0], type=FeatureType.FEATURE_TYPE_FLOAT32)
-    )
+    result = FeatureExtractionResult(shape=[0], type=FeatureType.FEATURE_TYPE_FLOAT32)
+    gateway.result = TaskResult(feature_extraction=result)
     client.classify("m", "a", "b", top_k=2, truncation=_LEFT, version="3")
     client.embed("m", "a", normalize=False, dimensions=2, truncation=_LEFT)
     client.answer("m", "a", "b", top_k=2, max_answer_tokens=3, window_stride_tokens=4, allow_no_answer=True)
@@ -189,9 +188,8 @@ def test_every_option_of_images_of_tokens_and_of_chunks_is_sent(client: Client, 
     client.embed_image("m", b"a", normalize=False, dimensions=2)
     client.classify_image_zero_shot("m", b"a", ["b", "c"], hypothesis_template="{} d", truncation=_LEFT)
     client.detokenize("m", [3, 4], skip_special_tokens=True, version="3")
-    gateway.result = TaskResult(
-        feature_extraction=FeatureExtractionResult(chunks=[TextSpan(start=1, end=2)], **vectors)
-    )
+    result = FeatureExtractionResult(chunks=[TextSpan(start=1, end=2)], **vectors)
+    gateway.result = TaskResult(feature_extraction=result)
     (chunk,) = client.embed_chunks("m", "abc", chunk_tokens=2, chunks=[(1, 2)], truncation=_LEFT)
     assert (chunk.start, chunk.end, chunk.embedding.tolist()) == (1, 2, [0.5, 1])
     assert [request.version for request in gateway.requests] == ["", "", "", "", "3", ""]

@@ -87,9 +87,8 @@ def test_an_unknown_variable_under_the_prefix_is_an_error_that_names_it(
 ) -> None:
     misspelt = variable_name(kind, "repositry")
     monkeypatch.setenv(misspelt, "/models")
-    with pytest.raises(
-        SetupError, match=f"{misspelt}: no such setting; there are .*{variable_name(kind, 'repository')}"
-    ):
+    problem = f"{misspelt}: no such setting; there are .*{variable_name(kind, 'repository')}"
+    with pytest.raises(SetupError, match=problem):
         read_settings(kind, _REPOSITORY)
 
 
@@ -273,9 +272,8 @@ def test_all_stages_are_near_in_all_and_none_in_a_gateway_unless_told_otherwise(
         "postprocessor": "127.0.0.1:50053",
     }
     near = {"tokenizer_target": "local", "postprocessor_target": "local", "executor_target": "unix:/run/a.sock"}
-    assert read_settings(PipelineProcessSettings, _REPOSITORY | near).gateway.far_targets == {
-        "neuron-executor": "unix:/run/a.sock"
-    }
+    expected = {"neuron-executor": "unix:/run/a.sock"}
+    assert read_settings(PipelineProcessSettings, _REPOSITORY | near).gateway.far_targets == expected
 
 
 @pytest.mark.parametrize(
@@ -290,9 +288,8 @@ def test_all_stages_are_near_in_all_and_none_in_a_gateway_unless_told_otherwise(
 def test_a_setting_of_a_stage_in_another_process_is_refused(setting: str, value: str, target: str) -> None:
     given = _REPOSITORY | {setting: value}
     option = f"--{setting.replace('_', '-')}"
-    with pytest.raises(
-        SetupError, match=f"{option}: of a stage in another process; .* by --{target[:-7]}-target local"
-    ):
+    problem = f"{option}: of a stage in another process; .* by --{target[:-7]}-target local"
+    with pytest.raises(SetupError, match=problem):
         read_settings(PipelineProcessSettings, given)
     near = read_settings(PipelineProcessSettings, given | {target: "local"})
     assert str(values_of(near)[setting]) == value

@@ -88,9 +88,8 @@ def test_a_pair_is_one_sequence_with_types() -> None:
 
 
 def test_a_long_text_may_be_cut() -> None:
-    encoded = encode_checked(
-        TASK, FeatureExtractionInput(text="a b c d e", truncation=Truncation.TRUNCATION_LEFT), WordTokenizer(), _MODEL
-    )
+    input = FeatureExtractionInput(text="a b c d e", truncation=Truncation.TRUNCATION_LEFT)
+    encoded = encode_checked(TASK, input, WordTokenizer(), _MODEL)
     assert (len(encoded.sequences[0]["input_ids"]), encoded.truncated_tokens) == (6, 1)
 
 

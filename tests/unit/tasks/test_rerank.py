@@ -49,7 +49,7 @@ def test_the_models_prompt_goes_before_the_query_only() -> None:
         pytest.param((1, 3, 2), {"top_n": 2}, [(1, 3), (2, 2)], id="only the best where the caller says so"),
     ],
 )
-def test_texts_are_ordered_by_score(logits: Any, asked: dict[str, int], expected: list[tuple[int, float]]) -> None:
+def test_texts_are_ordered_by_score(logits: Any, asked: Any, expected: list[tuple[int, float]]) -> None:
     assert _ranked(*logits, **asked) == expected
 
 

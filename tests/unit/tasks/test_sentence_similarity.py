@@ -46,9 +46,8 @@ def test_dropped_tokens_of_all_texts_are_counted_together() -> None:
 def test_a_score_is_the_cosine_of_the_angle_whatever_the_lengths() -> None:
     source = [3.0, 0, 0, 0]
     expected = [1, -1, 0, math.sqrt(0.5), 0]  # same direction, opposite, at right angles, 45 degrees, and nothing
-    assert _scores(source, [5, 0, 0, 0], [-1, 0, 0, 0], [0, 2, 0, 0], [7, 0, 0, 7], [0, 0, 0, 0]) == pytest.approx(
-        expected
-    )
+    found = _scores(source, [5, 0, 0, 0], [-1, 0, 0, 0], [0, 2, 0, 0], [7, 0, 0, 7], [0, 0, 0, 0])
+    assert found == pytest.approx(expected)
 
 
 def test_only_the_first_dimensions_are_compared_where_the_caller_says_so() -> None:

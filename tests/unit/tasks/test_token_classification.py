@@ -72,12 +72,8 @@ def _ask(aggregation: "Aggregation.ValueType" = _SIMPLE, **changes: Any) -> Toke
 
 @pytest.mark.parametrize("aggregation", [_NONE, Aggregation.AGGREGATION_UNSPECIFIED])
 def test_without_aggregation_every_token_has_its_own_label(aggregation: "Aggregation.ValueType") -> None:
-    assert _entities(_ask(aggregation), _TOKENS) == [
-        ("B-PER", 0.9, "Ann", 0),
-        ("I-PER", 0.7, "Lee", 4),
-        ("B-LOC", 0.6, "Ro", 11),
-        ("I-PER", 0.8, "me", 13),
-    ]
+    expected = [("B-PER", 0.9, "Ann", 0), ("I-PER", 0.7, "Lee", 4), ("B-LOC", 0.6, "Ro", 11), ("I-PER", 0.8, "me", 13)]
+    assert _entities(_ask(aggregation), _TOKENS) == expected
 
 
 def test_neighbours_of_one_label_are_one_entity_with_their_mean_score() -> None:
@@ -144,9 +140,8 @@ def test_one_window_may_have_overlapping_tokens() -> None:
 
 
 def test_a_text_is_one_sequence_with_the_places_of_its_tokens() -> None:
-    encoded = encode_checked(
-        TASK, TokenClassificationInput(text="one -two three"), WordTokenizer("one", "-two", "three"), _MODEL
-    )
+    input = TokenClassificationInput(text="one -two three")
+    encoded = encode_checked(TASK, input, WordTokenizer("one", "-two", "three"), _MODEL)
     (sequence,), (annotation,) = encoded.sequences, encoded.annotations
     assert sequence["input_ids"].tolist() == [CLS, 10, 11, 12, SEP]
     assert annotation["char_start"].tolist() == [-1, 0, 4, 9, -1]

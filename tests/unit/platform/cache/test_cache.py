@@ -231,9 +231,8 @@ async def test_a_value_that_is_computed_or_found_in_memory_is_not_serialized() -
     async def compute() -> TimedValue[object]:
         return TimedValue(value, 0.001)
 
-    cache: Cache[object] = Cache(
-        "tokens", 1 << 20, RedisSettings(), "auto", ValueCodec(refuse, refuse, lambda value: 100)
-    )
+    settings = RedisSettings()
+    cache: Cache[object] = Cache("tokens", 1 << 20, settings, "auto", ValueCodec(refuse, refuse, lambda value: 100))
     assert (await cache.get(b"key", 1, compute))[0] is value
     assert (await cache.get(b"key", 1, compute))[0] is value
     await cache.close()

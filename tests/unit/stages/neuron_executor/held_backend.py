@@ -38,9 +38,8 @@ class HeldBackend(FakeBackend):
             "failing_token_id": str(FAILING),
             "nan_token_id": str(NAN),
         }
-        super().__init__(
-            BackendRequest(spec, [], properties, cores=cores, threads=0, in_flight=in_flight, buckets=buckets)
-        )
+        request = BackendRequest(spec, [], properties, cores=cores, threads=0, in_flight=in_flight, buckets=buckets)
+        super().__init__(request)
         if menu:
             self.shapes = menu
         self.batches: list[list[list[int]]] = []

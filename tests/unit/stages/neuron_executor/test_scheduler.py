@@ -295,10 +295,8 @@ async def test_one_bad_sequence_fails_alone() -> None:
         system.backend.let_run()
         outcomes = await asyncio.gather(good, bad, better, return_exceptions=True)
         assert isinstance(outcomes[1], InternalError)
-        assert [one[0].outputs["start_logits"].tolist() for one in (await good, await better)] == [
-            _start_logits(11),
-            _start_logits(31, 32),
-        ]
+        found = [one[0].outputs["start_logits"].tolist() for one in (await good, await better)]
+        assert found == [_start_logits(11), _start_logits(31, 32)]
 
 
 async def test_the_error_of_a_bad_sequence_says_nothing_of_the_back_ends() -> None:
@@ -392,9 +390,8 @@ async def test_a_full_queue_refuses_at_once_and_names_the_limit() -> None:
         await system.occupy()
         waiting = [system.submit([number]) for number in range(1, 9)]
         await queued()
-        with pytest.raises(
-            Overloaded, match=r"^8 sequences wait for 'small', the limit is 8 \(the executor's max_queue_sequences\)$"
-        ):
+        problem = r"^8 sequences wait for 'small', the limit is 8 \(the executor's max_queue_sequences\)$"
+        with pytest.raises(Overloaded, match=problem):
             await system.scheduler.run([sequence(21)], Call())
         assert not any(caller.done() for caller in waiting)
 
@@ -435,9 +432,8 @@ async def test_the_last_places_of_the_queue_are_given_out() -> None:
 
 async def test_an_input_of_more_sequences_than_the_queue_takes_is_refused_for_good() -> None:
     async with held_scheduler(is_held=False) as system:
-        with pytest.raises(
-            InvalidInput, match=r"^input: 9 sequences, the limit is 8 \(the executor's max_queue_sequences\)$"
-        ):
+        problem = r"^input: 9 sequences, the limit is 8 \(the executor's max_queue_sequences\)$"
+        with pytest.raises(InvalidInput, match=problem):
             await system.submit(*([number] for number in range(1, 10)))
 
 
@@ -475,7 +471,7 @@ async def test_an_idle_core_takes_a_sequence_at_once() -> None:
         assert await system.backend.begun() == [[11]]
 
 
-_COSTLY = {"batch_time": KnownTime(overhead_s=51, token_s=1)}
+_COSTLY: dict[str, Any] = {"batch_time": KnownTime(overhead_s=51, token_s=1)}
 
 
 @pytest.mark.parametrize(

@@ -121,5 +121,5 @@ async def test_what_cannot_wait_for_a_full_bucket_is_told_by_the_bucket_and_not_
     clock = FixedClock.installed(monkeypatch)
     # 1x4 takes 20 s, 4x4 thirty-two. 30 s are left for the second.
     calls = call([1], deadline_s=clock.now_s + 41), call([2], deadline_s=clock.now_s + 55), call([3], [4], [5])
-    options = {"buckets": ("1x4", "4x4"), "batch_time": KnownTime(**_TIME), "limits": limits_}
+    options: dict[str, Any] = {"buckets": ("1x4", "4x4"), "batch_time": KnownTime(**_TIME), "limits": limits_}
     assert await batches_of(*calls, clock=clock, wait_s=25, fails=[0, 1], **options) == [[[3], [4], [5]]]

@@ -174,9 +174,8 @@ async def test_what_a_core_may_have_been_lost_through_runs_with_nothing_beside_i
             for number in range(1, 40)
         ]
         outcomes = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 20)
-    assert [type(outcome) for outcome in outcomes] == [
-        InternalError if number == 9 else list for number in range(1, 40)
-    ]
+    found = [type(outcome) for outcome in outcomes]
+    assert found == [InternalError if number == 9 else list for number in range(1, 40)]
     # The first time beside whatever was there and came, the second time alone.
     assert backend.beside[-1] == 0
     assert len(backend.lost) == 2

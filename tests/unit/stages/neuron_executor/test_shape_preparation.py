@@ -279,9 +279,8 @@ async def test_a_shape_that_cannot_be_computed_is_told_once_and_requests_are_ser
         assert len(backend.prepared) == count
         planned, ready = _gauges(telemetry)
         assert (planned, ready < planned) == (len(_PLANNED), True)
-    assert [record.message for record in caplog.records] == [
-        "the other shapes of a model are prepared when requests have them"
-    ]
+    expected = ["the other shapes of a model are prepared when requests have them"]
+    assert [record.message for record in caplog.records] == expected
 
 
 async def test_items_that_are_kept_whole_have_shapes_of_their_own_and_none_is_prepared(

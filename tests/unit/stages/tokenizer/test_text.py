@@ -126,9 +126,8 @@ def test_windows_cover_the_whole_text_and_overlap_as_asked(
 
 def test_every_window_holds_the_whole_first_text_and_special_tokens(tokenizer: JsonTokenizer) -> None:
     windows = tokenizer.encode_windows("one two", "a b c d e f", max_tokens=8, overlap_tokens=1)
-    assert [window.token_ids.tolist()[:4] + window.token_ids.tolist()[-1:] for window in windows] == [
-        [CLS, ONE, TWO, SEP, SEP]
-    ] * 3
+    expected = [[CLS, ONE, TWO, SEP, SEP]] * 3
+    assert [window.token_ids.tolist()[:4] + window.token_ids.tolist()[-1:] for window in windows] == expected
 
 
 def test_only_tokens_of_the_second_text_have_a_place(tokenizer: JsonTokenizer) -> None:

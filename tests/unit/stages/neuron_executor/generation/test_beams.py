@@ -144,9 +144,8 @@ async def test_a_search_that_the_cache_could_not_hold_is_refused_alone() -> None
     async with _generator(WrittenDecoder(12)) as generator:
         with pytest.raises(InvalidInput, match="holds 48"):
             await generator.generate(_item([1] * 10, 8, 4))
-        assert int((await generator.generate(_item([1] * 10, 8, 2))).outputs.arrays[0]["finish_reason"]) == (
-            FinishReason.FINISH_REASON_LENGTH
-        )
+        expected = FinishReason.FINISH_REASON_LENGTH
+        assert int((await generator.generate(_item([1] * 10, 8, 2))).outputs.arrays[0]["finish_reason"]) == expected
 
 
 @pytest.mark.parametrize(
