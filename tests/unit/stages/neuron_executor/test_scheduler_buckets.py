@@ -68,7 +68,8 @@ _TIME = {"overhead_s": 16.0, "token_s": 1.0}
     ],
 )
 async def test_who_shares_a_bucket(calls: list[Any], batches: list[list[list[int]]], options: dict[str, Any]) -> None:
-    assert await batches_of(*calls, **{"buckets": _BUCKETS, "batch_time": KnownTime(**_TIME)} | options) == batches
+    given: dict[str, Any] = {"buckets": _BUCKETS, "batch_time": KnownTime(**_TIME)} | options
+    assert await batches_of(*calls, **given) == batches
 
 
 async def test_idle_cores_share_what_waits_for_a_bucket() -> None:
