@@ -13,20 +13,17 @@ from neuronpipe.api.v1.models_pb2 import Model
 from neuronpipe.api.v1.tasks_pb2 import (
     FeatureType,
     LabelScore,
-    SentenceEmbeddingInput,
-    SentenceEmbeddingResult,
     TaskInput,
     TaskResult,
-    TextClassificationInput,
-    TextClassificationResult,
 )
 from neuronpipe.cli import infer
 from neuronpipe.cli.infer import result_rows
 from neuronpipe.core.task_inputs import NEEDED
 from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
+from tests.unit.task_messages import task_input, task_result
 
 _GOOD, _BAD = LabelScore(label="good", score=0.75), LabelScore(label="bad", score=0.25)
-_LABELS = TaskResult(text_classification=TextClassificationResult(labels=[_GOOD, _BAD]))
+_LABELS = task_result(text_classification={"labels": [_GOOD, _BAD]})
 
 
 @pytest.fixture
@@ -218,7 +215,7 @@ def test_a_result_is_a_table(task: str) -> None:
 def test_a_result_of_a_new_shape_has_a_column_for_each_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(infer, "_TABLES", {})
     labels = [["LABEL", "SCORE"], ["good", "0.7500"], ["bad", "0.2500"]]
-    assert result_rows([TaskInput(text_classification=TextClassificationInput())], [_LABELS]) == labels
-    vector = TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, -0.5]))
-    found = result_rows([TaskInput(sentence_embedding=SentenceEmbeddingInput())], [vector])
+    assert result_rows([task_input(text_classification={})], [_LABELS]) == labels
+    vector = task_result(sentence_embedding={"embedding": [1, -0.5]})
+    found = result_rows([task_input(sentence_embedding={})], [vector])
     assert found == [["EMBEDDING"], ["1.0000"], ["-0.5000"]]

@@ -9,27 +9,20 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.api.v1.tasks_pb2 import (
     FinishReason,
     GeneratedText,
-    LabelScore,
-    QuestionAnsweringInput,
-    RankedText,
-    RerankResult,
-    SentenceEmbeddingResult,
     TaskInput,
     TaskResult,
-    TextClassificationInput,
-    TextClassificationResult,
-    TextGenerationResult,
 )
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded, Unauthenticated, Unavailable
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import model_spec
+from tests.unit.task_messages import task_input, task_result
 
 
 def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
     """Each text is its own label."""
     text = input.text_classification.text
     return (
-        TaskResult(text_classification=TextClassificationResult(labels=[LabelScore(label=text, score=0.5)]))
+        task_result(text_classification={"labels": [{"label": text, "score": 0.5}]})
         if text
         else InvalidInput("text", "is empty")
     )
@@ -77,7 +70,7 @@ async def test_parameters_of_lines_that_are_null_are_none(browser: Browser) -> N
 async def test_columns_of_csv_are_the_fields_of_an_input() -> None:
     browser = Browser([model_spec("question_answering")], _answer)
     await browser.post("/invocations", b"question,context\nq,c\n", "text/csv")
-    assert browser.inputs == [TaskInput(question_answering=QuestionAnsweringInput(question="q", context="c"))]
+    assert browser.inputs == [task_input(question_answering={"question": "q", "context": "c"})]
 
 
 @pytest.mark.parametrize("media_type", ["application/jsonlines", "application/x-ndjson"])
@@ -159,7 +152,7 @@ async def test_empty_lines_of_json_are_counted() -> None:
     assert (status, "too many values" in answer["error"]) == (400, True)
 
 
-_MESSAGE = InferRequest(model="small", input=TaskInput(text_classification=TextClassificationInput(text="full")))
+_MESSAGE = InferRequest(model="small", input=task_input(text_classification={"text": "full"}))
 _FULL = Overloaded("7 requests in flight, the limit is 7", 1.25)
 
 
@@ -221,9 +214,9 @@ def _any(input: TaskInput) -> TaskResult:
     """A text of every writer, a vector of every embedder, and an order of every ranker."""
     text = GeneratedText(text="b", token_ids=[1], finish_reason=FinishReason.FINISH_REASON_END)
     return {
-        "text_generation": TaskResult(text_generation=TextGenerationResult(sequences=[text])),
-        "sentence_embedding": TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, 2])),
-        "rerank": TaskResult(rerank=RerankResult(texts=[RankedText(index=0, score=0.5)])),
+        "text_generation": task_result(text_generation={"sequences": [text]}),
+        "sentence_embedding": task_result(sentence_embedding={"embedding": [1, 2]}),
+        "rerank": task_result(rerank={"texts": [{"index": 0, "score": 0.5}]}),
     }[str(input.WhichOneof("task"))]
 
 

@@ -4,21 +4,17 @@ import numpy as np
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import (
-    FeatureExtractionResult,
     LabelScore,
     ScoreFunction,
-    SentenceEmbeddingResult,
-    SentenceSimilarityResult,
-    SparseEmbeddingResult,
     TaskInput,
     TaskResult,
-    TextClassificationResult,
     TokenWeight,
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import model_spec
+from tests.unit.task_messages import task_result
 
 _SPECS = [
     model_spec("sentence_embedding", name="first", also_answers=("sentence_similarity",)),
@@ -31,19 +27,19 @@ _SPECS = [
 def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
     task = input.WhichOneof("task")
     if task == "sentence_embedding":
-        return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, len(input.sentence_embedding.text)]))
+        return task_result(sentence_embedding={"embedding": [1, len(input.sentence_embedding.text)]})
     if task == "feature_extraction":
         data = np.array([[1, 2], [3, 4], [5, 6]], "<f4").tobytes()
-        return TaskResult(feature_extraction=FeatureExtractionResult(data=data, shape=[3, 2]))
+        return task_result(feature_extraction={"data": data, "shape": [3, 2]})
     if task == "sparse_embedding":
         weights = [TokenWeight(token_id=7, weight=1.5, token="a"), TokenWeight(token_id=3, weight=0.25, token="b")]
-        return TaskResult(sparse_embedding=SparseEmbeddingResult(weights=weights))
+        return task_result(sparse_embedding={"weights": weights})
     if task == "sentence_similarity":
-        return TaskResult(sentence_similarity=SentenceSimilarityResult(scores=[0.5, 0.25]))
+        return task_result(sentence_similarity={"scores": [0.5, 0.25]})
     if input.text_classification.text == "too long":
         return InvalidInput("text", "is too long")
     labels = [LabelScore(label="b", score=0.75), LabelScore(label="a", score=0.25)]
-    return TaskResult(text_classification=TextClassificationResult(labels=labels))
+    return task_result(text_classification={"labels": labels})
 
 
 @pytest.fixture

@@ -7,25 +7,20 @@ import numpy as np
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import (
-    FeatureExtractionResult,
     LabelScore,
-    RankedText,
     RerankInput,
-    RerankResult,
     ScoreFunction,
     SentenceEmbeddingInput,
-    SentenceEmbeddingResult,
     SentenceSimilarityInput,
-    SentenceSimilarityResult,
     TaskInput,
     TaskResult,
     TextClassificationInput,
-    TextClassificationResult,
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import model_spec
+from tests.unit.task_messages import task_result
 
 _SPECS = [
     model_spec("rerank", name="reranker"),
@@ -40,17 +35,17 @@ _USAGE = {"prompt_tokens": 5, "total_tokens": 5, "completion_tokens": 0}
 def _answer(input: TaskInput) -> TaskResult:
     match input.WhichOneof("task"):
         case "rerank":
-            return TaskResult(rerank=RerankResult(texts=[RankedText(score=len(input.rerank.texts[0]))]))
+            return task_result(rerank={"texts": [{"score": len(input.rerank.texts[0])}]})
         case "sentence_similarity":
-            return TaskResult(sentence_similarity=SentenceSimilarityResult(scores=[0.5]))
+            return task_result(sentence_similarity={"scores": [0.5]})
         case "sentence_embedding":
-            return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, 2]))
+            return task_result(sentence_embedding={"embedding": [1, 2]})
         case "feature_extraction":
             data = np.array([[1, 2], [3, 4]], "<f4").tobytes()
-            return TaskResult(feature_extraction=FeatureExtractionResult(data=data, shape=[2, 2]))
+            return task_result(feature_extraction={"data": data, "shape": [2, 2]})
     scores = {"b": 0.5, "c": 0.375, "a": 0.125}  # the best first
     labels = [LabelScore(label=label, score=score) for label, score in scores.items()]
-    return TaskResult(text_classification=TextClassificationResult(labels=labels))
+    return task_result(text_classification={"labels": labels})
 
 
 @pytest.fixture

@@ -10,59 +10,15 @@ import pytest
 from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority
 from neuronpipe.api.v1.tasks_pb2 import (
     Aggregation,
-    Answer,
     EarlyStopping,
-    Entity,
-    FeatureExtractionInput,
-    FeatureExtractionResult,
     FeaturePooling,
     FeatureType,
-    FilledMask,
-    FillMaskInput,
-    FillMaskResult,
     FinishReason,
-    GeneratedText,
-    GenerationOptions,
-    ImageClassificationInput,
-    ImageClassificationResult,
-    ImageEmbeddingInput,
-    ImageEmbeddingResult,
     LabelScore,
-    MultiVectorEmbeddingInput,
-    MultiVectorEmbeddingResult,
-    QuestionAnsweringInput,
-    QuestionAnsweringResult,
-    RankedText,
-    RerankInput,
-    RerankResult,
     ScoreFunction,
-    SentenceEmbeddingInput,
-    SentenceEmbeddingResult,
-    SentenceSimilarityInput,
-    SentenceSimilarityResult,
-    SparseEmbeddingInput,
-    SparseEmbeddingResult,
-    SummarizationInput,
-    SummarizationResult,
     TaskInput,
     TaskResult,
-    TextClassificationInput,
-    TextClassificationResult,
-    TextGenerationInput,
-    TextGenerationResult,
-    TokenClassificationInput,
-    TokenClassificationResult,
-    TokenLogprob,
-    TokenScore,
-    TokenWeight,
-    TopLogprob,
-    TranslationInput,
-    TranslationResult,
     Truncation,
-    ZeroShotClassificationInput,
-    ZeroShotClassificationResult,
-    ZeroShotImageClassificationInput,
-    ZeroShotImageClassificationResult,
 )
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, NeuronpipeError
 from neuronpipe.core.task_inputs import NEEDED
@@ -71,6 +27,7 @@ from neuronpipe.doors.oip.tensors import TensorSpec
 from neuronpipe.tasks import TASKS
 from tests.unit.doors.oip.doubles import Server, asks, outputs_of
 from tests.unit.model_specs import image_spec, model_spec
+from tests.unit.task_messages import task_input, task_result
 
 _VECTORS = np.arange(8, dtype=np.float32).reshape(2, 4)
 _LABELS = [LabelScore(label="b", score=0.75), LabelScore(label="a", score=0.25)]
@@ -81,101 +38,103 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, d
     "text_classification": (
         {"text": [["so"]], "text_pair": [["and so"]]},
         {"top_k": 2, "function": "sigmoid", "truncation": "LEFT"},
-        TaskInput(
-            text_classification=TextClassificationInput(
-                text="so",
-                text_pair="and so",
-                top_k=2,
-                function=ScoreFunction.SCORE_FUNCTION_SIGMOID,
-                truncation=Truncation.TRUNCATION_LEFT,
-            )
+        task_input(
+            text_classification={
+                "text": "so",
+                "text_pair": "and so",
+                "top_k": 2,
+                "function": ScoreFunction.SCORE_FUNCTION_SIGMOID,
+                "truncation": Truncation.TRUNCATION_LEFT,
+            }
         ),
-        TaskResult(text_classification=TextClassificationResult(labels=_LABELS)),
+        task_result(text_classification={"labels": _LABELS}),
         {"label": ["b", "a"], "score": [0.75, 0.25], "count": [2]},
     ),
     "sparse_embedding": (
         {"text": [["so"]]},
         {"top_k": 2, "prompt_name": "query"},
-        TaskInput(sparse_embedding=SparseEmbeddingInput(text="so", top_k=2, prompt_name="query")),
-        TaskResult(
-            sparse_embedding=SparseEmbeddingResult(
-                weights=[TokenWeight(token_id=7, weight=1.5, token="a"), TokenWeight(token_id=3, weight=0.5, token="b")]
-            )
+        task_input(sparse_embedding={"text": "so", "top_k": 2, "prompt_name": "query"}),
+        task_result(
+            sparse_embedding={
+                "weights": [{"token_id": 7, "weight": 1.5, "token": "a"}, {"token_id": 3, "weight": 0.5, "token": "b"}]
+            }
         ),
         {"token_id": [7, 3], "weight": [1.5, 0.5], "token": ["a", "b"], "count": [2]},
     ),
     "multi_vector_embedding": (
         {"text": [["so"]]},
         {"is_query": True},
-        TaskInput(multi_vector_embedding=MultiVectorEmbeddingInput(text="so", is_query=True)),
-        TaskResult(
-            multi_vector_embedding=MultiVectorEmbeddingResult(
-                data=_VECTORS.tobytes(), shape=[2, 4], type=FeatureType.FEATURE_TYPE_FLOAT32
-            )
+        task_input(multi_vector_embedding={"text": "so", "is_query": True}),
+        task_result(
+            multi_vector_embedding={
+                "data": _VECTORS.tobytes(),
+                "shape": [2, 4],
+                "type": FeatureType.FEATURE_TYPE_FLOAT32,
+            }
         ),
         {"vectors": _VECTORS.tolist(), "count": [2]},
     ),
     "sentence_embedding": (
         {"text": [["so"]]},
         {"dimensions": 3, "skip_normalize": True},
-        TaskInput(sentence_embedding=SentenceEmbeddingInput(text="so", dimensions=3, skip_normalize=True)),
-        TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, 2, 3])),
+        task_input(sentence_embedding={"text": "so", "dimensions": 3, "skip_normalize": True}),
+        task_result(sentence_embedding={"embedding": [1, 2, 3]}),
         {"embedding": [1, 2, 3]},
     ),
     "question_answering": (
         {"question": [["Who?"]], "context": [["Änn ran."]]},
         {"top_k": 1, "allow_no_answer": False},
-        TaskInput(question_answering=QuestionAnsweringInput(question="Who?", context="Änn ran.", top_k=1)),
-        TaskResult(question_answering=QuestionAnsweringResult(answers=[Answer(text="Änn", score=0.5, start=0, end=3)])),
+        task_input(question_answering={"question": "Who?", "context": "Änn ran.", "top_k": 1}),
+        task_result(question_answering={"answers": [{"text": "Änn", "score": 0.5, "start": 0, "end": 3}]}),
         {"text": ["Änn"], "score": [0.5], "start": [0], "end": [3], "count": [1]},
     ),
     "token_classification": (
         {"text": [["Ann ran"]], "ignore_labels": [["O", "B-LOC"]]},
         {"aggregation": "simple"},
-        TaskInput(
-            token_classification=TokenClassificationInput(
-                text="Ann ran", ignore_labels=["O", "B-LOC"], aggregation=Aggregation.AGGREGATION_SIMPLE
-            )
+        task_input(
+            token_classification={
+                "text": "Ann ran",
+                "ignore_labels": ["O", "B-LOC"],
+                "aggregation": Aggregation.AGGREGATION_SIMPLE,
+            }
         ),
-        TaskResult(
-            token_classification=TokenClassificationResult(
-                entities=[Entity(label="PER", score=0.5, text="Ann", start=0, end=3)]
-            )
+        task_result(
+            token_classification={"entities": [{"label": "PER", "score": 0.5, "text": "Ann", "start": 0, "end": 3}]}
         ),
         {"label": ["PER"], "score": [0.5], "text": ["Ann"], "start": [0], "end": [3], "count": [1]},
     ),
     "text_generation": (
         {"prompt": [["so"]]},
         {"truncation": "left", "top_logprobs": 2, "early_stopping": True},
-        TaskInput(
-            text_generation=TextGenerationInput(
-                prompt="so",
-                truncation=Truncation.TRUNCATION_LEFT,
-                options=GenerationOptions(top_logprobs=2, early_stopping=EarlyStopping.EARLY_STOPPING_TRUE),
-            )
+        task_input(
+            text_generation={
+                "prompt": "so",
+                "truncation": Truncation.TRUNCATION_LEFT,
+                "options": {"top_logprobs": 2, "early_stopping": EarlyStopping.EARLY_STOPPING_TRUE},
+            }
         ),
-        TaskResult(
-            text_generation=TextGenerationResult(
-                sequences=[
-                    GeneratedText(
-                        text=" it",
-                        token_ids=[7, 6],
-                        finish_reason=FinishReason.FINISH_REASON_LENGTH,
-                        logprobs=[
-                            TokenLogprob(
-                                token_id=7,
-                                text=" ",
-                                logprob=-1.5,
-                                top=[
-                                    TopLogprob(token_id=9, text="a", logprob=-0.5),
-                                    TopLogprob(token_id=7, text=" ", logprob=-1.5),
+        task_result(
+            text_generation={
+                "sequences": [
+                    {
+                        "text": " it",
+                        "token_ids": [7, 6],
+                        "finish_reason": FinishReason.FINISH_REASON_LENGTH,
+                        "logprobs": [
+                            {
+                                "token_id": 7,
+                                "text": " ",
+                                "logprob": -1.5,
+                                "top": [
+                                    {"token_id": 9, "text": "a", "logprob": -0.5},
+                                    {"token_id": 7, "text": " ", "logprob": -1.5},
                                 ],
-                            ),
-                            TokenLogprob(token_id=6, logprob=-2.0),
+                            },
+                            {"token_id": 6, "logprob": -2.0},
                         ],
-                    ),
+                    }
                 ]
-            )
+            }
         ),
         {
             "text": [" it"],
@@ -191,43 +150,46 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, d
     "summarization": (
         {"text": [["so"]]},
         {"truncation": "left"},
-        TaskInput(summarization=SummarizationInput(text="so", truncation=Truncation.TRUNCATION_LEFT)),
-        TaskResult(
-            summarization=SummarizationResult(
-                sequences=[
-                    GeneratedText(
-                        text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH, score=-0.5
-                    )
+        task_input(summarization={"text": "so", "truncation": Truncation.TRUNCATION_LEFT}),
+        task_result(
+            summarization={
+                "sequences": [
+                    {
+                        "text": " it",
+                        "token_ids": [7, 6],
+                        "finish_reason": FinishReason.FINISH_REASON_LENGTH,
+                        "score": -0.5,
+                    }
                 ]
-            )
+            }
         ),
         {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "score": [-0.5], "count": [1], **_NO_LOGPROBS},
     ),
     "translation": (
         {"text": [["so"]]},
         {"truncation": "right"},
-        TaskInput(translation=TranslationInput(text="so", truncation=Truncation.TRUNCATION_RIGHT)),
-        TaskResult(
-            translation=TranslationResult(
-                sequences=[GeneratedText(text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH)]
-            )
+        task_input(translation={"text": "so", "truncation": Truncation.TRUNCATION_RIGHT}),
+        task_result(
+            translation={
+                "sequences": [{"text": " it", "token_ids": [7, 6], "finish_reason": FinishReason.FINISH_REASON_LENGTH}]
+            }
         ),
         {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "score": [0.0], "count": [1], **_NO_LOGPROBS},
     ),
     "fill_mask": (
         {"text": [["a [M]"]], "targets": [["x", "y"]]},
         {"top_k": 2},
-        TaskInput(fill_mask=FillMaskInput(text="a [M]", targets=["x", "y"], top_k=2)),
-        TaskResult(
-            fill_mask=FillMaskResult(
-                masks=[
-                    FilledMask(
-                        tokens=[TokenScore(token="y", score=0.5, token_id=7), TokenScore(token="x", token_id=6)],
-                        start=2,
-                        end=5,
-                    )
+        task_input(fill_mask={"text": "a [M]", "targets": ["x", "y"], "top_k": 2}),
+        task_result(
+            fill_mask={
+                "masks": [
+                    {
+                        "tokens": [{"token": "y", "score": 0.5, "token_id": 7}, {"token": "x", "token_id": 6}],
+                        "start": 2,
+                        "end": 5,
+                    }
                 ]
-            )
+            }
         ),
         {
             "token": [["y", "x"]],
@@ -241,58 +203,63 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, d
     "feature_extraction": (
         {"text": [["so"]]},
         {"pooling": "none"},
-        TaskInput(feature_extraction=FeatureExtractionInput(text="so", pooling=FeaturePooling.FEATURE_POOLING_NONE)),
-        TaskResult(feature_extraction=FeatureExtractionResult(data=_VECTORS.tobytes(), shape=[2, 4])),
+        task_input(feature_extraction={"text": "so", "pooling": FeaturePooling.FEATURE_POOLING_NONE}),
+        task_result(feature_extraction={"data": _VECTORS.tobytes(), "shape": [2, 4]}),
         {"vectors": _VECTORS.tolist(), "count": [2]},
     ),
     "sentence_similarity": (
         {"source": [["so"]], "texts": [["a", "b"]]},
         {},
-        TaskInput(sentence_similarity=SentenceSimilarityInput(source="so", texts=["a", "b"])),
-        TaskResult(sentence_similarity=SentenceSimilarityResult(scores=[0.5, -0.5])),
+        task_input(sentence_similarity={"source": "so", "texts": ["a", "b"]}),
+        task_result(sentence_similarity={"scores": [0.5, -0.5]}),
         {"scores": [0.5, -0.5]},
     ),
     "rerank": (
         {"query": [["so"]], "texts": [["a", "b"]]},
         {"top_n": 1},
-        TaskInput(rerank=RerankInput(query="so", texts=["a", "b"], top_n=1)),
-        TaskResult(rerank=RerankResult(texts=[RankedText(index=1, score=0.5)])),
+        task_input(rerank={"query": "so", "texts": ["a", "b"], "top_n": 1}),
+        task_result(rerank={"texts": [{"index": 1, "score": 0.5}]}),
         {"index": [1], "score": [0.5], "count": [1]},
     ),
     "zero_shot_classification": (
         {"text": [["so"]], "candidate_labels": [["a", "b"]]},
         {"multi_label": True, "hypothesis_template": "It is {}."},
-        TaskInput(
-            zero_shot_classification=ZeroShotClassificationInput(
-                text="so", candidate_labels=["a", "b"], multi_label=True, hypothesis_template="It is {}."
-            )
+        task_input(
+            zero_shot_classification={
+                "text": "so",
+                "candidate_labels": ["a", "b"],
+                "multi_label": True,
+                "hypothesis_template": "It is {}.",
+            }
         ),
-        TaskResult(zero_shot_classification=ZeroShotClassificationResult(labels=_LABELS)),
+        task_result(zero_shot_classification={"labels": _LABELS}),
         {"label": ["b", "a"], "score": [0.75, 0.25], "count": [2]},
     ),
     "image_classification": (
         {"image": [[b"\xff\xd8\x00"]]},
         {"top_k": 2},
-        TaskInput(image_classification=ImageClassificationInput(image=b"\xff\xd8\x00", top_k=2)),
-        TaskResult(image_classification=ImageClassificationResult(labels=_LABELS)),
+        task_input(image_classification={"image": b"\xff\xd8\x00", "top_k": 2}),
+        task_result(image_classification={"labels": _LABELS}),
         {"label": ["b", "a"], "score": [0.75, 0.25], "count": [2]},
     ),
     "image_embedding": (
         {"image": [[b"\xff\xd8\x00"]]},
         {"dimensions": 2},
-        TaskInput(image_embedding=ImageEmbeddingInput(image=b"\xff\xd8\x00", dimensions=2)),
-        TaskResult(image_embedding=ImageEmbeddingResult(embedding=[0.5, 1])),
+        task_input(image_embedding={"image": b"\xff\xd8\x00", "dimensions": 2}),
+        task_result(image_embedding={"embedding": [0.5, 1]}),
         {"embedding": [0.5, 1]},
     ),
     "zero_shot_image_classification": (
         {"image": [[b"\xff\xd8\x00"]], "candidate_labels": [["a", "b"]]},
         {"hypothesis_template": "A {}."},
-        TaskInput(
-            zero_shot_image_classification=ZeroShotImageClassificationInput(
-                image=b"\xff\xd8\x00", candidate_labels=["a", "b"], hypothesis_template="A {}."
-            )
+        task_input(
+            zero_shot_image_classification={
+                "image": b"\xff\xd8\x00",
+                "candidate_labels": ["a", "b"],
+                "hypothesis_template": "A {}.",
+            }
         ),
-        TaskResult(zero_shot_image_classification=ZeroShotImageClassificationResult(labels=_LABELS)),
+        task_result(zero_shot_image_classification={"labels": _LABELS}),
         {"label": ["b", "a"], "score": [0.75, 0.25], "count": [2]},
     ),
 }
@@ -310,7 +277,7 @@ def _classifier(**changes: Any) -> Server:
         if text == "wrong":
             return InvalidInput("text", "is wrong")
         labels = [LabelScore(label=text, score=1)] * len(text)
-        return TaskResult(text_classification=TextClassificationResult(labels=labels))
+        return task_result(text_classification={"labels": labels})
 
     return Server([model_spec(version=1), model_spec(version=2)], answer, **changes)
 
@@ -395,9 +362,7 @@ async def test_no_elements_at_all_are_a_tensor_of_their_shape() -> None:
 
 async def test_vectors_of_tokens_are_filled_up_with_zeros() -> None:
     arrays = [np.ones((1, 2), np.float32), np.full((2, 2), 2, np.float32)]
-    results = [
-        TaskResult(feature_extraction=FeatureExtractionResult(data=one.tobytes(), shape=one.shape)) for one in arrays
-    ]
+    results = [task_result(feature_extraction={"data": one.tobytes(), "shape": one.shape}) for one in arrays]
     server = Server([model_spec("feature_extraction")], lambda given: results[int(given.feature_extraction.text)])
     assert outputs_of(await server.infer(asks("small", text=[["0"], ["1"]]))) == {
         "vectors": [[[1, 1], [0, 0]], [[2, 2], [2, 2]]],
@@ -406,7 +371,7 @@ async def test_vectors_of_tokens_are_filled_up_with_zeros() -> None:
 
 
 async def test_one_vector_of_a_text_is_the_only_one_of_its_row() -> None:
-    result = TaskResult(feature_extraction=FeatureExtractionResult(data=_VECTORS[0].tobytes(), shape=[4]))
+    result = task_result(feature_extraction={"data": _VECTORS[0].tobytes(), "shape": [4]})
     server = Server([model_spec("feature_extraction")], lambda given: result)
     response = await server.infer(asks("small", {"pooling": "mean"}, text=[["a"]]))
     assert outputs_of(response)["vectors"] == [[[0, 1, 2, 3]]]
@@ -663,7 +628,7 @@ async def test_a_version_that_is_no_number_is_an_error() -> None:
 
 
 async def test_other_tasks_of_a_model_have_names_of_their_own() -> None:
-    result = TaskResult(sentence_similarity=SentenceSimilarityResult(scores=[0.5]))
+    result = task_result(sentence_similarity={"scores": [0.5]})
     server = Server([model_spec("sentence_embedding", also_answers=("sentence_similarity",))], lambda given: result)
     response = await server.infer(asks("small/sentence_similarity", source=[["a"]], texts=[["b"]]))
     assert outputs_of(response) == {"scores": [[0.5]]}
