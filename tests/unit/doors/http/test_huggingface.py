@@ -25,42 +25,37 @@ from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import image_spec, model_spec
 from tests.unit.task_messages import task_input, task_result
 
-_UNCUT = Truncation.TRUNCATION_ERROR
+_UNCUT, _RIGHT = Truncation.TRUNCATION_ERROR, Truncation.TRUNCATION_RIGHT
 _LABELS = [LabelScore(label="b", score=0.75), LabelScore(label="a", score=0.25)]
 _WRITTEN_LABELS = [{"label": "b", "score": 0.75}, {"label": "a", "score": 0.25}]
 _MASK = FilledMask(tokens=[TokenScore(token="sat", score=0.5, token_id=7)], start=4, end=7)
 _SECOND_MASK = FilledMask(tokens=[TokenScore(token="on", score=0.25, token_id=8)], start=8, end=11)
 
-_RESULTS = {
-    "summarization": task_result(summarization={"sequences": [{"text": "short"}]}),
-    "translation": task_result(translation={"sequences": [{"text": "court"}]}),
-    "text_classification": task_result(text_classification={"labels": _LABELS}),
-    "image_classification": task_result(image_classification={"labels": _LABELS}),
-    "image_embedding": task_result(image_embedding={"embedding": [1, 2]}),
-    "zero_shot_image_classification": task_result(zero_shot_image_classification={"labels": _LABELS}),
-    "zero_shot_classification": task_result(zero_shot_classification={"labels": _LABELS}),
-    "token_classification": task_result(
-        token_classification={"entities": [{"label": "PER", "score": 0.5, "text": "Ann", "start": 1, "end": 4}]}
-    ),
-    "fill_mask": task_result(fill_mask={"masks": [_MASK]}),
-    "question_answering": task_result(
-        question_answering={"answers": [{"text": "a cat", "score": 0.5, "start": 1, "end": 6}]}
-    ),
-    "sentence_embedding": task_result(sentence_embedding={"embedding": [1, 2]}),
+_RESULTS: dict[str, dict[str, Any]] = {
+    "summarization": {"sequences": [{"text": "short"}]},
+    "translation": {"sequences": [{"text": "court"}]},
+    "text_classification": {"labels": _LABELS},
+    "image_classification": {"labels": _LABELS},
+    "image_embedding": {"embedding": [1, 2]},
+    "zero_shot_image_classification": {"labels": _LABELS},
+    "zero_shot_classification": {"labels": _LABELS},
+    "token_classification": {"entities": [{"label": "PER", "score": 0.5, "text": "Ann", "start": 1, "end": 4}]},
+    "fill_mask": {"masks": [_MASK]},
+    "question_answering": {"answers": [{"text": "a cat", "score": 0.5, "start": 1, "end": 6}]},
+    "sentence_embedding": {"embedding": [1, 2]},
     "feature_extraction": TaskResult(
         feature_extraction=FeatureExtractionResult(data=bytes.fromhex("0000803f00000040"), shape=[2, 1])  # 1.0 and 2.0
     ),
-    "sparse_embedding": task_result(sparse_embedding={"weights": [{"token_id": 7, "weight": 1.5, "token": "a"}]}),
-    "multi_vector_embedding": task_result(
-        multi_vector_embedding={"data": bytes.fromhex("0000803f00000040"), "shape": [1, 2]}
-    ),
-    "sentence_similarity": task_result(sentence_similarity={"scores": [0.5, 1]}),
-    "rerank": task_result(rerank={"texts": [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.25}]}),
+    "sparse_embedding": {"weights": [{"token_id": 7, "weight": 1.5, "token": "a"}]},
+    "multi_vector_embedding": {"data": bytes.fromhex("0000803f00000040"), "shape": [1, 2]},
+    "sentence_similarity": {"scores": [0.5, 1]},
+    "rerank": {"texts": [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.25}]},
 }
 
 
 def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
-    return _RESULTS[str(input.WhichOneof("task"))]
+    task = str(input.WhichOneof("task"))
+    return task_result(**{task: _RESULTS[task]})
 
 
 _SPECS = [
@@ -97,15 +92,13 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     (
         "shortener",
         {"inputs": "t", "parameters": {"truncation": "only_first", "generate_parameters": {"num_beams": 2}}},
-        task_input(summarization={"text": "t", "options": {"num_beams": 2}, "truncation": Truncation.TRUNCATION_RIGHT}),
+        task_input(summarization={"text": "t", "options": {"num_beams": 2}, "truncation": _RIGHT}),
         [{"summary_text": "short"}],
     ),
     (
         "translator",
         {"inputs": "t", "parameters": {"tgt_lang": "fr"}},
-        task_input(
-            translation={"text": "t", "target_language": "fr", "options": {}, "truncation": Truncation.TRUNCATION_ERROR}
-        ),
+        task_input(translation={"text": "t", "target_language": "fr", "options": {}, "truncation": _UNCUT}),
         [{"translation_text": "court"}],
     ),
     (
@@ -116,7 +109,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
                 "text": "t",
                 "top_k": 3,
                 "function": ScoreFunction.SCORE_FUNCTION_SIGMOID,
-                "truncation": Truncation.TRUNCATION_ERROR,
+                "truncation": _UNCUT,
             }
         ),
         [_WRITTEN_LABELS],
@@ -124,9 +117,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     (
         "labels",
         {"inputs": {"text": "t", "text_pair": "p"}, "parameters": {"truncation": True}},
-        task_input(
-            text_classification={"text": "t", "text_pair": "p", "top_k": 3, "truncation": Truncation.TRUNCATION_RIGHT}
-        ),
+        task_input(text_classification={"text": "t", "text_pair": "p", "top_k": 3, "truncation": _RIGHT}),
         [_WRITTEN_LABELS],
     ),
     (
@@ -235,7 +226,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
                 "texts": ["a", "b"],
                 "top_n": 2,
                 "function": ScoreFunction.SCORE_FUNCTION_NONE,
-                "truncation": Truncation.TRUNCATION_ERROR,
+                "truncation": _UNCUT,
             }
         ),
         [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.25}],
@@ -246,12 +237,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
         task_input(image_classification={"image": b"an image", "top_k": 2}),
         _WRITTEN_LABELS,
     ),
-    (
-        "seer",
-        {"inputs": b64encode(b"an image").decode()},
-        task_input(image_embedding={"image": b"an image"}),
-        [1, 2],
-    ),
+    ("seer", {"inputs": b64encode(b"an image").decode()}, task_input(image_embedding={"image": b"an image"}), [1, 2]),
     (
         "chooser",
         {"inputs": b64encode(b"an image").decode(), "parameters": {"candidate_labels": ["a", "b"]}},
@@ -278,12 +264,8 @@ async def test_token_vectors_are_lists_of_lists(browser: Browser) -> None:
     assert await browser.post("/models/weights", body) == (200, [{"index": 7, "value": 1.5, "token": "a"}])
     assert await browser.post("/pipeline/feature-extraction/late", body) == (200, [[1.0, 2.0]])
     _, sparse, late = browser.inputs
-    assert sparse.sparse_embedding == SparseEmbeddingInput(
-        text="t", prompt_name="query", truncation=Truncation.TRUNCATION_ERROR
-    )
-    assert late.multi_vector_embedding == MultiVectorEmbeddingInput(
-        text="t", is_query=True, truncation=Truncation.TRUNCATION_ERROR
-    )
+    assert sparse.sparse_embedding == SparseEmbeddingInput(text="t", prompt_name="query", truncation=_UNCUT)
+    assert late.multi_vector_embedding == MultiVectorEmbeddingInput(text="t", is_query=True, truncation=_UNCUT)
     assert await browser.post("/models/extractor", {"inputs": ["t", "u"]}) == (200, [[[1.0], [2.0]], [[1.0], [2.0]]])
 
 
@@ -427,13 +409,7 @@ _CUT_BODIES: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [
-        (True, Truncation.TRUNCATION_RIGHT),
-        ("longest_first", Truncation.TRUNCATION_RIGHT),
-        (False, Truncation.TRUNCATION_ERROR),
-        ("do_not_truncate", Truncation.TRUNCATION_ERROR),
-        (None, Truncation.TRUNCATION_ERROR),
-    ],
+    [(True, _RIGHT), ("longest_first", _RIGHT), (False, _UNCUT), ("do_not_truncate", _UNCUT), (None, _UNCUT)],
 )
 @pytest.mark.parametrize("model", _CUT_BODIES)
 async def test_truncation_is_as_in_the_pipelines(browser: Browser, model: str, given: Any, expected: int) -> None:
@@ -446,10 +422,7 @@ async def test_truncation_is_as_in_the_pipelines(browser: Browser, model: str, g
 async def test_a_pair_has_two_texts(browser: Browser) -> None:
     body = {"inputs": ["a", {"text": "a", "text_pair": ""}]}
     status, answer = await browser.post("/models/labels", body)
-    assert (status, answer["error"]) == (
-        400,
-        "inputs: the second text is empty; send the first one alone, or a text",
-    )
+    assert (status, answer["error"]) == (400, "inputs: the second text is empty; send the first one alone, or a text")
 
 
 async def test_of_a_pair_the_longer_text_is_cut(browser: Browser) -> None:

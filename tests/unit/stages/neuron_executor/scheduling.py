@@ -193,8 +193,7 @@ async def batches_of(
     *calls: Submits, clock: FixedClock | None = None, wait_s: float = 0, fails: Collection[int] = (), **options: Any
 ) -> list[list[list[int]]]:
     """The batches of callers who come while the core is busy, and wait. `fails`: those whose deadline passes."""
-    async with held_scheduler(**options) as system:
-        await system.occupy()
+    async with occupied_scheduler(**options) as system:
         callers = [one(system) for one in calls]
         await queued()
         if clock:
@@ -204,3 +203,11 @@ async def batches_of(
         errors = {number: type(one) for number, one in enumerate(outcomes) if isinstance(one, BaseException)}
         assert errors == dict.fromkeys(fails, DeadlineExceeded)
         return system.backend.batches[1:]
+
+
+@asynccontextmanager
+async def occupied_scheduler(**options: Any) -> AsyncIterator[System]:
+    """As held_scheduler, with a batch that holds the core until the test lets it run."""
+    async with held_scheduler(**options) as system:
+        await system.occupy()
+        yield system

@@ -34,6 +34,7 @@ from tests.unit.stages.neuron_executor.scheduling import (
     call,
     held_scheduler,
     limits,
+    occupied_scheduler,
     queued,
     running_model,
     sequence,
@@ -52,8 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FixedClock:
 
 
 async def test_cancelled_request_leaves_its_batch_mates_alone() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         leaving, staying = system.submit([11, 12]), system.submit([21, 22, 23])
         await queued()
         leaving.cancel()
@@ -63,8 +63,7 @@ async def test_cancelled_request_leaves_its_batch_mates_alone() -> None:
 
 
 async def test_a_caller_who_leaves_while_its_batch_runs_leaves_its_batch_mates_alone() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         leaving, staying = system.submit([11, 12]), system.submit([21, 22, 23])
         await queued()
         system.backend.let_run(1)
@@ -86,8 +85,7 @@ async def test_the_core_lives_on_after_a_caller_left_during_its_batch() -> None:
 
 
 async def test_a_cancelled_sequence_is_never_computed() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         leaving, staying = system.submit([11], [12]), system.submit([21])
         await queued()
         leaving.cancel()
@@ -98,8 +96,7 @@ async def test_a_cancelled_sequence_is_never_computed() -> None:
 
 
 async def test_a_cancelled_sequence_leaves_the_queue_at_once_with_its_arrays() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         arrays = sequence(11, 12)
         kept = weakref.ref(arrays["input_ids"])
         leaving = asyncio.create_task(system.scheduler.run([arrays], Call()))
@@ -117,8 +114,7 @@ async def test_a_cancelled_sequence_leaves_the_queue_at_once_with_its_arrays() -
 
 
 async def test_the_sequences_of_an_input_that_failed_leave_the_queue_at_once() -> None:
-    async with held_scheduler(limits=limits(max_batch_size=1)) as system:
-        await system.occupy()
+    async with occupied_scheduler(limits=limits(max_batch_size=1)) as system:
         failing = system.submit([FAILING], [1], [2], [3], [4], [5], [6])
         await queued()
         system.backend.let_run(2)
@@ -172,8 +168,7 @@ async def test_an_estimate_that_refuses_all_is_tried_again_after_a_while(clock: 
 
 
 async def test_an_estimate_stays_good_while_a_batch_runs_however_long_it_takes(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
+    async with occupied_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         clock.now_s += 3600
         with pytest.raises(DeadlineExceeded):
             await system.submit([11], deadline_s=clock.now_s + 2)
@@ -209,8 +204,7 @@ async def test_lone_batches_and_others_are_timed_apart() -> None:
 
 
 async def test_nobody_is_refused_for_the_sake_of_those_who_left(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
+    async with occupied_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         leaving = system.submit([1, 1, 1], [2, 2, 2])
         await queued()
         leaving.cancel()
@@ -265,8 +259,7 @@ async def test_deadlines_decide_who_is_computed_with_whom(
 
 
 async def test_a_second_after_one_came_too_late_urgent_sequences_are_computed_again(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
+    async with occupied_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         late, other = system.submit([11], deadline_s=clock.now_s + 3), system.submit([12])
         await queued()
         clock.now_s += 3
@@ -288,8 +281,7 @@ async def test_a_sequence_that_a_growing_batch_would_make_late_is_not_failed_but
 
 
 async def test_one_bad_sequence_fails_alone() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         good, bad, better = system.submit([11]), system.submit([FAILING, 21]), system.submit([31, 32])
         await queued()
         system.backend.let_run()
@@ -321,8 +313,7 @@ async def test_an_input_with_one_bad_sequence_fails_as_a_whole() -> None:
 
 
 async def test_the_other_sequences_of_an_input_that_failed_are_not_computed() -> None:
-    async with held_scheduler(limits=limits(max_batch_size=1)) as system:
-        await system.occupy()
+    async with occupied_scheduler(limits=limits(max_batch_size=1)) as system:
         failing = system.submit([FAILING], [21], [22])
         await queued()
         system.backend.let_run(2)
@@ -334,8 +325,7 @@ async def test_the_other_sequences_of_an_input_that_failed_are_not_computed() ->
 
 
 async def test_a_sequence_given_up_while_a_failed_batch_is_run_again_is_not_computed() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         bad, leaving, staying = system.submit([FAILING]), system.submit([21]), system.submit([31])
         await queued()
         system.backend.let_run(2)
@@ -350,8 +340,7 @@ async def test_a_sequence_given_up_while_a_failed_batch_is_run_again_is_not_comp
 
 
 async def test_a_row_that_is_not_a_number_fails_alone_and_is_not_computed_again() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         good, bad = system.submit([11]), system.submit([NAN])
         await queued()
         system.backend.let_run()
@@ -386,8 +375,7 @@ async def test_a_back_end_that_breaks_its_contract_does_not_end_the_core(token: 
 
 
 async def test_a_full_queue_refuses_at_once_and_names_the_limit() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         waiting = [system.submit([number]) for number in range(1, 9)]
         await queued()
         problem = r"^8 sequences wait for 'small', the limit is 8 \(the executor's max_queue_sequences\)$"
@@ -410,8 +398,7 @@ async def test_who_is_refused_is_told_to_wait_for_as_long_as_the_queue_takes() -
 
 
 async def test_the_sequences_of_one_input_are_queued_together_or_not_at_all() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         waiting = [system.submit([number]) for number in range(1, 7)]
         await queued()
         with pytest.raises(Overloaded):
@@ -422,8 +409,7 @@ async def test_the_sequences_of_one_input_are_queued_together_or_not_at_all() ->
 
 
 async def test_the_last_places_of_the_queue_are_given_out() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         first, last = system.submit(*([number] for number in range(1, 7))), system.submit([7], [8])
         await queued()
         system.backend.let_run()
@@ -438,8 +424,7 @@ async def test_an_input_of_more_sequences_than_the_queue_takes_is_refused_for_go
 
 
 async def test_a_full_queue_of_abandoned_work_makes_room() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         leaving = [system.submit([number]) for number in range(1, 9)]
         await queued()
         for caller in leaving:
@@ -453,8 +438,7 @@ async def test_a_full_queue_of_abandoned_work_makes_room() -> None:
 
 
 async def test_a_full_queue_of_expired_work_makes_room(clock: FixedClock) -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         expired = [system.submit([number], deadline_s=clock.now_s + 1) for number in range(1, 9)]
         await queued()
         clock.now_s += 1
@@ -574,8 +558,7 @@ async def test_who_is_computed_with_whom(
 
 
 async def test_sequences_given_up_cost_a_batch_no_padding() -> None:
-    async with held_scheduler(**_COSTLY) as system:
-        await system.occupy()
+    async with occupied_scheduler(**_COSTLY) as system:
         # Three tokens of padding each, as above, for those that are still wanted.
         oldest, leaving = system.submit([1] * 9), system.submit([2] * 6, [3] * 6)
         staying = system.submit([4] * 6, [5] * 6)
@@ -639,8 +622,7 @@ async def test_bulk_leaves_a_core_idle_while_interactive_work_comes(clock: Fixed
 
 
 async def test_all_cores_do_bulk_once_no_interactive_work_comes(clock: FixedClock) -> None:
-    async with held_scheduler(cores=2, limits=limits(max_batch_size=1)) as system:
-        await system.occupy()
+    async with occupied_scheduler(cores=2, limits=limits(max_batch_size=1)) as system:
         bulk = system.submit([1], [2], [3], is_bulk=True)
         await queued()
         clock.now_s += 1
@@ -669,8 +651,7 @@ async def test_bulk_batches_are_short_while_interactive_work_comes(
 
 
 async def test_interactive_work_is_not_refused_for_the_sake_of_bulk(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
+    async with occupied_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         system.submit([1, 1, 1], is_bulk=True)
         await queued()
         interactive = system.submit([21], deadline_s=clock.now_s + 3)
@@ -680,8 +661,7 @@ async def test_interactive_work_is_not_refused_for_the_sake_of_bulk(clock: Fixed
 
 
 async def test_bulk_is_refused_for_the_sake_of_interactive_work(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
+    async with occupied_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         system.submit([1, 1, 1])
         await queued()
         with pytest.raises(DeadlineExceeded):
@@ -719,8 +699,7 @@ async def test_several_cores_run_at_once() -> None:
 
 
 async def test_a_core_runs_one_batch_at_a_time() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         waiting = system.submit([11])
         await asyncio.sleep(0.05)  # nothing happens
         assert system.backend.batches == [[[500]]]
@@ -729,8 +708,7 @@ async def test_a_core_runs_one_batch_at_a_time() -> None:
 
 
 async def test_a_sequence_is_told_of_the_batch_that_it_ran_in(clock: FixedClock) -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         caller = system.submit([1, 2, 3], [4])
         await queued()
         clock.now_s = 1001
@@ -781,8 +759,7 @@ async def _outcome(caller: asyncio.Task[list[ComputedSequence]]) -> type[BaseExc
 
 
 async def test_closing_fails_what_waits_as_unavailable() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         waiting = [system.submit([11]), system.submit([21], [22])]
         await queued()
     assert [await _outcome(caller) for caller in waiting] == [Unavailable, Unavailable]
@@ -796,8 +773,7 @@ async def test_closing_leaves_nobody_waiting_whose_batch_runs() -> None:
 
 
 async def test_closing_leaves_nobody_waiting_whose_failed_batch_is_run_again() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         callers = [system.submit([FAILING]), system.submit([21]), system.submit([31])]
         await queued()
         system.backend.let_run(2)

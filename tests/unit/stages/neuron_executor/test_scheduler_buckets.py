@@ -16,6 +16,7 @@ from tests.unit.stages.neuron_executor.scheduling import (
     call,
     held_scheduler,
     limits,
+    occupied_scheduler,
     queued,
 )
 
@@ -97,8 +98,7 @@ async def test_a_failing_sequence_in_a_bucket_fails_alone() -> None:
 
 async def test_a_flood_of_short_sequences_runs_in_a_longer_bucket_where_its_own_holds_one() -> None:
     # 1x4 takes 20 and 4x8 48: one at a time would be 80 for four of them.
-    async with held_scheduler(buckets=("1x4", "4x8"), batch_time=KnownTime(**_TIME)) as system:
-        await system.occupy()
+    async with occupied_scheduler(buckets=("1x4", "4x8"), batch_time=KnownTime(**_TIME)) as system:
         callers = [system.submit([number]) for number in range(1, 7)]
         await queued()
         system.backend.let_run()
