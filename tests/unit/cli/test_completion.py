@@ -74,10 +74,8 @@ def test_bash_completes(folder: Path, script: str, line: str, offered: list[str]
 def test_bash_completes_the_names_of_a_gateways_models(folder: Path, script: str, command: str) -> None:
     with fake_gateway() as gateway:
         gateway.models = [Model(name=name, version=version) for name, version in _VERSIONS]
-        assert _bash(folder, script, f"neuronpipe {command} --target {gateway.target} --model s") == [
-            "sentiment",
-            "squad",
-        ]
+        expected = ["sentiment", "squad"]
+        assert _bash(folder, script, f"neuronpipe {command} --target {gateway.target} --model s") == expected
 
 
 @pytest.mark.parametrize(("shell", "separator"), [("zsh", ":"), ("fish", "\t")])

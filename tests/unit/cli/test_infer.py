@@ -10,12 +10,7 @@ from google.rpc.status_pb2 import Status
 from neuronpipe import cli
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferResponse
 from neuronpipe.api.v1.models_pb2 import Model
-from neuronpipe.api.v1.tasks_pb2 import (
-    FeatureType,
-    LabelScore,
-    TaskInput,
-    TaskResult,
-)
+from neuronpipe.api.v1.tasks_pb2 import FeatureType, LabelScore, TaskInput, TaskResult
 from neuronpipe.cli import infer
 from neuronpipe.cli.infer import result_rows
 from neuronpipe.core.task_inputs import NEEDED

@@ -63,10 +63,7 @@ def test_a_serverless_endpoint_has_its_memory_and_concurrency(tmp_path: Path) ->
     assert container == {
         "Image": "image:1",
         "ModelDataUrl": "s3://models/p/m/model.tar.gz",
-        "Environment": {
-            "NEURONPIPE_ALL_DEFAULT_MODELS": "classifier",
-            "NEURONPIPE_ALL_MAX_REQUESTS_IN_FLIGHT": "10",
-        },
+        "Environment": {"NEURONPIPE_ALL_DEFAULT_MODELS": "classifier", "NEURONPIPE_ALL_MAX_REQUESTS_IN_FLIGHT": "10"},
     }
 
 
@@ -174,9 +171,7 @@ def test_an_installation_without_boto3_is_told_what_to_install(
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(SetupError, match=r"boto3, which is not installed: pip install 'neuronpipe\[deploy\]'"):
         take(
-            _target(tmp_path).deploying() if steps == "deploying" else undeploying("m"),
-            lambda line: None,
-            is_dry=False,
+            _target(tmp_path).deploying() if steps == "deploying" else undeploying("m"), lambda line: None, is_dry=False
         )
 
 

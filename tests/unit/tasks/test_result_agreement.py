@@ -109,11 +109,7 @@ _FLOAT, _INT8 = FeatureType.FEATURE_TYPE_FLOAT32, FeatureType.FEATURE_TYPE_INT8
             task_result(tokenization={"tokens": [{"token_id": 1}, {"token_id": 3}]}),
             0.5,
         ),
-        (
-            task_result(detokenization={"text": "a"}),
-            task_result(detokenization={"text": "b"}),
-            0.0,
-        ),
+        (task_result(detokenization={"text": "a"}), task_result(detokenization={"text": "b"}), 0.0),
         (_labels("a"), _scores(1), 0.0),
         (TaskResult(), TaskResult(), 0.0),
     ],

@@ -7,7 +7,6 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import (
     Aggregation,
-    FeatureExtractionResult,
     FilledMask,
     LabelScore,
     MultiVectorEmbeddingInput,
@@ -43,9 +42,7 @@ _RESULTS: dict[str, dict[str, Any]] = {
     "fill_mask": {"masks": [_MASK]},
     "question_answering": {"answers": [{"text": "a cat", "score": 0.5, "start": 1, "end": 6}]},
     "sentence_embedding": {"embedding": [1, 2]},
-    "feature_extraction": TaskResult(
-        feature_extraction=FeatureExtractionResult(data=bytes.fromhex("0000803f00000040"), shape=[2, 1])  # 1.0 and 2.0
-    ),
+    "feature_extraction": {"data": bytes.fromhex("0000803f00000040"), "shape": [2, 1]},  # 1.0 and 2.0
     "sparse_embedding": {"weights": [{"token_id": 7, "weight": 1.5, "token": "a"}]},
     "multi_vector_embedding": {"data": bytes.fromhex("0000803f00000040"), "shape": [1, 2]},
     "sentence_similarity": {"scores": [0.5, 1]},

@@ -6,12 +6,7 @@ import orjson
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
-from neuronpipe.api.v1.tasks_pb2 import (
-    FinishReason,
-    GeneratedText,
-    TaskInput,
-    TaskResult,
-)
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, TaskInput, TaskResult
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded, Unauthenticated, Unavailable
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import model_spec
@@ -43,10 +38,8 @@ async def test_json_is_hugging_faces(browser: Browser) -> None:
 
 async def test_rows_of_csv_have_a_list_of_answers(browser: Browser) -> None:
     body = b'inputs\r\n"a, with a ""quote"""\r\nb\r\n'
-    assert await browser.post("/invocations", body, "text/csv; header=present") == (
-        200,
-        [_labels('a, with a "quote"'), _labels("b")],
-    )
+    found = await browser.post("/invocations", body, "text/csv; header=present")
+    assert found == (200, [_labels('a, with a "quote"'), _labels("b")])
 
 
 @pytest.mark.parametrize(
@@ -197,11 +190,8 @@ async def test_our_own_message_is_answered_with_our_own(browser: Browser) -> Non
     media_type = "application/x-protobuf"
     status, answer = await browser.post("/invocations", _MESSAGE.SerializeToString(), media_type)
     result = InferResponse.FromString(answer).result.text_classification
-    assert (status, browser.headers["content-type"], [one.label for one in result.labels]) == (
-        200,
-        media_type,
-        ["full"],
-    )
+    expected = (200, media_type, ["full"])
+    assert (status, browser.headers["content-type"], [one.label for one in result.labels]) == expected
     status, told = await browser.post("/invocations", b"\xff", media_type)
     assert (status, told["error"]) == (400, "body: is no InferRequest of neuronpipe.api.v1")
 

@@ -3,14 +3,7 @@
 import numpy as np
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    LabelScore,
-    ScoreFunction,
-    TaskInput,
-    TaskResult,
-    TokenWeight,
-    Truncation,
-)
+from neuronpipe.api.v1.tasks_pb2 import LabelScore, ScoreFunction, TaskInput, TaskResult, TokenWeight, Truncation
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import model_spec
@@ -124,10 +117,8 @@ async def test_a_prompt_goes_by_its_name_and_is_refused_for_tokens(browser: Brow
     await browser.post("/embed_sparse", {"inputs": "a", "prompt_name": "document"})
     dense, sparse = browser.inputs
     assert (dense.sentence_embedding.prompt_name, sparse.sparse_embedding.prompt_name) == ("query", "document")
-    assert await browser.post("/embed_all", {"inputs": "a", "prompt_name": "query"}) == (
-        400,
-        {"error": "prompt_name: is not supported", "error_type": "Validation"},
-    )
+    expected = (400, {"error": "prompt_name: is not supported", "error_type": "Validation"})
+    assert await browser.post("/embed_all", {"inputs": "a", "prompt_name": "query"}) == expected
 
 
 async def test_a_sparse_vector_is_a_list_of_places_and_weights(browser: Browser) -> None:
@@ -138,9 +129,8 @@ async def test_a_sparse_vector_is_a_list_of_places_and_weights(browser: Browser)
 
 async def test_info_tells_the_kind_of_model_and_the_limits(browser: Browser) -> None:
     _, info = await browser.get("/info?model=labels")
-    assert info["model_type"] == {
-        "classifier": {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
-    }
+    expected = {"classifier": {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}}
+    assert info["model_type"] == expected
     assert (info["model_id"], info["max_input_length"], info["max_client_batch_size"]) == ("labels", 16, 2048)
 
 
@@ -176,7 +166,5 @@ def test_a_default_that_is_not_served_is_named_at_the_start() -> None:
 
 
 async def test_a_task_that_no_model_has_is_not_found(browser: Browser) -> None:
-    assert await browser.post("/rerank", {"query": "q", "texts": ["a"]}) == (
-        404,
-        {"error": "no model has the task rerank", "error_type": "Validation"},
-    )
+    expected = (404, {"error": "no model has the task rerank", "error_type": "Validation"})
+    assert await browser.post("/rerank", {"query": "q", "texts": ["a"]}) == expected

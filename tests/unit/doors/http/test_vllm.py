@@ -57,10 +57,8 @@ def browser() -> Browser:
 async def test_one_text_is_scored_with_each_of_several(browser: Browser, path: str) -> None:
     status, body = await browser.post(path, {"model": "reranker", "text_1": "q", "text_2": ["a", "bb"]})
     assert (status, body["object"], body["model"], body["usage"]["prompt_tokens"]) == (200, "list", "reranker", 10)
-    assert body["data"] == [
-        {"index": 0, "object": "score", "score": 1.0},
-        {"index": 1, "object": "score", "score": 2.0},
-    ]
+    expected = [{"index": 0, "object": "score", "score": 1.0}, {"index": 1, "object": "score", "score": 2.0}]
+    assert body["data"] == expected
     assert browser.inputs == [TaskInput(rerank=_pair("q", "a")), TaskInput(rerank=_pair("q", "bb"))]
 
 
@@ -113,9 +111,8 @@ async def test_a_pair_that_is_too_long_is_told_by_which_field_to_cut_it() -> Non
     problem = "9 tokens, the model takes 8; set truncation to cut"
     browser = Browser(_SPECS, lambda given: InvalidInput("query and texts[0]", problem, ["truncation"]))
     _, body = await browser.post("/score", {"model": "reranker", "text_1": "q", "text_2": ["a", "b"]})
-    assert body["error"]["message"] == (
-        "text_1 and text_2[0]: 9 tokens, the model takes 8; set truncate_prompt_tokens to cut"
-    )
+    expected = "text_1 and text_2[0]: 9 tokens, the model takes 8; set truncate_prompt_tokens to cut"
+    assert body["error"]["message"] == expected
 
 
 async def test_probabilities_are_in_the_order_of_the_labels(browser: Browser) -> None:

@@ -285,10 +285,8 @@ async def test_vectors_of_tokens_are_filled_up_with_zeros() -> None:
     arrays = [np.ones((1, 2), np.float32), np.full((2, 2), 2, np.float32)]
     results = [task_result(feature_extraction={"data": one.tobytes(), "shape": one.shape}) for one in arrays]
     server = Server([model_spec("feature_extraction")], lambda given: results[int(given.feature_extraction.text)])
-    assert outputs_of(await server.infer(asks("small", text=[["0"], ["1"]]))) == {
-        "vectors": [[[1, 1], [0, 0]], [[2, 2], [2, 2]]],
-        "count": [[1], [2]],
-    }
+    expected = {"vectors": [[[1, 1], [0, 0]], [[2, 2], [2, 2]]], "count": [[1], [2]]}
+    assert outputs_of(await server.infer(asks("small", text=[["0"], ["1"]]))) == expected
 
 
 async def test_one_vector_of_a_text_is_the_only_one_of_its_row() -> None:

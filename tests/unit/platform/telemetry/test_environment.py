@@ -128,12 +128,7 @@ def test_numbers_of_libraries_are_left_alone_where_nothing_is_exported() -> None
 
 
 @pytest.mark.parametrize(
-    "variables",
-    [
-        {"OTEL_EXPORTER_OTLP_COMPRESSION": "zip"},
-        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://["},
-    ],
-    ids=str,
+    "variables", [{"OTEL_EXPORTER_OTLP_COMPRESSION": "zip"}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://["}], ids=str
 )
 def test_a_variable_that_opentelemetry_cannot_use_is_named(
     variables: dict[str, str], monkeypatch: pytest.MonkeyPatch

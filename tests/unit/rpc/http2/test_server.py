@@ -17,11 +17,7 @@ from typing import Any
 
 import pytest
 from google.rpc.code_pb2 import Code
-from ngh2.events import (
-    ConnectionClosed,
-    GoAwayReceived,
-    StreamReset,
-)
+from ngh2.events import ConnectionClosed, GoAwayReceived, StreamReset
 
 from neuronpipe.core.errors import Overloaded
 from neuronpipe.platform.tls import ServerTls, TlsFiles

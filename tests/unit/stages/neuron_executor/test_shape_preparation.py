@@ -330,10 +330,7 @@ async def test_shapes_of_images_and_of_texts_of_one_model_are_prepared_with_imag
     monkeypatch.setattr(f"{__name__}._MENU", ShapeMenu(spec, 64))
     write_bundle(tmp_path, "both", model=spec, artifacts=(Artifact(backend="fake", dtype="float32"),))
     (bundle,) = read_repository(tmp_path)
-    async with (
-        running_devices(EngineSettings(cores=1), Telemetry()) as devices,
-        devices.open_batches(bundle) as model,
-    ):
+    async with running_devices(EngineSettings(cores=1), Telemetry()) as devices, devices.open_batches(bundle) as model:
         counts.clear()  # of the warm-up
         model.is_used.set()
         await _MenuBackend.until(lambda: counts.total() == len(planned))

@@ -114,11 +114,7 @@ async def test_no_cache_is_said_to_take_part_where_there_is_none(stage: Tokenize
 
 @pytest.mark.parametrize(
     ("bad", "kind"),
-    [
-        (_item(model="none"), ModelNotFound),
-        (_item(""), InvalidInput),
-        (_item(call=_EXPIRED), DeadlineExceeded),
-    ],
+    [(_item(model="none"), ModelNotFound), (_item(""), InvalidInput), (_item(call=_EXPIRED), DeadlineExceeded)],
     ids=["no such model", "no text", "expired"],
 )
 async def test_a_bad_item_fails_alone(stage: TokenizerStage, bad: TokenizeItem, kind: type[Exception]) -> None:
