@@ -23,8 +23,9 @@ def test_copies_of_a_call_keep_all_that_they_do_not_change() -> None:
     given = {field.name: object() for field in dataclasses.fields(Call)}
     call = Call(**given)  # type: ignore[arg-type]
     assert call.until(7.0) == dataclasses.replace(call, deadline_s=7.0)
-    found = call.for_request("mine", Priority.PRIORITY_BULK)
-    assert found == dataclasses.replace(call, request_id="mine", priority=Priority.PRIORITY_BULK)
+    assert call.for_request("mine", Priority.PRIORITY_BULK) == dataclasses.replace(
+        call, request_id="mine", priority=Priority.PRIORITY_BULK
+    )
 
 
 def test_whoever_is_not_known_is_anonymous() -> None:
@@ -45,5 +46,8 @@ def test_a_fault_is_logged_under_the_callers_trace_and_told_by_the_request_id(ca
     assert "mine" in error.message
     assert "secret" not in error.message
     (record,) = caplog.records
-    expected = {"request_id": "mine", "trace_id": f"{0xAB:032x}", "span_id": f"{0xCD:016x}"}
-    assert json.loads(json.dumps(record.__dict__["fields"])) == expected
+    assert json.loads(json.dumps(record.__dict__["fields"])) == {
+        "request_id": "mine",
+        "trace_id": f"{0xAB:032x}",
+        "span_id": f"{0xCD:016x}",
+    }

@@ -89,10 +89,8 @@ async def test_an_item_that_is_sent_again_is_counted_and_shown_in_its_requests_s
     await first.die()
     await second.answer("b")
     await values(tasks)
-    assert {name: [event.name for event in span.events] for name, span in spans.items()} == {
-        "a": [],
-        "b": [Events.RETRIED],
-    }
+    expected = {"a": [], "b": [Events.RETRIED]}
+    assert {name: [event.name for event in span.events] for name, span in spans.items()} == expected
     assert retried.value == 1
 
 
