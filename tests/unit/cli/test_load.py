@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,8 +49,8 @@ def test_every_option_reaches_the_request(capsys: pytest.CaptureFixture[str], re
     assert _run(capsys, *_LOAD, *options.split(), "--seed", "9")[0] == 0
     _run(capsys, *_LOAD)
     defaults = LoadRequest(target="127.0.0.1:9", model="m")
-    times = {"rate_per_s": 5.0, "duration_s": 3.0, "warm_up_s": 0.0, "deadline_ms": 7.0}
-    others = {"version": "2", "texts": Path("t"), "priority": "bulk", "processes": 4, "seed": 9}
+    times: dict[str, Any] = {"rate_per_s": 5.0, "duration_s": 3.0, "warm_up_s": 0.0, "deadline_ms": 7.0}
+    others: dict[str, Any] = {"version": "2", "texts": Path("t"), "priority": "bulk", "processes": 4, "seed": 9}
     assert requests == [dataclasses.replace(defaults, **times, **others), defaults]
 
 
