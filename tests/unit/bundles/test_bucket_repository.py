@@ -254,9 +254,8 @@ def test_the_least_recently_used_version_makes_room_and_one_that_is_held_does_no
     cache.hold(_M1, bucket.bundles[0].digest)
     other = bucket.open_cache(max_bytes=room)
     other.hold(_M2, bucket.bundles[1].digest)
-    with pytest.raises(
-        SetupError, match=r"bytes to fetch beside .* in use are more than .* the limit \(--repository-c"
-    ):
+    problem = r"bytes to fetch beside .* in use are more than .* the limit \(--repository-c"
+    with pytest.raises(SetupError, match=problem):
         bucket.open_cache(max_bytes=sizes[2]).hold(ModelKey("m", 3), third.digest)
     assert {path.name for path in (bucket.cache / "m").iterdir()} >= {"1", "2"}
     cache.release(_M1)

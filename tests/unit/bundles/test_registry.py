@@ -140,12 +140,8 @@ def test_a_rollback_restores_aliases_and_route_and_is_itself_in_the_history(regi
     moved = registry.alias("m", "stable", 2, _SIGNED)
     back = moved.roll_back("m", None, _SIGNED)
     assert back.models["m"].aliases == {"stable": 1}
-    assert [change.action for change in back.history] == [
-        "approved version 1",
-        "approved version 2",
-        "alias stable: 1 to 2",
-        "rolled back to revision 2",
-    ]
+    expected = ["approved version 1", "approved version 2", "alias stable: 1 to 2", "rolled back to revision 2"]
+    assert [change.action for change in back.history] == expected
     assert back.roll_back("m", 3, _SIGNED).models["m"].aliases == {"stable": 2}
     with pytest.raises(SetupError, match="the history of model 'm' does not have the revision 0 or an earlier one"):
         back.roll_back("m", 0, _SIGNED)
@@ -166,10 +162,8 @@ def test_the_first_change_writes_down_what_was_served_before(bundles: list[Bundl
         lambda present: present.alias("m", "canary", 2, _SIGNED), _SIGNED
     )
     assert changed == FolderRepository(tmp_path).read_registry()
-    assert {name: model.aliases for name, model in changed.models.items()} == {
-        "m": {"stable": 3, "canary": 2},
-        "n": {"stable": 7},
-    }
+    expected = {"m": {"stable": 3, "canary": 2}, "n": {"stable": 7}}
+    assert {name: model.aliases for name, model in changed.models.items()} == expected
     assert read_repository(tmp_path)  # the file is in nobody's way
 
 

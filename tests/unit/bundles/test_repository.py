@@ -127,9 +127,8 @@ def test_a_bundle_that_was_moved_is_refused(tmp_path: Path, place: str) -> None:
     folder = write_bundle(tmp_path)
     (tmp_path / place).parent.mkdir(exist_ok=True)
     folder.rename(tmp_path / place)
-    with pytest.raises(
-        SetupError, match=f"^{tmp_path / place}: its manifest is for m/1; the folder was moved or renamed"
-    ):
+    problem = f"^{tmp_path / place}: its manifest is for m/1; the folder was moved or renamed"
+    with pytest.raises(SetupError, match=problem):
         read_repository(tmp_path)
 
 
@@ -137,10 +136,8 @@ def test_a_file_that_was_changed_is_refused(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path)
     (folder / "artifacts/openvino/model.bin").write_bytes(bytes(256))
     bundle = read_bundle(folder)
-    with (
-        pytest.raises(SetupError, match=r"model.bin: changed since it was compiled"),
-        bundle.artifact_files(bundle.artifact("openvino")),
-    ):
+    problem = r"model.bin: changed since it was compiled"
+    with pytest.raises(SetupError, match=problem), bundle.artifact_files(bundle.artifact("openvino")):
         pass
 
 
@@ -173,9 +170,8 @@ def test_the_artefact_is_the_back_ends_or_else_the_first(tmp_path: Path, asked: 
 
 def test_a_back_end_without_an_artefact_is_told_which_there_are(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path)
-    with pytest.raises(
-        SetupError, match=f"^{folder}: no artefact for the back end 'neuronx', only for: openvino, fake"
-    ):
+    problem = f"^{folder}: no artefact for the back end 'neuronx', only for: openvino, fake"
+    with pytest.raises(SetupError, match=problem):
         read_bundle(folder).artifact("neuronx")
 
 
@@ -195,11 +191,8 @@ def test_a_bundle_with_another_file_has_another_digest(tmp_path: Path) -> None:
 
 def test_the_manifest_has_the_digest_of_every_file_but_itself(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path)
-    assert sorted(read_bundle(folder).manifest.files) == [
-        "artifacts/openvino/model.bin",
-        "artifacts/openvino/model.xml",
-        "tokenizer.json",
-    ]
+    expected = ["artifacts/openvino/model.bin", "artifacts/openvino/model.xml", "tokenizer.json"]
+    assert sorted(read_bundle(folder).manifest.files) == expected
 
 
 def test_a_bundle_shows_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -323,10 +316,8 @@ def test_a_repository_that_cannot_be_written_to_is_refused() -> None:
     for repository in Path("/proc"), Path("/proc/models"):
         with pytest.raises(SetupError, match=f"^{repository}/m: cannot be written to: "):
             check_writable(repository, "m")
-        with (
-            pytest.raises(SetupError, match=f"^{repository}/m: cannot be written to: "),
-            new_bundle(repository, "m", 1),
-        ):
+        problem = f"^{repository}/m: cannot be written to: "
+        with pytest.raises(SetupError, match=problem), new_bundle(repository, "m", 1):
             pass
 
 

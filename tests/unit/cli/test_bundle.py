@@ -42,10 +42,8 @@ def test_bundles_are_signed_and_verified_by_their_folders(capsys: pytest.Capture
             f"models/other/1: signed other version 1, 3 files with the key {key}",
         ],
     )
-    assert _run(capsys, "bundle verify models/m/1 --trusted-keys public.pem") == (
-        0,
-        f"models/m/1: m version 1, 3 files, signed with the key {key}\n",
-    )
+    expected = (0, f"models/m/1: m version 1, 3 files, signed with the key {key}\n")
+    assert _run(capsys, "bundle verify models/m/1 --trusted-keys public.pem") == expected
 
 
 def test_what_differs_between_two_bundles_is_said(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
@@ -83,10 +81,8 @@ def test_a_bundle_that_is_refused_ends_the_command_with_the_code_of_a_bundle(
     _run(capsys, "bundle sign models/m/1 --key key.pem")
     (folder / "models/m/1/tokenizer.json").write_text("[]")
     code, said = _run(capsys, "bundle verify models/m/1 --trusted-keys public.pem")
-    assert (code, said.partition(" (")[0]) == (
-        2,
-        "neuronpipe: models/m/1/tokenizer.json: changed since it was compiled",
-    )
+    expected = (2, "neuronpipe: models/m/1/tokenizer.json: changed since it was compiled")
+    assert (code, said.partition(" (")[0]) == expected
 
 
 def test_a_command_without_trusted_keys_is_told_that_it_needs_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,10 +106,8 @@ def test_the_compile_step_does_not_sign_a_bundle_that_somebody_else_put_there(
 
 def test_a_key_that_cannot_be_read_ends_a_compilation_before_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
     code, said = _run(capsys, "compile SOURCE --repository models --sign-key public.pem")
-    assert (code, said.partition(" in PEM")[0]) == (
-        2,
-        "neuronpipe: --sign-key public.pem: is not an ed25519 private key",
-    )
+    expected = (2, "neuronpipe: --sign-key public.pem: is not an ed25519 private key")
+    assert (code, said.partition(" in PEM")[0]) == expected
 
 
 def test_the_cache_is_not_warmed_by_a_model_that_nobody_signed(

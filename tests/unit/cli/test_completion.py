@@ -13,6 +13,7 @@ from tests.unit.client.fake_gateway import fake_gateway
 
 _SERVICES = Path(__file__).parents[3] / "services"
 _LIMIT_S = 60
+_VERSIONS = (("sentiment", "1"), ("squad", "1"), ("sentiment", "2"))
 
 
 @pytest.fixture
@@ -25,24 +26,26 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _bash(folder: Path, line: str) -> list[str]:
+@pytest.fixture(scope="module")
+def script() -> str:
+    """The script for bash; a shell evaluates what the command prints."""
+    words, environment = [sys.executable, "-m", "neuronpipe", "completion", "bash"], {"PYTHONPATH": str(_SERVICES)}
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=True).stdout
+
+
+def _bash(folder: Path, script: str, line: str) -> list[str]:
     """What bash offers at the end of a line: it has run the script, and calls its function as for the key TAB."""
     words = [*shlex.split(line), ""] if line.endswith(" ") else shlex.split(line)
-    script = f"""
-        eval "$(neuronpipe completion bash)"
+    program = f"""
+        eval {shlex.quote(script)}
         COMP_WORDS=({shlex.join(words)}) COMP_CWORD={len(words) - 1}
         COMP_LINE={shlex.quote(line)} COMP_POINT={len(line)} COMP_TYPE=9
         _python_argcomplete neuronpipe {shlex.quote(words[-1])} {words[-2]} && printf '%s\\n' "${{COMPREPLY[@]}}"
     """
     environment = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder)}
+    command, limit_s = ["bash", "-c", program], _LIMIT_S
     done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=True,
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit_s, check=True
     )
     return [word.strip() for word in done.stdout.splitlines() if word.strip()]
 
@@ -63,19 +66,16 @@ def _bash(folder: Path, line: str) -> list[str]:
         ("neuronpipe infer --model ", []),
     ],
 )
-def test_bash_completes(folder: Path, line: str, offered: list[str]) -> None:
-    assert _bash(folder, line) == offered
+def test_bash_completes(folder: Path, script: str, line: str, offered: list[str]) -> None:
+    assert _bash(folder, script, line) == offered
 
 
 @pytest.mark.parametrize("command", ["infer", "trace", "load"])
-def test_bash_completes_the_names_of_a_gateways_models(folder: Path, command: str) -> None:
+def test_bash_completes_the_names_of_a_gateways_models(folder: Path, script: str, command: str) -> None:
     with fake_gateway() as gateway:
-        gateway.models = [
-            Model(name="sentiment", version="1"),
-            Model(name="squad"),
-            Model(name="sentiment", version="2"),
-        ]
-        assert _bash(folder, f"neuronpipe {command} --target {gateway.target} --model s") == ["sentiment", "squad"]
+        gateway.models = [Model(name=name, version=version) for name, version in _VERSIONS]
+        expected = ["sentiment", "squad"]
+        assert _bash(folder, script, f"neuronpipe {command} --target {gateway.target} --model s") == expected
 
 
 @pytest.mark.parametrize(("shell", "separator"), [("zsh", ":"), ("fish", "\t")])

@@ -10,23 +10,15 @@ from google.rpc.status_pb2 import Status
 from neuronpipe import cli
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferResponse
 from neuronpipe.api.v1.models_pb2 import Model
-from neuronpipe.api.v1.tasks_pb2 import (
-    FeatureType,
-    LabelScore,
-    SentenceEmbeddingInput,
-    SentenceEmbeddingResult,
-    TaskInput,
-    TaskResult,
-    TextClassificationInput,
-    TextClassificationResult,
-)
+from neuronpipe.api.v1.tasks_pb2 import FeatureType, LabelScore, TaskInput, TaskResult
 from neuronpipe.cli import infer
 from neuronpipe.cli.infer import result_rows
 from neuronpipe.core.task_inputs import NEEDED
 from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
+from tests.unit.task_messages import task_input, task_result
 
 _GOOD, _BAD = LabelScore(label="good", score=0.75), LabelScore(label="bad", score=0.25)
-_LABELS = TaskResult(text_classification=TextClassificationResult(labels=[_GOOD, _BAD]))
+_LABELS = task_result(text_classification={"labels": [_GOOD, _BAD]})
 
 
 @pytest.fixture
@@ -80,9 +72,8 @@ def test_flags_that_the_model_does_not_take_exit_with_two(
 
 def test_an_input_is_needed(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
     assert _infer(gateway, "--output", "json") == 2
-    assert (
-        capsys.readouterr().err == "neuronpipe: no input is given: add --text or another field of the task, or --json\n"
-    )
+    expected = "neuronpipe: no input is given: add --text or another field of the task, or --json\n"
+    assert capsys.readouterr().err == expected
 
 
 @pytest.mark.parametrize("flags", [("--text", "a"), ("--task", "rerank")], ids=lambda flags: flags[0])
@@ -113,11 +104,8 @@ def test_several_inputs_are_one_call_and_their_results_in_their_order(
     assert [request.input.text_classification.text for request in gateway.requests] == ["a", "", "c"]
     output, errors = capsys.readouterr()
     lines = list(map(json.loads, output.splitlines()))
-    assert [line.get("request_id", line.get("error", {}).get("message")) for line in lines] == [
-        "",
-        "text: is empty",
-        "",
-    ]
+    expected = ["", "text: is empty", ""]
+    assert [line.get("request_id", line.get("error", {}).get("message")) for line in lines] == expected
     assert errors == "neuronpipe: input 2: text: is empty\n"
 
 
@@ -149,80 +137,52 @@ def test_a_trace_is_of_one_input(gateway: FakeGateway, capsys: pytest.CaptureFix
 
 
 _SPAN = {"score": 0.5, "start": 1, "end": 4}
-# Task → an input, its result, and the rows of a table.
-_TABLES: dict[str, tuple[object, object, list[list[str]]]] = {
+# Task → a result, and the rows of a table. Only results of several texts name those of their input.
+_SCORED = ["SCORE", "LABEL"]
+_TABLES: dict[str, tuple[object, list[list[str]]]] = {
     "text_classification": (
-        {},
         {"labels": [{"label": "good\x1b[31m", "score": -0.5}]},
-        [["SCORE", "LABEL"], ["-0.5000", "good [31m"]],
+        [_SCORED, ["-0.5000", "good [31m"]],
     ),
-    "zero_shot_classification": (
-        {},
-        {"labels": [{"label": "a\nb", "score": 1}]},
-        [["SCORE", "LABEL"], ["1.0000", "a b"]],
-    ),
-    "image_classification": (
-        {},
-        {"labels": [{"label": "x" * 61, "score": 1}]},
-        [["SCORE", "LABEL"], ["1.0000", "x" * 59 + "…"]],
-    ),
-    "zero_shot_image_classification": (
-        {},
-        {"labels": [{"label": "a cat", "score": 0.5}]},
-        [["SCORE", "LABEL"], ["0.5000", "a cat"]],
-    ),
-    "image_embedding": ({}, {"embedding": [0.5, -1]}, [["SHAPE", "VECTOR"], ["2", "0.5000 -1.0000"]]),
+    "zero_shot_classification": ({"labels": [{"label": "a\nb", "score": 1}]}, [_SCORED, ["1.0000", "a b"]]),
+    "image_classification": ({"labels": [{"label": "x" * 61, "score": 1}]}, [_SCORED, ["1.0000", "x" * 59 + "…"]]),
+    "zero_shot_image_classification": ({"labels": [{"label": "a cat", "score": 0.5}]}, [_SCORED, ["0.5000", "a cat"]]),
+    "image_embedding": ({"embedding": [0.5, -1]}, [["SHAPE", "VECTOR"], ["2", "0.5000 -1.0000"]]),
     "sparse_embedding": (
-        {},
         {"weights": [{"token_id": 7, "weight": 1.5, "token": "cat"}]},
         [["WEIGHT", "ID", "TOKEN"], ["1.5000", "7", "cat"]],
     ),
     "multi_vector_embedding": (
-        {},
         {"data": bytes.fromhex("0000803f00000040"), "shape": [1, 2], "type": FeatureType.FEATURE_TYPE_FLOAT32},
         [["SHAPE", "VECTOR"], ["1x2", "1.0000 2.0000"]],
     ),
-    "sentence_embedding": ({}, {"embedding": [1, -0.5]}, [["SHAPE", "VECTOR"], ["2", "1.0000 -0.5000"]]),
+    "sentence_embedding": ({"embedding": [1, -0.5]}, [["SHAPE", "VECTOR"], ["2", "1.0000 -0.5000"]]),
     "feature_extraction": (
-        {},
         # Two vectors of four numbers: little-endian int8, which the scales multiply.
         {"data": bytes(range(8)), "shape": [2, 4], "type": "FEATURE_TYPE_INT8", "scales": [1, 0.5]},
         [["SHAPE", "VECTOR"], ["2x4", "0.0000 1.0000 2.0000 3.0000 2.0000 2.5000 …"]],
     ),
-    "sentence_similarity": (
-        {"texts": ["a", "b"]},
-        {"scores": [0.25, 1]},
-        [["SCORE", "TEXT"], ["0.2500", "a"], ["1.0000", "b"]],
-    ),
-    "rerank": (
-        {"texts": ["a", "b"]},
-        {"texts": [{"index": 1, "score": 0.5}]},
-        [["SCORE", "INDEX", "TEXT"], ["0.5000", "1", "b"]],
-    ),
+    "sentence_similarity": ({"scores": [0.25, 1]}, [["SCORE", "TEXT"], ["0.2500", "a"], ["1.0000", "b"]]),
+    "rerank": ({"texts": [{"index": 1, "score": 0.5}]}, [["SCORE", "INDEX", "TEXT"], ["0.5000", "1", "b"]]),
     "question_answering": (
-        {},
         {"answers": [{**_SPAN, "text": "Ann"}]},
         [["SCORE", "START", "END", "ANSWER"], ["0.5000", "1", "4", "Ann"]],
     ),
     "token_classification": (
-        {},
         {"entities": [{**_SPAN, "label": "PER", "text": "Ann"}]},
         [["SCORE", "LABEL", "START", "END", "TEXT"], ["0.5000", "PER", "1", "4", "Ann"]],
     ),
     "fill_mask": (
-        {},
         {"masks": [{"tokens": [{"token": "a", "score": 0.5}]}, {"tokens": [{"token": "b", "score": 1}]}]},
         [["SCORE", "MASK", "TOKEN"], ["0.5000", "1", "a"], ["1.0000", "2", "b"]],
     ),
-    "text_generation": ({}, {"sequences": [{"text": " on the\nmat"}]}, [["SCORE", "TEXT"], ["", "on the mat"]]),
-    "summarization": ({}, {"sequences": [{"text": "on the\nmat"}]}, [["SCORE", "TEXT"], ["", "on the mat"]]),
+    "text_generation": ({"sequences": [{"text": " on the\nmat"}]}, [["SCORE", "TEXT"], ["", "on the mat"]]),
+    "summarization": ({"sequences": [{"text": "on the\nmat"}]}, [["SCORE", "TEXT"], ["", "on the mat"]]),
     "translation": (
-        {},
         {"sequences": [{"text": "sur le tapis", "score": -0.5}, {"text": "sur un tapis", "score": -1}]},
         [["SCORE", "TEXT"], ["-0.5000", "sur le tapis"], ["-1.0000", "sur un tapis"]],
     ),
     "tokenization": (
-        {},
         {
             "tokens": [
                 {"token_id": 2, "text": "[CLS]", "is_special": True},
@@ -231,7 +191,7 @@ _TABLES: dict[str, tuple[object, object, list[list[str]]]] = {
         },
         [["ID", "SPECIAL", "START", "END", "TEXT"], ["2", "yes", "0", "0", "[CLS]"], ["7", "", "0", "3", "Ann"]],
     ),
-    "detokenization": ({}, {"text": "Ann"}, [["TEXT"], ["Ann"]]),
+    "detokenization": ({"text": "Ann"}, [["TEXT"], ["Ann"]]),
 }
 
 
@@ -242,14 +202,15 @@ def test_every_shape_of_a_result_is_tried() -> None:
 
 @pytest.mark.parametrize("task", _TABLES)
 def test_a_result_is_a_table(task: str) -> None:
-    input, result, rows = _TABLES[task]
+    result, rows = _TABLES[task]
+    input = {"texts": ["a", "b"]} if task in ("sentence_similarity", "rerank") else {}
     assert result_rows([TaskInput(**{task: input})], [TaskResult(**{task: result})]) == rows  # type: ignore[arg-type]
 
 
 def test_a_result_of_a_new_shape_has_a_column_for_each_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(infer, "_TABLES", {})
     labels = [["LABEL", "SCORE"], ["good", "0.7500"], ["bad", "0.2500"]]
-    assert result_rows([TaskInput(text_classification=TextClassificationInput())], [_LABELS]) == labels
-    vector = TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, -0.5]))
-    found = result_rows([TaskInput(sentence_embedding=SentenceEmbeddingInput())], [vector])
+    assert result_rows([task_input(text_classification={})], [_LABELS]) == labels
+    vector = task_result(sentence_embedding={"embedding": [1, -0.5]})
+    found = result_rows([task_input(sentence_embedding={})], [vector])
     assert found == [["EMBEDDING"], ["1.0000"], ["-0.5000"]]

@@ -1,7 +1,9 @@
 """command.py: `neuronpipe load` as it is typed; what is wrong with it exits with 2 and is named."""
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,30 +45,13 @@ def _giving(monkeypatch: pytest.MonkeyPatch, result: LoadResult) -> list[LoadReq
 
 
 def test_every_option_reaches_the_request(capsys: pytest.CaptureFixture[str], requests: list[LoadRequest]) -> None:
-    options = (
-        "--version 2 --rate 5 --duration 3 --warm-up 0 --texts t --deadline-ms 7 --priority bulk --processes 4 --seed 9"
-    )
-    assert _run(capsys, *_LOAD, *options.split())[0] == 0
-    assert requests == [
-        LoadRequest(
-            target="127.0.0.1:9",
-            model="m",
-            version="2",
-            rate_per_s=5.0,
-            duration_s=3.0,
-            warm_up_s=0.0,
-            texts=Path("t"),
-            deadline_ms=7.0,
-            priority="bulk",
-            processes=4,
-            seed=9,
-        )
-    ]
-
-
-def test_defaults_are_those_of_the_request(capsys: pytest.CaptureFixture[str], requests: list[LoadRequest]) -> None:
+    options = "--version 2 --rate 5 --duration 3 --warm-up 0 --texts t --deadline-ms 7 --priority bulk --processes 4"
+    assert _run(capsys, *_LOAD, *options.split(), "--seed", "9")[0] == 0
     _run(capsys, *_LOAD)
-    assert requests == [LoadRequest(target="127.0.0.1:9", model="m")]
+    defaults = LoadRequest(target="127.0.0.1:9", model="m")
+    times: dict[str, Any] = {"rate_per_s": 5.0, "duration_s": 3.0, "warm_up_s": 0.0, "deadline_ms": 7.0}
+    others: dict[str, Any] = {"version": "2", "texts": Path("t"), "priority": "bulk", "processes": 4, "seed": 9}
+    assert requests == [dataclasses.replace(defaults, **times, **others), defaults]
 
 
 def test_table_goes_to_standard_output_and_progress_does_not(

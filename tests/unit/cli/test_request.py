@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    Aggregation,
-    FeaturePooling,
-    FeatureType,
-    ScoreFunction,
-    TaskInput,
-    Truncation,
-)
+from neuronpipe.api.v1.tasks_pb2 import Aggregation, FeaturePooling, FeatureType, ScoreFunction, TaskInput, Truncation
 from neuronpipe.cli.request import add_input_flags, choose_task, flag, make_inputs, read_fields
 from neuronpipe.cli.task_json import read_task_input
 from neuronpipe.core.errors import SetupError

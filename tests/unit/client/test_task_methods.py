@@ -14,39 +14,25 @@ import neuronpipe.client
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import (
     Aggregation,
-    DetokenizationInput,
     EmbeddingPrecision,
-    FeatureExtractionInput,
     FeatureExtractionResult,
     FeaturePooling,
     FeatureType,
-    FillMaskInput,
     GeneratedText,
     GenerationOptions,
-    ImageEmbeddingInput,
     LabelScore,
-    MultiVectorEmbeddingInput,
-    MultiVectorEmbeddingResult,
-    QuestionAnsweringInput,
-    SentenceEmbeddingInput,
-    SentenceEmbeddingResult,
-    SparseEmbeddingInput,
     TaskInput,
     TaskResult,
-    TextClassificationInput,
-    TextClassificationResult,
-    TextGenerationResult,
     TextSpan,
-    TokenClassificationInput,
     TokenSequence,
     Truncation,
-    ZeroShotImageClassificationInput,
 )
 from neuronpipe.client import AsyncClient, Client, InvalidInput
 from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.generation_options import GenerationFields
 from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
 from tests.unit.every_error import EVERY_ERROR
+from tests.unit.task_messages import task_input, task_result
 
 _METHODS = [name for name in vars(TaskMethods) if not name.startswith("_")]
 _LEFT = Truncation.TRUNCATION_LEFT
@@ -87,12 +73,12 @@ async def test_options_are_named_in_the_signatures_of_both_clients(
 
 
 async def test_results_have_their_types_in_both_clients(client: Client, gateway: FakeGateway) -> None:
-    gateway.result = TaskResult(text_classification=TextClassificationResult(labels=[LabelScore(label="a", score=0.5)]))
+    gateway.result = task_result(text_classification={"labels": [{"label": "a", "score": 0.5}]})
     labels = assert_type(client.classify("m", "x"), Sequence[LabelScore])
     async with AsyncClient(gateway.target) as asynchronous:
         assert assert_type(await asynchronous.classify("m", "x"), Sequence[LabelScore]) == labels
     assert [(one.label, one.score) for one in labels] == [("a", 0.5)]
-    gateway.result = TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[0.5, 1]))
+    gateway.result = task_result(sentence_embedding={"embedding": [0.5, 1]})
     assert assert_type(client.embed("m", "x"), NDArray[Any]).tolist() == [0.5, 1]
 
 
@@ -104,7 +90,7 @@ def test_a_text_of_several_is_not_lost(client: Client, gateway: FakeGateway) -> 
 
 
 def test_a_text_takes_all_options(client: Client, gateway: FakeGateway) -> None:
-    gateway.result = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(text="b", score=-0.5)]))
+    gateway.result = task_result(text_generation={"sequences": [{"text": "b", "score": -0.5}]})
     given: GenerationFields = {"num_beams": 2, "bad_words_ids": [[3, 4]], "forced_bos_token_id": 0, "top_logprobs": 1}
     given["length_penalty"] = 2.0
     text = assert_type(client.generate_text("m", "x", **given), GeneratedText)
@@ -128,9 +114,8 @@ def test_an_option_that_does_not_exist_is_the_callers_mistake(client: Client, ga
 
 
 def test_every_option_is_sent(client: Client, gateway: FakeGateway) -> None:
-    gateway.result = TaskResult(
-        feature_extraction=FeatureExtractionResult(shape=[0], type=FeatureType.FEATURE_TYPE_FLOAT32)
-    )
+    result = FeatureExtractionResult(shape=[0], type=FeatureType.FEATURE_TYPE_FLOAT32)
+    gateway.result = TaskResult(feature_extraction=result)
     client.classify("m", "a", "b", top_k=2, truncation=_LEFT, version="3")
     client.embed("m", "a", normalize=False, dimensions=2, truncation=_LEFT)
     client.answer("m", "a", "b", top_k=2, max_answer_tokens=3, window_stride_tokens=4, allow_no_answer=True)
@@ -149,30 +134,31 @@ def test_every_option_is_sent(client: Client, gateway: FakeGateway) -> None:
     client.extract_features("m", "a", "b", pooling=pooling, type=type, truncation=_LEFT)
     assert [request.version for request in gateway.requests] == ["3", "", "", "", "", ""]
     assert [request.input for request in gateway.requests] == [
-        TaskInput(text_classification=TextClassificationInput(text="a", text_pair="b", top_k=2, truncation=_LEFT)),
-        TaskInput(
-            sentence_embedding=SentenceEmbeddingInput(text="a", skip_normalize=True, dimensions=2, truncation=_LEFT)
+        task_input(text_classification={"text": "a", "text_pair": "b", "top_k": 2, "truncation": _LEFT}),
+        task_input(sentence_embedding={"text": "a", "skip_normalize": True, "dimensions": 2, "truncation": _LEFT}),
+        task_input(
+            question_answering={
+                "question": "a",
+                "context": "b",
+                "top_k": 2,
+                "max_answer_tokens": 3,
+                "window_stride_tokens": 4,
+                "allow_no_answer": True,
+            }
         ),
-        TaskInput(
-            question_answering=QuestionAnsweringInput(
-                question="a", context="b", top_k=2, max_answer_tokens=3, window_stride_tokens=4, allow_no_answer=True
-            )
+        task_input(
+            token_classification={
+                "text": "a",
+                "aggregation": highest,
+                "ignore_labels": ["O"],
+                "keep_all_labels": True,
+                "window_stride_tokens": 4,
+                "truncation": _LEFT,
+            }
         ),
-        TaskInput(
-            token_classification=TokenClassificationInput(
-                text="a",
-                aggregation=highest,
-                ignore_labels=["O"],
-                keep_all_labels=True,
-                window_stride_tokens=4,
-                truncation=_LEFT,
-            )
-        ),
-        TaskInput(fill_mask=FillMaskInput(text="a", top_k=2, targets=["b", "c"], truncation=_LEFT)),
-        TaskInput(
-            feature_extraction=FeatureExtractionInput(
-                text="a", text_pair="b", pooling=pooling, type=type, truncation=_LEFT
-            )
+        task_input(fill_mask={"text": "a", "top_k": 2, "targets": ["b", "c"], "truncation": _LEFT}),
+        task_input(
+            feature_extraction={"text": "a", "text_pair": "b", "pooling": pooling, "type": type, "truncation": _LEFT}
         ),
     ]
 
@@ -183,40 +169,45 @@ def test_every_option_of_images_of_tokens_and_of_chunks_is_sent(client: Client, 
         "type": FeatureType.FEATURE_TYPE_FLOAT32,
         "data": np.array([0.5, 1], np.float32).tobytes(),
     }
-    gateway.result = TaskResult(multi_vector_embedding=MultiVectorEmbeddingResult(**vectors))
+    gateway.result = task_result(multi_vector_embedding={**vectors})
     client.embed_tokens("m", "a", is_query=True, type=FeatureType.FEATURE_TYPE_INT8, truncation=_LEFT)
     client.embed_sparse("m", "a", top_k=2, prompt_name="query", truncation=_LEFT)
     client.embed_image("m", b"a", normalize=False, dimensions=2)
     client.classify_image_zero_shot("m", b"a", ["b", "c"], hypothesis_template="{} d", truncation=_LEFT)
     client.detokenize("m", [3, 4], skip_special_tokens=True, version="3")
-    gateway.result = TaskResult(
-        feature_extraction=FeatureExtractionResult(chunks=[TextSpan(start=1, end=2)], **vectors)
-    )
+    result = FeatureExtractionResult(chunks=[TextSpan(start=1, end=2)], **vectors)
+    gateway.result = TaskResult(feature_extraction=result)
     (chunk,) = client.embed_chunks("m", "abc", chunk_tokens=2, chunks=[(1, 2)], truncation=_LEFT)
     assert (chunk.start, chunk.end, chunk.embedding.tolist()) == (1, 2, [0.5, 1])
     assert [request.version for request in gateway.requests] == ["", "", "", "", "3", ""]
     assert [request.input for request in gateway.requests] == [
-        TaskInput(
-            multi_vector_embedding=MultiVectorEmbeddingInput(
-                text="a", is_query=True, type=FeatureType.FEATURE_TYPE_INT8, truncation=_LEFT
-            )
+        task_input(
+            multi_vector_embedding={
+                "text": "a",
+                "is_query": True,
+                "type": FeatureType.FEATURE_TYPE_INT8,
+                "truncation": _LEFT,
+            }
         ),
-        TaskInput(sparse_embedding=SparseEmbeddingInput(text="a", top_k=2, prompt_name="query", truncation=_LEFT)),
-        TaskInput(image_embedding=ImageEmbeddingInput(image=b"a", skip_normalize=True, dimensions=2)),
-        TaskInput(
-            zero_shot_image_classification=ZeroShotImageClassificationInput(
-                image=b"a", candidate_labels=["b", "c"], hypothesis_template="{} d", truncation=_LEFT
-            )
+        task_input(sparse_embedding={"text": "a", "top_k": 2, "prompt_name": "query", "truncation": _LEFT}),
+        task_input(image_embedding={"image": b"a", "skip_normalize": True, "dimensions": 2}),
+        task_input(
+            zero_shot_image_classification={
+                "image": b"a",
+                "candidate_labels": ["b", "c"],
+                "hypothesis_template": "{} d",
+                "truncation": _LEFT,
+            }
         ),
-        TaskInput(detokenization=DetokenizationInput(token_ids=[3, 4], skip_special_tokens=True)),
-        TaskInput(
-            feature_extraction=FeatureExtractionInput(
-                text="abc",
-                chunk_tokens=2,
-                chunks=[TextSpan(start=1, end=2)],
-                type=FeatureType.FEATURE_TYPE_FLOAT32,
-                truncation=_LEFT,
-            )
+        task_input(detokenization={"token_ids": [3, 4], "skip_special_tokens": True}),
+        task_input(
+            feature_extraction={
+                "text": "abc",
+                "chunk_tokens": 2,
+                "chunks": [{"start": 1, "end": 2}],
+                "type": FeatureType.FEATURE_TYPE_FLOAT32,
+                "truncation": _LEFT,
+            }
         ),
     ]
 
@@ -225,7 +216,7 @@ def test_a_vector_of_bytes_has_signs_where_its_precision_has(client: Client, gat
     expected = {"BINARY": [-1, 1], "UBINARY": [255, 1], "INT8": [-1, 1], "UINT8": [255, 1]}
     for name, numbers in expected.items():
         precision = EmbeddingPrecision.Value(f"EMBEDDING_PRECISION_{name}")
-        gateway.result = TaskResult(sentence_embedding=SentenceEmbeddingResult(packed=b"\xff\x01", precision=precision))
+        gateway.result = task_result(sentence_embedding={"packed": b"\xff\x01", "precision": precision})
         assert client.embed("m", "a", precision=precision).tolist() == numbers
 
 

@@ -76,9 +76,8 @@ def test_embeddings_agree_as_much_as_the_worst_does_whatever_their_lengths() -> 
     outputs = [{"sentence_embedding": _array([2, 0], [3, 4])}, {"sentence_embedding": _array([5, 5])}]
     reference = [{"sentence_embedding": _array([7, 0], [1, 0])}, {"sentence_embedding": _array([1, 1])}]
     # Cosines: 1; 3 / 5; 1.
-    assert agreement("sentence_embedding", outputs, reference, [_batch(1, 1), _batch(1)]) == pytest.approx(
-        0.6, abs=1e-12
-    )
+    found = agreement("sentence_embedding", outputs, reference, [_batch(1, 1), _batch(1)])
+    assert found == pytest.approx(0.6, abs=1e-12)
 
 
 @pytest.mark.parametrize("vector", [[-1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], ids=["opposite", "unrelated", "zero"])

@@ -43,9 +43,8 @@ def test_the_waste_is_told_beside_that_of_one_bucket_and_of_powers_of_two() -> N
     # 10 x 8 + 16 = 136.
     plan = plan_lengths({3: 10, 5: 10, 16: 1}, 2)
     assert plan.lengths == (5, 16)
-    assert (plan.waste, plan.single_waste, plan.power_of_two_waste) == pytest.approx(
-        (1 - 96 / 116, 1 - 96 / 336, 1 - 96 / 136)
-    )
+    found = (plan.waste, plan.single_waste, plan.power_of_two_waste)
+    assert found == pytest.approx((1 - 96 / 116, 1 - 96 / 336, 1 - 96 / 136))
     assert plan.powers_of_two == 3
 
 

@@ -75,9 +75,8 @@ def test_what_cannot_be_written_is_refused_with_the_folder(
 
     cache = ArtifactCache(tmp_path / "cache")
     monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(
-        SetupError, match=f"^{tmp_path}/cache: cannot be written: No space left on device; see --compile-cache"
-    ):
+    problem = f"^{tmp_path}/cache: cannot be written: No space left on device; see --compile-cache"
+    with pytest.raises(SetupError, match=problem):
         cache.add(_STAMP, artifact)
     assert not list((tmp_path / "cache").iterdir())
 

@@ -41,9 +41,8 @@ def test_texts_together_have_a_limit_where_a_message_is_one_input() -> None:
     texts = [b"a" * (1 << 19), b"b" * (1 << 19)]
     read = parser(InferRequest, max_text_bytes=1 << 20)
     assert read(field_of(1, texts[0]) + field_of(2, texts[1])).version == "b" * (1 << 19)
-    request = InferRequest(
-        input=TaskInput(text_generation=TextGenerationInput(prompt="c" * (1 << 20), tools="d" * (65 << 10)))
-    )
+    input = TaskInput(text_generation=TextGenerationInput(prompt="c" * (1 << 20), tools="d" * (65 << 10)))
+    request = InferRequest(input=input)
     with pytest.raises(InvalidInput, match=r"^input\.text_generation\.tools: more than 1048576 bytes; the limits are"):
         read(request.SerializeToString())
 

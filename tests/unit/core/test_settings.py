@@ -30,13 +30,8 @@ from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.stages.settings import EngineSettings, NeuronExecutorSettings, PostprocessorSettings, TokenizerSettings
 
 _REPOSITORY = {"repository": "/models"}
-_KINDS: list[type[ServerSettings]] = [
-    AllSettings,
-    PipelineProcessSettings,
-    NeuronExecutorSettings,
-    PostprocessorSettings,
-    TokenizerSettings,
-]
+_KINDS: list[type[ServerSettings]] = [AllSettings, PipelineProcessSettings, NeuronExecutorSettings]
+_KINDS += [PostprocessorSettings, TokenizerSettings]
 
 each_service = pytest.mark.parametrize("kind", _KINDS, ids=lambda kind: kind.__name__)
 
@@ -48,14 +43,12 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def test_the_environment_wins_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("given", "size"), [({}, 7), ({"max_batch_size": "9"}, 9)], ids=["default", "command line"])
+def test_the_environment_wins_over_the_default_and_the_command_line_over_both(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], size: int
+) -> None:
     monkeypatch.setenv("NEURONPIPE_NEURON_EXECUTOR_MAX_BATCH_SIZE", "7")
-    assert read_settings(NeuronExecutorSettings, _REPOSITORY).executor.max_batch_size == 7
-
-
-def test_the_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NEURONPIPE_NEURON_EXECUTOR_MAX_BATCH_SIZE", "7")
-    assert read_settings(NeuronExecutorSettings, _REPOSITORY | {"max_batch_size": "9"}).executor.max_batch_size == 9
+    assert read_settings(NeuronExecutorSettings, _REPOSITORY | given).executor.max_batch_size == size
 
 
 def test_a_required_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +80,8 @@ def test_an_unknown_variable_under_the_prefix_is_an_error_that_names_it(
 ) -> None:
     misspelt = variable_name(kind, "repositry")
     monkeypatch.setenv(misspelt, "/models")
-    with pytest.raises(
-        SetupError, match=f"{misspelt}: no such setting; there are .*{variable_name(kind, 'repository')}"
-    ):
+    problem = f"{misspelt}: no such setting; there are .*{variable_name(kind, 'repository')}"
+    with pytest.raises(SetupError, match=problem):
         read_settings(kind, _REPOSITORY)
 
 
@@ -146,45 +138,31 @@ def test_a_variable_out_of_bounds_is_refused_by_its_own_name(monkeypatch: pytest
         read_settings(PipelineProcessSettings, _REPOSITORY)
 
 
+_OUT_OF_BOUNDS = {
+    "grace_s": ("-1", "soon"),
+    "max_receiving_bytes": ("1023",),
+    "max_connection_age_s": ("-1", "604801"),
+    "listen": ("50050", "localhost:", "localhost:http", "localhost:65536", "unix:relative.sock", f"unix:/{'x' * 107}"),
+    "executor_target": (f"127.0.0.1:1,unix:/{'x' * 107}", "local,127.0.0.1:50052"),
+    "max_requests_in_flight": ("0",),
+    "max_tokens_in_flight": ("0",),
+    "max_input_bytes": ("0",),
+    "max_image_bytes": ("0",),
+    "model_aliases": ("a", "a=b,a=c", "a=b,b=c"),
+    "http_path_prefix": ("prefix", "/prefix/"),
+    "cores": ("-1", "257"),
+    "threads": ("-1",),
+    "max_batch_size": ("0", "4097"),
+    "max_batch_tokens": ("0", "1.5"),
+}
+
+
 @pytest.mark.parametrize(
-    ("kind", "setting", "value"),
-    [
-        (AllSettings, "grace_s", "-1"),
-        (AllSettings, "grace_s", "soon"),
-        (AllSettings, "max_receiving_bytes", "1023"),
-        (AllSettings, "max_connection_age_s", "-1"),
-        (AllSettings, "max_connection_age_s", "604801"),
-        (AllSettings, "listen", "50050"),
-        (AllSettings, "listen", "localhost:"),
-        (AllSettings, "listen", "localhost:http"),
-        (AllSettings, "listen", "localhost:65536"),
-        (AllSettings, "listen", "unix:relative.sock"),
-        (AllSettings, "listen", f"unix:/{'x' * 107}"),
-        (AllSettings, "executor_target", f"127.0.0.1:1,unix:/{'x' * 107}"),
-        (AllSettings, "executor_target", "local,127.0.0.1:50052"),
-        (AllSettings, "max_requests_in_flight", "0"),
-        (AllSettings, "max_tokens_in_flight", "0"),
-        (AllSettings, "max_input_bytes", "0"),
-        (AllSettings, "max_image_bytes", "0"),
-        (AllSettings, "model_aliases", "a"),
-        (AllSettings, "model_aliases", "a=b,a=c"),
-        (AllSettings, "model_aliases", "a=b,b=c"),
-        (AllSettings, "http_path_prefix", "prefix"),
-        (AllSettings, "http_path_prefix", "/prefix/"),
-        (AllSettings, "cores", "-1"),
-        (AllSettings, "cores", "257"),
-        (AllSettings, "threads", "-1"),
-        (AllSettings, "max_batch_size", "0"),
-        (AllSettings, "max_batch_size", "4097"),
-        (AllSettings, "max_batch_tokens", "0"),
-        (AllSettings, "max_batch_tokens", "1.5"),
-    ],
+    ("setting", "value"), [(name, value) for name in _OUT_OF_BOUNDS for value in _OUT_OF_BOUNDS[name]]
 )
-def test_a_value_out_of_bounds_is_refused_by_the_name_of_its_option(
-    kind: type[ServerSettings], setting: str, value: str
-) -> None:
+def test_a_value_out_of_bounds_is_refused_by_the_name_of_its_option(setting: str, value: str) -> None:
     with pytest.raises(SetupError, match=f"^{option_name(setting)}: "):
-        read_settings(kind, _REPOSITORY | {setting: value})
+        read_settings(AllSettings, _REPOSITORY | {setting: value})
 
 
 _TARGETS = ("tokenizer_target", "executor_target")
@@ -211,16 +189,8 @@ def test_every_setting_of_a_time_or_a_size_takes_a_unit(kind: type[ServerSetting
 @pytest.mark.parametrize(
     ("setting", "value", "problem"),
     [
-        (
-            "grace_s",
-            "10MB",
-            "'10MB': must be a number of seconds, or a number with a unit, such as 250ms, 30s, 10m or 2h",
-        ),
-        (
-            "max_receiving_bytes",
-            "1m",
-            "'1m': must be a number of bytes, or a number with a unit, such as 256MiB or 1.5GB",
-        ),
+        ("grace_s", "10MB", "'10MB': must be a number of seconds, or .* a unit, such as 250ms, 30s, 10m or 2h"),
+        ("max_receiving_bytes", "1m", "'1m': must be a number of bytes, or .* a unit, such as 256MiB or 1.5GB"),
         ("jobs_retention_s", "1500ms", "valid integer"),
         ("grace_s", "2h", "less than or equal to 3600"),
     ],
@@ -273,9 +243,8 @@ def test_all_stages_are_near_in_all_and_none_in_a_gateway_unless_told_otherwise(
         "postprocessor": "127.0.0.1:50053",
     }
     near = {"tokenizer_target": "local", "postprocessor_target": "local", "executor_target": "unix:/run/a.sock"}
-    assert read_settings(PipelineProcessSettings, _REPOSITORY | near).gateway.far_targets == {
-        "neuron-executor": "unix:/run/a.sock"
-    }
+    expected = {"neuron-executor": "unix:/run/a.sock"}
+    assert read_settings(PipelineProcessSettings, _REPOSITORY | near).gateway.far_targets == expected
 
 
 @pytest.mark.parametrize(
@@ -290,9 +259,8 @@ def test_all_stages_are_near_in_all_and_none_in_a_gateway_unless_told_otherwise(
 def test_a_setting_of_a_stage_in_another_process_is_refused(setting: str, value: str, target: str) -> None:
     given = _REPOSITORY | {setting: value}
     option = f"--{setting.replace('_', '-')}"
-    with pytest.raises(
-        SetupError, match=f"{option}: of a stage in another process; .* by --{target[:-7]}-target local"
-    ):
+    problem = f"{option}: of a stage in another process; .* by --{target[:-7]}-target local"
+    with pytest.raises(SetupError, match=problem):
         read_settings(PipelineProcessSettings, given)
     near = read_settings(PipelineProcessSettings, given | {target: "local"})
     assert str(values_of(near)[setting]) == value

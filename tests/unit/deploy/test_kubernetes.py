@@ -92,10 +92,8 @@ def test_sizes_numbers_and_images_are_those_asked_for(programs: Programs, tmp_pa
     )
     objects = Objects(rendered(tmp_path / "out", kustomize()))
     executor, gateway = _container(objects, "neuron-executor"), _container(objects, "gateway")
-    assert executor.content["resources"] == {
-        "requests": {"cpu": "2", "memory": "4096Mi"},
-        "limits": {"cpu": "2", "memory": "4096Mi"},
-    }
+    expected = {"requests": {"cpu": "2", "memory": "4096Mi"}, "limits": {"cpu": "2", "memory": "4096Mi"}}
+    assert executor.content["resources"] == expected
     assert gateway.environment["NEURONPIPE_GATEWAY_MAX_REQUESTS_IN_FLIGHT"] == "10"
     assert gateway.content["image"] == "example.com/np/gateway:7"
     scaled = objects.of_kind("ScaledObject")["neuron-executor"]["spec"]

@@ -63,10 +63,7 @@ def test_a_serverless_endpoint_has_its_memory_and_concurrency(tmp_path: Path) ->
     assert container == {
         "Image": "image:1",
         "ModelDataUrl": "s3://models/p/m/model.tar.gz",
-        "Environment": {
-            "NEURONPIPE_ALL_DEFAULT_MODELS": "classifier",
-            "NEURONPIPE_ALL_MAX_REQUESTS_IN_FLIGHT": "10",
-        },
+        "Environment": {"NEURONPIPE_ALL_DEFAULT_MODELS": "classifier", "NEURONPIPE_ALL_MAX_REQUESTS_IN_FLIGHT": "10"},
     }
 
 
@@ -75,11 +72,8 @@ def test_a_real_time_endpoint_has_instances_and_scales(tmp_path: Path) -> None:
     [variant] = _deploy(_target(tmp_path, min_executors=2, max_executors=5))["ProductionVariants"]
     assert (variant["InitialInstanceCount"], variant["InstanceType"]) == (2, "ml.c5.xlarge")
     [scaled] = _scaled()
-    assert (scaled["ResourceId"], scaled["MinCapacity"], scaled["MaxCapacity"]) == (
-        f"endpoint/m/variant/{VARIANT}",
-        2,
-        5,
-    )
+    expected = (f"endpoint/m/variant/{VARIANT}", 2, 5)
+    assert (scaled["ResourceId"], scaled["MinCapacity"], scaled["MaxCapacity"]) == expected
 
 
 def _scaled() -> list[dict[str, Any]]:
@@ -91,10 +85,8 @@ def _scaled() -> list[dict[str, Any]]:
 @pytest.mark.usefixtures("aws")
 def test_an_asynchronous_endpoint_writes_to_s3_and_scales_to_none(tmp_path: Path) -> None:
     found = _deploy(_target(tmp_path, asynchronous="s3://models/out", min_executors=0, max_executors=3))
-    assert found["AsyncInferenceConfig"]["OutputConfig"] == {
-        "S3OutputPath": "s3://models/out",
-        "S3FailurePath": "s3://models/out/failures",
-    }
+    expected = {"S3OutputPath": "s3://models/out", "S3FailurePath": "s3://models/out/failures"}
+    assert found["AsyncInferenceConfig"]["OutputConfig"] == expected
     [scaled] = _scaled()
     assert (scaled["MinCapacity"], scaled["MaxCapacity"]) == (0, 3)
 
@@ -179,9 +171,7 @@ def test_an_installation_without_boto3_is_told_what_to_install(
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(SetupError, match=r"boto3, which is not installed: pip install 'neuronpipe\[deploy\]'"):
         take(
-            _target(tmp_path).deploying() if steps == "deploying" else undeploying("m"),
-            lambda line: None,
-            is_dry=False,
+            _target(tmp_path).deploying() if steps == "deploying" else undeploying("m"), lambda line: None, is_dry=False
         )
 
 

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.unit.gateway.coalescer import System
+from tests.unit.gateway.coalescer import System, Wire
 
 
 @pytest.fixture
@@ -13,3 +13,9 @@ async def system() -> AsyncIterator[System]:
     for task in system.tasks:
         task.cancel()
     await asyncio.gather(*system.tasks, return_exceptions=True)
+
+
+@pytest.fixture
+async def wire(system: System) -> Wire:
+    """An endpoint that says nothing of its models."""
+    return await system.connect()

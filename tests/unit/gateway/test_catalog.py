@@ -67,10 +67,8 @@ def test_a_model_is_described_by_what_its_tasks_tell_of_it(task: str, described:
     catalog = Catalog(models_of([model_spec(task, name="m")], Telemetry()))
     model = catalog.get_model(GetModelRequest(name="m")).model
     assert {name: getattr(model, name) for name in described} == described
-    assert (model.embedding_dimensions, model.mask_token) == (
-        described.get("embedding_dimensions", 0),
-        described.get("mask_token", ""),
-    )
+    found = (model.embedding_dimensions, model.mask_token)
+    assert found == (described.get("embedding_dimensions", 0), described.get("mask_token", ""))
 
 
 def test_without_a_version_the_newest_is_described(catalog: Catalog) -> None:

@@ -11,19 +11,17 @@ from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.items import ModelKey, TokenizeItem
 from neuronpipe.core.packed import Packed
 from tests.unit.every_error import EVERY_ERROR
-from tests.unit.gateway.coalescer import BULK, MODEL, Message, System, item, settled, value, values
+from tests.unit.gateway.coalescer import BULK, MODEL, Message, System, Wire, item, settled, value, values
 
 
-async def test_an_item_is_sent_at_once_and_alone_when_nothing_is_unanswered(system: System) -> None:
-    wire = await system.connect()
+async def test_an_item_is_sent_at_once_and_alone_when_nothing_is_unanswered(system: System, wire: Wire) -> None:
     await system.ask("a")
     assert wire.names == [["a"]]
 
 
 async def test_items_that_come_while_a_message_is_unanswered_travel_together_in_the_order_in_which_they_came(
-    system: System,
+    system: System, wire: Wire
 ) -> None:
-    wire = await system.connect()
     await system.ask("first")
     await system.ask("a")
     await system.ask("b", "c")
@@ -32,16 +30,16 @@ async def test_items_that_come_while_a_message_is_unanswered_travel_together_in_
     assert wire.names == [["first"], ["a", "b", "c"]]
 
 
-async def test_an_endpoint_that_has_answered_gets_the_next_item_though_it_works_on_others(system: System) -> None:
-    wire = await system.connect()
+async def test_an_endpoint_that_has_answered_gets_the_next_item_though_it_works_on_others(
+    system: System, wire: Wire
+) -> None:
     await system.ask("a")
     await wire.say()
     await system.ask("b")
     assert wire.names == [["a"], ["b"]]
 
 
-async def test_interactive_items_go_before_bulk_items(system: System) -> None:
-    wire = await system.connect()
+async def test_interactive_items_go_before_bulk_items(system: System, wire: Wire) -> None:
     await system.ask("first")
     await system.ask("bulk 1", "bulk 2", priority=BULK)
     await system.ask("interactive", priority=Priority.PRIORITY_INTERACTIVE)
@@ -78,8 +76,7 @@ async def test_a_message_ends_with_the_item_that_passes_the_limit_of_bytes(
     assert wire.names[1:] == [["a", "b"], ["c", "d"], ["e"]]
 
 
-async def test_the_value_of_an_outcome_is_the_items(system: System) -> None:
-    wire = await system.connect()
+async def test_the_value_of_an_outcome_is_the_items(system: System, wire: Wire) -> None:
     asked = await system.ask("a", "b", "c")
     await wire.answer("a")
     await wire.answer("c", "b")
@@ -88,9 +85,8 @@ async def test_the_value_of_an_outcome_is_the_items(system: System) -> None:
 
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
 async def test_an_outcomes_error_is_raised_as_its_class_and_leaves_the_neighbours_alone(
-    system: System, error: NeuronpipeError
+    system: System, wire: Wire, error: NeuronpipeError
 ) -> None:
-    wire = await system.connect()
     await system.ask("first")
     failing, good = await system.ask("failing", "good")
     await wire.say()
@@ -101,8 +97,7 @@ async def test_an_outcomes_error_is_raised_as_its_class_and_leaves_the_neighbour
     assert await good == value("good")
 
 
-async def test_outcomes_that_nobody_asked_for_change_nothing(system: System) -> None:
-    wire = await system.connect()
+async def test_outcomes_that_nobody_asked_for_change_nothing(system: System, wire: Wire) -> None:
     first, second = await system.ask("first", "second")
     await wire.say(
         (999, value("unknown")), (wire.id_of("first"), value("first")), (wire.id_of("first"), value("again"))
@@ -123,8 +118,7 @@ async def test_every_item_has_a_number_of_its_own(system: System) -> None:
     assert len(set(numbers)) == 10
 
 
-async def test_an_item_whose_caller_left_before_it_was_sent_never_is(system: System) -> None:
-    wire = await system.connect()
+async def test_an_item_whose_caller_left_before_it_was_sent_never_is(system: System, wire: Wire) -> None:
     await system.ask("first")
     left, *_ = await system.ask("left", "stays")
     left.cancel()
@@ -133,8 +127,9 @@ async def test_an_item_whose_caller_left_before_it_was_sent_never_is(system: Sys
     assert [message.abandoned for message in wire.messages] == [[], []]
 
 
-async def test_an_item_whose_caller_left_after_it_was_sent_is_told_as_abandoned_at_once(system: System) -> None:
-    wire = await system.connect()
+async def test_an_item_whose_caller_left_after_it_was_sent_is_told_as_abandoned_at_once(
+    system: System, wire: Wire
+) -> None:
     (left,) = await system.ask("left")
     await wire.say()
     left.cancel()
@@ -142,8 +137,9 @@ async def test_an_item_whose_caller_left_after_it_was_sent_is_told_as_abandoned_
     assert wire.messages[1] == Message([], [wire.id_of("left")])
 
 
-async def test_an_item_abandoned_while_its_message_is_unanswered_is_told_with_the_next(system: System) -> None:
-    wire = await system.connect()
+async def test_an_item_abandoned_while_its_message_is_unanswered_is_told_with_the_next(
+    system: System, wire: Wire
+) -> None:
     (left,) = await system.ask("left")
     await system.ask("next")
     left.cancel()
@@ -151,8 +147,7 @@ async def test_an_item_abandoned_while_its_message_is_unanswered_is_told_with_th
     assert (wire.messages[1].names, wire.messages[1].abandoned) == (["next"], [wire.id_of("left")])
 
 
-async def test_abandoned_items_are_told_once_and_leave_their_neighbours_alone(system: System) -> None:
-    wire = await system.connect()
+async def test_abandoned_items_are_told_once_and_leave_their_neighbours_alone(system: System, wire: Wire) -> None:
     await system.ask("first")
     left, stays = await system.ask("left", "stays")
     await wire.say()
@@ -165,8 +160,7 @@ async def test_abandoned_items_are_told_once_and_leave_their_neighbours_alone(sy
     assert [message.abandoned for message in wire.messages] == [[], [], [wire.id_of("left")], []]
 
 
-async def test_a_message_that_only_abandons_is_not_waited_for(system: System) -> None:
-    wire = await system.connect()
+async def test_a_message_that_only_abandons_is_not_waited_for(system: System, wire: Wire) -> None:
     (left,) = await system.ask("left")
     await wire.say()
     left.cancel()
@@ -175,8 +169,7 @@ async def test_a_message_that_only_abandons_is_not_waited_for(system: System) ->
     assert wire.names == [["left"], [], ["next"]]
 
 
-async def test_whoever_has_the_outcome_abandons_nothing(system: System) -> None:
-    wire = await system.connect()
+async def test_whoever_has_the_outcome_abandons_nothing(system: System, wire: Wire) -> None:
     (asked,) = await system.ask("a")
     await wire.answer("a")
     await asked
@@ -184,8 +177,7 @@ async def test_whoever_has_the_outcome_abandons_nothing(system: System) -> None:
     assert wire.messages[1].abandoned == []
 
 
-async def test_an_item_that_cannot_be_sent_fails_alone(system: System) -> None:
-    wire = await system.connect()
+async def test_an_item_that_cannot_be_sent_fails_alone(system: System, wire: Wire) -> None:
     await system.ask("first")
     wire.refuses["too large"] = InvalidInput("input", "5 bytes")
     refused, good = await system.ask("too large", "good")
@@ -197,8 +189,7 @@ async def test_an_item_that_cannot_be_sent_fails_alone(system: System) -> None:
     assert await good == value("good")
 
 
-async def test_a_message_of_which_nothing_could_be_sent_is_not_waited_for(system: System) -> None:
-    wire = await system.connect()
+async def test_a_message_of_which_nothing_could_be_sent_is_not_waited_for(system: System, wire: Wire) -> None:
     wire.refuses["too large"] = InvalidInput("input", "5 bytes")
     await system.ask("too large")
     await system.ask("next")
@@ -249,8 +240,7 @@ async def test_items_of_unknown_cost_count_as_one_token_each(system: System) -> 
     assert first.names[1:] == [["c", "d"]]
 
 
-async def test_the_oldest_items_of_all_models_travel_first(system: System) -> None:
-    wire = await system.connect()
+async def test_the_oldest_items_of_all_models_travel_first(system: System, wire: Wire) -> None:
     await system.ask("occupies the endpoint")
     await system.ask_for(ModelKey("one", 1), "a")
     await system.ask_for(ModelKey("two", 1), "b")

@@ -18,7 +18,7 @@ from neuronpipe.core.names import Events
 from neuronpipe.core.packed import NO_TENSORS
 from neuronpipe.core.tracing import Span, SpanContext, enter_span
 from neuronpipe.gateway.coalescing import Coalescer
-from tests.unit.gateway.coalescer import BULK, LIMIT_S, MODEL, UNREACHABLE, System, item, settled, value, values
+from tests.unit.gateway.coalescer import BULK, LIMIT_S, MODEL, UNREACHABLE, System, Wire, item, settled, value, values
 
 
 async def test_several_endpoints_share_the_work(system: System) -> None:
@@ -89,10 +89,8 @@ async def test_an_item_that_is_sent_again_is_counted_and_shown_in_its_requests_s
     await first.die()
     await second.answer("b")
     await values(tasks)
-    assert {name: [event.name for event in span.events] for name, span in spans.items()} == {
-        "a": [],
-        "b": [Events.RETRIED],
-    }
+    expected = {"a": [], "b": [Events.RETRIED]}
+    assert {name: [event.name for event in span.events] for name, span in spans.items()} == expected
     assert retried.value == 1
 
 
@@ -141,8 +139,9 @@ async def test_an_item_that_only_waited_for_its_grammar_is_answered_by_another_a
     assert await values([task]) == [value("a")]
 
 
-async def test_a_text_comes_token_by_token_and_its_generator_that_is_closed_abandons_the_item(system: System) -> None:
-    wire = await system.connect()
+async def test_a_text_comes_token_by_token_and_its_generator_that_is_closed_abandons_the_item(
+    system: System, wire: Wire
+) -> None:
     text = ExecuteItem(Call("a"), MODEL, NO_TENSORS, GenerationOptions())
     events = system.coalescer.generate(text)
     first = asyncio.create_task(anext(events))
@@ -185,9 +184,8 @@ async def test_what_a_draining_endpoint_has_not_read_is_sent_to_another_and_coun
 
 @pytest.mark.parametrize("ending", ["drains", "drains before it has answered", "is retired", "is retired and drains"])
 async def test_an_endpoint_that_ends_is_told_of_items_that_nobody_waits_for_and_of_none_twice(
-    system: System, ending: str
+    system: System, wire: Wire, ending: str
 ) -> None:
-    wire = await system.connect()
     asked = await system.ask("a", "b", "c", "d")
     await system.connect()
     if ending != "drains before it has answered":
@@ -291,8 +289,7 @@ async def test_without_an_endpoint_an_item_fails_at_once_by_the_services_name(sy
         await asyncio.wait_for(system.coalescer(item("a")), LIMIT_S)
 
 
-async def test_when_the_last_endpoint_goes_whoever_waits_fails_at_once(system: System) -> None:
-    wire = await system.connect()
+async def test_when_the_last_endpoint_goes_whoever_waits_fails_at_once(system: System, wire: Wire) -> None:
     asked = await system.ask("sent")
     asked += await system.ask("interactive")
     asked += await system.ask("bulk", priority=BULK)
@@ -304,8 +301,9 @@ async def test_when_the_last_endpoint_goes_whoever_waits_fails_at_once(system: S
         await asyncio.wait_for(system.coalescer(item("later")), LIMIT_S)
 
 
-async def test_a_caller_who_left_does_not_keep_the_others_from_failing_with_the_last_endpoint(system: System) -> None:
-    wire = await system.connect()
+async def test_a_caller_who_left_does_not_keep_the_others_from_failing_with_the_last_endpoint(
+    system: System, wire: Wire
+) -> None:
     await system.ask("sent")
     left, stays = await system.ask("left", "stays")
     left.cancel()
@@ -315,8 +313,7 @@ async def test_a_caller_who_left_does_not_keep_the_others_from_failing_with_the_
         await asyncio.wait_for(stays, LIMIT_S)
 
 
-async def test_items_that_failed_with_the_last_endpoint_are_not_sent_to_the_next(system: System) -> None:
-    wire = await system.connect()
+async def test_items_that_failed_with_the_last_endpoint_are_not_sent_to_the_next(system: System, wire: Wire) -> None:
     asked = await system.ask("sent") + await system.ask("waiting")
     await wire.die()
     await asyncio.wait(asked)
@@ -326,8 +323,9 @@ async def test_items_that_failed_with_the_last_endpoint_are_not_sent_to_the_next
     assert [type(task.exception()) for task in asked] == [Unavailable, Unavailable]
 
 
-async def test_an_item_that_three_endpoints_died_with_fails_and_is_spared_the_fourth(system: System) -> None:
-    wire = await system.connect()
+async def test_an_item_that_three_endpoints_died_with_fails_and_is_spared_the_fourth(
+    system: System, wire: Wire
+) -> None:
     (asked,) = await system.ask("deadly")
     for _ in range(3):
         following = await system.connect()
@@ -409,8 +407,7 @@ async def test_the_first_endpoint_and_the_end_of_the_last_are_reported(system: S
     assert system.reports == [True, False, True]
 
 
-async def test_the_end_of_the_last_endpoint_is_reported_when_it_is_dropped(system: System) -> None:
-    wire = await system.connect()
+async def test_the_end_of_the_last_endpoint_is_reported_when_it_is_dropped(system: System, wire: Wire) -> None:
     wire.serving.cancel()
     await asyncio.wait([wire.serving])
     assert system.reports == [True, False]
@@ -419,15 +416,13 @@ async def test_the_end_of_the_last_endpoint_is_reported_when_it_is_dropped(syste
 @pytest.mark.parametrize(
     "fault", [RuntimeError("a bug"), InvalidInput("text", "a bug")], ids=["an exception", "another error of ours"]
 )
-async def test_a_bug_in_a_streams_receiving_comes_out(system: System, fault: Exception) -> None:
-    wire = await system.connect()
+async def test_a_bug_in_a_streams_receiving_comes_out(wire: Wire, fault: Exception) -> None:
     await wire.fail(fault)
     with pytest.raises(type(fault), match="a bug"):
         await asyncio.wait_for(wire.serving, LIMIT_S)
 
 
-async def test_a_bug_in_a_streams_sending_comes_out_and_leaves_the_item_to_another(system: System) -> None:
-    wire = await system.connect()
+async def test_a_bug_in_a_streams_sending_comes_out_and_leaves_the_item_to_another(system: System, wire: Wire) -> None:
     wire.send_fault = RuntimeError("a bug")
     (asked,) = await system.ask("a")
     with pytest.raises(RuntimeError, match="a bug"):
@@ -595,8 +590,7 @@ async def test_a_retired_endpoint_that_goes_on_answering_may_take_longer(
     await asyncio.wait_for(retired.serving, LIMIT_S)
 
 
-async def test_retired_endpoints_that_end_with_an_item_do_not_count_as_its_losses(system: System) -> None:
-    wire = await system.connect()
+async def test_retired_endpoints_that_end_with_an_item_do_not_count_as_its_losses(system: System, wire: Wire) -> None:
     (asked,) = await system.ask("a")
     for _ in range(4):  # one more than the endpoints that may die with an item
         following = await system.connect()

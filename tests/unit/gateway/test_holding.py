@@ -118,9 +118,8 @@ async def test_a_request_is_held_until_none_of_its_items_is(held: System, holdin
 
 async def test_the_item_that_is_one_too_many_is_refused_and_a_place_is_free_when_a_caller_leaves(held: System) -> None:
     first, _ = await held.ask("a", "b")
-    with pytest.raises(
-        Overloaded, match=r"^2 requests are held .* the limit is 2 \(the gateway's max_held_requests\)$"
-    ) as refused:
+    problem = r"^2 requests are held .* the limit is 2 \(the gateway's max_held_requests\)$"
+    with pytest.raises(Overloaded, match=problem) as refused:
         await held.coalescer(item("c"))
     assert refused.value.retry_after_s > 0
     first.cancel()

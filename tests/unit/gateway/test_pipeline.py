@@ -23,17 +23,9 @@ from neuronpipe.api.v1.inference_pb2 import (
     Priority,
 )
 from neuronpipe.api.v1.tasks_pb2 import (
-    ImageClassificationInput,
     LabelScore,
-    QuestionAnsweringInput,
-    RerankInput,
     TaskInput,
     TaskResult,
-    TextClassificationInput,
-    TextClassificationResult,
-    Token,
-    TokenizationInput,
-    TokenizationResult,
 )
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import (
@@ -73,6 +65,7 @@ from tests.suite.constants import with_constants
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.gateway.coalescer import Wire
 from tests.unit.model_specs import image_spec, model_spec
+from tests.unit.task_messages import task_input, task_result
 
 STAGES = ("tokenize", "execute", "postprocess")
 
@@ -98,7 +91,7 @@ async def _postprocess(item: PostprocessItem) -> Packed[TaskResult]:
     arrays = [array for one in (*item.annotations.arrays, *item.outputs.arrays) for array in one.values()]
     seen = [item.input.message.text_classification.text, *(array.tobytes().decode() for array in arrays)]
     label = LabelScore(label=" ".join(seen), score=1)
-    return pack_result(TaskResult(text_classification=TextClassificationResult(labels=[label])))
+    return pack_result(task_result(text_classification={"labels": [label]}))
 
 
 def _pipeline(
@@ -115,7 +108,7 @@ def _pipeline(
 def _request(text: str = "hello", **changes: Any) -> InferRequest:
     described: dict[str, Any] = {
         "model": "small",
-        "input": TaskInput(text_classification=TextClassificationInput(text=text)),
+        "input": task_input(text_classification={"text": text}),
     }
     return InferRequest(**described | changes)
 
@@ -145,10 +138,10 @@ async def test_what_the_tokenizer_answers_alone_is_not_predicted() -> None:
 
     async def postprocess(item: PostprocessItem) -> Packed[TaskResult]:
         assert len(item.outputs) == 0
-        return pack_result(TaskResult(tokenization=TokenizationResult(tokens=[Token(text="a")])))
+        return pack_result(task_result(tokenization={"tokens": [{"text": "a"}]}))
 
     pipeline = _pipeline(tokenize=tokenize, execute=execute, postprocess=postprocess)
-    request = _request(input=TaskInput(tokenization=TokenizationInput(text="a")))
+    request = _request(input=task_input(tokenization={"text": "a"}))
     response = await pipeline.infer(request, Call())
     assert [token.text for token in response.result.tokenization.tokens] == ["a"]
     assert (response.usage.tokens, response.usage.batch_size, response.timings.predict_compute_ns) == (0, 0, 0)
@@ -158,7 +151,7 @@ async def test_a_model_of_images_has_no_tokenizer() -> None:
     stages = Stages(_tokenize, _execute, _postprocess)
     door = door_of([image_spec()], stages)
     with pytest.raises(WrongTask, match="the input is for tokenization"):
-        await door.infer(_request(input=TaskInput(tokenization=TokenizationInput(text="a"))), Call())
+        await door.infer(_request(input=task_input(tokenization={"text": "a"})), Call())
 
 
 async def test_a_response_names_the_model_and_the_version_that_ran() -> None:
@@ -199,7 +192,7 @@ async def test_an_image_has_a_limit_of_its_own() -> None:
     for limit in (106, 105):
         settings = PipelineSettings(max_input_bytes=1, max_image_bytes=limit)
         pipeline = door_of([image_spec()], stages, settings)
-        input = TaskInput(image_classification=ImageClassificationInput(image=bytes(100), top_k=2))
+        input = task_input(image_classification={"image": bytes(100), "top_k": 2})
         if limit == 106:
             await pipeline.infer(_request(input=input), Call())
         else:
@@ -311,7 +304,7 @@ async def test_after_a_stage_failed_the_next_is_not_called() -> None:
         ({"version": "new"}, InvalidInput, "version: 'new' is not a whole number"),
         ({"input": TaskInput()}, InvalidInput, "input: holds no task; model 'small' takes text_classification"),
         (
-            {"input": TaskInput(question_answering=QuestionAnsweringInput())},
+            {"input": task_input(question_answering={})},
             WrongTask,
             "model 'small' has the task text_classification, the input is for question_answering",
         ),
@@ -330,10 +323,10 @@ async def test_a_request_that_no_stage_could_answer_reaches_none(
 async def test_a_model_answers_its_own_task_and_those_that_its_graph_serves_besides() -> None:
     ranker = model_spec("rerank", also_answers=("text_classification",))
     pipeline = door_of([ranker], Stages(_tokenize, _execute, _postprocess))
-    for input in (TaskInput(rerank=RerankInput()), TaskInput(text_classification=TextClassificationInput())):
+    for input in (task_input(rerank={}), task_input(text_classification={})):
         assert (await pipeline.infer(_request(input=input), Call())).version == "1"
     with pytest.raises(WrongTask) as caught:
-        await pipeline.infer(_request(input=TaskInput(question_answering=QuestionAnsweringInput())), Call())
+        await pipeline.infer(_request(input=task_input(question_answering={})), Call())
     assert (
         caught.value.message
         == "model 'small' has the task rerank or text_classification, the input is for question_answering"

@@ -20,15 +20,9 @@ from neuronpipe.api.v1.inference_pb2 import (
     Usage,
 )
 from neuronpipe.api.v1.tasks_pb2 import (
-    ChatMessage,
     GenerationOptions,
-    LabelScore,
-    SummarizationInput,
     TaskInput,
     TaskResult,
-    TextClassificationInput,
-    TextClassificationResult,
-    TextGenerationInput,
 )
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.calls import Call
@@ -60,6 +54,7 @@ from tests.servers.door import Door
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
+from tests.unit.task_messages import task_input, task_result
 
 _HIT, _MISS, _BYPASS = (
     CacheOutcome.CACHE_OUTCOME_HIT_MEMORY,
@@ -90,9 +85,7 @@ class _Stages:
     async def postprocess(self, item: PostprocessItem) -> Packed[TaskResult]:
         text = f"{item.model.name}/{item.model.version}: {item.input.message.text_classification.text}"
         self.computed.append(text)
-        return pack_result(
-            TaskResult(text_classification=TextClassificationResult(labels=[LabelScore(label=text, score=0.5)]))
-        )
+        return pack_result(task_result(text_classification={"labels": [{"label": text, "score": 0.5}]}))
 
 
 @pytest.fixture
@@ -129,7 +122,7 @@ async def pipeline(stages: _Stages, repository: Path) -> AsyncIterator[Door]:
 
 
 def _request(text: str = "so", model: str = "set", **changes: Any) -> InferRequest:
-    return InferRequest(model=model, input=TaskInput(text_classification=TextClassificationInput(text=text)), **changes)
+    return InferRequest(model=model, input=task_input(text_classification={"text": text}), **changes)
 
 
 async def _infer(pipeline: Door, request: InferRequest) -> InferResponse:
@@ -323,8 +316,8 @@ def test_texts_that_are_drawn_without_a_seed_are_not_kept(
 ) -> None:
     asked = GenerationOptions(**options)
     for task, input in (
-        ("text_generation", TaskInput(text_generation=TextGenerationInput(prompt="so", options=asked))),
-        ("summarization", TaskInput(summarization=SummarizationInput(text="so", options=asked))),
+        ("text_generation", task_input(text_generation={"prompt": "so", "options": asked})),
+        ("summarization", task_input(summarization={"text": "so", "options": asked})),
     ):
         request = InferenceRequest(Call(), "m", "", Packed(TaskInput, message=input))
         spec, key = model_spec(task, **own), ModelKey("m", 1)
@@ -333,7 +326,7 @@ def test_texts_that_are_drawn_without_a_seed_are_not_kept(
 
 
 async def test_a_known_chat_is_of_its_day_because_templates_write_the_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    chat = TaskInput(text_generation=TextGenerationInput(messages=[ChatMessage(role="user", content="so")]))
+    chat = task_input(text_generation={"messages": [{"role": "user", "content": "so"}]})
 
     async def answer(running: object, stages: object) -> tuple[Packed[TaskResult], Usage]:
         return pack_result(TaskResult()), Usage(tokens=3, generated_tokens=4, truncated_tokens=5, steps=6)

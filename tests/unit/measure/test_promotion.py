@@ -122,11 +122,8 @@ def test_a_good_version_arrives_step_by_step(system: System) -> None:
     assert system.routing == Routing(aliases={"stable": 2, "canary": 2})
     actions = [change.action.partition(": ")[2].partition(":")[0] for change in system.registry.history[-4:]]
     assert actions == ["5 %", "25 %", "50 %", "version 2 is stable, it was 1"]
-    assert [change.route for change in system.registry.history[-4:-1]] == [
-        {"stable": 95, "canary": 5},
-        {"stable": 75, "canary": 25},
-        {"stable": 50, "canary": 50},
-    ]
+    expected = [{"stable": 95, "canary": 5}, {"stable": 75, "canary": 25}, {"stable": 50, "canary": 50}]
+    assert [change.route for change in system.registry.history[-4:-1]] == expected
     assert system.now_s == 3 * 60
     assert "errors 0.00% and 0.00%, agreement 1.0000 of" in system.registry.history[-1].action
 

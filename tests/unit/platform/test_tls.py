@@ -73,9 +73,8 @@ def test_a_certificate_that_is_not_for_this_side_is_refused(tmp_path: Path) -> N
 def test_a_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
     mixed = Issued(_AUTHORITY.issue().certificate, _AUTHORITY.issue().key, 0)
     files = _files(tmp_path, mixed)
-    with pytest.raises(
-        SetupError, match=f"^TLS key {files.key}: is not the key of the certificate in {files.certificate}$"
-    ):
+    problem = f"^TLS key {files.key}: is not the key of the certificate in {files.certificate}$"
+    with pytest.raises(SetupError, match=problem):
         _load(files, "server")
 
 

@@ -28,11 +28,7 @@ from neuronpipe.rpc.codecs import ExecuteCodec, PostprocessCodec, TokenizeCodec
 _MODEL = ModelKey("m", 3)
 _INPUT = TaskInput(question_answering=QuestionAnsweringInput(question="who?", context="nobody"))
 _TRACE = SpanContext(5, 6, True, "a=b")
-_CALL = Call(
-    "mine",
-    priority=Priority.PRIORITY_BULK,
-    caller=Caller(tenant="a", cache_scope="b"),
-)
+_CALL = Call("mine", priority=Priority.PRIORITY_BULK, caller=Caller(tenant="a", cache_scope="b"))
 _WORK = Work(_TRACE, cost_tokens=7, is_beyond_share=True, weight=0.5)
 
 
@@ -91,14 +87,7 @@ def test_values_are_read_as_they_were_written_and_packed_to_the_bytes_of_their_t
         ran.batch_size,
         ran.bucket_tokens,
         ran.padded_tokens,
-    ) == (
-        [1, 2],
-        3,
-        4,
-        5,
-        6,
-        7,
-    )
+    ) == ([1, 2], 3, 4, 5, 6, 7)
 
 
 def test_new_tokens_and_figures_of_a_text_are_read_as_they_were_written() -> None:

@@ -330,9 +330,8 @@ async def test_draining_waits_no_longer_than_the_grace(caplog: pytest.LogCapture
 
 
 async def _health(system: _System, service: str) -> "health_pb2.HealthCheckResponse.ServingStatus":
-    response = await health_pb2_grpc.HealthStub(system.channel).Check(
-        health_pb2.HealthCheckRequest(service=service), timeout=10
-    )
+    request = health_pb2.HealthCheckRequest(service=service)
+    response = await health_pb2_grpc.HealthStub(system.channel).Check(request, timeout=10)
     return response.status
 
 
@@ -664,11 +663,8 @@ async def test_all_four_kinds_of_rpcs_are_answered_at_every_door_of_a_process(ca
         async with grpc.aio.insecure_channel(address) as opened:
             channel: Any = opened
             assert await channel.unary_unary("/test.Numbers/Double")(b"21", timeout=_LIMIT_S) == b"42"
-            assert [one async for one in channel.unary_stream("/test.Numbers/Count")(b"3", timeout=_LIMIT_S)] == [
-                b"0",
-                b"1",
-                b"2",
-            ]
+            found = [one async for one in channel.unary_stream("/test.Numbers/Count")(b"3", timeout=_LIMIT_S)]
+            assert found == [b"0", b"1", b"2"]
             assert await channel.stream_unary("/test.Numbers/Sum")(iter([b"1", b"2"]), timeout=_LIMIT_S) == b"3"
             sums = channel.stream_stream("/test.Numbers/RunningSum")(iter([b"1", b"2"]), timeout=_LIMIT_S)
             assert [one async for one in sums] == [b"1", b"3"]

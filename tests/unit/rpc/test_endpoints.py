@@ -182,9 +182,8 @@ async def test_items_abandoned_items_and_outcomes_travel_over_a_stream() -> None
         async for request in requests:
             received.put_nowait(request)
             yield b""
-            yield TokenizeResponse(
-                outcomes=[TokenizeOutcome(item_id=5, encoded=EncodedInput(tokens=7))]
-            ).SerializeToString()
+            input = EncodedInput(tokens=7)
+            yield TokenizeResponse(outcomes=[TokenizeOutcome(item_id=5, encoded=input)]).SerializeToString()
 
     async def serve(stream: StageStream) -> None:
         assert await _send(stream, [(5, _item("mine", "a text"))], [3, 4]) == []
@@ -436,9 +435,8 @@ async def test_an_address_that_a_name_loses_is_retired_and_its_stream_ends_when_
                 await _until(lambda: left == [1])
                 await _answers(names, 2)
                 assert (left, kept.opened) == ([1], 2)
-    assert [record.message for record in caplog.records] == ["a stage's stream is open"] * 2 + [
-        "a stage's address is gone"
-    ]
+    expected = ["a stage's stream is open"] * 2 + ["a stage's address is gone"]
+    assert [record.message for record in caplog.records] == expected
     assert caplog.records[2].__dict__["fields"] == {"rpc": TOKENIZE.path, "address": f"ipv4:{first}"}
 
 
@@ -546,11 +544,8 @@ async def test_a_process_that_refuses_otherwise_is_logged_and_asked_again(
     async with _process(answer) as target, _following(target, served):
         assert await served.numbers(1) == [1]
     assert [record.message for record in caplog.records] == ["a stage refuses its stream"] * 2
-    assert caplog.records[0].__dict__["fields"] == {
-        "rpc": "/neuronpipe.api.v1.TokenizerService/Tokenize",
-        "address": f"ipv4:{target}",
-        "code": code.name,
-    }
+    expected = {"rpc": "/neuronpipe.api.v1.TokenizerService/Tokenize", "address": f"ipv4:{target}", "code": code.name}
+    assert caplog.records[0].__dict__["fields"] == expected
 
 
 @asynccontextmanager
@@ -769,10 +764,7 @@ async def test_the_models_of_the_first_message_and_of_later_ones_are_told() -> N
     one, two = ModelKey("one", 1), ModelKey("two", 12)
     async with _conversation(
         _announcement(("one", "1"), ("odd", "?")), _announcement(("one", "1"), ("two", "12")), _announcement()
-    ) as (
-        stream,
-        _,
-    ):
+    ) as (stream, _):
         assert stream.models == frozenset({one})
         assert (await stream.receive()).models == frozenset({one, two})
         assert (await stream.receive()).models == frozenset()

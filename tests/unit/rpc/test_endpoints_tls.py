@@ -18,7 +18,6 @@ from tests.servers.certificates import Authority, peer_names, replace, server_cr
 from tests.unit.soon import soon
 
 _AUTHORITY = Authority()
-_LIMIT_S = 20
 
 
 @pytest.fixture(autouse=True)
@@ -167,12 +166,7 @@ def _context(folder: Path, authority: Authority, name: str, *protocols: str) -> 
     ids=["another authority", "another name", "another protocol", "no protocol"],
 )
 async def test_the_log_says_why_a_stage_cannot_be_reached_over_tls(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    authority: Authority,
-    name: str,
-    protocols: list[str],
-    reason: str,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, authority: Authority, name: str, protocols: list[str], reason: str
 ) -> None:
     process = _Process()
     tls = _gateway(tmp_path / "gateway")

@@ -31,6 +31,7 @@ from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.life import Life
 from neuronpipe.platform.process.settings import ProcessSettings
+from neuronpipe.rpc import items
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.endpoints import follow_endpoints
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE, StageRpc, stage_method
@@ -41,6 +42,7 @@ from tests.unit.soon import soon
 _LIMIT_S = 10
 # The service's patience with a message of which nothing is ready, where a test is about something else.
 _FOREVER_S = 3600.0
+_ANSWER_AFTER_S = items._ANSWER_AFTER_S
 
 
 class _Stage:
@@ -192,10 +194,16 @@ async def gateway(stage: _Stage) -> AsyncIterator[_Gateway]:
     await asyncio.wait([gateway.reading])
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is answered but with outcomes."""
-    monkeypatch.setattr("neuronpipe.rpc.items._ANSWER_AFTER_S", _FOREVER_S)
+    """Nothing is answered but with outcomes, unless a test is impatient."""
+    monkeypatch.setattr(items, "_ANSWER_AFTER_S", _FOREVER_S)
+
+
+@pytest.fixture
+def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service is as patient as it is."""
+    monkeypatch.setattr(items, "_ANSWER_AFTER_S", _ANSWER_AFTER_S)
 
 
 async def test_an_empty_message_comes_before_anything_is_sent(stage: _Stage) -> None:
@@ -205,7 +213,6 @@ async def test_an_empty_message_comes_before_anything_is_sent(stage: _Stage) -> 
     await asyncio.wait_for(gateway.reading, _LIMIT_S)
 
 
-@pytest.mark.usefixtures("patient")
 async def test_an_outcome_is_sent_as_soon_as_it_is_ready(stage: _Stage, gateway: _Gateway) -> None:
     gateway.send(1, 2, 3)
     stage.finish(2)
@@ -214,7 +221,6 @@ async def test_an_outcome_is_sent_as_soon_as_it_is_ready(stage: _Stage, gateway:
     assert await gateway.receive() == [_outcome(1)]
 
 
-@pytest.mark.usefixtures("patient")
 async def test_outcomes_that_are_ready_together_share_a_message(stage: _Stage, gateway: _Gateway) -> None:
     gateway.send(1, 2)
     gateway.send(3)
@@ -223,7 +229,6 @@ async def test_outcomes_that_are_ready_together_share_a_message(stage: _Stage, g
     assert await gateway.receive() == [_outcome(3), _outcome(1)]
 
 
-@pytest.mark.usefixtures("patient")
 async def test_outcomes_that_become_ready_while_the_gateway_does_not_read_share_a_message(stage: _Stage) -> None:
     async def requests() -> AsyncIterator[TokenizeRequest]:
         yield _request(1, 2, 3)
@@ -238,6 +243,7 @@ async def test_outcomes_that_become_ready_while_the_gateway_does_not_read_share_
     assert (await anext(answers)).outcomes == [_outcome(2), _outcome(3)]
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_message_is_answered_after_about_a_millisecond_though_nothing_is_ready(gateway: _Gateway) -> None:
     took_s = []
     for item_id in range(10):
@@ -249,6 +255,7 @@ async def test_a_message_is_answered_after_about_a_millisecond_though_nothing_is
     assert min(took_s) < 0.005
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_outcomes_are_the_answer_so_that_no_empty_message_follows(stage: _Stage, gateway: _Gateway) -> None:
     gateway.send(1, 2)
     stage.finish(1)
@@ -257,6 +264,7 @@ async def test_outcomes_are_the_answer_so_that_no_empty_message_follows(stage: _
     assert gateway.received.empty()
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_message_that_only_abandons_is_not_answered(gateway: _Gateway) -> None:
     gateway.send(1)
     assert await gateway.receive() == []
@@ -265,7 +273,6 @@ async def test_a_message_that_only_abandons_is_not_answered(gateway: _Gateway) -
     assert gateway.received.empty()
 
 
-@pytest.mark.usefixtures("patient")
 async def test_an_abandoned_item_is_cancelled_and_its_neighbours_are_not(stage: _Stage, gateway: _Gateway) -> None:
     gateway.send(1, 2, 3)
     await _settled()
@@ -276,7 +283,6 @@ async def test_an_abandoned_item_is_cancelled_and_its_neighbours_are_not(stage: 
     assert await gateway.receive() == [_outcome(1), _outcome(3)]
 
 
-@pytest.mark.usefixtures("patient")
 async def test_an_item_abandoned_before_it_began_never_begins(stage: _Stage, gateway: _Gateway) -> None:
     gateway.send(1)
     gateway.send(2, abandoned=(1,))
@@ -285,7 +291,6 @@ async def test_an_item_abandoned_before_it_began_never_begins(stage: _Stage, gat
     assert stage.began == [2]
 
 
-@pytest.mark.usefixtures("patient")
 async def test_abandoning_what_is_done_or_was_never_there_does_nothing(stage: _Stage, gateway: _Gateway) -> None:
     gateway.send(1, 2)
     stage.finish(1)
@@ -295,7 +300,6 @@ async def test_abandoning_what_is_done_or_was_never_there_does_nothing(stage: _S
     assert await gateway.receive() == [_outcome(2)]
 
 
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
 async def test_an_item_that_fails_has_its_error_and_leaves_the_others_alone(
     stage: _Stage, gateway: _Gateway, error: NeuronpipeError
@@ -307,7 +311,6 @@ async def test_an_item_that_fails_has_its_error_and_leaves_the_others_alone(
     assert await gateway.receive() == [_outcome(1), TokenizeOutcome(item_id=2, error=to_status(error)), _outcome(3)]
 
 
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     "fault", [RuntimeError("the secret"), TimeoutError("the secret")], ids=lambda fault: type(fault).__name__
 )
@@ -327,7 +330,6 @@ async def test_a_fault_is_internal_with_the_request_id_and_nothing_of_its_text(
     assert "the secret" in caplog.text  # where an operator finds it
 
 
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("item_id", [0, 1, (1 << 64) - 1])
 async def test_an_outcome_repeats_the_items_number(stage: _Stage, gateway: _Gateway, item_id: int) -> None:
     gateway.send(item_id)
@@ -335,7 +337,6 @@ async def test_an_outcome_repeats_the_items_number(stage: _Stage, gateway: _Gate
     assert await gateway.receive() == [_outcome(item_id)]
 
 
-@pytest.mark.usefixtures("patient")
 async def test_a_gateway_that_goes_takes_its_items_along(stage: _Stage, gateway: _Gateway) -> None:
     gateway.send(1, 2)
     gateway.send(3)
@@ -345,7 +346,6 @@ async def test_a_gateway_that_goes_takes_its_items_along(stage: _Stage, gateway:
     assert sorted(stage.cancelled) == [1, 2, 3]
 
 
-@pytest.mark.usefixtures("patient")
 async def test_a_gateway_that_goes_while_it_does_not_read_takes_its_items_along(stage: _Stage) -> None:
     async def requests() -> AsyncIterator[TokenizeRequest]:
         yield _request(1, 2)
@@ -359,7 +359,6 @@ async def test_a_gateway_that_goes_while_it_does_not_read_takes_its_items_along(
     assert stage.cancelled == [2]
 
 
-@pytest.mark.usefixtures("patient")
 async def test_what_was_read_before_draining_is_answered_before_the_stream_ends(
     stage: _Stage, gateway: _Gateway
 ) -> None:
@@ -377,7 +376,6 @@ async def test_what_was_read_before_draining_is_answered_before_the_stream_ends(
         await asyncio.wait_for(gateway.reading, _LIMIT_S)
 
 
-@pytest.mark.usefixtures("patient")
 async def test_a_process_that_drains_begins_no_items_and_still_learns_which_of_its_items_are_abandoned(
     stage: _Stage,
 ) -> None:
@@ -400,6 +398,7 @@ async def test_a_process_that_drains_begins_no_items_and_still_learns_which_of_i
     assert stage.cancelled == [2, 3]
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("ends", ["before", "after"])
 async def test_a_gateway_may_end_its_stream_while_the_process_drains(stage: _Stage, ends: str) -> None:
     in_flight = InFlight("tokenizer", 1 << 20, 1 << 20)
@@ -417,7 +416,6 @@ async def test_a_gateway_may_end_its_stream_while_the_process_drains(stage: _Sta
     await asyncio.wait_for(gateway.reading, _LIMIT_S)
 
 
-@pytest.mark.usefixtures("patient")
 async def test_what_is_left_unanswered_has_no_outcome_and_does_not_keep_the_stream_from_ending(stage: _Stage) -> None:
     gateway = _Gateway(stage, leaves_unavailable=True)
     assert await gateway.receive() == []
@@ -434,7 +432,6 @@ async def test_what_is_left_unanswered_has_no_outcome_and_does_not_keep_the_stre
     assert gateway.received.empty()
 
 
-@pytest.mark.usefixtures("patient")
 async def test_what_was_sent_before_the_gateway_ends_its_stream_is_answered(stage: _Stage, gateway: _Gateway) -> None:
     gateway.send(1, 2)
     stage.finish(2)
@@ -446,7 +443,6 @@ async def test_what_was_sent_before_the_gateway_ends_its_stream_is_answered(stag
     await asyncio.wait_for(gateway.reading, _LIMIT_S)
 
 
-@pytest.mark.usefixtures("patient")
 async def test_what_is_ready_when_draining_begins_is_not_among_what_is_being_worked_on(
     stage: _Stage, gateway: _Gateway
 ) -> None:
@@ -463,7 +459,6 @@ async def test_what_is_ready_when_draining_begins_is_not_among_what_is_being_wor
     assert await gateway.receive() == [_outcome(2)]
 
 
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("ending", ["nothing to do", "an abandoned item"])
 async def test_draining_ends_a_stream_at_once_when_nobody_waits(gateway: _Gateway, ending: str) -> None:
     if ending == "an abandoned item":
@@ -474,7 +469,6 @@ async def test_draining_ends_a_stream_at_once_when_nobody_waits(gateway: _Gatewa
         await asyncio.wait_for(gateway.reading, _LIMIT_S)
 
 
-@pytest.mark.usefixtures("patient")
 async def test_an_item_beyond_the_limit_is_refused_and_the_others_are_not(
     stage: _Stage, gateway: _Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,7 +483,6 @@ async def test_an_item_beyond_the_limit_is_refused_and_the_others_are_not(
     assert await gateway.receive() == [_outcome(1), _outcome(2)]
 
 
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("ending", ["answered", "failed", "abandoned"])
 async def test_an_item_that_ended_makes_room(
     stage: _Stage, gateway: _Gateway, monkeypatch: pytest.MonkeyPatch, ending: str
@@ -509,7 +502,6 @@ async def test_an_item_that_ended_makes_room(
     assert await gateway.receive() == [_outcome(2)]
 
 
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("is_sent", [True, False], ids=["sent", "waiting"])
 async def test_an_item_counts_against_the_limit_until_its_outcome_is_sent(
     stage: _Stage, gateway: _Gateway, monkeypatch: pytest.MonkeyPatch, is_sent: bool
@@ -525,7 +517,6 @@ async def test_an_item_counts_against_the_limit_until_its_outcome_is_sent(
     assert stage.began == ([1, 2] if is_sent else [1])
 
 
-@pytest.mark.usefixtures("patient")
 async def test_outcomes_are_split_into_messages_of_about_a_mebibyte(stage: _Stage) -> None:
     async def requests() -> AsyncIterator[TokenizeRequest]:
         yield _request(*range(1, 7))
@@ -541,7 +532,6 @@ async def test_outcomes_are_split_into_messages_of_about_a_mebibyte(stage: _Stag
     assert [outcome.item_id for outcome in (await anext(answers)).outcomes] == [6]
 
 
-@pytest.mark.usefixtures("patient")
 async def test_an_outcome_that_is_larger_than_a_message_of_outcomes_travels_alone(
     stage: _Stage, gateway: _Gateway
 ) -> None:
@@ -553,7 +543,6 @@ async def test_an_outcome_that_is_larger_than_a_message_of_outcomes_travels_alon
     assert await gateway.receive() == [_outcome(2)]
 
 
-@pytest.mark.usefixtures("patient")
 async def test_no_more_items_are_read_while_too_many_bytes_of_outcomes_wait(
     stage: _Stage, gateway: _Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -575,7 +564,6 @@ async def test_no_more_items_are_read_while_too_many_bytes_of_outcomes_wait(
     assert stage.began == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.usefixtures("patient")
 async def test_refusals_count_as_outcomes_that_wait_so_that_they_are_bounded_too(
     gateway: _Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -588,7 +576,6 @@ async def test_refusals_count_as_outcomes_that_wait_so_that_they_are_bounded_too
     assert gateway.asked < 20
 
 
-@pytest.mark.usefixtures("patient")
 async def test_outcomes_that_wait_as_draining_begins_are_named_with_what_is_worked_on(
     stage: _Stage, gateway: _Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -606,6 +593,7 @@ async def test_outcomes_that_wait_as_draining_begins_are_named_with_what_is_work
     assert await gateway.receive() == [_outcome(3)]
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_large_values_become_bytes_in_a_thread() -> None:
     threads: list[str] = []
 
@@ -634,7 +622,6 @@ async def test_large_values_become_bytes_in_a_thread() -> None:
 _A, _B = ModelKey("a", 1), ModelKey("b", 12)
 
 
-@pytest.mark.usefixtures("patient")
 async def test_the_first_message_announces_the_models_and_the_largest_message(stage: _Stage) -> None:
     gateway = _Gateway(stage, models=_Models(_B, _A), max_message_bytes=1234)
     first = await asyncio.wait_for(gateway.received.get(), _LIMIT_S)
@@ -650,7 +637,6 @@ async def test_the_first_message_announces_the_models_and_the_largest_message(st
     await gateway.reading
 
 
-@pytest.mark.usefixtures("patient")
 async def test_models_are_announced_again_when_they_change_and_no_longer_when_the_stream_has_ended(
     stage: _Stage,
 ) -> None:
@@ -669,7 +655,6 @@ async def test_models_are_announced_again_when_they_change_and_no_longer_when_th
     assert models.watchers == []
 
 
-@pytest.mark.usefixtures("patient")
 async def test_versions_that_could_not_be_loaded_are_announced_with_the_reason(stage: _Stage) -> None:
     models = _Models(_A)
     models.problems = {_B: "no room"}
@@ -681,7 +666,6 @@ async def test_versions_that_could_not_be_loaded_are_announced_with_the_reason(s
     await gateway.reading
 
 
-@pytest.mark.usefixtures("patient")
 async def test_how_far_models_are_prepared_is_announced(stage: _Stage) -> None:
     models = _Models(_A, _B)
     models.prepared = {_B: Preparation(138, 40, 3, 41_000_000)}
@@ -696,7 +680,6 @@ async def test_how_far_models_are_prepared_is_announced(stage: _Stage) -> None:
     await gateway.reading
 
 
-@pytest.mark.usefixtures("patient")
 async def test_what_a_gateway_needs_is_anything_until_it_says_so_and_nothing_when_its_stream_has_ended(
     stage: _Stage,
 ) -> None:
@@ -713,7 +696,6 @@ async def test_what_a_gateway_needs_is_anything_until_it_says_so_and_nothing_whe
     assert models.needed == [None, frozenset({_A}), frozenset(), frozenset()]
 
 
-@pytest.mark.usefixtures("patient")
 async def test_an_item_whose_tensors_are_broken_fails_alone() -> None:
     async def stage(item: ExecuteItem) -> Prediction:
         return Prediction(NO_TENSORS, padded_tokens=len(item.sequences.arrays[0]["input_ids"]))
@@ -735,6 +717,7 @@ async def test_an_item_whose_tensors_are_broken_fails_alone() -> None:
     assert isinstance(from_status(outcomes[2].error), InvalidInput)
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_the_tokens_of_a_text_are_outcomes_of_their_own_before_its_value() -> None:
     async def stage(item: ExecuteItem, sink: TokenSink) -> Prediction:
         for token_id in (7, 8):
@@ -757,7 +740,6 @@ async def test_the_tokens_of_a_text_are_outcomes_of_their_own_before_its_value()
     assert (last.item_id, last.prediction.batch_size) == (1, 3)
 
 
-@pytest.mark.usefixtures("patient")
 async def test_an_item_for_no_version_fails_alone(stage: _Stage, gateway: _Gateway) -> None:
     request = _request(1, 2)
     request.items[0].version = "newest"
@@ -768,7 +750,6 @@ async def test_an_item_for_no_version_fails_alone(stage: _Stage, gateway: _Gatew
     assert good == _outcome(2)
 
 
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("is_sampled", [True, False])
 async def test_a_stage_makes_spans_of_what_the_gateway_sampled_and_of_nothing_else(
     stage: _Stage, is_sampled: bool
@@ -853,7 +834,6 @@ async def _serving(rpc: StageRpc, stage: Any) -> AsyncIterator[tuple[_Door, Any]
 _RESULT = TaskResult(text_classification=TextClassificationResult())
 
 
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("rpc", "value", "outcome"),
     [
@@ -882,7 +862,6 @@ async def test_every_stage_answers_with_its_own_kind_of_outcome(rpc: StageRpc, v
         assert (await call.read()).outcomes == [outcome]
 
 
-@pytest.mark.usefixtures("patient")
 async def test_over_a_connection_a_server_that_drains_answers_what_it_has_read(stage: _Stage) -> None:
     async with _serving(TOKENIZE, stage) as (server, call):
         await call.write(_request(1, 2))
@@ -897,7 +876,6 @@ async def test_over_a_connection_a_server_that_drains_answers_what_it_has_read(s
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-@pytest.mark.usefixtures("patient")
 async def test_over_a_connection_a_gateway_that_goes_takes_its_items_along(stage: _Stage) -> None:
     async with _serving(TOKENIZE, stage) as (_, call):
         await call.write(_request(1, 2))
@@ -909,6 +887,7 @@ async def test_over_a_connection_a_gateway_that_goes_takes_its_items_along(stage
                 await asyncio.sleep(0)
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_text_whose_caller_leaves_while_the_process_drains_is_not_computed_to_its_end(stage: _Stage) -> None:
     settings = ProcessSettings(listen="127.0.0.1:0")
     door = GrpcDoor(settings, [TOKENIZE.service])

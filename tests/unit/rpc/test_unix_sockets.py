@@ -87,9 +87,8 @@ async def test_a_socket_that_a_killed_process_left_behind_is_replaced(socket_fil
 
 async def test_a_socket_that_somebody_listens_on_is_left_to_them(socket_file: Path) -> None:
     async with _listening(socket_file):
-        with pytest.raises(
-            SetupError, match=f"^--listen: cannot listen on unix:{socket_file}: Address already in use$"
-        ):
+        problem = f"^--listen: cannot listen on unix:{socket_file}: Address already in use$"
+        with pytest.raises(SetupError, match=problem):
             async with _listening(socket_file):
                 pass
         await _ask(f"unix:{socket_file}")

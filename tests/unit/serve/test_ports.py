@@ -43,10 +43,8 @@ def test_every_address_of_a_name_is_kept() -> None:
 def test_a_port_that_another_service_listens_on_is_refused(reuse_port: bool) -> None:
     with socket.create_server(("127.0.0.1", 0), reuse_port=reuse_port) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        with (
-            pytest.raises(SetupError, match=f"^--listen: cannot listen on {address}: Address already in use$"),
-            shared_port("--listen", address),
-        ):
+        problem = f"^--listen: cannot listen on {address}: Address already in use$"
+        with pytest.raises(SetupError, match=problem), shared_port("--listen", address):
             pass
 
 
@@ -64,8 +62,6 @@ def test_no_address_is_no_port() -> None:
 
 
 def test_a_name_that_does_not_exist_is_named() -> None:
-    with (
-        pytest.raises(SetupError, match=r"^--listen: cannot listen on name\.invalid:50050: ."),
-        shared_port("--listen", "name.invalid:50050"),
-    ):
+    problem = r"^--listen: cannot listen on name\.invalid:50050: ."
+    with pytest.raises(SetupError, match=problem), shared_port("--listen", "name.invalid:50050"):
         pass

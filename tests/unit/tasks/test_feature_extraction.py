@@ -1,6 +1,7 @@
 """tasks/feature_extraction.py, with a tokenizer and hidden states small enough to follow by hand."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tests.unit.model_specs import model_spec
 from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer, encode_checked
 
 _MODEL = model_spec("feature_extraction", max_tokens=6)
+_INT8 = FeatureType.FEATURE_TYPE_INT8
 _STATE = np.array([[1, 2, 3, 4], [0, 0, 0, 0], [5, -6, 7, 127]], np.float32)
 
 
@@ -36,16 +38,17 @@ def test_all_token_vectors_are_the_default_as_little_endian_float32() -> None:
     np.testing.assert_array_equal(np.frombuffer(result.data, "<f4").reshape(3, 4), _STATE)
 
 
-def test_cls_is_the_first_tokens_vector() -> None:
-    result = _decode(pooling=FeaturePooling.FEATURE_POOLING_CLS)
+@pytest.mark.parametrize(
+    ("pooling", "expected"),
+    [
+        (FeaturePooling.FEATURE_POOLING_CLS, [1, 2, 3, 4]),  # of the first token
+        (FeaturePooling.FEATURE_POOLING_MEAN, [2, -4 / 3, 10 / 3, 131 / 3]),
+    ],
+)
+def test_vectors_are_pooled_where_asked(pooling: "FeaturePooling.ValueType", expected: list[float]) -> None:
+    result = _decode(pooling=pooling)
     assert list(result.shape) == [4]
-    assert np.frombuffer(result.data, "<f4").tolist() == [1, 2, 3, 4]
-
-
-def test_mean_is_that_of_all_tokens() -> None:
-    result = _decode(pooling=FeaturePooling.FEATURE_POOLING_MEAN)
-    assert list(result.shape) == [4]
-    np.testing.assert_allclose(np.frombuffer(result.data, "<f4"), [2, -4 / 3, 10 / 3, 131 / 3], rtol=1e-6)
+    np.testing.assert_allclose(np.frombuffer(result.data, "<f4"), expected, rtol=1e-6)
 
 
 def test_float16_is_rounded_to_nearest() -> None:
@@ -66,14 +69,13 @@ def test_int8_has_a_scale_for_each_vector_and_is_within_half_of_it() -> None:
 
 
 def test_one_pooled_vector_in_int8_has_one_scale() -> None:
-    result = _decode(pooling=FeaturePooling.FEATURE_POOLING_CLS, type=FeatureType.FEATURE_TYPE_INT8)
+    result = _decode(pooling=FeaturePooling.FEATURE_POOLING_CLS, type=_INT8)
     assert (list(result.shape), len(result.data), len(result.scales)) == ([4], 4, 1)
 
 
 def test_a_number_that_float16_cannot_hold_is_refused_by_both() -> None:
-    with pytest.raises(
-        InvalidInput, match=r"^type: the largest value is 70000, the limit of float16 is 65504; use float32 or int8$"
-    ):
+    problem = r"^type: the largest value is 70000, the limit of float16 is 65504; use float32 or int8$"
+    with pytest.raises(InvalidInput, match=problem):
         _decode(np.array([[1, 2, 3, -70000]], np.float32), type=FeatureType.FEATURE_TYPE_FLOAT16)
 
 
@@ -86,9 +88,8 @@ def test_a_pair_is_one_sequence_with_types() -> None:
 
 
 def test_a_long_text_may_be_cut() -> None:
-    encoded = encode_checked(
-        TASK, FeatureExtractionInput(text="a b c d e", truncation=Truncation.TRUNCATION_LEFT), WordTokenizer(), _MODEL
-    )
+    input = FeatureExtractionInput(text="a b c d e", truncation=Truncation.TRUNCATION_LEFT)
+    encoded = encode_checked(TASK, input, WordTokenizer(), _MODEL)
     assert (len(encoded.sequences[0]["input_ids"]), encoded.truncated_tokens) == (6, 1)
 
 
@@ -96,10 +97,8 @@ def test_token_vectors_that_are_too_large_together_are_refused_with_their_size()
     model = model_spec("feature_extraction", max_tokens=8192, embedding_dimensions=4096)
     text = "a " * 2046  # 2048 tokens with [CLS] and [SEP]: 32 MiB
     assert encode_checked(TASK, FeatureExtractionInput(text=text), WordTokenizer(), model).sequences
-    with pytest.raises(
-        InvalidInput,
-        match=rf"^text: 2049 tokens have vectors of {2049 * 4096 * 4} bytes together, the limit is {32 * 2**20}$",
-    ):
+    problem = rf"^text: 2049 tokens have vectors of {2049 * 4096 * 4} bytes together, the limit is {32 * 2**20}$"
+    with pytest.raises(InvalidInput, match=problem):
         encode_checked(TASK, FeatureExtractionInput(text=text + "b"), WordTokenizer(), model)
 
 
@@ -199,19 +198,12 @@ def test_chunks_beyond_the_tokens_are_refused_when_they_are_decoded(chunk: tuple
 
 
 def test_chunks_are_a_part_of_what_an_encoding_depends_on() -> None:
-    inputs = [
-        FeatureExtractionInput(text="a b"),
-        FeatureExtractionInput(text="a b", chunk_tokens=1),
-        FeatureExtractionInput(text="a b", chunk_tokens=2),
-        FeatureExtractionInput(text="a b", chunks=_spans((0, 1))),
-        FeatureExtractionInput(text="a b", chunks=_spans((0, 3))),
-    ]
-    assert len({TASK.traits(input) for input in inputs}) == len(inputs)
+    options: list[Any] = [{}, {"chunk_tokens": 1}, {"chunk_tokens": 2}]
+    options += [{"chunks": _spans((0, 1))}, {"chunks": _spans((0, 3))}]
+    assert len({TASK.traits(FeatureExtractionInput(text="a b", **one)) for one in options}) == len(options)
 
 
 def test_an_encoding_does_not_depend_on_what_becomes_of_the_vectors() -> None:
-    pooled = FeatureExtractionInput(
-        text="a", pooling=FeaturePooling.FEATURE_POOLING_MEAN, type=FeatureType.FEATURE_TYPE_INT8
-    )
+    pooled = FeatureExtractionInput(text="a", pooling=FeaturePooling.FEATURE_POOLING_MEAN, type=_INT8)
     assert TASK.traits(pooled) == TASK.traits(FeatureExtractionInput(text="a"))
     assert math.prod(_decode().shape) == 12

@@ -30,28 +30,24 @@ def test_each_mask_is_a_sequence_of_the_whole_text() -> None:
     assert [one["place"].tolist() for one in encoded.annotations] == [[4, 7], [8, 11]]
 
 
-def test_targets_are_looked_up_once_each() -> None:
-    encoded = encode_checked(TASK, FillMaskInput(text="[M]", targets=["two", "one", "two"]), _tokenizer(), _MODEL)
-    assert encoded.annotations[0]["target_ids"].tolist() == [12, 11]
-
-
-def test_a_target_may_be_as_results_show_it() -> None:
-    # What " two" is made of is the token "two": a byte-level tokenizer spells it "Ġtwo".
-    encoded = encode_checked(TASK, FillMaskInput(text="[M]", targets=[" two"]), _tokenizer(), _MODEL)
-    assert encoded.annotations[0]["target_ids"].tolist() == [12]
+@pytest.mark.parametrize(
+    ("targets", "ids"),
+    # What " two" is made of is the token "two": a byte-level tokenizer spells it "Ġtwo", and results show " two".
+    [(["two", "one", "two"], [12, 11]), ([" two"], [12])],
+)
+def test_targets_are_looked_up_once_each_also_as_results_show_them(targets: list[str], ids: list[int]) -> None:
+    encoded = encode_checked(TASK, FillMaskInput(text="[M]", targets=targets), _tokenizer(), _MODEL)
+    assert encoded.annotations[0]["target_ids"].tolist() == ids
 
 
 @pytest.mark.parametrize(
-    ("truncation", "text", "kept"),
-    [
-        (Truncation.TRUNCATION_RIGHT, "[M] a b c d e f g", [_MASK]),
-        (Truncation.TRUNCATION_LEFT, "a b c d e f g [M]", [_MASK]),
-    ],
+    ("truncation", "text"),
+    [(Truncation.TRUNCATION_RIGHT, "[M] a b c d e f g"), (Truncation.TRUNCATION_LEFT, "a b c d e f g [M]")],
 )
-def test_a_text_is_cut_where_its_masks_stay(truncation: "Truncation.ValueType", text: str, kept: list[int]) -> None:
+def test_a_text_is_cut_where_its_masks_stay(truncation: "Truncation.ValueType", text: str) -> None:
     encoded = encode_checked(TASK, FillMaskInput(text=text, truncation=truncation), _tokenizer(), _MODEL)
     (sequence,) = encoded.sequences
-    assert sequence["input_ids"][sequence["mask_position"] == 1].tolist() == kept
+    assert sequence["input_ids"][sequence["mask_position"] == 1].tolist() == [_MASK]
     assert (len(sequence["input_ids"]), encoded.truncated_tokens) == (8, 2)
 
 
@@ -91,11 +87,15 @@ def _tokens(result: FillMaskResult) -> list[tuple[str, object, int]]:
     return [(one.token, pytest.approx(one.score, abs=1e-6), one.token_id) for one in mask.tokens]
 
 
-def test_the_best_tokens_come_first_with_their_probabilities() -> None:
-    assert _tokens(decode(FillMaskInput(top_k=2), _MODEL, [_annotation()], [_WEIGHTS])) == [
-        ("v", 0.4, 1),
-        ("x", 0.3, 3),
-    ]
+@pytest.mark.parametrize(
+    ("top_k", "targets", "expected"),
+    [(2, [], [("v", 0.4, 1), ("x", 0.3, 3)]), (0, [5, 3], [("x", 0.3, 3), ("z", 0.06, 5)])],
+    ids=["best of all", "targets"],
+)
+def test_the_best_tokens_come_first_with_their_probabilities_among_all(
+    top_k: int, targets: list[int], expected: list[tuple[str, float, int]]
+) -> None:
+    assert _tokens(decode(FillMaskInput(top_k=top_k), _MODEL, [_annotation(*targets)], [_WEIGHTS])) == expected
 
 
 def test_five_tokens_are_given_unless_asked() -> None:
@@ -104,14 +104,9 @@ def test_five_tokens_are_given_unless_asked() -> None:
     assert len(result.masks[0].tokens) == 5
 
 
-def test_of_targets_the_probabilities_are_those_among_all_tokens() -> None:
-    assert _tokens(decode(FillMaskInput(), _MODEL, [_annotation(5, 3)], [_WEIGHTS])) == [("x", 0.3, 3), ("z", 0.06, 5)]
-
-
 def test_every_mask_has_its_place() -> None:
-    result = decode(
-        FillMaskInput(top_k=1), _MODEL, [_annotation(), _annotation()], [_WEIGHTS, {"logits": -_WEIGHTS["logits"]}]
-    )
+    outputs = [_WEIGHTS, {"logits": -_WEIGHTS["logits"]}]
+    result = decode(FillMaskInput(top_k=1), _MODEL, [_annotation(), _annotation()], outputs)
     assert [(mask.start, mask.end, mask.tokens[0].token) for mask in result.masks] == [(4, 7, "v"), (4, 7, "u")]
 
 

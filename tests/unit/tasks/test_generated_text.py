@@ -47,11 +47,6 @@ def test_parts_are_the_text_however_the_tokens_are_divided(size: int) -> None:
     assert not is_stopped
 
 
-def test_no_part_has_half_a_character() -> None:
-    parts, _, _ = _in_parts("a😀b", [], [1] * 10)
-    assert [part for part in parts if part] == ["a", "😀", "b"]
-
-
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
 def test_a_stop_string_ends_the_text_before_it(size: int) -> None:
     parts, tokens, is_stopped = _in_parts("one\n\nHuman: two", ["Human:"], [size] * 100)
@@ -68,15 +63,19 @@ def test_a_stop_string_before_half_a_character_ends_the_text_with_its_token() ->
         assert (released.text, released.tokens, released.is_stopped) == ("x", 2, True)
 
 
-def test_no_part_has_the_begin_of_a_stop_string_that_comes() -> None:
-    parts, _, _ = _in_parts("abcENDdef", ["END"], [1] * 20)
-    assert parts == ["a", "b", "c", "", "", ""]
-
-
-def test_what_was_no_stop_string_after_all_is_released() -> None:
-    parts, _, is_stopped = _in_parts("abENx", ["END"], [1] * 20)
-    assert parts == ["a", "b", "", "", "ENx"]
-    assert not is_stopped
+@pytest.mark.parametrize(
+    ("text", "stops", "expected"),
+    [
+        ("a😀b", [], ["a", "", "", "", "😀", "b"]),
+        ("abcENDdef", ["END"], ["a", "b", "c", "", "", ""]),
+        ("abENx", ["END"], ["a", "b", "", "", "ENx"]),
+    ],
+    ids=["half a character", "the begin of a stop string", "what was no stop string after all"],
+)
+def test_no_part_has_what_may_become_another_text(text: str, stops: list[str], expected: list[str]) -> None:
+    parts, _, is_stopped = _in_parts(text, stops, [1] * 20)
+    assert parts == expected
+    assert is_stopped == ("END" in text)
 
 
 def test_the_stop_string_that_is_complete_first_counts() -> None:

@@ -41,13 +41,8 @@ def test_an_image_is_one_sequence_of_pixels() -> None:
 def test_the_best_five_labels_come_first_unless_asked_for_more() -> None:
     labels = tuple("abcdefg")
     logits = (1, 7, 3, 5, 2, 6, 4)
-    assert _labels(ImageClassificationInput(function=_NONE), *logits, labels=labels) == [
-        "b 7",
-        "f 6",
-        "d 5",
-        "g 4",
-        "c 3",
-    ]
+    expected = ["b 7", "f 6", "d 5", "g 4", "c 3"]
+    assert _labels(ImageClassificationInput(function=_NONE), *logits, labels=labels) == expected
     assert len(_labels(ImageClassificationInput(top_k=7), *logits, labels=labels)) == 7
     assert _labels(ImageClassificationInput(function=_NONE, top_k=1), *logits, labels=labels) == ["b 7"]
 

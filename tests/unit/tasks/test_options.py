@@ -46,18 +46,13 @@ _PLACES: Arrays = {
 _MASK: Arrays = {"place": np.array([0, 3], np.int32), "target_ids": np.array([4, 2], np.int32)}
 
 
-_OPTIONS = (
-    "top_k",
-    "function",
-    "dimensions",
-    "skip_normalize",
-    "pooling",
-    "type",
-    "top_n",
-    "multi_label",
-    "ignore_labels",
-    "options",
+_OPTIONS = ["top_k", "function", "dimensions", "skip_normalize", "pooling", "type"]
+_OPTIONS += ["top_n", "multi_label", "ignore_labels", "options"]
+_GENERATED: tuple[list[Arrays], list[Arrays]] = (
+    [{"window": np.array([1], np.int32)}],
+    [{"token_ids": np.array([2, 3, 4], np.int32), "finish_reason": np.array(3, np.int32)}],
 )
+_STOPS = GenerationOptions(stop_strings=["c"])
 
 
 def _numbers(*shape: int) -> Array:
@@ -132,21 +127,9 @@ _CASES: dict[str, tuple[Any, list[Arrays], list[Arrays]]] = {
         [_PLACES],
         [{"logits": _numbers(4, 5)}],
     ),
-    "text_generation": (
-        TextGenerationInput(prompt=_TEXT, options=GenerationOptions(stop_strings=["c"])),
-        [{"window": np.array([1], np.int32)}],
-        [{"token_ids": np.array([2, 3, 4], np.int32), "finish_reason": np.array(3, np.int32)}],
-    ),
-    "summarization": (
-        SummarizationInput(text=_TEXT, options=GenerationOptions(stop_strings=["c"])),
-        [{"window": np.array([1], np.int32)}],
-        [{"token_ids": np.array([2, 3, 4], np.int32), "finish_reason": np.array(3, np.int32)}],
-    ),
-    "translation": (
-        TranslationInput(text=_TEXT, options=GenerationOptions(stop_strings=["c"])),
-        [{"window": np.array([1], np.int32)}],
-        [{"token_ids": np.array([2, 3, 4], np.int32), "finish_reason": np.array(3, np.int32)}],
-    ),
+    "text_generation": (TextGenerationInput(prompt=_TEXT, options=_STOPS), *_GENERATED),
+    "summarization": (SummarizationInput(text=_TEXT, options=_STOPS), *_GENERATED),
+    "translation": (TranslationInput(text=_TEXT, options=_STOPS), *_GENERATED),
     "question_answering": (
         QuestionAnsweringInput(question="q", context="ab cd", top_k=3, max_answer_tokens=1, allow_no_answer=True),
         [_PLACES],

@@ -60,29 +60,26 @@ def _ask(**changes: object) -> QuestionAnsweringInput:
     return input
 
 
-def test_the_answer_is_the_passage_of_the_most_probable_start_and_end() -> None:
-    # cd..ef: 0.6 x 0.5.
-    assert _answers(_ask(), _ONE_WINDOW) == [("cd ef", 0.30, 3, 8)]
-
-
-def test_answers_come_best_first() -> None:
+@pytest.mark.parametrize(
+    ("asked", "expected"),
     # cd..ef 0.6 x 0.5, cd 0.6 x 0.3, ef 0.2 x 0.5, ab..ef 0.1 x 0.5.
-    assert _answers(_ask(top_k=4), _ONE_WINDOW) == [
-        ("cd ef", 0.30, 3, 8),
-        ("cd", 0.18, 3, 5),
-        ("ef", 0.10, 6, 8),
-        ("ab cd ef", 0.05, 0, 8),
-    ]
+    [
+        ({}, [("cd ef", 0.30, 3, 8)]),
+        ({"top_k": 4}, [("cd ef", 0.30, 3, 8), ("cd", 0.18, 3, 5), ("ef", 0.10, 6, 8), ("ab cd ef", 0.05, 0, 8)]),
+        ({"max_answer_tokens": 1}, [("cd", 0.18, 3, 5)]),
+    ],
+    ids=["one", "best first", "length"],
+)
+def test_answers_are_the_passages_of_the_most_probable_starts_and_ends(
+    asked: dict[str, object], expected: list[tuple[str, float, int, int]]
+) -> None:
+    assert _answers(_ask(**asked), _ONE_WINDOW) == expected
 
 
 def test_an_answer_never_ends_before_it_starts() -> None:
     # ef..ab would have 0.8 x 0.8; what can be read forwards: ab 0.1 x 0.8 before ef 0.8 x 0.05.
     window = (_window([0, 3, 6]), _logits([1, 2, 1, 16], [1, 16, 2, 1]))
     assert _answers(_ask(), window) == [("ab", 0.08, 0, 2)]
-
-
-def test_an_answer_has_at_most_as_many_tokens_as_asked_for() -> None:
-    assert _answers(_ask(max_answer_tokens=1), _ONE_WINDOW) == [("cd", 0.18, 3, 5)]
 
 
 def test_an_answer_has_at_most_fifteen_tokens_unless_asked() -> None:
@@ -113,24 +110,23 @@ def test_windows_compete() -> None:
     assert _answers(_ask(top_k=2), one, other) == [("cd", 0.81, 3, 5), ("ab", 0.25, 0, 2)]
 
 
-def test_no_answer_wins_where_it_may_and_is_more_probable() -> None:
+@pytest.mark.parametrize(
+    ("asked", "expected"),
     # [CLS] has 0.9 x 0.9.
-    window = (_window([0]), _logits([9, 1], [9, 1]))
-    assert _answers(_ask(allow_no_answer=True), window) == [("", 0.81, 0, 0)]
+    [({"allow_no_answer": True}, ("", 0.81, 0, 0)), ({"top_k": 5}, ("ab", 0.01, 0, 2))],
+    ids=["where it may", "only where it may"],
+)
+def test_no_answer_wins_where_it_may_and_is_more_probable(
+    asked: dict[str, object], expected: tuple[str, float, int, int]
+) -> None:
+    assert _answers(_ask(**asked), (_window([0]), _logits([9, 1], [9, 1]))) == [expected]
 
 
-@pytest.mark.parametrize("is_sure_first", [True, False])
-def test_no_answer_is_as_probable_as_in_the_window_that_believes_in_it_least(is_sure_first: bool) -> None:
+@pytest.mark.parametrize("step", [1, -1])
+def test_no_answer_is_as_probable_as_in_the_window_that_believes_in_it_least(step: int) -> None:
     sure = (_window([0]), _logits([9, 1], [9, 1]))
     unsure = (_window([3]), _logits([1, 1], [1, 1]))  # 1/2 x 1/2
-    assert ("", 0.25, 0, 0) in _answers(
-        _ask(allow_no_answer=True, top_k=3), *((sure, unsure) if is_sure_first else (unsure, sure))
-    )
-
-
-def test_no_answer_is_never_given_unless_it_may() -> None:
-    window = (_window([0]), _logits([9, 1], [9, 1]))
-    assert _answers(_ask(top_k=5), window) == [("ab", 0.01, 0, 2)]
+    assert ("", 0.25, 0, 0) in _answers(_ask(allow_no_answer=True, top_k=3), *(sure, unsure)[::step])
 
 
 def test_where_the_model_has_no_cls_token_the_words_have_all_the_probability() -> None:
@@ -174,24 +170,22 @@ def _encoded(
     return encode_checked(TASK, input, tokenizer, model_spec("question_answering", max_tokens=max_tokens))
 
 
-def test_a_short_context_is_one_window_behind_the_question() -> None:
+def test_a_short_context_is_one_window_behind_the_question_and_cls_stands_for_no_answer() -> None:
     tokenizer = WordTokenizer()
-    (sequence,) = _encoded(tokenizer, "ab cd").sequences
+    encoded = _encoded(tokenizer, "ab cd")
+    (sequence,), (annotation,) = encoded.sequences, encoded.annotations
     assert sequence["input_ids"].tolist() == [CLS, *tokenizer.ids("q r"), SEP, *tokenizer.ids("ab cd"), SEP]
     assert sequence["token_type_ids"].tolist() == [0, 0, 0, 0, 1, 1, 1]
-
-
-def test_annotations_say_where_words_are_and_let_cls_stand_for_no_answer() -> None:
-    (annotation,) = _encoded(WordTokenizer(), "ab cd").annotations
     assert annotation["char_start"].tolist() == [0, -1, -1, -1, 0, 3, -1]
     assert annotation["char_end"].tolist() == [0, -1, -1, -1, 2, 5, -1]
 
 
 def test_without_a_cls_token_no_token_stands_for_no_answer() -> None:
-    input = QuestionAnsweringInput(question="q", context="ab")
-    (annotation,) = encode_checked(
-        TASK, input, WordTokenizer(), model_spec("question_answering", cls_token_id=None)
-    ).annotations
+    input, model = (
+        QuestionAnsweringInput(question="q", context="ab"),
+        model_spec("question_answering", cls_token_id=None),
+    )
+    (annotation,) = encode_checked(TASK, input, WordTokenizer(), model).annotations
     assert annotation["char_start"].tolist() == [-1, -1, -1, 0, -1]
 
 
@@ -215,18 +209,17 @@ def _context_words(
     ]
 
 
-def test_windows_overlap_by_as_many_tokens_as_asked_for() -> None:
+@pytest.mark.parametrize(
+    ("stride", "windows"),
+    # Ten tokens a window less two of the question and three special ones leave five; two new ones a step. Half a
+    # window is five tokens, as many as there is room for; half of the room is two, so three new ones a step.
+    [(3, ["abcde", "cdefg", "efghi", "ghij"]), (0, ["abcde", "defgh", "ghij"])],
+    ids=["as asked for", "half of the room"],
+)
+def test_windows_overlap_as_asked_for_or_by_half_of_the_room(stride: int, windows: list[str]) -> None:
     tokenizer, words = WordTokenizer(), list("abcdefghij")
-    encoded = _encoded(tokenizer, " ".join(words), stride=3)
-    # Ten tokens a window less two of the question and three special ones leave five; two new ones a step.
-    assert _context_words(encoded, tokenizer, words, 2) == [list("abcde"), list("cdefg"), list("efghi"), list("ghij")]
-
-
-def test_windows_overlap_by_half_of_the_room_where_half_a_window_would_leave_no_way_forward() -> None:
-    tokenizer, words = WordTokenizer(), list("abcdefghij")
-    encoded = _encoded(tokenizer, " ".join(words))
-    # Half a window is five tokens, as many as there is room for; half of the room is two, so three new ones a step.
-    assert _context_words(encoded, tokenizer, words, 2) == [list("abcde"), list("defgh"), list("ghij")]
+    encoded = _encoded(tokenizer, " ".join(words), stride=stride)
+    assert _context_words(encoded, tokenizer, words, 2) == [list(window) for window in windows]
 
 
 def test_windows_have_384_tokens_and_overlap_by_128_where_the_model_takes_more() -> None:
@@ -242,14 +235,17 @@ def test_a_question_that_leaves_room_for_one_token_is_taken() -> None:
     assert len(_encoded(WordTokenizer(), "ab cd ef", question="a b c d e f").sequences) == 3
 
 
-def test_a_question_that_leaves_no_room_for_the_context_is_refused_with_both_lengths() -> None:
-    with pytest.raises(InvalidInput, match=r"^question: 7 tokens leave no room for the context in a window of 10$"):
-        _encoded(WordTokenizer(), "ab", question="a b c d e f g")
-
-
-def test_an_overlap_that_leaves_no_way_forward_is_refused_with_both_lengths() -> None:
-    with pytest.raises(InvalidInput, match=r"^window_stride_tokens: 5, must be less than 5, the tokens of the context"):
-        _encoded(WordTokenizer(), "ab", stride=5)
+@pytest.mark.parametrize(
+    ("question", "stride", "problem"),
+    [
+        ("a b c d e f g", 0, "question: 7 tokens leave no room for the context in a window of 10$"),
+        ("q r", 5, "window_stride_tokens: 5, must be less than 5, the tokens of the context"),
+    ],
+    ids=["question", "overlap"],
+)
+def test_what_leaves_no_way_forward_is_refused_with_both_lengths(question: str, stride: int, problem: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{problem}"):
+        _encoded(WordTokenizer(), "ab", question=question, stride=stride)
 
 
 @pytest.mark.parametrize(

@@ -19,28 +19,18 @@ _MODEL = model_spec("rerank", max_tokens=6, score_function="none")
 
 def _ranked(*logits: float, model: ModelSpec = _MODEL, **options: Any) -> list[tuple[int, Any]]:
     input = RerankInput(query="q", texts=["t"] * len(logits), **options)
-    result: RerankResult = TASK.decode(
-        input, model, [], [{"logits": np.array([logit], np.float32)} for logit in logits]
-    )
+    outputs = [{"logits": np.array([logit], np.float32)} for logit in logits]
+    result: RerankResult = TASK.decode(input, model, [], outputs)
     return [(text.index, text.score) for text in result.texts]
 
 
-def test_each_text_is_a_pair_with_the_query() -> None:
+def test_each_text_is_a_pair_with_the_query_also_an_empty_one() -> None:
     tokenizer = WordTokenizer("q", "a", "b")
     q, a, b = tokenizer.ids("q a b")
-    encoded = encode_checked(TASK, RerankInput(query="q", texts=["a", "b b"]), tokenizer, _MODEL)
-    assert [sequence["input_ids"].tolist() for sequence in encoded.sequences] == [
-        [CLS, q, SEP, a, SEP],
-        [CLS, q, SEP, b, b, SEP],
-    ]
+    encoded = encode_checked(TASK, RerankInput(query="q", texts=["a", "b b", ""]), tokenizer, _MODEL)
+    pairs = [[CLS, q, SEP, a, SEP], [CLS, q, SEP, b, b, SEP], [CLS, q, SEP, SEP]]
+    assert [sequence["input_ids"].tolist() for sequence in encoded.sequences] == pairs
     assert encoded.sequences[0]["token_type_ids"].tolist() == [0, 0, 0, 1, 1]
-
-
-def test_an_empty_text_is_scored_with_the_others() -> None:
-    tokenizer = WordTokenizer("q", "a")
-    q, a = tokenizer.ids("q a")
-    encoded = encode_checked(TASK, RerankInput(query="q", texts=["a", ""]), tokenizer, _MODEL)
-    assert [one["input_ids"].tolist() for one in encoded.sequences] == [[CLS, q, SEP, a, SEP], [CLS, q, SEP, SEP]]
 
 
 def test_the_models_prompt_goes_before_the_query_only() -> None:
@@ -51,16 +41,16 @@ def test_the_models_prompt_goes_before_the_query_only() -> None:
     assert sequence["input_ids"].tolist() == [CLS, rank, q, SEP, a, SEP]
 
 
-def test_texts_are_ordered_by_score_and_keep_their_place_in_the_request() -> None:
-    assert _ranked(0.5, -1, 2) == [(2, 2), (0, 0.5), (1, -1)]
-
-
-def test_texts_of_equal_score_stay_in_order() -> None:
-    assert [index for index, _ in _ranked(1, 2, 1, 2)] == [1, 3, 0, 2]
-
-
-def test_only_the_best_texts_are_returned_where_the_caller_says_so() -> None:
-    assert [index for index, _ in _ranked(1, 3, 2, top_n=2)] == [1, 2]
+@pytest.mark.parametrize(
+    ("logits", "asked", "expected"),
+    [
+        pytest.param((0.5, -1, 2), {}, [(2, 2), (0, 0.5), (1, -1)], id="their place in the request is kept"),
+        pytest.param((1, 2, 1, 2), {}, [(1, 2), (3, 2), (0, 1), (2, 1)], id="those of equal score stay in order"),
+        pytest.param((1, 3, 2), {"top_n": 2}, [(1, 3), (2, 2)], id="only the best where the caller says so"),
+    ],
+)
+def test_texts_are_ordered_by_score(logits: Any, asked: Any, expected: list[tuple[int, float]]) -> None:
+    assert _ranked(*logits, **asked) == expected
 
 
 def test_a_model_without_a_function_of_its_own_has_sigmoid_scores() -> None:
@@ -125,8 +115,7 @@ def test_texts_of_too_many_tokens_together_are_refused_before_the_last_is_tokeni
 
     tokenizer = Growing()
     input = RerankInput(query="q", texts=["t"] * 9, truncation=Truncation.TRUNCATION_RIGHT)
-    with pytest.raises(
-        InvalidInput, match=r"^input: more than 2097152 tokens in the texts together, which is the limit$"
-    ):
+    problem = r"^input: more than 2097152 tokens in the texts together, which is the limit$"
+    with pytest.raises(InvalidInput, match=problem):
         encode_checked(TASK, input, tokenizer, _MODEL)
     assert tokenizer.texts == 4

@@ -4,51 +4,35 @@ import numpy as np
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import (
-    Answer,
-    DetokenizationResult,
     EmbeddingPrecision,
     Entity,
     FeatureExtractionResult,
     FeatureType,
     FilledMask,
-    FillMaskResult,
-    GeneratedText,
     LabelScore,
-    QuestionAnsweringResult,
-    RankedText,
-    RerankResult,
-    SentenceEmbeddingResult,
-    SentenceSimilarityResult,
-    SparseEmbeddingResult,
-    SummarizationResult,
     TaskInput,
     TaskResult,
-    TextClassificationResult,
-    TextGenerationInput,
-    TextGenerationResult,
-    Token,
-    TokenClassificationResult,
-    TokenizationResult,
     TokenScore,
     TokenWeight,
 )
 from neuronpipe.tasks import ANSWERED_TASKS
 from neuronpipe.tasks.result_agreement import _MEASURES, result_agreement
 from tests.unit.model_specs import model_spec
+from tests.unit.task_messages import task_input, task_result
 
 
 def _labels(*labels: str) -> TaskResult:
     scores = [LabelScore(label=label, score=1) for label in labels]
-    return TaskResult(text_classification=TextClassificationResult(labels=scores))
+    return task_result(text_classification={"labels": scores})
 
 
 def _embedding(*numbers: float) -> TaskResult:
-    return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=numbers))
+    return task_result(sentence_embedding={"embedding": numbers})
 
 
 def _bits(*octets: int) -> TaskResult:
     ubinary = EmbeddingPrecision.EMBEDDING_PRECISION_UBINARY
-    return TaskResult(sentence_embedding=SentenceEmbeddingResult(packed=bytes(octets), precision=ubinary))
+    return task_result(sentence_embedding={"packed": bytes(octets), "precision": ubinary})
 
 
 def _vectors(vectors: list[list[float]], kind: "FeatureType.ValueType", dtype: str) -> TaskResult:
@@ -59,37 +43,37 @@ def _vectors(vectors: list[list[float]], kind: "FeatureType.ValueType", dtype: s
 
 def _entities(*places: tuple[str, int, int]) -> TaskResult:
     entities = [Entity(label=label, start=start, end=end) for label, start, end in places]
-    return TaskResult(token_classification=TokenClassificationResult(entities=entities))
+    return task_result(token_classification={"entities": entities})
 
 
 def _masks(*tokens: int) -> TaskResult:
     masks = [FilledMask(tokens=[TokenScore(token_id=token)]) for token in tokens]
-    return TaskResult(fill_mask=FillMaskResult(masks=masks))
+    return task_result(fill_mask={"masks": masks})
 
 
 def _weights(**weights: float) -> TaskResult:
     found = [TokenWeight(token_id=int(name[1:]), weight=weight) for name, weight in weights.items()]
-    return TaskResult(sparse_embedding=SparseEmbeddingResult(weights=found))
+    return task_result(sparse_embedding={"weights": found})
 
 
 def _answer(start: int, end: int) -> TaskResult:
-    return TaskResult(question_answering=QuestionAnsweringResult(answers=[Answer(start=start, end=end)]))
+    return task_result(question_answering={"answers": [{"start": start, "end": end}]})
 
 
 def _ranked(*indices: int) -> TaskResult:
-    return TaskResult(rerank=RerankResult(texts=[RankedText(index=index) for index in indices]))
+    return task_result(rerank={"texts": [{"index": index} for index in indices]})
 
 
 def _scores(*scores: float) -> TaskResult:
-    return TaskResult(sentence_similarity=SentenceSimilarityResult(scores=scores))
+    return task_result(sentence_similarity={"scores": scores})
 
 
 def _summary(*token_ids: int) -> TaskResult:
-    return TaskResult(summarization=SummarizationResult(sequences=[GeneratedText(token_ids=token_ids)]))
+    return task_result(summarization={"sequences": [{"token_ids": token_ids}]})
 
 
 def _steps(precision: "EmbeddingPrecision.ValueType", packed: bytes) -> TaskResult:
-    return TaskResult(sentence_embedding=SentenceEmbeddingResult(packed=packed, precision=precision))
+    return task_result(sentence_embedding={"packed": packed, "precision": precision})
 
 
 _INT8_STEPS = EmbeddingPrecision.EMBEDDING_PRECISION_INT8
@@ -121,15 +105,11 @@ _FLOAT, _INT8 = FeatureType.FEATURE_TYPE_FLOAT32, FeatureType.FEATURE_TYPE_INT8
         (_scores(0.9, 0.5), _scores(0.8, 0.75), 0.75),
         (_summary(1, 2, 3, 4), _summary(1, 2, 5), 0.5),
         (
-            TaskResult(tokenization=TokenizationResult(tokens=[Token(token_id=1), Token(token_id=2)])),
-            TaskResult(tokenization=TokenizationResult(tokens=[Token(token_id=1), Token(token_id=3)])),
+            task_result(tokenization={"tokens": [{"token_id": 1}, {"token_id": 2}]}),
+            task_result(tokenization={"tokens": [{"token_id": 1}, {"token_id": 3}]}),
             0.5,
         ),
-        (
-            TaskResult(detokenization=DetokenizationResult(text="a")),
-            TaskResult(detokenization=DetokenizationResult(text="b")),
-            0.0,
-        ),
+        (task_result(detokenization={"text": "a"}), task_result(detokenization={"text": "b"}), 0.0),
         (_labels("a"), _scores(1), 0.0),
         (TaskResult(), TaskResult(), 0.0),
     ],
@@ -151,8 +131,8 @@ def test_a_classifier_with_one_label_has_no_agreement() -> None:
 
 
 def test_texts_that_are_drawn_at_random_have_no_agreement() -> None:
-    text = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(token_ids=[1])]))
-    drawn = TaskInput(text_generation=TextGenerationInput(prompt="a"))
+    text = task_result(text_generation={"sequences": [{"token_ids": [1]}]})
+    drawn = task_input(text_generation={"prompt": "a"})
     assert result_agreement(drawn, model_spec("text_generation"), text, text) == 1.0
     drawn.text_generation.options.do_sample = True
     assert result_agreement(drawn, model_spec("text_generation"), text, text) is None

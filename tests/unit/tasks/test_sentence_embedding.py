@@ -16,30 +16,22 @@ from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer, encode_chec
 _MODEL = model_spec("sentence_embedding", max_tokens=6)
 
 
-def _embedding(vector: list[float], input: SentenceEmbeddingInput) -> list[float]:
-    return list(decode(input, _MODEL, [], [{"sentence_embedding": np.array(vector, np.float32)}]).embedding)
-
-
-def test_a_vector_is_scaled_to_length_one() -> None:
-    # 1 + 4 + 4 + 16 = 25, of which the root is 5. float32 has 7 digits.
-    assert _embedding([1, 2, 2, 4], SentenceEmbeddingInput()) == pytest.approx([0.2, 0.4, 0.4, 0.8], rel=1e-6)
-
-
-def test_a_vector_is_left_as_it_is_where_asked() -> None:
-    assert _embedding([1, -2, 0.5, 4], SentenceEmbeddingInput(skip_normalize=True)) == [1, -2, 0.5, 4]
-
-
-def test_a_vector_is_cut_before_it_is_scaled() -> None:
-    # Scaled first, 3 and 4 would be shares of 13.
-    assert _embedding([3, 4, 12, 0], SentenceEmbeddingInput(dimensions=2)) == pytest.approx([0.6, 0.8], rel=1e-6)
-
-
-def test_a_vector_is_cut_without_scaling_where_asked() -> None:
-    assert _embedding([3, 4, 12, 0], SentenceEmbeddingInput(dimensions=3, skip_normalize=True)) == [3, 4, 12]
-
-
-def test_the_zero_vector_stays_zero() -> None:
-    assert _embedding([0, 0, 0, 0], SentenceEmbeddingInput()) == [0, 0, 0, 0]
+@pytest.mark.parametrize(
+    ("vector", "asked", "expected"),
+    [
+        # 1 + 4 + 4 + 16 = 25, of which the root is 5.
+        pytest.param([1, 2, 2, 4], {}, [0.2, 0.4, 0.4, 0.8], id="scaled to length one"),
+        pytest.param([1, -2, 0.5, 4], {"skip_normalize": True}, [1, -2, 0.5, 4], id="left as it is where asked"),
+        # Scaled first, 3 and 4 would be shares of 13.
+        pytest.param([3, 4, 12, 0], {"dimensions": 2}, [0.6, 0.8], id="cut before it is scaled"),
+        pytest.param([3, 4, 12, 0], {"dimensions": 3, "skip_normalize": True}, [3, 4, 12], id="cut without scaling"),
+        pytest.param([0, 0, 0, 0], {}, [0, 0, 0, 0], id="the zero vector stays zero"),
+    ],
+)
+def test_a_vector_is_cut_and_scaled_as_asked(vector: list[float], asked: Any, expected: list[float]) -> None:
+    outputs = [{"sentence_embedding": np.array(vector, np.float32)}]
+    result = decode(SentenceEmbeddingInput(**asked), _MODEL, [], outputs)
+    assert list(result.embedding) == pytest.approx(expected, rel=1e-6)  # float32 has 7 digits
 
 
 @pytest.mark.parametrize("name", ["binary", "ubinary"])
@@ -47,10 +39,8 @@ def test_bits_equal_those_of_sentence_transformers(name: Literal["binary", "ubin
     vectors = np.random.default_rng(1).standard_normal((20, 24)).astype(np.float32)
     vectors[0, :3] = 0
     precision = EmbeddingPrecision.Value(f"EMBEDDING_PRECISION_{name.upper()}")
-    ours = [
-        decode(SentenceEmbeddingInput(precision=precision), _MODEL, [], [{"sentence_embedding": one}])
-        for one in vectors
-    ]
+    input = SentenceEmbeddingInput(precision=precision)
+    ours = [decode(input, _MODEL, [], [{"sentence_embedding": one}]) for one in vectors]
     expected = quantize_embeddings(vectors, precision=name)
     assert [one.packed for one in ours] == [one.tobytes() for one in expected]
     assert {(one.precision, len(one.embedding)) for one in ours} == {(precision, 0)}
@@ -62,9 +52,8 @@ def test_bytes_equal_those_of_sentence_transformers_by_the_ranges_of_the_bundle(
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     ranges = np.stack([vectors[:20].min(axis=0), vectors[:20].max(axis=0)])  # which some others exceed
     ranges[:, 2] = 0.25  # a dimension that is always the same
-    model = model_spec(
-        "sentence_embedding", embedding_dimensions=4, lowest=ranges[0].tolist(), highest=ranges[1].tolist()
-    )
+    facts = {"lowest": ranges[0].tolist(), "highest": ranges[1].tolist()}
+    model = model_spec("sentence_embedding", embedding_dimensions=4, **facts)
     input = SentenceEmbeddingInput(text="a", precision=EmbeddingPrecision.Value(f"EMBEDDING_PRECISION_{name.upper()}"))
     TASK.check(input, model)
     floats = [decode(SentenceEmbeddingInput(), model, [], [{"sentence_embedding": one}]).embedding for one in vectors]
@@ -120,10 +109,8 @@ def test_a_text_that_is_too_long_with_the_prompt_is_refused() -> None:
 
 
 def test_a_long_text_is_cut_where_asked_and_the_loss_is_counted() -> None:
-    tokenizer = WordTokenizer()
-    encoded = encode_checked(
-        TASK, SentenceEmbeddingInput(text="a b c d e", truncation=Truncation.TRUNCATION_LEFT), tokenizer, _MODEL
-    )
+    tokenizer, input = WordTokenizer(), SentenceEmbeddingInput(text="a b c d e", truncation=Truncation.TRUNCATION_LEFT)
+    encoded = encode_checked(TASK, input, tokenizer, _MODEL)
     assert encoded.sequences[0]["input_ids"].tolist() == [CLS, *tokenizer.ids("b c d e"), SEP]
     assert encoded.truncated_tokens == 1
 
@@ -168,11 +155,8 @@ def _ids(token_ids: list[int], **fields: Any) -> tuple[list[int], int]:
     return sequence["input_ids"].tolist(), encoded.truncated_tokens
 
 
-def test_token_ids_are_taken_as_they_are() -> None:
+def test_token_ids_are_taken_as_they_are_and_cut_where_asked() -> None:
     assert _ids([CLS, 999, 0, SEP]) == ([CLS, 999, 0, SEP], 0)
-
-
-def test_token_ids_are_cut_where_asked() -> None:
     assert _ids([*range(8)], truncation=Truncation.TRUNCATION_RIGHT) == ([0, 1, 2, 3, 4, 5], 2)
     assert _ids([*range(8)], truncation=Truncation.TRUNCATION_LEFT) == ([2, 3, 4, 5, 6, 7], 2)
 
@@ -192,10 +176,6 @@ def test_token_ids_that_the_model_cannot_take_are_refused(token_ids: list[int], 
 
 
 def test_what_is_encoded_otherwise_has_other_traits() -> None:
-    inputs = [
-        SentenceEmbeddingInput(text="1"),
-        SentenceEmbeddingInput(token_ids=[1]),
-        SentenceEmbeddingInput(token_ids=[1, 1]),
-        SentenceEmbeddingInput(token_ids=[1], truncation=Truncation.TRUNCATION_LEFT),
-    ]
-    assert len({TASK.traits(input) for input in inputs}) == len(inputs)
+    cut = {"token_ids": [1], "truncation": Truncation.TRUNCATION_LEFT}
+    fields: list[Any] = [{"text": "1"}, {"token_ids": [1]}, {"token_ids": [1, 1]}, cut]
+    assert len({TASK.traits(SentenceEmbeddingInput(**one)) for one in fields}) == len(fields)

@@ -25,11 +25,8 @@ def test_each_text_is_a_sequence_behind_the_source() -> None:
     tokenizer = WordTokenizer("a", "b", "c")
     a, b, c = tokenizer.ids("a b c")
     encoded = encode_checked(TASK, SentenceSimilarityInput(source="a", texts=["b", "c c"]), tokenizer, _MODEL)
-    assert [sequence["input_ids"].tolist() for sequence in encoded.sequences] == [
-        [CLS, a, SEP],
-        [CLS, b, SEP],
-        [CLS, c, c, SEP],
-    ]
+    sequences = [[CLS, a, SEP], [CLS, b, SEP], [CLS, c, c, SEP]]
+    assert [sequence["input_ids"].tolist() for sequence in encoded.sequences] == sequences
 
 
 def test_the_models_prompt_goes_before_every_text() -> None:
@@ -41,18 +38,16 @@ def test_the_models_prompt_goes_before_every_text() -> None:
 
 
 def test_dropped_tokens_of_all_texts_are_counted_together() -> None:
-    input = SentenceSimilarityInput(
-        source="a b c d e", texts=["a", "a b c d e f"], truncation=Truncation.TRUNCATION_RIGHT
-    )
+    texts, right = ["a", "a b c d e f"], Truncation.TRUNCATION_RIGHT
+    input = SentenceSimilarityInput(source="a b c d e", texts=texts, truncation=right)
     assert encode_checked(TASK, input, WordTokenizer(), _MODEL).truncated_tokens == 3
 
 
 def test_a_score_is_the_cosine_of_the_angle_whatever_the_lengths() -> None:
     source = [3.0, 0, 0, 0]
     expected = [1, -1, 0, math.sqrt(0.5), 0]  # same direction, opposite, at right angles, 45 degrees, and nothing
-    assert _scores(source, [5, 0, 0, 0], [-1, 0, 0, 0], [0, 2, 0, 0], [7, 0, 0, 7], [0, 0, 0, 0]) == pytest.approx(
-        expected
-    )
+    found = _scores(source, [5, 0, 0, 0], [-1, 0, 0, 0], [0, 2, 0, 0], [7, 0, 0, 7], [0, 0, 0, 0])
+    assert found == pytest.approx(expected)
 
 
 def test_only_the_first_dimensions_are_compared_where_the_caller_says_so() -> None:

@@ -1,6 +1,7 @@
 """tasks/text_classification.py: logits to labels, and what is refused."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ SOFTMAX, SIGMOID, NONE = (
     ScoreFunction.SCORE_FUNCTION_SIGMOID,
     ScoreFunction.SCORE_FUNCTION_NONE,
 )
+_RIGHT, _LEFT = Truncation.TRUNCATION_RIGHT, Truncation.TRUNCATION_LEFT
 _MODEL = model_spec(max_tokens=6)
 
 
@@ -27,41 +29,29 @@ def _labels(logits: list[float], input: TextClassificationInput, model: ModelSpe
     return [(label.label, pytest.approx(label.score, abs=1e-6)) for label in result.labels]
 
 
-@pytest.mark.parametrize("truncation", [Truncation.TRUNCATION_RIGHT, Truncation.TRUNCATION_LEFT])
+@pytest.mark.parametrize("truncation", [_RIGHT, _LEFT])
 def test_special_tokens_that_leave_no_room_for_text_are_named(truncation: "Truncation.ValueType") -> None:
     input = TextClassificationInput(text="a b", text_pair="c", truncation=truncation)
-    with pytest.raises(
-        InvalidInput, match="text and text_pair: 3 special tokens leave no room for text, the limit is 3"
-    ):
+    problem = "text and text_pair: 3 special tokens leave no room for text, the limit is 3"
+    with pytest.raises(InvalidInput, match=problem):
         encode_checked(TASK, input, WordTokenizer(), model_spec(max_tokens=3))
 
 
-def test_softmax_scores_are_shares_of_the_exponentials() -> None:
-    # e^logit is 1, 2 and 5, together 8.
-    logits = [0, math.log(2), math.log(5)]
-    assert _labels(logits, TextClassificationInput(top_k=3, function=SOFTMAX)) == [
-        ("c", 5 / 8),
-        ("b", 2 / 8),
-        ("a", 1 / 8),
-    ]
-
-
-def test_sigmoid_scores_are_each_labels_own() -> None:
-    # 1 / (1 + e^-logit): e^-logit is 1, 3 and 1/3.
-    logits = [0, -math.log(3), math.log(3)]
-    assert _labels(logits, TextClassificationInput(top_k=3, function=SIGMOID)) == [
-        ("c", 3 / 4),
-        ("a", 1 / 2),
-        ("b", 1 / 4),
-    ]
-
-
-def test_without_a_function_the_logits_are_the_scores() -> None:
-    assert _labels([-1.5, 0, 2.5], TextClassificationInput(top_k=3, function=NONE)) == [
-        ("c", 2.5),
-        ("b", 0),
-        ("a", -1.5),
-    ]
+@pytest.mark.parametrize(
+    ("function", "logits", "expected"),
+    [
+        # e^logit is 1, 2 and 5, together 8.
+        (SOFTMAX, [0, math.log(2), math.log(5)], [("c", 5 / 8), ("b", 2 / 8), ("a", 1 / 8)]),
+        # 1 / (1 + e^-logit): e^-logit is 1, 3 and 1/3.
+        (SIGMOID, [0, -math.log(3), math.log(3)], [("c", 3 / 4), ("a", 1 / 2), ("b", 1 / 4)]),
+        (NONE, [-1.5, 0, 2.5], [("c", 2.5), ("b", 0), ("a", -1.5)]),
+    ],
+    ids=["softmax", "sigmoid", "none"],
+)
+def test_scores_are_those_of_the_function_best_first(
+    function: "ScoreFunction.ValueType", logits: list[float], expected: list[tuple[str, float]]
+) -> None:
+    assert _labels(logits, TextClassificationInput(top_k=3, function=function)) == expected
 
 
 @pytest.mark.parametrize(
@@ -88,12 +78,9 @@ def test_giant_logits_do_not_overflow(function: "ScoreFunction.ValueType") -> No
     assert _labels([-1000, 1000, -2000], TextClassificationInput(top_k=1, function=function)) == [("b", 1)]
 
 
-def test_one_label_is_returned_unless_asked_for_more() -> None:
-    assert [label for label, _ in _labels([1, 3, 2], TextClassificationInput())] == ["b"]
-
-
-def test_top_k_labels_come_best_first() -> None:
-    assert [label for label, _ in _labels([1, 3, 2], TextClassificationInput(top_k=2))] == ["b", "c"]
+@pytest.mark.parametrize(("asked", "expected"), [({}, ["b"]), ({"top_k": 2}, ["b", "c"])], ids=str)
+def test_one_label_is_returned_unless_asked_for_more(asked: Any, expected: list[str]) -> None:
+    assert [label for label, _ in _labels([1, 3, 2], TextClassificationInput(**asked))] == expected
 
 
 def test_labels_of_equal_score_keep_the_models_order() -> None:
@@ -106,64 +93,54 @@ def test_all_labels_may_be_asked_for() -> None:
     assert len(encode_checked(TASK, TextClassificationInput(text="a", top_k=3), WordTokenizer(), _MODEL).sequences) == 1
 
 
-def test_a_text_becomes_one_sequence() -> None:
+def test_a_text_becomes_one_sequence_without_token_types() -> None:
     tokenizer = WordTokenizer()
-    encoded = encode_checked(TASK, TextClassificationInput(text="so it is"), tokenizer, _MODEL)
-    (sequence,) = encoded.sequences
-    assert sequence["input_ids"].tolist() == [CLS, *tokenizer.ids("so it is"), SEP]
-
-
-def test_token_types_that_are_all_zero_are_left_out() -> None:
-    (sequence,) = encode_checked(TASK, TextClassificationInput(text="so"), WordTokenizer(), _MODEL).sequences
-    assert list(sequence) == ["input_ids"]
+    (sequence,) = encode_checked(TASK, TextClassificationInput(text="so it is"), tokenizer, _MODEL).sequences
+    found = {name: array.tolist() for name, array in sequence.items()}
+    assert found == {"input_ids": [CLS, *tokenizer.ids("so it is"), SEP]}
 
 
 def test_a_pair_becomes_one_sequence_with_token_types() -> None:
     tokenizer = WordTokenizer()
-    (sequence,) = encode_checked(
-        TASK, TextClassificationInput(text="so", text_pair="it is"), tokenizer, _MODEL
-    ).sequences
+    input = TextClassificationInput(text="so", text_pair="it is")
+    (sequence,) = encode_checked(TASK, input, tokenizer, _MODEL).sequences
     assert sequence["input_ids"].tolist() == [CLS, *tokenizer.ids("so"), SEP, *tokenizer.ids("it is"), SEP]
     assert sequence["token_type_ids"].tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_model_without_token_types_gets_none() -> None:
     model = model_spec(inputs=("input_ids", "attention_mask"))
-    (sequence,) = encode_checked(
-        TASK, TextClassificationInput(text="so", text_pair="it is"), WordTokenizer(), model
-    ).sequences
+    input = TextClassificationInput(text="so", text_pair="it is")
+    (sequence,) = encode_checked(TASK, input, WordTokenizer(), model).sequences
     assert list(sequence) == ["input_ids"]
 
 
-def test_a_text_that_just_fits_is_not_truncated() -> None:
-    encoded = encode_checked(
-        TASK, TextClassificationInput(text="a b c d", truncation=Truncation.TRUNCATION_RIGHT), WordTokenizer(), _MODEL
-    )
-    assert (len(encoded.sequences[0]["input_ids"]), encoded.truncated_tokens) == (6, 0)
+@pytest.mark.parametrize(
+    ("side", "text", "kept"),
+    [(_RIGHT, "a b c d e f", "a b c d"), (_LEFT, "a b c d e f", "c d e f"), (_RIGHT, "a b c d", "a b c d")],
+    ids=["right", "left", "just fits"],
+)
+def test_a_long_text_is_cut_on_the_side_asked_for_and_the_loss_is_counted(
+    side: "Truncation.ValueType", text: str, kept: str
+) -> None:
+    tokenizer = WordTokenizer()
+    encoded = encode_checked(TASK, TextClassificationInput(text=text, truncation=side), tokenizer, _MODEL)
+    assert encoded.sequences[0]["input_ids"].tolist() == [CLS, *tokenizer.ids(kept), SEP]
+    assert encoded.truncated_tokens == len(text.split()) - 4
 
 
 @pytest.mark.parametrize(
-    ("side", "kept"),
-    [(Truncation.TRUNCATION_RIGHT, "a b c d"), (Truncation.TRUNCATION_LEFT, "c d e f")],
+    ("fields", "names"),
+    [
+        ({"text": "a b c d e"}, "text"),
+        ({"text": "a b c d e", "truncation": Truncation.TRUNCATION_ERROR}, "text"),
+        ({"text": "a b", "text_pair": "c d"}, "text and text_pair"),
+    ],
+    ids=["unless", "error", "pair"],
 )
-def test_a_long_text_is_cut_on_the_side_asked_for_and_the_loss_is_counted(
-    side: "Truncation.ValueType", kept: str
-) -> None:
-    tokenizer = WordTokenizer()
-    encoded = encode_checked(TASK, TextClassificationInput(text="a b c d e f", truncation=side), tokenizer, _MODEL)
-    assert encoded.sequences[0]["input_ids"].tolist() == [CLS, *tokenizer.ids(kept), SEP]
-    assert encoded.truncated_tokens == 2
-
-
-@pytest.mark.parametrize("truncation", [Truncation.TRUNCATION_UNSPECIFIED, Truncation.TRUNCATION_ERROR])
-def test_a_long_text_is_refused_with_both_lengths_unless_it_may_be_cut(truncation: "Truncation.ValueType") -> None:
-    with pytest.raises(InvalidInput, match=r"^text: 7 tokens, the model takes 6; set truncation to cut$"):
-        encode_checked(TASK, TextClassificationInput(text="a b c d e", truncation=truncation), WordTokenizer(), _MODEL)
-
-
-def test_a_long_pair_is_refused_by_both_names() -> None:
-    with pytest.raises(InvalidInput, match=r"^text and text_pair: 7 tokens, the model takes 6; set truncation to cut$"):
-        encode_checked(TASK, TextClassificationInput(text="a b", text_pair="c d"), WordTokenizer(), _MODEL)
+def test_a_long_text_is_refused_with_both_lengths_unless_it_may_be_cut(fields: dict[str, Any], names: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{names}: 7 tokens, the model takes 6; set truncation to cut$"):
+        encode_checked(TASK, TextClassificationInput(**fields), WordTokenizer(), _MODEL)
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,8 @@ def test_what_an_executor_makes_is_decoded() -> None:
     text = _decoded(_outputs())
     assert (text.text, text.score, [*text.token_ids]) == ("ab", -2.5, [0, 1])
     assert text.finish_reason == FinishReason.FINISH_REASON_END
-    assert [(one.text, one.logprob, [top.text for top in one.top]) for one in text.logprobs] == [
-        ("a", -0.5, ["d", "e"]),
-        ("b", -0.5, ["d", "e"]),
-    ]
+    expected = [("a", -0.5, ["d", "e"]), ("b", -0.5, ["d", "e"])]
+    assert [(one.text, one.logprob, [top.text for top in one.top]) for one in text.logprobs] == expected
     assert [(one.text, one.logprob, len(one.top)) for one in text.prompt_logprobs] == [
         ("f", 0.0, 0),  # nothing is before it
         ("g", -0.5, 2),

@@ -72,12 +72,8 @@ def _ask(aggregation: "Aggregation.ValueType" = _SIMPLE, **changes: Any) -> Toke
 
 @pytest.mark.parametrize("aggregation", [_NONE, Aggregation.AGGREGATION_UNSPECIFIED])
 def test_without_aggregation_every_token_has_its_own_label(aggregation: "Aggregation.ValueType") -> None:
-    assert _entities(_ask(aggregation), _TOKENS) == [
-        ("B-PER", 0.9, "Ann", 0),
-        ("I-PER", 0.7, "Lee", 4),
-        ("B-LOC", 0.6, "Ro", 11),
-        ("I-PER", 0.8, "me", 13),
-    ]
+    expected = [("B-PER", 0.9, "Ann", 0), ("I-PER", 0.7, "Lee", 4), ("B-LOC", 0.6, "Ro", 11), ("I-PER", 0.8, "me", 13)]
+    assert _entities(_ask(aggregation), _TOKENS) == expected
 
 
 def test_neighbours_of_one_label_are_one_entity_with_their_mean_score() -> None:
@@ -116,11 +112,8 @@ def test_of_two_equally_sure_tokens_the_first_gives_the_word_its_label() -> None
 
 def test_ignored_labels_are_those_of_the_result() -> None:
     assert [one[0] for one in _entities(_ask(ignore_labels=["PER"]), _TOKENS)] == ["O", "LOC"]
-    assert [one[0] for one in _entities(_ask(_NONE, ignore_labels=["B-PER", "O"]), _TOKENS)] == [
-        "I-PER",
-        "B-LOC",
-        "I-PER",
-    ]
+    named = [one[0] for one in _entities(_ask(_NONE, ignore_labels=["B-PER", "O"]), _TOKENS)]
+    assert named == ["I-PER", "B-LOC", "I-PER"]
 
 
 def test_all_labels_are_kept_where_asked() -> None:
@@ -147,9 +140,8 @@ def test_one_window_may_have_overlapping_tokens() -> None:
 
 
 def test_a_text_is_one_sequence_with_the_places_of_its_tokens() -> None:
-    encoded = encode_checked(
-        TASK, TokenClassificationInput(text="one -two three"), WordTokenizer("one", "-two", "three"), _MODEL
-    )
+    input = TokenClassificationInput(text="one -two three")
+    encoded = encode_checked(TASK, input, WordTokenizer("one", "-two", "three"), _MODEL)
     (sequence,), (annotation,) = encoded.sequences, encoded.annotations
     assert sequence["input_ids"].tolist() == [CLS, 10, 11, 12, SEP]
     assert annotation["char_start"].tolist() == [-1, 0, 4, 9, -1]
@@ -160,35 +152,30 @@ def test_a_text_is_one_sequence_with_the_places_of_its_tokens() -> None:
 _LONG = "a b c d e f g"
 
 
-def test_a_long_text_is_refused_with_what_can_be_done() -> None:
-    with pytest.raises(
-        InvalidInput,
-        match="text: 9 tokens, the model takes 6; set truncation to cut, or window_stride_tokens to read all",
-    ):
-        encode_checked(TASK, TokenClassificationInput(text=_LONG), WordTokenizer(), _MODEL)
-
-
 @pytest.mark.parametrize(
-    ("truncation", "starts"),
-    [(Truncation.TRUNCATION_RIGHT, [0, 2, 4, 6]), (Truncation.TRUNCATION_LEFT, [6, 8, 10, 12])],
+    ("asked", "starts", "cut"),
+    [
+        ({"truncation": Truncation.TRUNCATION_RIGHT}, [[0, 2, 4, 6]], 3),
+        ({"truncation": Truncation.TRUNCATION_LEFT}, [[6, 8, 10, 12]], 3),
+        ({"window_stride_tokens": 1}, [[0, 2, 4, 6], [6, 8, 10, 12]], 0),
+    ],
+    ids=["right", "left", "windows"],
 )
-def test_a_long_text_is_cut_on_the_side_asked_for(truncation: "Truncation.ValueType", starts: list[int]) -> None:
-    encoded = encode_checked(TASK, TokenClassificationInput(text=_LONG, truncation=truncation), WordTokenizer(), _MODEL)
-    assert encoded.annotations[0]["char_start"].tolist() == [-1, *starts, -1]
-    assert (len(encoded.sequences), encoded.truncated_tokens) == (1, 3)
-
-
-def test_a_long_text_is_read_in_overlapping_windows() -> None:
-    encoded = encode_checked(
-        TASK, TokenClassificationInput(text=_LONG, window_stride_tokens=1), WordTokenizer(), _MODEL
-    )
-    assert [one["char_start"].tolist()[1:-1] for one in encoded.annotations] == [[0, 2, 4, 6], [6, 8, 10, 12]]
-    assert encoded.truncated_tokens == 0
+def test_a_long_text_is_cut_on_a_side_or_read_in_overlapping_windows(
+    asked: dict[str, Any], starts: list[list[int]], cut: int
+) -> None:
+    encoded = encode_checked(TASK, TokenClassificationInput(text=_LONG, **asked), WordTokenizer(), _MODEL)
+    assert [one["char_start"].tolist() for one in encoded.annotations] == [[-1, *one, -1] for one in starts]
+    assert (len(encoded.sequences), encoded.truncated_tokens) == (len(starts), cut)
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
+        (
+            {"text": _LONG},
+            "text: 9 tokens, the model takes 6; set truncation to cut, or window_stride_tokens to read all",
+        ),
         ({"text": ""}, "text: is empty"),
         ({"text": "a\0"}, "text: has the character NUL at position 1"),
         ({"aggregation": 9}, "aggregation: 9 is not known"),
@@ -221,7 +208,5 @@ def test_a_blank_text_has_no_entities(stride: int, aggregation: "Aggregation.Val
 
 def test_the_encoding_depends_on_the_text_the_stride_and_the_truncation_only() -> None:
     assert traits(_ask(_MAX, ignore_labels=["O"])) == traits(_ask())
-    assert (
-        len({traits(_ask()), traits(_ask(window_stride_tokens=1)), traits(_ask(truncation=Truncation.TRUNCATION_LEFT))})
-        == 3
-    )
+    others = {traits(_ask(window_stride_tokens=1)), traits(_ask(truncation=Truncation.TRUNCATION_LEFT))}
+    assert len(others | {traits(_ask())}) == 3

@@ -69,9 +69,8 @@ def _check(tokens: int, overlap_tokens: int) -> None:
 def test_windows_that_overlap_by_half_of_their_room_at_most_may_be_1024(overlap_tokens: int) -> None:
     most = overlap_tokens + 1024 * (400 - overlap_tokens)
     _check(most, overlap_tokens)
-    with pytest.raises(
-        InvalidInput, match=rf"^text: makes 1025 windows with an overlap of {overlap_tokens} tokens, the limit is 1024$"
-    ):
+    problem = rf"^text: makes 1025 windows with an overlap of {overlap_tokens} tokens, the limit is 1024$"
+    with pytest.raises(InvalidInput, match=problem):
         _check(most + 1, overlap_tokens)
 
 

@@ -19,9 +19,8 @@ _LN_3 = math.log(3)
 
 
 def _ranked(*logits: list[float], model: ModelSpec = _MODEL, multi_label: bool = False) -> list[tuple[str, Any]]:
-    input = ZeroShotClassificationInput(
-        text="t", candidate_labels=["a", "b", "c"][: len(logits)], multi_label=multi_label
-    )
+    labels = ["a", "b", "c"][: len(logits)]
+    input = ZeroShotClassificationInput(text="t", candidate_labels=labels, multi_label=multi_label)
     outputs = [{"logits": np.array(row, np.float32)} for row in logits]
     result: ZeroShotClassificationResult = TASK.decode(input, model, [], outputs)
     return [(label.label, label.score) for label in result.labels]
@@ -30,12 +29,9 @@ def _ranked(*logits: list[float], model: ModelSpec = _MODEL, multi_label: bool =
 def test_each_label_is_a_pair_of_the_text_and_its_hypothesis() -> None:
     tokenizer = WordTokenizer("t", "This", "example", "is", "a.", "b.")
     t, this, example, is_, a, b = tokenizer.ids("t This example is a. b.")
-    encoded = encode_checked(
-        TASK, ZeroShotClassificationInput(text="t", candidate_labels=["a", "b"]), tokenizer, _MODEL
-    )
-    assert [sequence["input_ids"].tolist() for sequence in encoded.sequences] == [
-        [CLS, t, SEP, this, example, is_, label, SEP] for label in (a, b)
-    ]
+    input = ZeroShotClassificationInput(text="t", candidate_labels=["a", "b"])
+    pairs = [one["input_ids"].tolist() for one in encode_checked(TASK, input, tokenizer, _MODEL).sequences]
+    assert pairs == [[CLS, t, SEP, this, example, is_, label, SEP] for label in (a, b)]
 
 
 def test_the_label_stands_in_the_templates_place() -> None:
@@ -45,33 +41,30 @@ def test_the_label_stands_in_the_templates_place() -> None:
     assert encode_checked(TASK, input, tokenizer, _MODEL).sequences[0]["input_ids"].tolist()[3:-1] == ids
 
 
-def test_scores_of_labels_that_exclude_each_other_sum_to_one() -> None:
-    # e^0 and e^ln 3 are 1 and 3; the other logits take no part.
-    assert _ranked([9, 9, 0], [-9, 0, _LN_3]) == [("b", pytest.approx(0.75)), ("a", pytest.approx(0.25))]
-
-
-def test_with_many_labels_each_has_entailment_against_contradiction() -> None:
-    assert _ranked([0, 9, _LN_3], [0, -9, 0], multi_label=True) == [
-        ("a", pytest.approx(0.75)),
-        ("b", pytest.approx(0.5)),
-    ]
-
-
-def test_one_label_has_entailment_against_contradiction_whatever_the_caller_says() -> None:
-    assert _ranked([_LN_3, 9, 0]) == [("a", pytest.approx(0.25))]
-
-
-def test_a_model_that_counts_entailment_first_has_contradiction_last() -> None:
-    model = model_spec("zero_shot_classification", entailment_id=0)
-    assert _ranked([_LN_3, 9, 0], model=model) == [("a", pytest.approx(0.75))]
+@pytest.mark.parametrize(
+    ("logits", "multi_label", "expected"),
+    [
+        # e^0 and e^ln 3 are 1 and 3; the other logits take no part.
+        pytest.param(([9, 9, 0], [-9, 0, _LN_3]), False, [("b", 0.75), ("a", 0.25)], id="labels exclude each other"),
+        pytest.param(([0, 9, _LN_3], [0, -9, 0]), True, [("a", 0.75), ("b", 0.5)], id="entailment and contradiction"),
+        pytest.param(([_LN_3, 9, 0],), False, [("a", 0.25)], id="one label, as many"),
+        pytest.param(([0, 0, 1000], [0, 0, 1000]), False, [("a", 0.5), ("b", 0.5)], id="beyond what exp can bear"),
+    ],
+)
+def test_scores_are_probabilities_best_first(
+    logits: list[list[float]], multi_label: bool, expected: list[tuple[str, float]]
+) -> None:
+    ranked = _ranked(*logits, multi_label=multi_label)
+    assert ranked == [(label, pytest.approx(score)) for label, score in expected]
 
 
 def test_labels_of_equal_score_stay_in_order() -> None:
     assert [label for label, _ in _ranked([0, 0, 1], [0, 0, 1], [0, 0, 2])] == ["c", "a", "b"]
 
 
-def test_logits_beyond_what_exp_can_bear_are_scores() -> None:
-    assert _ranked([0, 0, 1000], [0, 0, 1000]) == [("a", 0.5), ("b", 0.5)]
+def test_a_model_that_counts_entailment_first_has_contradiction_last() -> None:
+    model = model_spec("zero_shot_classification", entailment_id=0)
+    assert _ranked([_LN_3, 9, 0], model=model) == [("a", pytest.approx(0.75))]
 
 
 @pytest.mark.parametrize(
@@ -84,9 +77,8 @@ def test_only_the_text_is_cut(truncation: "Truncation.ValueType", kept: str) -> 
         text="p q r s", candidate_labels=["a", "a"], hypothesis_template="it is so {}", truncation=truncation
     )
     encoded = encode_checked(TASK, input, tokenizer, _MODEL)
-    assert [sequence["input_ids"].tolist() for sequence in encoded.sequences] == [
-        [CLS, *kept_ids, SEP, *hypothesis_ids, SEP]
-    ] * 2
+    pairs = [sequence["input_ids"].tolist() for sequence in encoded.sequences]
+    assert pairs == [[CLS, *kept_ids, SEP, *hypothesis_ids, SEP]] * 2
     assert encoded.truncated_tokens == 4
 
 

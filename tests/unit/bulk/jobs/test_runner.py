@@ -220,9 +220,8 @@ async def test_lines_are_counted_before_any_is_run(file: Path, tmp_path: Path) -
     with pytest.raises(InvalidInput, match=r"^input_uri: .* has more than 1000 lines, the limit .*max_input_lines"):
         await _run(gateway, f"file://{file}", f"file://{tmp_path}/out", limits=(64 << 20, 4 << 20, 1000))
     file.write_bytes(b"{}\n" * 50_000)
-    with pytest.raises(
-        InvalidInput, match=r"^input_uri: .* lines, the limit .*max_result_bytes, without an output_uri"
-    ):
+    problem = r"^input_uri: .* lines, the limit .*max_result_bytes, without an output_uri"
+    with pytest.raises(InvalidInput, match=problem):
         await _run(gateway, f"file://{file}")
     assert gateway.asked == []
 
@@ -243,9 +242,8 @@ async def test_a_result_has_the_bytes_that_it_may_have_and_errors_for_the_rest(f
     result = await _run(_Answers("a" * 1000), f"file://{file}", limits=(64 << 20, 200_000, 1000))
     assert 190_000 < result.ByteSize() <= 200_000 + 20
     assert (result.succeeded, result.failed) == (result.succeeded, 1000 - result.succeeded)
-    assert result.outcomes[-1].error.message == (
-        "requests: the result is larger than 200000 bytes, the limit; give an output_uri"
-    )
+    expected = "requests: the result is larger than 200000 bytes, the limit; give an output_uri"
+    assert result.outcomes[-1].error.message == expected
 
 
 async def test_a_write_is_repeated_and_not_the_job(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

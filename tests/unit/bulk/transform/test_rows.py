@@ -9,19 +9,14 @@ import pyarrow
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import (
-    Answer,
     FeatureType,
-    LabelScore,
     MultiVectorEmbeddingInput,
     MultiVectorEmbeddingResult,
     QuestionAnsweringInput,
-    QuestionAnsweringResult,
     SentenceEmbeddingInput,
-    SentenceEmbeddingResult,
     TaskInput,
     TaskResult,
     TextClassificationInput,
-    TextClassificationResult,
     Truncation,
     ZeroShotClassificationInput,
 )
@@ -30,11 +25,10 @@ from neuronpipe.bulk.transform.request import InputAnswer
 from neuronpipe.bulk.transform.rows import OpenAiRows, TaskRows
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.tasks import ANSWERED_TASKS
+from tests.unit.task_messages import task_result
 
-_LABELS = TaskResult(
-    text_classification=TextClassificationResult(
-        labels=[LabelScore(label="good", score=0.75), LabelScore(label="bad", score=0.25)]
-    )
+_LABELS = task_result(
+    text_classification={"labels": [{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}]}
 )
 
 
@@ -139,16 +133,16 @@ def test_truncation_is_not_silent() -> None:
 
 def test_a_vector_is_an_array_of_float32() -> None:
     rows = _rows({"text": "text"}, sentence_embedding=SentenceEmbeddingInput())
-    result = TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[0.1, 0.2]))
+    result = task_result(sentence_embedding={"embedding": [0.1, 0.2]})
     found = rows.record({}, [InputAnswer(result, 3, 0, 4)])["embedding"]
     np.testing.assert_array_equal(found, np.array([0.1, 0.2], np.float32))
 
 
 def test_an_answer_of_no_passage_has_empty_columns() -> None:
     rows = _rows({"question": "q", "context": "c"}, question_answering=QuestionAnsweringInput())
-    none = TaskResult(question_answering=QuestionAnsweringResult())
+    none = task_result(question_answering={})
     assert rows.record({}, [InputAnswer(none, 3, 0, 4)])["answer"] is None
-    one = TaskResult(question_answering=QuestionAnsweringResult(answers=[Answer(text="a", score=1, start=2, end=3)]))
+    one = task_result(question_answering={"answers": [{"text": "a", "score": 1, "start": 2, "end": 3}]})
     found = rows.record({}, [InputAnswer(one, 3, 0, 4)])
     assert (found["answer"], found["score"], found["start"], found["end"]) == ("a", 1.0, 2, 3)
 
@@ -168,7 +162,7 @@ def _openai(**changes: Any) -> dict[str, Any]:
 def test_openai_s_batch_files_are_answered_in_their_words() -> None:
     rows = OpenAiRows("m")
     assert [input.sentence_embedding.text for input in rows.inputs(_openai())] == ["x", "y"]
-    vectors = [TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[number])) for number in (1, 2)]
+    vectors = [task_result(sentence_embedding={"embedding": [number]}) for number in (1, 2)]
     record = rows.record(_openai(), [InputAnswer(vector, 3, 0, 4) for vector in vectors])
     response = record["response"]
     assert (record["custom_id"], record["error"], response["status_code"]) == ("a", None, 200)

@@ -553,10 +553,8 @@ async def test_a_text_has_a_limit_below_that_of_files(browser: Browser, is_packe
     if is_packed:
         data, headers = gzip.compress(data), {"content-encoding": "gzip"}
     status, body = await browser.post("/v1/embeddings", data, **headers)
-    assert (status, body["error"]["message"]) == (
-        413,
-        "the body is larger than 1000 bytes, the limit (the gateway's max_input_bytes, times 8)",
-    )
+    expected = (413, "the body is larger than 1000 bytes, the limit (the gateway's max_input_bytes, times 8)")
+    assert (status, body["error"]["message"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -598,10 +596,8 @@ async def test_inputs_are_counted_before_they_are_made(browser: Browser, monkeyp
 
     monkeypatch.setattr("neuronpipe.doors.http.openai.embedding_input", make)
     status, body = await browser.post("/v1/embeddings", _BODY | {"input": ["a"] * 2049})
-    assert (status, body["error"]["message"]) == (
-        400,
-        "input: 2049 inputs, must be from 1 to 2048 (the gateway's max_http_inputs)",
-    )
+    expected = (400, "input: 2049 inputs, must be from 1 to 2048 (the gateway's max_http_inputs)")
+    assert (status, body["error"]["message"]) == expected
 
 
 async def test_of_several_headers_of_a_name_the_first_counts(browser: Browser) -> None:

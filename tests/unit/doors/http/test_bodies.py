@@ -102,9 +102,8 @@ def test_no_text_of_the_caller_is_in_an_error() -> None:
     ],
 )
 def test_a_text_that_is_too_long_is_named_before_anything_is_made_of_it(body: Any, field: str) -> None:
-    with pytest.raises(
-        InvalidInput, match=r": more than 100 bytes, the limit \(the gateway's max_input_bytes\)"
-    ) as caught:
+    problem = r": more than 100 bytes, the limit \(the gateway's max_input_bytes\)"
+    with pytest.raises(InvalidInput, match=problem) as caught:
         read_body(_KIND, json.dumps(body).encode(), max_text_bytes=100)
     assert caught.value.field == field
 

@@ -376,9 +376,8 @@ async def test_connections_are_refused_until_it_is_open() -> None:
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", door.port)
     door.open([])
-    assert await _ask(door.port, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n") == (
-        b"HTTP/1.1 503 Service Unavailable\r\n"
-    )
+    expected = b"HTTP/1.1 503 Service Unavailable\r\n"
+    assert await _ask(door.port, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n") == expected
     await door.stop(0)
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", door.port)
@@ -504,9 +503,8 @@ async def test_a_request_before_a_bad_one_is_answered_and_the_bad_one_is_not(beh
 @pytest.mark.parametrize("version", [b"HTTP/2.0", b"HTTP/0.9"])
 async def test_another_version_of_http_is_refused(version: bytes) -> None:
     async with _running([]) as (_, _, port):
-        assert await _ask(port, b"GET /health %s\r\nhost: localhost\r\n\r\n" % version) == (
-            b"HTTP/1.1 505 HTTP Version Not Supported\r\n"
-        )
+        expected = b"HTTP/1.1 505 HTTP Version Not Supported\r\n"
+        assert await _ask(port, b"GET /health %s\r\nhost: localhost\r\n\r\n" % version) == expected
 
 
 async def test_a_caller_of_http_2_is_told_that_this_is_http_1() -> None:

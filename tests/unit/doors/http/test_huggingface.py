@@ -7,99 +7,52 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import (
     Aggregation,
-    Answer,
-    Entity,
-    FeatureExtractionResult,
     FilledMask,
-    FillMaskInput,
-    FillMaskResult,
-    GeneratedText,
-    GenerationOptions,
-    ImageClassificationInput,
-    ImageClassificationResult,
-    ImageEmbeddingInput,
-    ImageEmbeddingResult,
     LabelScore,
     MultiVectorEmbeddingInput,
-    MultiVectorEmbeddingResult,
-    QuestionAnsweringInput,
-    QuestionAnsweringResult,
-    RankedText,
-    RerankInput,
-    RerankResult,
     ScoreFunction,
-    SentenceEmbeddingInput,
-    SentenceEmbeddingResult,
-    SentenceSimilarityInput,
-    SentenceSimilarityResult,
     SparseEmbeddingInput,
-    SparseEmbeddingResult,
-    SummarizationInput,
-    SummarizationResult,
     TaskInput,
     TaskResult,
-    TextClassificationInput,
-    TextClassificationResult,
-    TokenClassificationInput,
-    TokenClassificationResult,
     TokenScore,
-    TokenWeight,
-    TranslationInput,
-    TranslationResult,
     Truncation,
-    ZeroShotClassificationInput,
-    ZeroShotClassificationResult,
-    ZeroShotImageClassificationInput,
-    ZeroShotImageClassificationResult,
 )
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.doors.http.huggingface_tasks import CONVERTERS
 from neuronpipe.tasks import TASKS
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import image_spec, model_spec
+from tests.unit.task_messages import task_input, task_result
 
-_UNCUT = Truncation.TRUNCATION_ERROR
+_UNCUT, _RIGHT = Truncation.TRUNCATION_ERROR, Truncation.TRUNCATION_RIGHT
 _LABELS = [LabelScore(label="b", score=0.75), LabelScore(label="a", score=0.25)]
 _WRITTEN_LABELS = [{"label": "b", "score": 0.75}, {"label": "a", "score": 0.25}]
 _MASK = FilledMask(tokens=[TokenScore(token="sat", score=0.5, token_id=7)], start=4, end=7)
 _SECOND_MASK = FilledMask(tokens=[TokenScore(token="on", score=0.25, token_id=8)], start=8, end=11)
 
-_RESULTS = {
-    "summarization": TaskResult(summarization=SummarizationResult(sequences=[GeneratedText(text="short")])),
-    "translation": TaskResult(translation=TranslationResult(sequences=[GeneratedText(text="court")])),
-    "text_classification": TaskResult(text_classification=TextClassificationResult(labels=_LABELS)),
-    "image_classification": TaskResult(image_classification=ImageClassificationResult(labels=_LABELS)),
-    "image_embedding": TaskResult(image_embedding=ImageEmbeddingResult(embedding=[1, 2])),
-    "zero_shot_image_classification": TaskResult(
-        zero_shot_image_classification=ZeroShotImageClassificationResult(labels=_LABELS)
-    ),
-    "zero_shot_classification": TaskResult(zero_shot_classification=ZeroShotClassificationResult(labels=_LABELS)),
-    "token_classification": TaskResult(
-        token_classification=TokenClassificationResult(
-            entities=[Entity(label="PER", score=0.5, text="Ann", start=1, end=4)]
-        )
-    ),
-    "fill_mask": TaskResult(fill_mask=FillMaskResult(masks=[_MASK])),
-    "question_answering": TaskResult(
-        question_answering=QuestionAnsweringResult(answers=[Answer(text="a cat", score=0.5, start=1, end=6)])
-    ),
-    "sentence_embedding": TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, 2])),
-    "feature_extraction": TaskResult(
-        feature_extraction=FeatureExtractionResult(data=bytes.fromhex("0000803f00000040"), shape=[2, 1])  # 1.0 and 2.0
-    ),
-    "sparse_embedding": TaskResult(
-        sparse_embedding=SparseEmbeddingResult(weights=[TokenWeight(token_id=7, weight=1.5, token="a")])
-    ),
-    "multi_vector_embedding": TaskResult(
-        multi_vector_embedding=MultiVectorEmbeddingResult(data=bytes.fromhex("0000803f00000040"), shape=[1, 2])
-    ),
-    "sentence_similarity": TaskResult(sentence_similarity=SentenceSimilarityResult(scores=[0.5, 1])),
-    "rerank": TaskResult(rerank=RerankResult(texts=[RankedText(index=1, score=0.5), RankedText(index=0, score=0.25)])),
+_RESULTS: dict[str, dict[str, Any]] = {
+    "summarization": {"sequences": [{"text": "short"}]},
+    "translation": {"sequences": [{"text": "court"}]},
+    "text_classification": {"labels": _LABELS},
+    "image_classification": {"labels": _LABELS},
+    "image_embedding": {"embedding": [1, 2]},
+    "zero_shot_image_classification": {"labels": _LABELS},
+    "zero_shot_classification": {"labels": _LABELS},
+    "token_classification": {"entities": [{"label": "PER", "score": 0.5, "text": "Ann", "start": 1, "end": 4}]},
+    "fill_mask": {"masks": [_MASK]},
+    "question_answering": {"answers": [{"text": "a cat", "score": 0.5, "start": 1, "end": 6}]},
+    "sentence_embedding": {"embedding": [1, 2]},
+    "feature_extraction": {"data": bytes.fromhex("0000803f00000040"), "shape": [2, 1]},  # 1.0 and 2.0
+    "sparse_embedding": {"weights": [{"token_id": 7, "weight": 1.5, "token": "a"}]},
+    "multi_vector_embedding": {"data": bytes.fromhex("0000803f00000040"), "shape": [1, 2]},
+    "sentence_similarity": {"scores": [0.5, 1]},
+    "rerank": {"texts": [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.25}]},
 }
 
 
 def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
-    return _RESULTS[str(input.WhichOneof("task"))]
+    task = str(input.WhichOneof("task"))
+    return task_result(**{task: _RESULTS[task]})
 
 
 _SPECS = [
@@ -136,44 +89,32 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     (
         "shortener",
         {"inputs": "t", "parameters": {"truncation": "only_first", "generate_parameters": {"num_beams": 2}}},
-        TaskInput(
-            summarization=SummarizationInput(
-                text="t", options=GenerationOptions(num_beams=2), truncation=Truncation.TRUNCATION_RIGHT
-            )
-        ),
+        task_input(summarization={"text": "t", "options": {"num_beams": 2}, "truncation": _RIGHT}),
         [{"summary_text": "short"}],
     ),
     (
         "translator",
         {"inputs": "t", "parameters": {"tgt_lang": "fr"}},
-        TaskInput(
-            translation=TranslationInput(
-                text="t",
-                target_language="fr",
-                options=GenerationOptions(),
-                truncation=Truncation.TRUNCATION_ERROR,
-            )
-        ),
+        task_input(translation={"text": "t", "target_language": "fr", "options": {}, "truncation": _UNCUT}),
         [{"translation_text": "court"}],
     ),
     (
         "labels",
         {"inputs": "t", "parameters": {"top_k": 9, "function_to_apply": "sigmoid"}},
-        TaskInput(
-            text_classification=TextClassificationInput(
-                text="t", top_k=3, function=ScoreFunction.SCORE_FUNCTION_SIGMOID, truncation=Truncation.TRUNCATION_ERROR
-            )
+        task_input(
+            text_classification={
+                "text": "t",
+                "top_k": 3,
+                "function": ScoreFunction.SCORE_FUNCTION_SIGMOID,
+                "truncation": _UNCUT,
+            }
         ),
         [_WRITTEN_LABELS],
     ),
     (
         "labels",
         {"inputs": {"text": "t", "text_pair": "p"}, "parameters": {"truncation": True}},
-        TaskInput(
-            text_classification=TextClassificationInput(
-                text="t", text_pair="p", top_k=3, truncation=Truncation.TRUNCATION_RIGHT
-            )
-        ),
+        task_input(text_classification={"text": "t", "text_pair": "p", "top_k": 3, "truncation": _RIGHT}),
         [_WRITTEN_LABELS],
     ),
     (
@@ -182,41 +123,48 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
             "inputs": "t",
             "parameters": {"candidate_labels": ["b", "a"], "multi_label": True, "hypothesis_template": "{}!"},
         },
-        TaskInput(
-            zero_shot_classification=ZeroShotClassificationInput(
-                truncation=_UNCUT, text="t", candidate_labels=["b", "a"], multi_label=True, hypothesis_template="{}!"
-            )
+        task_input(
+            zero_shot_classification={
+                "truncation": _UNCUT,
+                "text": "t",
+                "candidate_labels": ["b", "a"],
+                "multi_label": True,
+                "hypothesis_template": "{}!",
+            }
         ),
         _WRITTEN_LABELS,
     ),
     (
         "tagger",
         {"inputs": "t", "parameters": {"aggregation_strategy": "max", "ignore_labels": ["X"], "stride": 3}},
-        TaskInput(
-            token_classification=TokenClassificationInput(
-                truncation=_UNCUT,
-                text="t",
-                aggregation=Aggregation.AGGREGATION_MAX,
-                ignore_labels=["X"],
-                window_stride_tokens=3,
-            )
+        task_input(
+            token_classification={
+                "truncation": _UNCUT,
+                "text": "t",
+                "aggregation": Aggregation.AGGREGATION_MAX,
+                "ignore_labels": ["X"],
+                "window_stride_tokens": 3,
+            }
         ),
         [{"entity_group": "PER", "score": 0.5, "word": "Ann", "start": 1, "end": 4}],
     ),
     (
         "tagger",
         {"inputs": "t", "parameters": {"aggregation_strategy": "none", "ignore_labels": []}},
-        TaskInput(
-            token_classification=TokenClassificationInput(
-                truncation=_UNCUT, text="t", aggregation=Aggregation.AGGREGATION_NONE, keep_all_labels=True
-            )
+        task_input(
+            token_classification={
+                "truncation": _UNCUT,
+                "text": "t",
+                "aggregation": Aggregation.AGGREGATION_NONE,
+                "keep_all_labels": True,
+            }
         ),
         [{"entity": "PER", "score": 0.5, "word": "Ann", "start": 1, "end": 4}],
     ),
     (
         "filler",
         {"inputs": "cat [M] [M]", "parameters": {"top_k": 1, "targets": ["sat"]}},
-        TaskInput(fill_mask=FillMaskInput(truncation=_UNCUT, text="cat [M] [M]", top_k=1, targets=["sat"])),
+        task_input(fill_mask={"truncation": _UNCUT, "text": "cat [M] [M]", "top_k": 1, "targets": ["sat"]}),
         [{"score": 0.5, "token": 7, "token_str": "sat", "sequence": "cat sat [M]"}],
     ),
     (
@@ -230,68 +178,68 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
                 "align_to_words": True,
             },
         },
-        TaskInput(
-            question_answering=QuestionAnsweringInput(
-                question="q", context="c", max_answer_tokens=5, window_stride_tokens=2, allow_no_answer=True
-            )
+        task_input(
+            question_answering={
+                "question": "q",
+                "context": "c",
+                "max_answer_tokens": 5,
+                "window_stride_tokens": 2,
+                "allow_no_answer": True,
+            }
         ),
         {"answer": "a cat", "score": 0.5, "start": 1, "end": 6},
     ),
     (
         "answerer",
         {"inputs": {"question": "q", "context": "c"}, "parameters": {"top_k": 2}},
-        TaskInput(question_answering=QuestionAnsweringInput(question="q", context="c", top_k=2)),
+        task_input(question_answering={"question": "q", "context": "c", "top_k": 2}),
         [{"answer": "a cat", "score": 0.5, "start": 1, "end": 6}],
     ),
     (
         "embedder",
         {"inputs": "t", "normalize": False, "dimensions": 2, "truncate": True, "truncation_direction": "Left"},
-        TaskInput(
-            sentence_embedding=SentenceEmbeddingInput(
-                text="t", skip_normalize=True, dimensions=2, truncation=Truncation.TRUNCATION_LEFT
-            )
+        task_input(
+            sentence_embedding={
+                "text": "t",
+                "skip_normalize": True,
+                "dimensions": 2,
+                "truncation": Truncation.TRUNCATION_LEFT,
+            }
         ),
         [1.0, 2.0],
     ),
     (
         "embedder",
         {"inputs": {"source_sentence": "s", "sentences": ["a", "b"]}},
-        TaskInput(sentence_similarity=SentenceSimilarityInput(truncation=_UNCUT, source="s", texts=["a", "b"])),
+        task_input(sentence_similarity={"truncation": _UNCUT, "source": "s", "texts": ["a", "b"]}),
         [0.5, 1.0],
     ),
     (
         "reranker",
         {"inputs": {"query": "q", "texts": ["a", "b"]}, "parameters": {"top_k": 9, "function_to_apply": "none"}},
-        TaskInput(
-            rerank=RerankInput(
-                query="q",
-                texts=["a", "b"],
-                top_n=2,
-                function=ScoreFunction.SCORE_FUNCTION_NONE,
-                truncation=Truncation.TRUNCATION_ERROR,
-            )
+        task_input(
+            rerank={
+                "query": "q",
+                "texts": ["a", "b"],
+                "top_n": 2,
+                "function": ScoreFunction.SCORE_FUNCTION_NONE,
+                "truncation": _UNCUT,
+            }
         ),
         [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.25}],
     ),
     (
         "viewer",
         {"inputs": b64encode(b"an image").decode(), "parameters": {"top_k": 2}},
-        TaskInput(image_classification=ImageClassificationInput(image=b"an image", top_k=2)),
+        task_input(image_classification={"image": b"an image", "top_k": 2}),
         _WRITTEN_LABELS,
     ),
-    (
-        "seer",
-        {"inputs": b64encode(b"an image").decode()},
-        TaskInput(image_embedding=ImageEmbeddingInput(image=b"an image")),
-        [1, 2],
-    ),
+    ("seer", {"inputs": b64encode(b"an image").decode()}, task_input(image_embedding={"image": b"an image"}), [1, 2]),
     (
         "chooser",
         {"inputs": b64encode(b"an image").decode(), "parameters": {"candidate_labels": ["a", "b"]}},
-        TaskInput(
-            zero_shot_image_classification=ZeroShotImageClassificationInput(
-                truncation=_UNCUT, image=b"an image", candidate_labels=["a", "b"]
-            )
+        task_input(
+            zero_shot_image_classification={"truncation": _UNCUT, "image": b"an image", "candidate_labels": ["a", "b"]}
         ),
         _WRITTEN_LABELS,
     ),
@@ -313,17 +261,13 @@ async def test_token_vectors_are_lists_of_lists(browser: Browser) -> None:
     assert await browser.post("/models/weights", body) == (200, [{"index": 7, "value": 1.5, "token": "a"}])
     assert await browser.post("/pipeline/feature-extraction/late", body) == (200, [[1.0, 2.0]])
     _, sparse, late = browser.inputs
-    assert sparse.sparse_embedding == SparseEmbeddingInput(
-        text="t", prompt_name="query", truncation=Truncation.TRUNCATION_ERROR
-    )
-    assert late.multi_vector_embedding == MultiVectorEmbeddingInput(
-        text="t", is_query=True, truncation=Truncation.TRUNCATION_ERROR
-    )
+    assert sparse.sparse_embedding == SparseEmbeddingInput(text="t", prompt_name="query", truncation=_UNCUT)
+    assert late.multi_vector_embedding == MultiVectorEmbeddingInput(text="t", is_query=True, truncation=_UNCUT)
     assert await browser.post("/models/extractor", {"inputs": ["t", "u"]}) == (200, [[[1.0], [2.0]], [[1.0], [2.0]]])
 
 
 async def test_many_masks_are_a_list_each(browser: Browser) -> None:
-    result = TaskResult(fill_mask=FillMaskResult(masks=[_MASK, _SECOND_MASK]))
+    result = task_result(fill_mask={"masks": [_MASK, _SECOND_MASK]})
     browser = Browser(_SPECS, lambda given: result)
     _, answer = await browser.post("/models/filler", {"inputs": "cat [M] [M]"})
     assert [[one["sequence"] for one in mask] for mask in answer] == [["cat sat [M]"], ["cat [M] on"]]
@@ -339,7 +283,7 @@ async def test_many_inputs_have_a_list_of_answers(browser: Browser) -> None:
 @pytest.mark.parametrize("media_type", ["image/png", "image/jpeg", "image/webp", "application/octet-stream", ""])
 async def test_an_image_may_be_the_body_itself(browser: Browser, media_type: str) -> None:
     assert await browser.post("/models/viewer", b"\x89PNG", media_type) == (200, _WRITTEN_LABELS)
-    assert browser.inputs == [TaskInput(image_classification=ImageClassificationInput(image=b"\x89PNG"))]
+    assert browser.inputs == [task_input(image_classification={"image": b"\x89PNG"})]
 
 
 async def test_an_image_for_a_model_of_texts_is_refused(browser: Browser) -> None:
@@ -462,13 +406,7 @@ _CUT_BODIES: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [
-        (True, Truncation.TRUNCATION_RIGHT),
-        ("longest_first", Truncation.TRUNCATION_RIGHT),
-        (False, Truncation.TRUNCATION_ERROR),
-        ("do_not_truncate", Truncation.TRUNCATION_ERROR),
-        (None, Truncation.TRUNCATION_ERROR),
-    ],
+    [(True, _RIGHT), ("longest_first", _RIGHT), (False, _UNCUT), ("do_not_truncate", _UNCUT), (None, _UNCUT)],
 )
 @pytest.mark.parametrize("model", _CUT_BODIES)
 async def test_truncation_is_as_in_the_pipelines(browser: Browser, model: str, given: Any, expected: int) -> None:
@@ -481,10 +419,7 @@ async def test_truncation_is_as_in_the_pipelines(browser: Browser, model: str, g
 async def test_a_pair_has_two_texts(browser: Browser) -> None:
     body = {"inputs": ["a", {"text": "a", "text_pair": ""}]}
     status, answer = await browser.post("/models/labels", body)
-    assert (status, answer["error"]) == (
-        400,
-        "inputs: the second text is empty; send the first one alone, or a text",
-    )
+    assert (status, answer["error"]) == (400, "inputs: the second text is empty; send the first one alone, or a text")
 
 
 async def test_of_a_pair_the_longer_text_is_cut(browser: Browser) -> None:
@@ -505,7 +440,7 @@ async def test_labels_that_are_null_are_not_given(browser: Browser) -> None:
 
 
 async def test_a_context_that_answers_nothing_has_an_empty_answer() -> None:
-    browser = Browser(_SPECS, lambda given: TaskResult(question_answering=QuestionAnsweringResult()))
+    browser = Browser(_SPECS, lambda given: task_result(question_answering={}))
     body = {"inputs": {"question": "q", "context": " "}}
     empty = {"answer": "", "score": 0.0, "start": 0, "end": 0}
     assert await browser.post("/models/answerer", body) == (200, empty)

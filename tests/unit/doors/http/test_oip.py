@@ -121,9 +121,8 @@ async def test_binary_tensors_in_and_out(browser: Browser) -> None:
     }
     status, body = await _post_binary(browser, "/v2/models/small/infer", head, _raw(b"ab"), _raw(b"c"))
     assert status == 200
-    assert [(one.text_classification.text, one.text_classification.text_pair) for one in browser.inputs] == [
-        ("ab", "c")
-    ]
+    expected = [("ab", "c")]
+    assert [(one.text_classification.text, one.text_classification.text_pair) for one in browser.inputs] == expected
     assert browser.headers["content-type"] == _BINARY
     length = int(browser.headers["inference-header-content-length"])
     assert orjson.loads(body[:length])["outputs"] == [

@@ -52,9 +52,8 @@ async def test_a_text_is_answered_by_a_message(browser: Browser) -> None:
     assert (body["metadata"], body["store"], body["usage"]["input_tokens"]) == ({"a": "b"}, False, 5)
     assert body["usage"]["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 0}
     said = [ChatMessage(role="user", content="Who sat?")]
-    assert browser.inputs == [
-        TaskInput(text_generation=TextGenerationInput(messages=said, options=GenerationOptions()))
-    ]
+    found = browser.inputs
+    assert found == [TaskInput(text_generation=TextGenerationInput(messages=said, options=GenerationOptions()))]
 
 
 async def test_a_conversation_begins_with_the_instructions(browser: Browser) -> None:
@@ -140,10 +139,8 @@ async def test_calls_are_items_behind_the_text() -> None:
     assert look["call_id"].startswith("call_")
     assert len({one["id"] for one in body["output"]} | {look["call_id"], wait["call_id"]}) == 5
     _, body = await browser.post("/v1/responses", {"input": "a", "tools": [_LOOK, _WAIT], "parallel_tool_calls": False})
-    assert ([one["type"] for one in body["output"]], body["parallel_tool_calls"]) == (
-        ["message", "function_call"],
-        False,
-    )
+    expected = (["message", "function_call"], False)
+    assert ([one["type"] for one in body["output"]], body["parallel_tool_calls"]) == expected
 
 
 async def test_a_text_of_calls_has_no_message() -> None:
@@ -276,13 +273,8 @@ async def test_calls_and_their_outputs_are_messages_of_a_chat() -> None:
     status, _ = await browser.post("/v1/responses", {"input": given, "tools": [_LOOK]})
     assert status == 200
     said = browser.inputs[1].text_generation.messages
-    assert [(one.role, one.content) for one in said] == [
-        ("user", "Look."),
-        ("assistant", "So."),
-        ("tool", "dark"),
-        ("tool", "light"),
-        ("assistant", ""),
-    ]
+    expected = [("user", "Look."), ("assistant", "So."), ("tool", "dark"), ("tool", "light"), ("assistant", "")]
+    assert [(one.role, one.content) for one in said] == expected
     look = {"name": "look", "arguments": {"at": 1}}
     calls = [{"type": "function", "id": one, "function": look} for one in ids]
     wait = {"type": "function", "id": "1", "function": {"name": "wait", "arguments": "none"}}

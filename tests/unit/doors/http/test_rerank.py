@@ -43,9 +43,8 @@ async def test_documents_come_back_as_cohere_and_jina_have_them(browser: Browser
         "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
     }
     truncation = Truncation.TRUNCATION_RIGHT
-    assert browser.inputs == [
-        TaskInput(rerank=RerankInput(query="q", texts=["a", "b", "c"], top_n=2, truncation=truncation))
-    ]
+    found = browser.inputs
+    assert found == [TaskInput(rerank=RerankInput(query="q", texts=["a", "b", "c"], top_n=2, truncation=truncation))]
 
 
 async def test_documents_are_returned_where_they_are_asked_for(browser: Browser) -> None:
@@ -100,10 +99,8 @@ async def test_texts_come_back_as_tei_has_them(browser: Browser) -> None:
         "truncation_direction": "Left",
     }
     status, answer = await browser.post("/rerank", body)
-    assert (status, answer) == (
-        200,
-        [{"index": 1, "score": 0.25, "text": "b"}, {"index": 0, "score": 0.0, "text": "a"}],
-    )
+    expected = (200, [{"index": 1, "score": 0.25, "text": "b"}, {"index": 0, "score": 0.0, "text": "a"}])
+    assert (status, answer) == expected
     input = browser.inputs[0].rerank
     assert (input.function, input.truncation) == (ScoreFunction.SCORE_FUNCTION_NONE, Truncation.TRUNCATION_LEFT)
 
@@ -115,7 +112,5 @@ async def test_tei_cuts_nothing_and_returns_no_texts_unless_asked_to(browser: Br
 
 
 async def test_neither_texts_nor_documents_is_an_error_in_teis_form(browser: Browser) -> None:
-    assert await browser.post("/rerank", {"query": "q"}) == (
-        400,
-        {"error": "texts: field required", "error_type": "Validation"},
-    )
+    expected = (400, {"error": "texts: field required", "error_type": "Validation"})
+    assert await browser.post("/rerank", {"query": "q"}) == expected

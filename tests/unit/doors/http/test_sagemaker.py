@@ -6,30 +6,18 @@ import orjson
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
-from neuronpipe.api.v1.tasks_pb2 import (
-    FinishReason,
-    GeneratedText,
-    LabelScore,
-    QuestionAnsweringInput,
-    RankedText,
-    RerankResult,
-    SentenceEmbeddingResult,
-    TaskInput,
-    TaskResult,
-    TextClassificationInput,
-    TextClassificationResult,
-    TextGenerationResult,
-)
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, TaskInput, TaskResult
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded, Unauthenticated, Unavailable
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import model_spec
+from tests.unit.task_messages import task_input, task_result
 
 
 def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
     """Each text is its own label."""
     text = input.text_classification.text
     return (
-        TaskResult(text_classification=TextClassificationResult(labels=[LabelScore(label=text, score=0.5)]))
+        task_result(text_classification={"labels": [{"label": text, "score": 0.5}]})
         if text
         else InvalidInput("text", "is empty")
     )
@@ -50,10 +38,8 @@ async def test_json_is_hugging_faces(browser: Browser) -> None:
 
 async def test_rows_of_csv_have_a_list_of_answers(browser: Browser) -> None:
     body = b'inputs\r\n"a, with a ""quote"""\r\nb\r\n'
-    assert await browser.post("/invocations", body, "text/csv; header=present") == (
-        200,
-        [_labels('a, with a "quote"'), _labels("b")],
-    )
+    found = await browser.post("/invocations", body, "text/csv; header=present")
+    assert found == (200, [_labels('a, with a "quote"'), _labels("b")])
 
 
 @pytest.mark.parametrize(
@@ -77,7 +63,7 @@ async def test_parameters_of_lines_that_are_null_are_none(browser: Browser) -> N
 async def test_columns_of_csv_are_the_fields_of_an_input() -> None:
     browser = Browser([model_spec("question_answering")], _answer)
     await browser.post("/invocations", b"question,context\nq,c\n", "text/csv")
-    assert browser.inputs == [TaskInput(question_answering=QuestionAnsweringInput(question="q", context="c"))]
+    assert browser.inputs == [task_input(question_answering={"question": "q", "context": "c"})]
 
 
 @pytest.mark.parametrize("media_type", ["application/jsonlines", "application/x-ndjson"])
@@ -159,7 +145,7 @@ async def test_empty_lines_of_json_are_counted() -> None:
     assert (status, "too many values" in answer["error"]) == (400, True)
 
 
-_MESSAGE = InferRequest(model="small", input=TaskInput(text_classification=TextClassificationInput(text="full")))
+_MESSAGE = InferRequest(model="small", input=task_input(text_classification={"text": "full"}))
 _FULL = Overloaded("7 requests in flight, the limit is 7", 1.25)
 
 
@@ -204,11 +190,8 @@ async def test_our_own_message_is_answered_with_our_own(browser: Browser) -> Non
     media_type = "application/x-protobuf"
     status, answer = await browser.post("/invocations", _MESSAGE.SerializeToString(), media_type)
     result = InferResponse.FromString(answer).result.text_classification
-    assert (status, browser.headers["content-type"], [one.label for one in result.labels]) == (
-        200,
-        media_type,
-        ["full"],
-    )
+    expected = (200, media_type, ["full"])
+    assert (status, browser.headers["content-type"], [one.label for one in result.labels]) == expected
     status, told = await browser.post("/invocations", b"\xff", media_type)
     assert (status, told["error"]) == (400, "body: is no InferRequest of neuronpipe.api.v1")
 
@@ -221,9 +204,9 @@ def _any(input: TaskInput) -> TaskResult:
     """A text of every writer, a vector of every embedder, and an order of every ranker."""
     text = GeneratedText(text="b", token_ids=[1], finish_reason=FinishReason.FINISH_REASON_END)
     return {
-        "text_generation": TaskResult(text_generation=TextGenerationResult(sequences=[text])),
-        "sentence_embedding": TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, 2])),
-        "rerank": TaskResult(rerank=RerankResult(texts=[RankedText(index=0, score=0.5)])),
+        "text_generation": task_result(text_generation={"sequences": [text]}),
+        "sentence_embedding": task_result(sentence_embedding={"embedding": [1, 2]}),
+        "rerank": task_result(rerank={"texts": [{"index": 0, "score": 0.5}]}),
     }[str(input.WhichOneof("task"))]
 
 

@@ -3,22 +3,11 @@
 import numpy as np
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    FeatureExtractionResult,
-    LabelScore,
-    ScoreFunction,
-    SentenceEmbeddingResult,
-    SentenceSimilarityResult,
-    SparseEmbeddingResult,
-    TaskInput,
-    TaskResult,
-    TextClassificationResult,
-    TokenWeight,
-    Truncation,
-)
+from neuronpipe.api.v1.tasks_pb2 import LabelScore, ScoreFunction, TaskInput, TaskResult, TokenWeight, Truncation
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import model_spec
+from tests.unit.task_messages import task_result
 
 _SPECS = [
     model_spec("sentence_embedding", name="first", also_answers=("sentence_similarity",)),
@@ -31,19 +20,19 @@ _SPECS = [
 def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
     task = input.WhichOneof("task")
     if task == "sentence_embedding":
-        return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, len(input.sentence_embedding.text)]))
+        return task_result(sentence_embedding={"embedding": [1, len(input.sentence_embedding.text)]})
     if task == "feature_extraction":
         data = np.array([[1, 2], [3, 4], [5, 6]], "<f4").tobytes()
-        return TaskResult(feature_extraction=FeatureExtractionResult(data=data, shape=[3, 2]))
+        return task_result(feature_extraction={"data": data, "shape": [3, 2]})
     if task == "sparse_embedding":
         weights = [TokenWeight(token_id=7, weight=1.5, token="a"), TokenWeight(token_id=3, weight=0.25, token="b")]
-        return TaskResult(sparse_embedding=SparseEmbeddingResult(weights=weights))
+        return task_result(sparse_embedding={"weights": weights})
     if task == "sentence_similarity":
-        return TaskResult(sentence_similarity=SentenceSimilarityResult(scores=[0.5, 0.25]))
+        return task_result(sentence_similarity={"scores": [0.5, 0.25]})
     if input.text_classification.text == "too long":
         return InvalidInput("text", "is too long")
     labels = [LabelScore(label="b", score=0.75), LabelScore(label="a", score=0.25)]
-    return TaskResult(text_classification=TextClassificationResult(labels=labels))
+    return task_result(text_classification={"labels": labels})
 
 
 @pytest.fixture
@@ -128,10 +117,8 @@ async def test_a_prompt_goes_by_its_name_and_is_refused_for_tokens(browser: Brow
     await browser.post("/embed_sparse", {"inputs": "a", "prompt_name": "document"})
     dense, sparse = browser.inputs
     assert (dense.sentence_embedding.prompt_name, sparse.sparse_embedding.prompt_name) == ("query", "document")
-    assert await browser.post("/embed_all", {"inputs": "a", "prompt_name": "query"}) == (
-        400,
-        {"error": "prompt_name: is not supported", "error_type": "Validation"},
-    )
+    expected = (400, {"error": "prompt_name: is not supported", "error_type": "Validation"})
+    assert await browser.post("/embed_all", {"inputs": "a", "prompt_name": "query"}) == expected
 
 
 async def test_a_sparse_vector_is_a_list_of_places_and_weights(browser: Browser) -> None:
@@ -142,9 +129,8 @@ async def test_a_sparse_vector_is_a_list_of_places_and_weights(browser: Browser)
 
 async def test_info_tells_the_kind_of_model_and_the_limits(browser: Browser) -> None:
     _, info = await browser.get("/info?model=labels")
-    assert info["model_type"] == {
-        "classifier": {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
-    }
+    expected = {"classifier": {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}}
+    assert info["model_type"] == expected
     assert (info["model_id"], info["max_input_length"], info["max_client_batch_size"]) == ("labels", 16, 2048)
 
 
@@ -180,7 +166,5 @@ def test_a_default_that_is_not_served_is_named_at_the_start() -> None:
 
 
 async def test_a_task_that_no_model_has_is_not_found(browser: Browser) -> None:
-    assert await browser.post("/rerank", {"query": "q", "texts": ["a"]}) == (
-        404,
-        {"error": "no model has the task rerank", "error_type": "Validation"},
-    )
+    expected = (404, {"error": "no model has the task rerank", "error_type": "Validation"})
+    assert await browser.post("/rerank", {"query": "q", "texts": ["a"]}) == expected

@@ -7,25 +7,20 @@ import numpy as np
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import (
-    FeatureExtractionResult,
     LabelScore,
-    RankedText,
     RerankInput,
-    RerankResult,
     ScoreFunction,
     SentenceEmbeddingInput,
-    SentenceEmbeddingResult,
     SentenceSimilarityInput,
-    SentenceSimilarityResult,
     TaskInput,
     TaskResult,
     TextClassificationInput,
-    TextClassificationResult,
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput
 from tests.unit.doors.http.doubles import Browser
 from tests.unit.model_specs import model_spec
+from tests.unit.task_messages import task_result
 
 _SPECS = [
     model_spec("rerank", name="reranker"),
@@ -40,17 +35,17 @@ _USAGE = {"prompt_tokens": 5, "total_tokens": 5, "completion_tokens": 0}
 def _answer(input: TaskInput) -> TaskResult:
     match input.WhichOneof("task"):
         case "rerank":
-            return TaskResult(rerank=RerankResult(texts=[RankedText(score=len(input.rerank.texts[0]))]))
+            return task_result(rerank={"texts": [{"score": len(input.rerank.texts[0])}]})
         case "sentence_similarity":
-            return TaskResult(sentence_similarity=SentenceSimilarityResult(scores=[0.5]))
+            return task_result(sentence_similarity={"scores": [0.5]})
         case "sentence_embedding":
-            return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, 2]))
+            return task_result(sentence_embedding={"embedding": [1, 2]})
         case "feature_extraction":
             data = np.array([[1, 2], [3, 4]], "<f4").tobytes()
-            return TaskResult(feature_extraction=FeatureExtractionResult(data=data, shape=[2, 2]))
+            return task_result(feature_extraction={"data": data, "shape": [2, 2]})
     scores = {"b": 0.5, "c": 0.375, "a": 0.125}  # the best first
     labels = [LabelScore(label=label, score=score) for label, score in scores.items()]
-    return TaskResult(text_classification=TextClassificationResult(labels=labels))
+    return task_result(text_classification={"labels": labels})
 
 
 @pytest.fixture
@@ -62,10 +57,8 @@ def browser() -> Browser:
 async def test_one_text_is_scored_with_each_of_several(browser: Browser, path: str) -> None:
     status, body = await browser.post(path, {"model": "reranker", "text_1": "q", "text_2": ["a", "bb"]})
     assert (status, body["object"], body["model"], body["usage"]["prompt_tokens"]) == (200, "list", "reranker", 10)
-    assert body["data"] == [
-        {"index": 0, "object": "score", "score": 1.0},
-        {"index": 1, "object": "score", "score": 2.0},
-    ]
+    expected = [{"index": 0, "object": "score", "score": 1.0}, {"index": 1, "object": "score", "score": 2.0}]
+    assert body["data"] == expected
     assert browser.inputs == [TaskInput(rerank=_pair("q", "a")), TaskInput(rerank=_pair("q", "bb"))]
 
 
@@ -118,9 +111,8 @@ async def test_a_pair_that_is_too_long_is_told_by_which_field_to_cut_it() -> Non
     problem = "9 tokens, the model takes 8; set truncation to cut"
     browser = Browser(_SPECS, lambda given: InvalidInput("query and texts[0]", problem, ["truncation"]))
     _, body = await browser.post("/score", {"model": "reranker", "text_1": "q", "text_2": ["a", "b"]})
-    assert body["error"]["message"] == (
-        "text_1 and text_2[0]: 9 tokens, the model takes 8; set truncate_prompt_tokens to cut"
-    )
+    expected = "text_1 and text_2[0]: 9 tokens, the model takes 8; set truncate_prompt_tokens to cut"
+    assert body["error"]["message"] == expected
 
 
 async def test_probabilities_are_in_the_order_of_the_labels(browser: Browser) -> None:

@@ -82,9 +82,8 @@ async def test_images_are_pixels() -> None:
 
 async def test_metadata_is_what_the_model_takes(server: Server) -> None:
     described = server.service.model_metadata("small/raw", "1")
-    assert [(one["name"], one["datatype"], one["shape"]) for one in described["inputs"]] == [
-        (name, "INT64", [-1, -1]) for name in ("input_ids", "attention_mask", "token_type_ids")
-    ]
+    found = [(one["name"], one["datatype"], one["shape"]) for one in described["inputs"]]
+    assert found == [(name, "INT64", [-1, -1]) for name in ("input_ids", "attention_mask", "token_type_ids")]
     assert [(one["name"], one["datatype"], one["shape"]) for one in described["outputs"]] == [
         (name, "FP32", [-1, -1]) for name in ("start_logits", "end_logits")
     ]

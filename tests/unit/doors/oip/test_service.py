@@ -68,9 +68,8 @@ async def test_every_input_of_a_configuration_is_in_the_metadata(server: Server)
     metadata = await server.call("ModelMetadata", messages.ModelMetadataRequest(name="small"))
     assert config.max_batch_size == 256
     for described, declared in ((config.input, metadata.inputs), (config.output, metadata.outputs)):
-        assert [(one.name, list(one.dims)) for one in described] == [
-            (one.name, list(one.shape[1:])) for one in declared
-        ]
+        found = [(one.name, list(one.dims)) for one in described]
+        assert found == [(one.name, list(one.shape[1:])) for one in declared]
     assert [one.optional for one in config.input] == [False, True]
     assert [DataType.Name(one.data_type) for one in config.output] == ["TYPE_STRING", "TYPE_FP64", "TYPE_UINT32"]
     assert config.HasField("dynamic_batching")
@@ -114,11 +113,8 @@ async def test_statistics_are_the_metrics(server: Server) -> None:
     assert times.cache_hit.count == times.cache_miss.count == 0
     (raw,) = await statistics(name="small/raw")
     assert raw.inference_stats == times  # of the model, by whatever name
-    assert [(one.name, one.version, one.inference_count) for one in await statistics()] == [
-        ("small", "1", 0),
-        ("small", "2", 2),
-        ("vectors", "1", 0),
-    ]
+    expected = [("small", "1", 0), ("small", "2", 2), ("vectors", "1", 0)]
+    assert [(one.name, one.version, one.inference_count) for one in await statistics()] == expected
 
 
 async def test_a_stream_goes_on_after_an_error(server: Server) -> None:

@@ -1,6 +1,7 @@
 """A task as a model: what its tensors become, and what its result becomes. Requests come by gRPC, in raw form."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,59 +11,15 @@ import pytest
 from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority
 from neuronpipe.api.v1.tasks_pb2 import (
     Aggregation,
-    Answer,
     EarlyStopping,
-    Entity,
-    FeatureExtractionInput,
-    FeatureExtractionResult,
     FeaturePooling,
     FeatureType,
-    FilledMask,
-    FillMaskInput,
-    FillMaskResult,
     FinishReason,
-    GeneratedText,
-    GenerationOptions,
-    ImageClassificationInput,
-    ImageClassificationResult,
-    ImageEmbeddingInput,
-    ImageEmbeddingResult,
     LabelScore,
-    MultiVectorEmbeddingInput,
-    MultiVectorEmbeddingResult,
-    QuestionAnsweringInput,
-    QuestionAnsweringResult,
-    RankedText,
-    RerankInput,
-    RerankResult,
     ScoreFunction,
-    SentenceEmbeddingInput,
-    SentenceEmbeddingResult,
-    SentenceSimilarityInput,
-    SentenceSimilarityResult,
-    SparseEmbeddingInput,
-    SparseEmbeddingResult,
-    SummarizationInput,
-    SummarizationResult,
     TaskInput,
     TaskResult,
-    TextClassificationInput,
-    TextClassificationResult,
-    TextGenerationInput,
-    TextGenerationResult,
-    TokenClassificationInput,
-    TokenClassificationResult,
-    TokenLogprob,
-    TokenScore,
-    TokenWeight,
-    TopLogprob,
-    TranslationInput,
-    TranslationResult,
     Truncation,
-    ZeroShotClassificationInput,
-    ZeroShotClassificationResult,
-    ZeroShotImageClassificationInput,
-    ZeroShotImageClassificationResult,
 )
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, NeuronpipeError
 from neuronpipe.core.task_inputs import NEEDED
@@ -71,228 +28,159 @@ from neuronpipe.doors.oip.tensors import TensorSpec
 from neuronpipe.tasks import TASKS
 from tests.unit.doors.oip.doubles import Server, asks, outputs_of
 from tests.unit.model_specs import image_spec, model_spec
+from tests.unit.task_messages import task_input, task_result
 
 _VECTORS = np.arange(8, dtype=np.float32).reshape(2, 4)
 _LABELS = [LabelScore(label="b", score=0.75), LabelScore(label="a", score=0.25)]
 # task → tensors of one row, parameters, the input that they are, the result, and the outputs of a row.
 # One text, of which no log probabilities are asked for.
 _NO_LOGPROBS: dict[str, Any] = {"logprobs": [[]], "top_token_ids": [[]], "top_logprobs": [[]]}
-_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], TaskInput, TaskResult, dict[str, Any]]] = {
+_WRITTEN: dict[str, Any] = {"text": " it", "token_ids": [7, 6], "finish_reason": FinishReason.FINISH_REASON_LENGTH}
+_SAID: dict[str, Any] = {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "count": [1]}
+_A, _SPACE = {"token_id": 9, "text": "a", "logprob": -0.5}, {"token_id": 7, "text": " ", "logprob": -1.5}
+_RIGHT, _LEFT = Truncation.TRUNCATION_RIGHT, Truncation.TRUNCATION_LEFT
+_CASES: dict[str, tuple[dict[str, Any], ...]] = {
     "text_classification": (
         {"text": [["so"]], "text_pair": [["and so"]]},
         {"top_k": 2, "function": "sigmoid", "truncation": "LEFT"},
-        TaskInput(
-            text_classification=TextClassificationInput(
-                text="so",
-                text_pair="and so",
-                top_k=2,
-                function=ScoreFunction.SCORE_FUNCTION_SIGMOID,
-                truncation=Truncation.TRUNCATION_LEFT,
-            )
-        ),
-        TaskResult(text_classification=TextClassificationResult(labels=_LABELS)),
+        {
+            "text": "so",
+            "text_pair": "and so",
+            "top_k": 2,
+            "function": ScoreFunction.SCORE_FUNCTION_SIGMOID,
+            "truncation": _LEFT,
+        },
+        {"labels": _LABELS},
         {"label": ["b", "a"], "score": [0.75, 0.25], "count": [2]},
     ),
     "sparse_embedding": (
         {"text": [["so"]]},
         {"top_k": 2, "prompt_name": "query"},
-        TaskInput(sparse_embedding=SparseEmbeddingInput(text="so", top_k=2, prompt_name="query")),
-        TaskResult(
-            sparse_embedding=SparseEmbeddingResult(
-                weights=[TokenWeight(token_id=7, weight=1.5, token="a"), TokenWeight(token_id=3, weight=0.5, token="b")]
-            )
-        ),
+        {"text": "so", "top_k": 2, "prompt_name": "query"},
+        {"weights": [{"token_id": 7, "weight": 1.5, "token": "a"}, {"token_id": 3, "weight": 0.5, "token": "b"}]},
         {"token_id": [7, 3], "weight": [1.5, 0.5], "token": ["a", "b"], "count": [2]},
     ),
     "multi_vector_embedding": (
         {"text": [["so"]]},
         {"is_query": True},
-        TaskInput(multi_vector_embedding=MultiVectorEmbeddingInput(text="so", is_query=True)),
-        TaskResult(
-            multi_vector_embedding=MultiVectorEmbeddingResult(
-                data=_VECTORS.tobytes(), shape=[2, 4], type=FeatureType.FEATURE_TYPE_FLOAT32
-            )
-        ),
+        {"text": "so", "is_query": True},
+        {"data": _VECTORS.tobytes(), "shape": [2, 4], "type": FeatureType.FEATURE_TYPE_FLOAT32},
         {"vectors": _VECTORS.tolist(), "count": [2]},
     ),
     "sentence_embedding": (
         {"text": [["so"]]},
         {"dimensions": 3, "skip_normalize": True},
-        TaskInput(sentence_embedding=SentenceEmbeddingInput(text="so", dimensions=3, skip_normalize=True)),
-        TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1, 2, 3])),
+        {"text": "so", "dimensions": 3, "skip_normalize": True},
+        {"embedding": [1, 2, 3]},
         {"embedding": [1, 2, 3]},
     ),
     "question_answering": (
         {"question": [["Who?"]], "context": [["Änn ran."]]},
         {"top_k": 1, "allow_no_answer": False},
-        TaskInput(question_answering=QuestionAnsweringInput(question="Who?", context="Änn ran.", top_k=1)),
-        TaskResult(question_answering=QuestionAnsweringResult(answers=[Answer(text="Änn", score=0.5, start=0, end=3)])),
+        {"question": "Who?", "context": "Änn ran.", "top_k": 1},
+        {"answers": [{"text": "Änn", "score": 0.5, "start": 0, "end": 3}]},
         {"text": ["Änn"], "score": [0.5], "start": [0], "end": [3], "count": [1]},
     ),
     "token_classification": (
         {"text": [["Ann ran"]], "ignore_labels": [["O", "B-LOC"]]},
         {"aggregation": "simple"},
-        TaskInput(
-            token_classification=TokenClassificationInput(
-                text="Ann ran", ignore_labels=["O", "B-LOC"], aggregation=Aggregation.AGGREGATION_SIMPLE
-            )
-        ),
-        TaskResult(
-            token_classification=TokenClassificationResult(
-                entities=[Entity(label="PER", score=0.5, text="Ann", start=0, end=3)]
-            )
-        ),
+        {"text": "Ann ran", "ignore_labels": ["O", "B-LOC"], "aggregation": Aggregation.AGGREGATION_SIMPLE},
+        {"entities": [{"label": "PER", "score": 0.5, "text": "Ann", "start": 0, "end": 3}]},
         {"label": ["PER"], "score": [0.5], "text": ["Ann"], "start": [0], "end": [3], "count": [1]},
     ),
     "text_generation": (
         {"prompt": [["so"]]},
         {"truncation": "left", "top_logprobs": 2, "early_stopping": True},
-        TaskInput(
-            text_generation=TextGenerationInput(
-                prompt="so",
-                truncation=Truncation.TRUNCATION_LEFT,
-                options=GenerationOptions(top_logprobs=2, early_stopping=EarlyStopping.EARLY_STOPPING_TRUE),
-            )
-        ),
-        TaskResult(
-            text_generation=TextGenerationResult(
-                sequences=[
-                    GeneratedText(
-                        text=" it",
-                        token_ids=[7, 6],
-                        finish_reason=FinishReason.FINISH_REASON_LENGTH,
-                        logprobs=[
-                            TokenLogprob(
-                                token_id=7,
-                                text=" ",
-                                logprob=-1.5,
-                                top=[
-                                    TopLogprob(token_id=9, text="a", logprob=-0.5),
-                                    TopLogprob(token_id=7, text=" ", logprob=-1.5),
-                                ],
-                            ),
-                            TokenLogprob(token_id=6, logprob=-2.0),
-                        ],
-                    ),
-                ]
-            )
-        ),
         {
-            "text": [" it"],
-            "token_ids": [[7, 6]],
-            "finish_reason": [3],
+            "prompt": "so",
+            "truncation": _LEFT,
+            "options": {"top_logprobs": 2, "early_stopping": EarlyStopping.EARLY_STOPPING_TRUE},
+        },
+        {"sequences": [_WRITTEN | {"logprobs": [_SPACE | {"top": [_A, _SPACE]}, {"token_id": 6, "logprob": -2.0}]}]},
+        {
+            **_SAID,
             "logprobs": [[-1.5, -2.0]],
             "top_token_ids": [[[9, 7], [0, 0]]],
             "top_logprobs": [[[-0.5, -1.5], [0, 0]]],
             "score": [0.0],
-            "count": [1],
         },
     ),
     "summarization": (
         {"text": [["so"]]},
         {"truncation": "left"},
-        TaskInput(summarization=SummarizationInput(text="so", truncation=Truncation.TRUNCATION_LEFT)),
-        TaskResult(
-            summarization=SummarizationResult(
-                sequences=[
-                    GeneratedText(
-                        text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH, score=-0.5
-                    )
-                ]
-            )
-        ),
-        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "score": [-0.5], "count": [1], **_NO_LOGPROBS},
+        {"text": "so", "truncation": _LEFT},
+        {"sequences": [_WRITTEN | {"score": -0.5}]},
+        {**_SAID, "score": [-0.5], **_NO_LOGPROBS},
     ),
     "translation": (
         {"text": [["so"]]},
         {"truncation": "right"},
-        TaskInput(translation=TranslationInput(text="so", truncation=Truncation.TRUNCATION_RIGHT)),
-        TaskResult(
-            translation=TranslationResult(
-                sequences=[GeneratedText(text=" it", token_ids=[7, 6], finish_reason=FinishReason.FINISH_REASON_LENGTH)]
-            )
-        ),
-        {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "score": [0.0], "count": [1], **_NO_LOGPROBS},
+        {"text": "so", "truncation": _RIGHT},
+        {"sequences": [_WRITTEN]},
+        {**_SAID, "score": [0.0], **_NO_LOGPROBS},
     ),
     "fill_mask": (
         {"text": [["a [M]"]], "targets": [["x", "y"]]},
         {"top_k": 2},
-        TaskInput(fill_mask=FillMaskInput(text="a [M]", targets=["x", "y"], top_k=2)),
-        TaskResult(
-            fill_mask=FillMaskResult(
-                masks=[
-                    FilledMask(
-                        tokens=[TokenScore(token="y", score=0.5, token_id=7), TokenScore(token="x", token_id=6)],
-                        start=2,
-                        end=5,
-                    )
-                ]
-            )
-        ),
+        {"text": "a [M]", "targets": ["x", "y"], "top_k": 2},
         {
-            "token": [["y", "x"]],
-            "score": [[0.5, 0]],
-            "token_id": [[7, 6]],
-            "start": [2],
-            "end": [5],
-            "count": [1],
+            "masks": [
+                {
+                    "tokens": [{"token": "y", "score": 0.5, "token_id": 7}, {"token": "x", "token_id": 6}],
+                    "start": 2,
+                    "end": 5,
+                }
+            ]
         },
+        {"token": [["y", "x"]], "score": [[0.5, 0]], "token_id": [[7, 6]], "start": [2], "end": [5], "count": [1]},
     ),
     "feature_extraction": (
         {"text": [["so"]]},
         {"pooling": "none"},
-        TaskInput(feature_extraction=FeatureExtractionInput(text="so", pooling=FeaturePooling.FEATURE_POOLING_NONE)),
-        TaskResult(feature_extraction=FeatureExtractionResult(data=_VECTORS.tobytes(), shape=[2, 4])),
+        {"text": "so", "pooling": FeaturePooling.FEATURE_POOLING_NONE},
+        {"data": _VECTORS.tobytes(), "shape": [2, 4]},
         {"vectors": _VECTORS.tolist(), "count": [2]},
     ),
     "sentence_similarity": (
         {"source": [["so"]], "texts": [["a", "b"]]},
         {},
-        TaskInput(sentence_similarity=SentenceSimilarityInput(source="so", texts=["a", "b"])),
-        TaskResult(sentence_similarity=SentenceSimilarityResult(scores=[0.5, -0.5])),
+        {"source": "so", "texts": ["a", "b"]},
+        {"scores": [0.5, -0.5]},
         {"scores": [0.5, -0.5]},
     ),
     "rerank": (
         {"query": [["so"]], "texts": [["a", "b"]]},
         {"top_n": 1},
-        TaskInput(rerank=RerankInput(query="so", texts=["a", "b"], top_n=1)),
-        TaskResult(rerank=RerankResult(texts=[RankedText(index=1, score=0.5)])),
+        {"query": "so", "texts": ["a", "b"], "top_n": 1},
+        {"texts": [{"index": 1, "score": 0.5}]},
         {"index": [1], "score": [0.5], "count": [1]},
     ),
     "zero_shot_classification": (
         {"text": [["so"]], "candidate_labels": [["a", "b"]]},
         {"multi_label": True, "hypothesis_template": "It is {}."},
-        TaskInput(
-            zero_shot_classification=ZeroShotClassificationInput(
-                text="so", candidate_labels=["a", "b"], multi_label=True, hypothesis_template="It is {}."
-            )
-        ),
-        TaskResult(zero_shot_classification=ZeroShotClassificationResult(labels=_LABELS)),
+        {"text": "so", "candidate_labels": ["a", "b"], "multi_label": True, "hypothesis_template": "It is {}."},
+        {"labels": _LABELS},
         {"label": ["b", "a"], "score": [0.75, 0.25], "count": [2]},
     ),
     "image_classification": (
         {"image": [[b"\xff\xd8\x00"]]},
         {"top_k": 2},
-        TaskInput(image_classification=ImageClassificationInput(image=b"\xff\xd8\x00", top_k=2)),
-        TaskResult(image_classification=ImageClassificationResult(labels=_LABELS)),
+        {"image": b"\xff\xd8\x00", "top_k": 2},
+        {"labels": _LABELS},
         {"label": ["b", "a"], "score": [0.75, 0.25], "count": [2]},
     ),
     "image_embedding": (
         {"image": [[b"\xff\xd8\x00"]]},
         {"dimensions": 2},
-        TaskInput(image_embedding=ImageEmbeddingInput(image=b"\xff\xd8\x00", dimensions=2)),
-        TaskResult(image_embedding=ImageEmbeddingResult(embedding=[0.5, 1])),
+        {"image": b"\xff\xd8\x00", "dimensions": 2},
+        {"embedding": [0.5, 1]},
         {"embedding": [0.5, 1]},
     ),
     "zero_shot_image_classification": (
         {"image": [[b"\xff\xd8\x00"]], "candidate_labels": [["a", "b"]]},
         {"hypothesis_template": "A {}."},
-        TaskInput(
-            zero_shot_image_classification=ZeroShotImageClassificationInput(
-                image=b"\xff\xd8\x00", candidate_labels=["a", "b"], hypothesis_template="A {}."
-            )
-        ),
-        TaskResult(zero_shot_image_classification=ZeroShotImageClassificationResult(labels=_LABELS)),
+        {"image": b"\xff\xd8\x00", "candidate_labels": ["a", "b"], "hypothesis_template": "A {}."},
+        {"labels": _LABELS},
         {"label": ["b", "a"], "score": [0.75, 0.25], "count": [2]},
     ),
 }
@@ -310,7 +198,7 @@ def _classifier(**changes: Any) -> Server:
         if text == "wrong":
             return InvalidInput("text", "is wrong")
         labels = [LabelScore(label=text, score=1)] * len(text)
-        return TaskResult(text_classification=TextClassificationResult(labels=labels))
+        return task_result(text_classification={"labels": labels})
 
     return Server([model_spec(version=1), model_spec(version=2)], answer, **changes)
 
@@ -329,16 +217,16 @@ def test_every_shape_of_an_input_and_of_a_result_has_a_case() -> None:
 @pytest.mark.parametrize("task", _CASES)
 async def test_tensors_become_an_input_and_a_result_tensors(task: str) -> None:
     tensors, parameters, input, result, outputs = _CASES[task]
-    server = Server([_spec(task)], lambda given: result)
+    server = Server([_spec(task)], lambda given: task_result(**{task: result}))
     response = await server.infer(asks("small", parameters, **tensors))
-    assert server.inputs == [input]
+    assert server.inputs == [task_input(**{task: input})]
     assert outputs_of(response) == {name: [row] for name, row in outputs.items()}
 
 
 @pytest.mark.parametrize("task", _CASES)
 async def test_metadata_is_what_a_response_has(task: str) -> None:
     tensors, _, _, result, _ = _CASES[task]
-    server = Server([_spec(task)], lambda given: result)
+    server = Server([_spec(task)], lambda given: task_result(**{task: result}))
     described = server.service.model_metadata("small", "")
     assert {one["name"] for one in described["inputs"]} >= set(tensors)
     given = {one.name: (one.datatype, len(one.shape)) for one in asks("small", **tensors).inputs}
@@ -395,18 +283,14 @@ async def test_no_elements_at_all_are_a_tensor_of_their_shape() -> None:
 
 async def test_vectors_of_tokens_are_filled_up_with_zeros() -> None:
     arrays = [np.ones((1, 2), np.float32), np.full((2, 2), 2, np.float32)]
-    results = [
-        TaskResult(feature_extraction=FeatureExtractionResult(data=one.tobytes(), shape=one.shape)) for one in arrays
-    ]
+    results = [task_result(feature_extraction={"data": one.tobytes(), "shape": one.shape}) for one in arrays]
     server = Server([model_spec("feature_extraction")], lambda given: results[int(given.feature_extraction.text)])
-    assert outputs_of(await server.infer(asks("small", text=[["0"], ["1"]]))) == {
-        "vectors": [[[1, 1], [0, 0]], [[2, 2], [2, 2]]],
-        "count": [[1], [2]],
-    }
+    expected = {"vectors": [[[1, 1], [0, 0]], [[2, 2], [2, 2]]], "count": [[1], [2]]}
+    assert outputs_of(await server.infer(asks("small", text=[["0"], ["1"]]))) == expected
 
 
 async def test_one_vector_of_a_text_is_the_only_one_of_its_row() -> None:
-    result = TaskResult(feature_extraction=FeatureExtractionResult(data=_VECTORS[0].tobytes(), shape=[4]))
+    result = task_result(feature_extraction={"data": _VECTORS[0].tobytes(), "shape": [4]})
     server = Server([model_spec("feature_extraction")], lambda given: result)
     response = await server.infer(asks("small", {"pooling": "mean"}, text=[["a"]]))
     assert outputs_of(response)["vectors"] == [[[0, 1, 2, 3]]]
@@ -492,22 +376,17 @@ async def test_typed_contents_are_read_as_raw_ones() -> None:
     assert not any(one.HasField("contents") for one in response.outputs)
 
 
-def _changed(**changes: Any) -> Any:
+def _with(shape: Any = None, raw: Any = None, elements: Sequence[bytes] = (), **changes: Any) -> Any:
+    """A request with another shape of its input, other raw contents, typed contents, or other fields of its input."""
     request = asks("small", text=[["a"]])
+    if shape is not None:
+        request.inputs[0].shape[:] = shape
+    if raw is not None:
+        request.raw_input_contents[:] = raw
+    if elements:
+        request.inputs[0].contents.bytes_contents.extend(elements)
     for name, value in changes.items():
         setattr(request.inputs[0], name, value)
-    return request
-
-
-def _with_shape(*shape: int) -> Any:
-    request = asks("small", text=[["a"]])
-    request.inputs[0].shape[:] = shape
-    return request
-
-
-def _with_raw(*raw: bytes) -> Any:
-    request = asks("small", text=[["a"]])
-    request.raw_input_contents[:] = raw
     return request
 
 
@@ -525,19 +404,6 @@ def _in_shared_memory() -> Any:
     return request
 
 
-def _with_both() -> Any:
-    request = asks("small", text=[["a"]])
-    request.inputs[0].contents.bytes_contents.append(b"a")
-    return request
-
-
-def _typed(*elements: bytes) -> Any:
-    request = asks("small", text=[["a"]])
-    del request.raw_input_contents[:]
-    request.inputs[0].contents.bytes_contents.extend(elements)
-    return request
-
-
 def _empty_parameter() -> Any:
     request = asks("small", text=[["a"]])
     request.parameters["top_k"].SetInParent()
@@ -548,26 +414,26 @@ def _empty_parameter() -> Any:
     ("request_", "message"),
     [
         (asks("small"), "text: is missing"),
-        (_changed(name="txt"), "inputs: there is no input 'txt', only text, text_pair"),
-        (_changed(name="x" * 999), "inputs: there is no input 'xxx"),
+        (_with(name="txt"), "inputs: there is no input 'txt', only text, text_pair"),
+        (_with(name="x" * 999), "inputs: there is no input 'xxx"),
         (asks("small", text=[["a"]], text_pair=[["a"], ["b"]]), "inputs: text has 1 rows, text_pair has 2 rows"),
-        (_changed(datatype="FP32"), "text: its datatype must be BYTES"),
-        (_with_shape(1, 2), "text: its shape must be [rows, 1]"),
-        (_with_shape(), "text: its shape must be [rows, 1]"),
-        (_with_shape(1, 1, 1), "text: its shape must be [rows, 1]"),
-        (_with_shape(-1, 1), "text: -1 rows, must be 1 to 256 (the gateway's max_batch_items)"),
-        (_with_shape(0, 1), "text: 0 rows, must be 1 to 256 (the gateway's max_batch_items)"),
-        (_with_shape(1 << 62, 1), "text: 4611686018427387904 rows, must be 1 to 256 (the gateway's max_batch_items)"),
-        (_with_shape(2, 1), "text: its 5 bytes end within element 1 of 2"),
-        (_with_raw(b""), "text: its 0 bytes end within element 0 of 1"),
-        (_with_raw(b"\1\0\0"), "text: its 3 bytes end within element 0 of 1"),
-        (_with_raw(b"\xff\xff\xff\xffa"), "text: its 5 bytes end within element 0 of 1"),
-        (_with_raw(b"\1\0\0\0abc"), "text: 7 bytes, its 1 elements take 5"),
-        (_with_raw(b"\1\0\0\0\xff"), "text: is not UTF-8"),
-        (_with_raw(b"a", b"b"), "raw_input_contents: 2 entries, there are 1 inputs"),
-        (_with_both(), "raw_input_contents: input 'text' also has contents"),
-        (_typed(), "text: 0 elements, its shape takes 1"),
-        (_typed(b"a", b"b"), "text: 2 elements, its shape takes 1"),
+        (_with(datatype="FP32"), "text: its datatype must be BYTES"),
+        (_with(shape=[1, 2]), "text: its shape must be [rows, 1]"),
+        (_with(shape=[]), "text: its shape must be [rows, 1]"),
+        (_with(shape=[1, 1, 1]), "text: its shape must be [rows, 1]"),
+        (_with(shape=[-1, 1]), "text: -1 rows, must be 1 to 256 (the gateway's max_batch_items)"),
+        (_with(shape=[0, 1]), "text: 0 rows, must be 1 to 256 (the gateway's max_batch_items)"),
+        (_with(shape=[1 << 62, 1]), "text: 4611686018427387904 rows, must be 1 to 256 (the gateway's max_batch_items)"),
+        (_with(shape=[2, 1]), "text: its 5 bytes end within element 1 of 2"),
+        (_with(raw=[b""]), "text: its 0 bytes end within element 0 of 1"),
+        (_with(raw=[b"\1\0\0"]), "text: its 3 bytes end within element 0 of 1"),
+        (_with(raw=[b"\xff\xff\xff\xffa"]), "text: its 5 bytes end within element 0 of 1"),
+        (_with(raw=[b"\1\0\0\0abc"]), "text: 7 bytes, its 1 elements take 5"),
+        (_with(raw=[b"\1\0\0\0\xff"]), "text: is not UTF-8"),
+        (_with(raw=[b"a", b"b"]), "raw_input_contents: 2 entries, there are 1 inputs"),
+        (_with(elements=[b"a"]), "raw_input_contents: input 'text' also has contents"),
+        (_with(raw=[]), "text: 0 elements, its shape takes 1"),
+        (_with(raw=[], elements=[b"a", b"b"]), "text: 2 elements, its shape takes 1"),
         (_in_shared_memory(), "inputs: there is no shared memory: send tensors in the request"),
         (_with_output("labels"), "outputs: there is no output 'labels', only label, score, count"),
         (
@@ -663,7 +529,7 @@ async def test_a_version_that_is_no_number_is_an_error() -> None:
 
 
 async def test_other_tasks_of_a_model_have_names_of_their_own() -> None:
-    result = TaskResult(sentence_similarity=SentenceSimilarityResult(scores=[0.5]))
+    result = task_result(sentence_similarity={"scores": [0.5]})
     server = Server([model_spec("sentence_embedding", also_answers=("sentence_similarity",))], lambda given: result)
     response = await server.infer(asks("small/sentence_similarity", source=[["a"]], texts=[["b"]]))
     assert outputs_of(response) == {"scores": [[0.5]]}

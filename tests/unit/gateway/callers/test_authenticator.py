@@ -60,9 +60,8 @@ def test_a_token_names_its_tenant(guarded: _Guarded) -> None:
 
 
 def test_a_certificate_names_its_tenant(guarded: _Guarded) -> None:
-    assert guarded.identify("", "unknown.test", "spiffe://test/search") == Caller(
-        "spiffe://test/search", "search", "search"
-    )
+    found = guarded.identify("", "unknown.test", "spiffe://test/search")
+    assert found == Caller("spiffe://test/search", "search", "search")
 
 
 def test_the_scheme_is_read_in_any_case(guarded: _Guarded) -> None:

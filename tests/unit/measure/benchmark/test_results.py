@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.measure.benchmark.costs import (
-    DEFAULT_PRICES,
-    Costs,
-    Goal,
-    Instance,
-    cost_per_million,
-    read_prices,
-)
+from neuronpipe.measure.benchmark.costs import DEFAULT_PRICES, Costs, Goal, Instance, cost_per_million, read_prices
 from neuronpipe.measure.benchmark.matrix import THROUGHPUT
 from neuronpipe.measure.benchmark.report import write_report
 from neuronpipe.measure.benchmark.results import CellResult, ColdStart, read_results, results_csv, write_results

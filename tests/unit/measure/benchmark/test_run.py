@@ -9,14 +9,7 @@ import pytest
 
 from neuronpipe.measure.benchmark import run
 from neuronpipe.measure.benchmark.bundles import WantedBundle
-from neuronpipe.measure.benchmark.matrix import (
-    LATENCY,
-    Cell,
-    MatrixRequest,
-    Variant,
-    make_matrix,
-    published_model,
-)
+from neuronpipe.measure.benchmark.matrix import LATENCY, Cell, MatrixRequest, Variant, make_matrix, published_model
 from neuronpipe.measure.benchmark.measuring import CellEffort, CellSamples
 from neuronpipe.measure.benchmark.run import BenchmarkRun, RunRequest
 from neuronpipe.platform.process.worker import ProcessEnded

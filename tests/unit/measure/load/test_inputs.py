@@ -154,10 +154,8 @@ def test_every_task_of_a_model_is_known(task: str) -> None:
 
 def test_every_request_names_the_model_and_its_version() -> None:
     made = make_requests(_REQUEST, "sentence_embedding", ["a", "b"])
-    assert [(one.model, one.version, one.input.sentence_embedding.text) for one in made] == [
-        ("m", "2", "a"),
-        ("m", "2", "b"),
-    ]
+    expected = [("m", "2", "a"), ("m", "2", "b")]
+    assert [(one.model, one.version, one.input.sentence_embedding.text) for one in made] == expected
 
 
 @pytest.mark.parametrize(
@@ -188,9 +186,8 @@ def _prompts(load: GenerationLoad, words: Words | None) -> list[InferRequest]:
 def test_texts_are_prompts_again_and_again_where_no_length_is_given() -> None:
     made = [one.input.text_generation for one in _prompts(GenerationLoad(), None)]
     assert [one.prompt for one in made] == ["A text.", "Another.", "A text."]
-    assert {(one.options.max_new_tokens, one.options.min_new_tokens, one.options.num_beams) for one in made} == {
-        (32, 32, 1)
-    }
+    expected = {(32, 32, 1)}
+    assert {(one.options.max_new_tokens, one.options.min_new_tokens, one.options.num_beams) for one in made} == expected
 
 
 def test_prompts_of_a_length_share_what_they_shall_share() -> None:

@@ -14,10 +14,17 @@ from neuronpipe.platform.cache.economics import RedisSettings
 from neuronpipe.platform.cache.sealing import ValueCodec
 
 
-def test_what_was_put_is_found() -> None:
+def test_what_was_put_is_found_and_not_driven_out_by_one_large_value() -> None:
     cache = MemoryCache(10_000, len)
     cache.put(b"a", b"1")
-    assert (cache.get(b"a"), cache.get(b"b")) == (b"1", None)
+    cache.put(b"large", bytes(5000))
+    assert [cache.get(key) for key in (b"a", b"b", b"large")] == [b"1", None, None]
+
+
+def test_a_cache_of_no_bytes_holds_nothing() -> None:
+    cache = MemoryCache(0, len)
+    cache.put(b"a", b"")
+    assert len(cache) == 0
 
 
 def test_a_value_is_replaced_by_a_later_one() -> None:
@@ -48,20 +55,6 @@ def test_no_more_is_held_than_allowed_whatever_comes() -> None:
         assert cache.size_bytes <= 20_000
     held = sum(len(value) for number in range(300) if (value := cache.get(b"%d" % number)) is not None)
     assert 10_000 < held <= 20_000
-
-
-def test_one_large_value_does_not_drive_out_all_others() -> None:
-    cache = MemoryCache(10_000, len)
-    cache.put(b"a", b"1")
-    cache.put(b"large", bytes(5000))
-    assert cache.get(b"a") == b"1"
-    assert cache.get(b"large") is None
-
-
-def test_a_cache_of_no_bytes_holds_nothing() -> None:
-    cache = MemoryCache(0, len)
-    cache.put(b"a", b"")
-    assert len(cache) == 0
 
 
 def test_a_value_counts_as_what_its_codec_says() -> None:
@@ -117,11 +110,11 @@ def _failing(error: Exception) -> Callable[[], Awaitable[TimedValue[bytes]]]:
     return compute
 
 
-async def test_what_was_computed_is_found(cache: Cache[bytes], work: _Work) -> None:
+async def test_what_was_computed_is_found_by_its_key_alone(cache: Cache[bytes], work: _Work) -> None:
     work.may_end.set()
     assert await cache.get(b"key", 1, work.compute) == (b"value 1", _MISS)
     assert await cache.get(b"key", 1, work.compute) == (b"value 1", _HIT)
-    assert work.begun == 1
+    assert await cache.get(b"other", 1, work.compute) == (b"value 2", _MISS)
 
 
 async def test_many_who_ask_at_a_time_have_it_computed_once(cache: Cache[bytes], work: _Work) -> None:
@@ -133,23 +126,16 @@ async def test_many_who_ask_at_a_time_have_it_computed_once(cache: Cache[bytes],
     assert answers == [(b"value 1", _MISS), *[(b"value 1", _HIT)] * 49]
 
 
-async def test_one_who_leaves_does_not_take_the_value_along(cache: Cache[bytes], work: _Work) -> None:
-    first, second, third = (asyncio.create_task(cache.get(b"key", 1, work.compute)) for _ in range(3))
+@pytest.mark.parametrize(("leaving", "begun"), [(1, 1), (0, 2)], ids=["one who waits", "the one who computes"])
+async def test_one_who_leaves_does_not_take_the_value_along(
+    cache: Cache[bytes], work: _Work, leaving: int, begun: int
+) -> None:
+    asking = [asyncio.create_task(cache.get(b"key", 1, work.compute)) for _ in range(3)]
     await asyncio.sleep(0)
-    second.cancel()
+    asking.pop(leaving).cancel()
     await asyncio.sleep(0)
     work.may_end.set()
-    assert await first == (b"value 1", _MISS)
-    assert await third == (b"value 1", _HIT)
-
-
-async def test_where_the_one_who_computes_leaves_another_goes_on(cache: Cache[bytes], work: _Work) -> None:
-    first, second, third = (asyncio.create_task(cache.get(b"key", 1, work.compute)) for _ in range(3))
-    await asyncio.sleep(0)
-    first.cancel()
-    work.may_end.set()
-    assert await second == (b"value 2", _MISS)
-    assert await third == (b"value 2", _HIT)
+    assert [await one for one in asking] == [(b"value %d" % begun, outcome) for outcome in (_MISS, _HIT)]
 
 
 @pytest.mark.parametrize(
@@ -198,14 +184,7 @@ async def test_an_older_computation_does_not_replace_what_was_refreshed(cache: C
     assert await cache.get(b"key", 1, work.compute) == (b"value 11", _HIT)
 
 
-async def test_refreshing_computes_anew_and_replaces(cache: Cache[bytes], work: _Work) -> None:
-    work.may_end.set()
-    await cache.get(b"key", 1, work.compute)
-    assert await cache.get(b"key", 1, work.compute, refresh=True) == (b"value 2", _MISS)
-    assert await cache.get(b"key", 1, work.compute) == (b"value 2", _HIT)
-
-
-async def test_what_is_being_refreshed_is_still_found(cache: Cache[bytes], work: _Work) -> None:
+async def test_refreshing_computes_anew_and_replaces_what_is_found_until_then(cache: Cache[bytes], work: _Work) -> None:
     work.may_end.set()
     await cache.get(b"key", 1, work.compute)
     work.may_end.clear()
@@ -214,12 +193,7 @@ async def test_what_is_being_refreshed_is_still_found(cache: Cache[bytes], work:
     assert await cache.get(b"key", 1, work.compute) == (b"value 1", _HIT)
     work.may_end.set()
     assert await refreshing == (b"value 2", _MISS)
-
-
-async def test_keys_are_apart(cache: Cache[bytes], work: _Work) -> None:
-    work.may_end.set()
-    assert await cache.get(b"one", 1, work.compute) == (b"value 1", _MISS)
-    assert await cache.get(b"two", 1, work.compute) == (b"value 2", _MISS)
+    assert await cache.get(b"key", 1, work.compute) == (b"value 2", _HIT)
 
 
 async def test_a_value_that_is_computed_or_found_in_memory_is_not_serialized() -> None:
@@ -231,9 +205,8 @@ async def test_a_value_that_is_computed_or_found_in_memory_is_not_serialized() -
     async def compute() -> TimedValue[object]:
         return TimedValue(value, 0.001)
 
-    cache: Cache[object] = Cache(
-        "tokens", 1 << 20, RedisSettings(), "auto", ValueCodec(refuse, refuse, lambda value: 100)
-    )
+    settings = RedisSettings()
+    cache: Cache[object] = Cache("tokens", 1 << 20, settings, "auto", ValueCodec(refuse, refuse, lambda value: 100))
     assert (await cache.get(b"key", 1, compute))[0] is value
     assert (await cache.get(b"key", 1, compute))[0] is value
     await cache.close()

@@ -21,29 +21,15 @@ class _Clock:
         return self.now_s
 
 
-def test_nothing_is_asked_before_a_probe_went_well() -> None:
-    breaker = Breaker()
-    assert not breaker.is_closed
-    assert breaker.pause_s == 0
-    breaker.close()
-    assert breaker.is_closed
-
-
-def test_one_failure_opens_it() -> None:
-    breaker = Breaker()
-    breaker.close()
-    breaker.open()
-    assert not breaker.is_closed
-
-
-def test_the_next_probe_is_due_after_a_pause() -> None:
+def test_nothing_is_asked_before_a_probe_went_well_or_after_a_failure_until_a_pause_is_over() -> None:
     clock = _Clock()
     breaker = Breaker(clock)
-    breaker.close()
-    breaker.open()
-    assert breaker.pause_s == pytest.approx(0.1)
+    seen = [(breaker.is_closed, breaker.pause_s)]
+    for happens in breaker.close, breaker.open:
+        happens()
+        seen.append((breaker.is_closed, round(breaker.pause_s, 9)))
     clock.now_s += 0.11
-    assert breaker.pause_s == 0
+    assert [*seen, breaker.pause_s] == [(False, 0), (True, 0), (False, 0.1), 0]
 
 
 def test_pauses_grow_to_five_seconds_and_begin_anew_after_ten_that_went_well() -> None:
@@ -75,8 +61,7 @@ def test_probes_that_succeed_where_questions_fail_do_not_begin_the_pauses_anew()
 
 
 def test_failures_of_what_was_under_way_do_not_make_the_pause_longer() -> None:
-    clock = _Clock()
-    breaker = Breaker(clock)
+    breaker = Breaker(_Clock())
     breaker.close()
     for _ in range(50):
         breaker.open()
@@ -162,18 +147,14 @@ def _unworthy() -> LookupEconomics:
     return worth
 
 
-async def test_what_is_wanted_in_one_pass_is_one_question() -> None:
+@pytest.mark.parametrize(("wanted", "questions"), [(100, [100]), (600, [256, 256, 88])])
+async def test_what_is_wanted_in_one_pass_is_one_question_or_as_few_as_it_fits_into(
+    wanted: int, questions: list[int]
+) -> None:
     redis = _Redis()
     async with _lookups(redis) as lookups:
-        await asyncio.gather(*(lookups.find(b"%d" % number, 1) for number in range(100)))
-    assert [len(keys) for keys in redis.asked] == [100]
-
-
-async def test_more_than_fits_into_a_question_makes_several() -> None:
-    redis = _Redis()
-    async with _lookups(redis) as lookups:
-        await asyncio.gather(*(lookups.find(b"%d" % number, 1) for number in range(600)))
-    assert [len(keys) for keys in redis.asked] == [256, 256, 88]
+        await asyncio.gather(*(lookups.find(b"%d" % number, 1) for number in range(wanted)))
+    assert [len(keys) for keys in redis.asked] == questions
 
 
 async def test_nobody_waits_for_a_connection() -> None:

@@ -93,9 +93,8 @@ def test_a_connection_gets_half_of_the_budget() -> None:
     first, second, other = _Message("one"), _Message("one"), _Message("another")
     for message in (first, second, other):
         budget.grow(message, _MESSAGE_BYTES)
-    assert second.refusals == [
-        "1600 bytes for messages of one connection while they arrive, the limit (half of max_receiving_bytes)"
-    ]
+    expected = ["1600 bytes for messages of one connection while they arrive, the limit (half of max_receiving_bytes)"]
+    assert second.refusals == expected
     assert (first.refusals, other.refusals) == ([], [])
     budget.end(first)
     again = _Message("one")

@@ -118,9 +118,8 @@ def test_an_empty_variable_is_as_one_that_is_not_set(
 
 
 def test_a_protocol_that_is_not_known_is_refused() -> None:
-    with pytest.raises(
-        SetupError, match=r"^OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: 'http/json' is neither grpc nor http/pr"
-    ):
+    problem = r"^OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: 'http/json' is neither grpc nor http/pr"
+    with pytest.raises(SetupError, match=problem):
         read_environment(_ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"})
 
 
@@ -129,12 +128,7 @@ def test_numbers_of_libraries_are_left_alone_where_nothing_is_exported() -> None
 
 
 @pytest.mark.parametrize(
-    "variables",
-    [
-        {"OTEL_EXPORTER_OTLP_COMPRESSION": "zip"},
-        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://["},
-    ],
-    ids=str,
+    "variables", [{"OTEL_EXPORTER_OTLP_COMPRESSION": "zip"}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://["}], ids=str
 )
 def test_a_variable_that_opentelemetry_cannot_use_is_named(
     variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -142,8 +136,6 @@ def test_a_variable_that_opentelemetry_cannot_use_is_named(
     given = {"OTEL_TRACES_EXPORTER": "otlp", **variables}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    with (
-        pytest.raises(SetupError, match=f"{next(iter(variables))}.*: OpenTelemetry cannot use one of these: "),
-        running_telemetry("worker", ProcessSettings(), given),
-    ):
+    problem = f"{next(iter(variables))}.*: OpenTelemetry cannot use one of these: "
+    with pytest.raises(SetupError, match=problem), running_telemetry("worker", ProcessSettings(), given):
         pass

@@ -132,8 +132,7 @@ def test_a_span_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.parent.span_id == parent.span_id
     assert found.end_time == found.start_time + 2_000
     assert [(event.name, event.timestamp - found.start_time) for event in found.events] == [("e", 1_000)]
-    assert [(link.context.span_id, dict(link.attributes or {})) for link in found.links] == [
-        (other.span_id, {"row": 3})
-    ]
+    expected = [(other.span_id, {"row": 3})]
+    assert [(link.context.span_id, dict(link.attributes or {})) for link in found.links] == expected
     assert dict(found.attributes or {}) == {"a": 1, "b": True}
     assert not found.status.is_ok

@@ -156,3 +156,10 @@ async def serving(
             await caller.close()
         await server.stop(1)
     assert method.accepted == method.ended
+
+
+@asynccontextmanager
+async def connected(answer: Answer = echo, **options: Any) -> AsyncIterator[tuple[System, Caller]]:
+    """As serving, with a caller that is connected."""
+    async with serving(answer, **options) as system:
+        yield system, await system.connect()

@@ -17,11 +17,7 @@ from typing import Any
 
 import pytest
 from google.rpc.code_pb2 import Code
-from ngh2.events import (
-    ConnectionClosed,
-    GoAwayReceived,
-    StreamReset,
-)
+from ngh2.events import ConnectionClosed, GoAwayReceived, StreamReset
 
 from neuronpipe.core.errors import Overloaded
 from neuronpipe.platform.tls import ServerTls, TlsFiles
@@ -32,7 +28,7 @@ from neuronpipe.rpc.http2.stream import MessageStream
 from neuronpipe.rpc.transport import CallEnd, ServerCall
 from tests.interop import frames
 from tests.servers.certificates import Authority
-from tests.unit.rpc.http2.serving import System, echo_all, serving
+from tests.unit.rpc.http2.serving import System, connected, echo_all, serving
 from tests.unit.soon import soon
 
 _LIMIT_S = 10
@@ -41,8 +37,7 @@ _NO_ERROR, _REFUSED_STREAM, _ENHANCE_YOUR_CALM = 0, 7, 11
 
 
 async def test_a_message_in_pieces_and_messages_in_one_piece_are_the_same() -> None:
-    async with serving(echo_all, takes_stream=True) as system:
-        caller = await system.connect()
+    async with connected(echo_all, takes_stream=True) as (_, caller):
         messages = [b"", b"a", b"b" * 100, b"c" * 70_000]
         wire = b"".join(map(frames.message, messages))
         whole = caller.open()
@@ -69,8 +64,7 @@ def test_short_pieces_of_a_message_are_kept_as_one() -> None:
     ids=["gzip", "deflate"],
 )
 async def test_a_compressed_message_is_inflated(encoding: bytes, data: bytes) -> None:
-    async with serving() as system:
-        caller = await system.connect()
+    async with connected() as (_, caller):
         number = caller.open("/a/Echo", (b"grpc-encoding", encoding))
         caller.send(number, frames.message(data, flag=1), ends=True)
         assert await caller.code(number) == "OK"
@@ -79,8 +73,7 @@ async def test_a_compressed_message_is_inflated(encoding: bytes, data: bytes) ->
 
 @pytest.mark.parametrize("size_bytes", [1 << 21, 1 << 26])
 async def test_a_message_that_becomes_too_large_is_refused_without_becoming_it(size_bytes: int) -> None:
-    async with serving(max_message_bytes=1 << 20) as system:
-        caller = await system.connect()
+    async with connected(max_message_bytes=1 << 20) as (_, caller):
         number = caller.open("/a/Echo", (b"grpc-encoding", b"gzip"))
         caller.send(number, frames.message(gzip.compress(b"\0" * size_bytes), flag=1), ends=True)
         assert await caller.code(number) == "RESOURCE_EXHAUSTED"
@@ -111,8 +104,7 @@ async def test_what_is_no_grpc_ends_its_call_alone(fields: list[tuple[bytes, byt
         await asyncio.sleep(0.05)
         await call.send(b"answer")
 
-    async with serving(slow) as system:
-        caller = await system.connect()
+    async with connected(slow) as (_, caller):
         other = caller.open()
         number = caller.open("/a/Echo", *fields)
         caller.send(number, data, ends=True)
@@ -122,8 +114,7 @@ async def test_what_is_no_grpc_ends_its_call_alone(fields: list[tuple[bytes, byt
 
 
 async def test_a_caller_may_end_its_messages_by_trailers() -> None:
-    async with serving(echo_all, takes_stream=True) as system:
-        caller = await system.connect()
+    async with connected(echo_all, takes_stream=True) as (_, caller):
         for data, code in ((frames.message(b"a"), "OK"), (frames.message(b"a")[:-1], "INTERNAL"), (b"", "OK")):
             number = caller.open()
             caller.send(number, data)
@@ -139,8 +130,7 @@ async def test_binary_metadata_arrive_as_bytes() -> None:
         seen.extend(call.metadata)
         raise CallEnd(Code.ABORTED, "für 100 %", (("more-bin", b"\0\1"), ("more", "text")))
 
-    async with serving(answer) as system:
-        caller = await system.connect()
+    async with connected(answer) as (_, caller):
         fields = [(b"one-bin", base64.b64encode(b"\0") + b"," + base64.b64encode(b"\1\2").rstrip(b"=")), (b"two", b"2")]
         number = caller.call(b"a", "/a/Echo", *fields)
         end = await caller.end(number)
@@ -156,8 +146,7 @@ async def test_large_metadata_reach_the_door_and_harm_no_other_call(fields: list
     async def answer(call: ServerCall, request: bytes | None) -> None:
         sizes.append(call.metadata_bytes)
 
-    async with serving(answer) as system:
-        caller = await system.connect()
+    async with connected(answer) as (_, caller):
         other = caller.open()
         number = caller.call(b"a", "/a/Echo", *fields)
         assert await caller.code(number) == "OK"
@@ -172,8 +161,7 @@ async def test_metadata_beyond_the_limit_are_neither_kept_nor_decoded() -> None:
     async def answer(call: ServerCall, request: bytes | None) -> None:
         seen.append((call.metadata_bytes, sum(len(value) for _, value in call.metadata)))
 
-    async with serving(answer, max_header_bytes=4096) as system:
-        caller = await system.connect()
+    async with connected(answer, max_header_bytes=4096) as (_, caller):
         # Of each comma a value would be made, and of an entry of HPACK's table, which has one byte, thousands of them.
         for fields in ([(b"x-bin", b"," * 200)], [(b"x", b"a" * 3000)] * 60):
             assert await caller.code(caller.call(b"a", "/a/Echo", *fields)) == "OK"
@@ -231,8 +219,7 @@ async def test_frames_that_take_a_turn_of_the_event_loop_leave_the_next_one_to_o
 
 
 async def test_a_call_that_is_answered_early_is_reset_without_an_error_after_its_status() -> None:
-    async with serving() as system:
-        caller = await system.connect()
+    async with connected() as (_, caller):
         number = caller.open()
         caller.send(number, frames.message(b"a"))  # its side stays open
         assert await caller.code(number) == "OK"
@@ -306,8 +293,7 @@ async def test_a_streams_window_is_held_while_its_messages_wait_unread() -> None
         await may_read.wait()
         await echo_all(call, request)
 
-    async with serving(answer, takes_stream=True) as system:
-        caller = await system.connect()
+    async with connected(answer, takes_stream=True) as (_, caller):
         number = caller.open()
         wire = frames.message(b"x" * 100_000) * 50
         caller.send(number, wire)
@@ -326,8 +312,7 @@ async def test_many_empty_messages_are_held_as_large_ones_are() -> None:
         await may_read.wait()
         await echo_all(call, request)
 
-    async with serving(answer, takes_stream=True) as system:
-        caller = await system.connect()
+    async with connected(answer, takes_stream=True) as (system, caller):
         number = caller.open()
         caller.send(number, frames.message(b"") * 600_000)  # 3 MB
         await asyncio.sleep(0.2)  # to prove that nothing happens
@@ -338,8 +323,7 @@ async def test_many_empty_messages_are_held_as_large_ones_are() -> None:
 
 
 async def test_messages_that_arrive_slowly_share_a_budget() -> None:
-    async with serving(max_message_bytes=1 << 20, max_receiving_bytes=1 << 20) as system:
-        caller = await system.connect()
+    async with connected(max_message_bytes=1 << 20, max_receiving_bytes=1 << 20) as (_, caller):
         numbers = [caller.open() for _ in range(8)]
         for number in numbers:
             caller.send(number, frames.message(b"x" * 500_000)[:400_000])
@@ -350,8 +334,7 @@ async def test_messages_that_arrive_slowly_share_a_budget() -> None:
 
 
 async def test_a_call_that_is_reset_before_it_runs_is_not_counted_any_more() -> None:
-    async with serving() as system:
-        caller = await system.connect()
+    async with connected() as (system, caller):
         for _ in range(50):
             number = caller.engine.send_request(
                 [
@@ -377,8 +360,7 @@ async def test_nothing_of_a_caller_who_leaves_waits_for_the_garbage_collector(le
             await call.send(b"a" * (1 << 20))
         await asyncio.sleep(3600)
 
-    async with serving(answer) as system:
-        caller = await system.connect()
+    async with connected(answer) as (system, caller):
         caller.call(b"a")
         await soon(lambda: system.method.accepted == 1)
         connection = weakref.ref(next(iter(system.server.connections)))
@@ -402,8 +384,7 @@ async def test_a_deadline_ends_a_stream_whose_method_goes_on() -> None:
             ended.append("cancelled")
             raise
 
-    async with serving(answer) as system:
-        caller = await system.connect()
+    async with connected(answer) as (_, caller):
         number = caller.call(b"a", "/a/Echo", (b"grpc-timeout", b"100m"))
         assert await caller.code(number) == "DEADLINE_EXCEEDED"
         await soon(lambda: ended == ["cancelled"])
@@ -413,16 +394,14 @@ async def test_a_fault_of_the_method_ends_its_call_as_internal() -> None:
     async def answer(call: ServerCall, request: bytes | None) -> None:
         raise ValueError("secret")
 
-    async with serving(answer) as system:
-        caller = await system.connect()
+    async with connected(answer) as (_, caller):
         number = caller.call(b"a")
         assert await caller.code(number) == "INTERNAL"
         assert b"secret" not in (await caller.end(number)).get(b"grpc-message", b"")
 
 
 async def test_what_is_no_grpc_is_told_by_http() -> None:
-    async with serving() as system:
-        caller = await system.connect()
+    async with connected() as (_, caller):
         number = caller.engine.send_request(
             [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"a")], end_stream=True
         )
@@ -440,8 +419,7 @@ async def test_a_stop_answers_what_is_on_its_way_and_refuses_what_comes_later() 
         await may_answer.wait()
         await call.send(b"answer")
 
-    async with serving(answer) as system:
-        caller = await system.connect()
+    async with connected(answer) as (system, caller):
         first = caller.call(b"a")
         await soon(lambda: system.method.accepted == 1)
         system.server.ask_to_leave()
@@ -543,8 +521,7 @@ async def test_a_stop_right_after_a_connection_was_made_sends_the_answer_of_its_
         await may_answer.wait()
         await call.send(b"answer")
 
-    async with serving(answer) as system:
-        caller = await system.connect()
+    async with connected(answer) as (system, caller):
         number = caller.call(b"a")
         await soon(lambda: system.method.accepted == 1)
         stopping = asyncio.create_task(system.server.stop(_LIMIT_S))
@@ -560,8 +537,7 @@ async def test_calls_for_which_a_stop_has_no_more_time_are_told_so() -> None:
         await call.send(b"a part")
         await asyncio.Event().wait()
 
-    async with serving(answer) as system:
-        caller = await system.connect()
+    async with connected(answer) as (system, caller):
         numbers = [caller.call(b"a") for _ in range(2)]
         await soon(lambda: all(map(caller.received, numbers)))
         await system.server.stop(0.05)
@@ -570,8 +546,7 @@ async def test_calls_for_which_a_stop_has_no_more_time_are_told_so() -> None:
 
 
 async def test_a_stream_that_comes_at_the_end_of_a_stop_is_one_that_clients_repeat() -> None:
-    async with serving() as system:
-        caller = await system.connect()
+    async with connected() as (system, caller):
         assert await caller.code(caller.call(b"a")) == "OK"
         system.server.is_stopping = True
         number = caller.call(b"a")
@@ -581,8 +556,7 @@ async def test_a_stream_that_comes_at_the_end_of_a_stop_is_one_that_clients_repe
 
 
 async def test_a_flood_of_frames_that_bring_nothing_ends_the_connection_which_is_told_why() -> None:
-    async with serving() as system:
-        caller = await system.connect()
+    async with connected() as (system, caller):
         for _ in range(600):
             caller.engine.ping(b"01234567")
         caller.flush()
@@ -612,8 +586,7 @@ async def test_a_connection_that_breaks_the_protocol_is_counted(data: bytes) -> 
 
 
 async def test_a_call_whose_message_has_not_come_can_be_refused_without_loss() -> None:
-    async with serving() as system:
-        caller = await system.connect()
+    async with connected() as (system, caller):
         silent, half, whole = caller.open(), caller.open(), caller.open()
         caller.send(half, frames.message(b"a" * 100)[:50])
         await soon(lambda: system.method.accepted == 3)
@@ -638,8 +611,7 @@ async def test_a_caller_that_acknowledges_nothing_holds_up_the_end_for_a_moment(
 
 
 async def test_a_connection_that_the_caller_ends_with_an_error_is_not_counted() -> None:
-    async with serving() as system:
-        caller = await system.connect()
+    async with connected() as (system, caller):
         assert await caller.code(caller.call(b"a")) == "OK"
         caller.engine.send_goaway(_ENHANCE_YOUR_CALM)
         caller.flush()
@@ -811,7 +783,6 @@ async def test_a_caller_that_takes_nothing_of_answers_of_many_bytes_loses_its_co
 
 
 async def test_an_idle_connection_is_asked_to_leave() -> None:
-    async with serving(max_connection_idle_s=0.2) as system:
-        caller = await system.connect()
+    async with connected(max_connection_idle_s=0.2) as (_, caller):
         assert await caller.code(caller.call(b"a")) == "OK"
         await soon(lambda: any(isinstance(event, ConnectionClosed) for event in caller.events))

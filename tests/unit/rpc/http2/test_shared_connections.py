@@ -18,7 +18,7 @@ from neuronpipe.rpc.http2.connection import _Rate
 from neuronpipe.rpc.http2.server import _ServerConnection
 from neuronpipe.rpc.transport import ServerCall
 from tests.interop import frames
-from tests.unit.rpc.http2.serving import Caller, System, echo_all, serving
+from tests.unit.rpc.http2.serving import Caller, System, connected, echo_all, serving
 from tests.unit.soon import soon
 
 _LIMIT_S = 10
@@ -68,8 +68,7 @@ def _open(number: int, head: bytes = _HEAD) -> bytes:
 
 async def test_all_calls_of_a_connection_may_be_cancelled_together_and_the_others_are_answered() -> None:
     held = _Held()
-    async with serving(held) as system:
-        caller = await system.connect()
+    async with connected(held) as (system, caller):
         others = [caller.call(b"a") for _ in range(20)]
         some = [caller.call(b"a") for _ in range(2000)]
         await soon(lambda: system.method.accepted == 2020)
@@ -84,8 +83,7 @@ async def test_all_calls_of_a_connection_may_be_cancelled_together_and_the_other
 
 async def test_calls_that_reach_their_deadlines_at_both_sides_leave_the_connection_to_the_others() -> None:
     held = _Held()
-    async with serving(held) as system:
-        caller = await system.connect()
+    async with connected(held) as (system, caller):
         other = caller.call(b"a")
         some = [caller.call(b"a", "/a/Echo", (b"grpc-timeout", b"50m")) for _ in range(1500)]
         await soon(lambda: system.method.ended == len(some))
@@ -106,8 +104,7 @@ async def test_a_rate_is_exceeded_by_a_flood_and_not_by_as_many_frames_in_time()
 
 async def test_pings_of_a_quiet_connection_never_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "_IDLE_FRAMES", (5, 1000))
-    async with serving() as system:
-        caller = await system.connect()
+    async with connected() as (_, caller):
         for _ in range(50):
             caller.engine.ping(b"12345678")
             caller.flush()
@@ -116,8 +113,7 @@ async def test_pings_of_a_quiet_connection_never_add_up(monkeypatch: pytest.Monk
 
 
 async def test_a_ping_beside_each_message_is_no_flood() -> None:
-    async with serving(echo_all, takes_stream=True) as system:
-        caller = await system.connect()
+    async with connected(echo_all, takes_stream=True) as (_, caller):
         number = caller.open()
         for count in range(1, 2001):
             caller.send(number, frames.message(b"a"))
@@ -134,8 +130,7 @@ async def test_a_reader_may_give_windows_for_each_piece_that_it_has_read() -> No
     async def send(call: ServerCall, request: bytes | None) -> None:
         await call.send(answer)
 
-    async with serving(send) as system:
-        caller = await system.connect()
+    async with connected(send) as (_, caller):
         number = caller.call(b"a")
         assert await caller.code(number) == "OK"
         # What golang.org/x/net/http2 sends: one of the stream, and one of the connection, for each 4 KiB.
@@ -221,8 +216,7 @@ async def test_streams_that_are_not_read_hold_up_no_other_call() -> None:
                 pass
         await call.send(b"")
 
-    async with serving(answer, takes_stream=True) as system:
-        caller = await system.connect()
+    async with connected(answer, takes_stream=True) as (system, caller):
         unread = []
         for _ in range(100):
             unread.append(caller.open())
@@ -399,8 +393,7 @@ async def test_a_call_whose_last_piece_finds_no_room_is_told_so() -> None:
 @pytest.mark.parametrize("is_ready_s", [0.0, 0.05], ids=["before the stop", "after it"])
 async def test_answers_that_a_notice_holds_back_are_sent_though_a_stop_follows_at_once(is_ready_s: float) -> None:
     held = _Held()
-    async with serving(held) as system:
-        caller = await system.connect()
+    async with connected(held) as (system, caller):
         held.may_answer.set()
         assert await caller.code(caller.call(b"a")) == "OK"
         held.may_answer.clear()

@@ -33,14 +33,9 @@ class HeldBackend(FakeBackend):
         buckets: tuple[Bucket, ...] = (),
         menu: ShapeMenu | None = None,
     ) -> None:
-        properties = {
-            "endless_token_id": str(ENDLESS),
-            "failing_token_id": str(FAILING),
-            "nan_token_id": str(NAN),
-        }
-        super().__init__(
-            BackendRequest(spec, [], properties, cores=cores, threads=0, in_flight=in_flight, buckets=buckets)
-        )
+        properties = {"endless_token_id": str(ENDLESS), "failing_token_id": str(FAILING), "nan_token_id": str(NAN)}
+        request = BackendRequest(spec, [], properties, cores=cores, threads=0, in_flight=in_flight, buckets=buckets)
+        super().__init__(request)
         if menu:
             self.shapes = menu
         self.batches: list[list[list[int]]] = []

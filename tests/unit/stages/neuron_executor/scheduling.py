@@ -1,9 +1,10 @@
 """A scheduler on a back end that holds every batch until the test lets it run."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.bundles.buckets import parse_bucket
 from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import DeadlineExceeded
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays
@@ -25,19 +27,19 @@ from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.held_backend import HeldBackend
 
-# The modules that look at the time.
 TIMED_MODULES = [
     f"neuronpipe.stages.neuron_executor.{module}.time"
-    for module in (
-        "batching",
-        "cores",
-        "executor_model",
-        "forecast",
-        "scheduler",
-    )
+    for module in ("batching", "cores", "executor_model", "forecast", "scheduler")
 ]
 SPEC = model_spec("question_answering")
-LIMITS = Limits(max_batch_size=8, max_batch_tokens=1000, max_queue_sequences=8)
+
+
+def limits(max_batch_size: int = 8, max_batch_tokens: int = 1000, max_queue_sequences: int = 8) -> Limits:
+    """Limits that a test reaches with few sequences."""
+    return Limits(max_batch_size, max_batch_tokens, max_queue_sequences)
+
+
+LIMITS = limits()
 
 
 def sequence(*ids: int) -> Arrays:
@@ -177,3 +179,35 @@ async def queued(*callers: asyncio.Task[list[ComputedSequence]]) -> None:
     """Lets callers that were made just now reach the queue, or leave it."""
     await asyncio.sleep(0)
     await asyncio.sleep(0)
+
+
+Submits = Callable[[System], asyncio.Task[list[ComputedSequence]]]
+
+
+def call(*sequences: Sequence[int], **options: Any) -> Submits:
+    """A caller for `batches_of`; see System.submit."""
+    return lambda system: system.submit(*sequences, **options)
+
+
+async def batches_of(
+    *calls: Submits, clock: FixedClock | None = None, wait_s: float = 0, fails: Collection[int] = (), **options: Any
+) -> list[list[list[int]]]:
+    """The batches of callers who come while the core is busy, and wait. `fails`: those whose deadline passes."""
+    async with occupied_scheduler(**options) as system:
+        callers = [one(system) for one in calls]
+        await queued()
+        if clock:
+            clock.now_s += wait_s
+        system.backend.let_run()
+        outcomes = await asyncio.gather(*callers, return_exceptions=True)
+        errors = {number: type(one) for number, one in enumerate(outcomes) if isinstance(one, BaseException)}
+        assert errors == dict.fromkeys(fails, DeadlineExceeded)
+        return system.backend.batches[1:]
+
+
+@asynccontextmanager
+async def occupied_scheduler(**options: Any) -> AsyncIterator[System]:
+    """As held_scheduler, with a batch that holds the core until the test lets it run."""
+    async with held_scheduler(**options) as system:
+        await system.occupy()
+        yield system

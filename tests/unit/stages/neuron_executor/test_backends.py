@@ -56,9 +56,8 @@ def test_a_decoder_without_the_library_of_grammars_says_how_to_install_it(
 def test_without_the_neuron_sdk_the_page_is_named_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_neuronx", None)
     neuron_runtime.cache_clear()
-    with pytest.raises(
-        SetupError, match=r"^back end 'neuronx' needs torch_neuronx; .*docs/neuron\.md says how to install"
-    ):
+    problem = r"^back end 'neuronx' needs torch_neuronx; .*docs/neuron\.md says how to install"
+    with pytest.raises(SetupError, match=problem):
         load_backend("neuronx", dataclasses.replace(_request(), buckets=(Bucket(batch=1, tokens=8),)))
 
 

@@ -86,6 +86,5 @@ def test_an_item_that_expires_in_the_queue_is_counted_and_its_wait_is_shown(trac
     telemetry = Recorded()
     _observer(telemetry).dropped(trace, 1_000, DeadlineExceeded("late"))
     assert telemetry.counts(Metrics.QUEUE_DROPPED) == {(model_spec(version=1).name, "1", Events.EXPIRED): 1}
-    assert [(span.name, span.parent, span.started_ns) for span in telemetry.spans] == (
-        [(Spans.QUEUE, trace, 1_000)] if trace else []
-    )
+    expected = [(Spans.QUEUE, trace, 1_000)] if trace else []
+    assert [(span.name, span.parent, span.started_ns) for span in telemetry.spans] == expected

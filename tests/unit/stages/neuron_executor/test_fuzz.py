@@ -77,9 +77,8 @@ class _MoodyBackend(FakeBackend):
     ) -> None:
         properties = {"failing_token_id": str(_FAILING), "nan_token_id": str(_NAN)}
         buckets = () if isinstance(shapes, ShapeMenu) else tuple(map(parse_bucket, shapes))
-        super().__init__(
-            BackendRequest(_SPEC, [], properties, cores=_CORES, threads=0, in_flight=in_flight, buckets=buckets)
-        )
+        request = BackendRequest(_SPEC, [], properties, cores=_CORES, threads=0, in_flight=in_flight, buckets=buckets)
+        super().__init__(request)
         if isinstance(shapes, ShapeMenu):
             self.shapes = shapes
         self._generator, self._clock = generator, clock
@@ -295,15 +294,8 @@ async def test_every_request_ends_once_with_what_it_has_earned_and_leaves_nothin
     finally:
         loop.set_exception_handler(None)
     # All of it happened, or the rest proves little.
-    assert set(ends) == {
-        "answered",
-        "cancelled",
-        "InvalidInput",
-        "InternalError",
-        "DeadlineExceeded",
-        "Overloaded",
-        "core lost",
-    }
+    expected = {"answered", "cancelled", "InvalidInput", "InternalError", "DeadlineExceeded", "Overloaded", "core lost"}
+    assert set(ends) == expected
     assert ends["answered"] > ends.total() / 4, ends
 
 

@@ -154,9 +154,8 @@ async def test_a_model_whose_loading_hangs_is_given_up_after_a_limit_and_leaves_
     settings = _settings(1.5, impaired_limit_s=2)
     async with running_executor(_repository(tmp_path, a=1, b=1), settings) as stage:
         waiting, other = asyncio.create_task(_ask(stage, "a")), asyncio.create_task(_ask(stage, "b"))
-        with pytest.raises(
-            Unavailable, match=r"loading model 'a' version 1 has not ended after 2 s, the limit \(--imp"
-        ):
+        problem = r"loading model 'a' version 1 has not ended after 2 s, the limit \(--imp"
+        with pytest.raises(Unavailable, match=problem):
             await waiting
         await other
         await asyncio.sleep(1)

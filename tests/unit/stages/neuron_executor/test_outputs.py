@@ -14,10 +14,8 @@ _SPEC = model_spec(max_tokens=4)
 def test_an_output_a_token_is_cut_to_the_sequences_own_tokens() -> None:
     spec = model_spec("question_answering")
     outputs = {name: np.arange(8, dtype=np.float32).reshape(2, 4) for name in ("start_logits", "end_logits")}
-    assert {name: array.tolist() for name, array in cut(outputs, 1, 2, spec.outputs).items()} == {
-        "start_logits": [4, 5],
-        "end_logits": [4, 5],
-    }
+    expected = {"start_logits": [4, 5], "end_logits": [4, 5]}
+    assert {name: array.tolist() for name, array in cut(outputs, 1, 2, spec.outputs).items()} == expected
 
 
 def test_an_output_of_fixed_size_is_left_whole() -> None:

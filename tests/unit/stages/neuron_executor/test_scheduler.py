@@ -8,6 +8,7 @@ import asyncio
 import gc
 import logging
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,6 @@ from neuronpipe.core.errors import (
     Unavailable,
 )
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.forecast import BatchTime, ComputedSequence
 from tests.unit.stages.neuron_executor.held_backend import FAILING, NAN, HeldBackend
 from tests.unit.stages.neuron_executor.scheduling import (
@@ -30,7 +30,11 @@ from tests.unit.stages.neuron_executor.scheduling import (
     SPEC,
     FixedClock,
     KnownTime,
+    batches_of,
+    call,
     held_scheduler,
+    limits,
+    occupied_scheduler,
     queued,
     running_model,
     sequence,
@@ -49,8 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FixedClock:
 
 
 async def test_cancelled_request_leaves_its_batch_mates_alone() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         leaving, staying = system.submit([11, 12]), system.submit([21, 22, 23])
         await queued()
         leaving.cancel()
@@ -60,8 +63,7 @@ async def test_cancelled_request_leaves_its_batch_mates_alone() -> None:
 
 
 async def test_a_caller_who_leaves_while_its_batch_runs_leaves_its_batch_mates_alone() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         leaving, staying = system.submit([11, 12]), system.submit([21, 22, 23])
         await queued()
         system.backend.let_run(1)
@@ -83,8 +85,7 @@ async def test_the_core_lives_on_after_a_caller_left_during_its_batch() -> None:
 
 
 async def test_a_cancelled_sequence_is_never_computed() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         leaving, staying = system.submit([11], [12]), system.submit([21])
         await queued()
         leaving.cancel()
@@ -95,8 +96,7 @@ async def test_a_cancelled_sequence_is_never_computed() -> None:
 
 
 async def test_a_cancelled_sequence_leaves_the_queue_at_once_with_its_arrays() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         arrays = sequence(11, 12)
         kept = weakref.ref(arrays["input_ids"])
         leaving = asyncio.create_task(system.scheduler.run([arrays], Call()))
@@ -114,35 +114,12 @@ async def test_a_cancelled_sequence_leaves_the_queue_at_once_with_its_arrays() -
 
 
 async def test_the_sequences_of_an_input_that_failed_leave_the_queue_at_once() -> None:
-    async with held_scheduler(limits=Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=8)) as system:
-        await system.occupy()
+    async with occupied_scheduler(limits=limits(max_batch_size=1)) as system:
         failing = system.submit([FAILING], [1], [2], [3], [4], [5], [6])
         await queued()
         system.backend.let_run(2)
         await asyncio.wait([failing])
         assert system.scheduler.queued == (0, 0)
-
-
-async def test_a_sequence_that_expires_in_the_queue_is_never_computed(clock: FixedClock) -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
-        expiring, other = system.submit([11], deadline_s=clock.now_s + 1), system.submit([21])
-        await queued()
-        clock.now_s += 1
-        system.backend.let_run()
-        await asyncio.wait([expiring, other])
-        assert system.backend.batches == [[[500]], [[21]]]
-
-
-async def test_the_error_of_a_caller_whose_sequence_expires_is_its_deadline(clock: FixedClock) -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
-        expiring = system.submit([11], deadline_s=clock.now_s + 1)
-        await queued()
-        clock.now_s += 1
-        system.backend.let_run()
-        with pytest.raises(DeadlineExceeded):
-            await expiring
 
 
 async def test_a_sequence_before_its_deadline_is_computed(clock: FixedClock) -> None:
@@ -151,48 +128,32 @@ async def test_a_sequence_before_its_deadline_is_computed(clock: FixedClock) -> 
         assert computed.outputs["start_logits"].tolist() == _start_logits(11)
 
 
-async def test_a_sequence_whose_deadline_would_pass_in_the_queue_is_refused_at_once(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
-        system.submit([1, 1, 1])
-        await queued()
-        # Four seconds for what waits, and two of its own.
-        with pytest.raises(DeadlineExceeded, match="in the executor's queue"):
-            await system.submit([21], deadline_s=clock.now_s + 6)
-        assert system.backend.batches == [[[500]]]
-
-
-async def test_the_sequences_of_an_input_count_together_against_its_deadline(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
-        many = [[number] for number in range(1, 5)]
-        # Each alone takes two seconds, all four eight.
-        with pytest.raises(DeadlineExceeded, match="in the executor's queue"):
-            await system.submit(*many, deadline_s=clock.now_s + 8)
-        in_time = system.submit(*many, deadline_s=clock.now_s + 8.1)
-        await queued()
-        assert not in_time.done()
-
-
-async def test_the_sequences_of_an_input_are_shared_by_the_cores(clock: FixedClock) -> None:
-    async with held_scheduler(cores=2, batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        for _ in range(2):
+@pytest.mark.parametrize(
+    ("cores", "waiting", "item", "needed_s"),
+    # A sequence takes two seconds alone. What waits takes four seconds of one core.
+    [
+        pytest.param(1, [[1, 1, 1]], [[21]], 6, id="behind what waits"),
+        pytest.param(2, [[1, 1, 1]], [[21]], 4, id="behind what the cores share"),
+        pytest.param(1, [], [[1], [2], [3], [4]], 8, id="the sequences of an input count together"),
+        pytest.param(2, [], [[1], [2], [3], [4]], 4, id="the cores share the sequences of an input"),
+    ],
+)
+async def test_an_input_whose_deadline_would_pass_in_the_queue_is_refused_at_once(
+    clock: FixedClock, cores: int, waiting: list[list[int]], item: list[list[int]], needed_s: float
+) -> None:
+    async with held_scheduler(cores=cores, batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
+        for _ in range(cores):
             await system.occupy()
-        many = [[number] for number in range(1, 5)]
-        with pytest.raises(DeadlineExceeded):
-            await system.submit(*many, deadline_s=clock.now_s + 4)
-        in_time = system.submit(*many, deadline_s=clock.now_s + 4.1)
+        for one in waiting:
+            system.submit(one)
         await queued()
-        assert not in_time.done()
-
-
-async def test_a_sequence_whose_deadline_leaves_time_for_the_queue_is_let_in(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
-        callers = [system.submit([1, 1, 1]), system.submit([21], deadline_s=clock.now_s + 6.1)]
+        with pytest.raises(DeadlineExceeded, match="in the executor's queue"):
+            await system.submit(*item, deadline_s=clock.now_s + needed_s)
+        in_time = system.submit(*item, deadline_s=clock.now_s + needed_s + 0.1)
         await queued()
+        assert system.backend.batches == [[[500]]] * cores
         system.backend.let_run()
-        await asyncio.gather(*callers)
+        assert len(await in_time) == len(item)
 
 
 async def test_an_estimate_that_refuses_all_is_tried_again_after_a_while(clock: FixedClock) -> None:
@@ -207,25 +168,10 @@ async def test_an_estimate_that_refuses_all_is_tried_again_after_a_while(clock: 
 
 
 async def test_an_estimate_stays_good_while_a_batch_runs_however_long_it_takes(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
+    async with occupied_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         clock.now_s += 3600
         with pytest.raises(DeadlineExceeded):
             await system.submit([11], deadline_s=clock.now_s + 2)
-
-
-async def test_the_queue_is_shared_by_the_cores(clock: FixedClock) -> None:
-    async with held_scheduler(cores=2, batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        for _ in range(2):
-            await system.occupy()
-        system.submit([1, 1, 1])
-        await queued()
-        # Four seconds for what waits, on two cores, and two of its own.
-        with pytest.raises(DeadlineExceeded):
-            await system.submit([21], deadline_s=clock.now_s + 4)
-        in_time = system.submit([21], deadline_s=clock.now_s + 4.1)
-        await queued()
-        assert not in_time.done()
 
 
 async def test_a_batch_that_will_be_alone_takes_as_long_as_lone_batches_do(clock: FixedClock) -> None:
@@ -258,8 +204,7 @@ async def test_lone_batches_and_others_are_timed_apart() -> None:
 
 
 async def test_nobody_is_refused_for_the_sake_of_those_who_left(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
+    async with occupied_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         leaving = system.submit([1, 1, 1], [2, 2, 2])
         await queued()
         leaving.cancel()
@@ -270,59 +215,51 @@ async def test_nobody_is_refused_for_the_sake_of_those_who_left(clock: FixedCloc
         await staying
 
 
-async def test_a_sequence_whose_deadline_cannot_be_met_is_dropped_when_its_batch_is_formed(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
-        late, other = system.submit([11], deadline_s=clock.now_s + 5), system.submit([21])
-        await queued()
-        clock.now_s += 3  # two seconds are left, and it takes two
-        system.backend.let_run()
-        await asyncio.wait([late, other])
-        assert isinstance(late.exception(), DeadlineExceeded)
-        assert system.backend.batches == [[[500]], [[21]]]
+_BEGIN_S = FixedClock().now_s
 
 
-async def test_a_batch_does_not_grow_beyond_what_its_most_urgent_sequence_can_wait(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
-        # Two sequences take four seconds, three six.
-        callers = [system.submit([11], deadline_s=clock.now_s + 5), system.submit([21]), system.submit([31])]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert system.backend.batches[1:] == [[[11], [21]], [[31]]]
-
-
-async def test_an_urgent_sequence_that_joined_a_batch_keeps_it_from_growing(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
-        callers = [system.submit([11]), system.submit([21], deadline_s=clock.now_s + 5), system.submit([31])]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert system.backend.batches[1:] == [[[11], [21]], [[31]]]
-
-
-async def test_after_one_came_too_late_those_that_cannot_wait_for_a_full_batch_are_dropped_as_well(
-    clock: FixedClock,
+@pytest.mark.parametrize(
+    ("calls", "wait_s", "fails", "batches"),
+    # A sequence takes two seconds, two in one batch take four, three six.
+    [
+        pytest.param(
+            [call([11], deadline_s=_BEGIN_S + 1), call([21])], 1, [0], [[[21]]], id="an expired one is never computed"
+        ),
+        pytest.param(
+            [call([11], deadline_s=_BEGIN_S + 5), call([21])], 3, [0], [[[21]]], id="nor one that has two seconds left"
+        ),
+        pytest.param(
+            [call([11], deadline_s=_BEGIN_S + 5), call([21]), call([31])],
+            *(0, [], [[[11], [21]], [[31]]]),
+            id="a batch does not grow beyond what its oldest can wait",
+        ),
+        pytest.param(
+            [call([11]), call([21], deadline_s=_BEGIN_S + 5), call([31])],
+            *(0, [], [[[11], [21]], [[31]]]),
+            id="a batch does not grow beyond what one that joined can wait",
+        ),
+        # 1.5 seconds are left for the first; 4.5 for the second, which takes two alone and six with the others.
+        pytest.param(
+            [call([11], deadline_s=_BEGIN_S + 5), call([21], deadline_s=_BEGIN_S + 8), call([31], [41])],
+            *(3.5, [0, 1], [[[31], [41]]]),
+            id="after one came too late, those that cannot wait for a full batch are dropped as well",
+        ),
+        pytest.param(
+            [call([11], [12]), call([21], deadline_s=_BEGIN_S + 6.1), call([31])],
+            *(5, [1], [[[11], [12], [31]]]),
+            id="one that is too late does not keep those behind it out of a batch",
+        ),
+    ],
+)
+async def test_deadlines_decide_who_is_computed_with_whom(
+    clock: FixedClock, calls: list[Any], wait_s: float, fails: list[int], batches: list[list[list[int]]]
 ) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
-        late, urgent = system.submit([11], deadline_s=clock.now_s + 5), system.submit([21], deadline_s=clock.now_s + 8)
-        others = system.submit([31], [41])
-        await queued()
-        clock.now_s += 3.5
-        # 1.5 seconds are left for the first, which takes two; 4.5 for the second, which takes two alone and six with
-        # the others.
-        system.backend.let_run()
-        await asyncio.wait([late, urgent, others])
-        assert isinstance(urgent.exception(), DeadlineExceeded)
-        assert system.backend.batches[1:] == [[[31], [41]]]
+    known = KnownTime(overhead_s=0, token_s=1)
+    assert await batches_of(*calls, clock=clock, wait_s=wait_s, fails=fails, batch_time=known) == batches
 
 
 async def test_a_second_after_one_came_too_late_urgent_sequences_are_computed_again(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
+    async with occupied_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         late, other = system.submit([11], deadline_s=clock.now_s + 3), system.submit([12])
         await queued()
         clock.now_s += 3
@@ -338,39 +275,20 @@ async def test_a_second_after_one_came_too_late_urgent_sequences_are_computed_ag
 
 
 async def test_a_sequence_that_a_growing_batch_would_make_late_is_not_failed_but_runs_later(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=10, token_s=1)) as system:
-        await system.occupy()
-        # Alone it takes 12 seconds, behind the nine tokens that wait 21; beside them, padded to nine, 10 + 18 = 28.
-        callers = [system.submit([1] * 8), system.submit([21], deadline_s=clock.now_s + 25)]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert system.backend.batches[1:] == [[[1] * 8], [[21]]]
-
-
-async def test_a_sequence_that_is_too_late_does_not_keep_those_behind_it_out_of_a_batch(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
-        callers = [system.submit([11], [12]), system.submit([21], deadline_s=clock.now_s + 6.1), system.submit([31])]
-        await queued()
-        clock.now_s += 5
-        system.backend.let_run()
-        await asyncio.wait(callers)
-        assert system.backend.batches[1:] == [[[11], [12], [31]]]
+    # Alone it takes 12 seconds, behind the nine tokens that wait 21; beside them, padded to nine, 10 + 18 = 28.
+    calls, known = (call([1] * 8), call([21], deadline_s=clock.now_s + 25)), KnownTime(overhead_s=10, token_s=1)
+    assert await batches_of(*calls, batch_time=known) == [[[1] * 8], [[21]]]
 
 
 async def test_one_bad_sequence_fails_alone() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         good, bad, better = system.submit([11]), system.submit([FAILING, 21]), system.submit([31, 32])
         await queued()
         system.backend.let_run()
         outcomes = await asyncio.gather(good, bad, better, return_exceptions=True)
         assert isinstance(outcomes[1], InternalError)
-        assert [one[0].outputs["start_logits"].tolist() for one in (await good, await better)] == [
-            _start_logits(11),
-            _start_logits(31, 32),
-        ]
+        found = [one[0].outputs["start_logits"].tolist() for one in (await good, await better)]
+        assert found == [_start_logits(11), _start_logits(31, 32)]
 
 
 async def test_the_error_of_a_bad_sequence_says_nothing_of_the_back_ends() -> None:
@@ -395,8 +313,7 @@ async def test_an_input_with_one_bad_sequence_fails_as_a_whole() -> None:
 
 
 async def test_the_other_sequences_of_an_input_that_failed_are_not_computed() -> None:
-    async with held_scheduler(limits=Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=8)) as system:
-        await system.occupy()
+    async with occupied_scheduler(limits=limits(max_batch_size=1)) as system:
         failing = system.submit([FAILING], [21], [22])
         await queued()
         system.backend.let_run(2)
@@ -408,8 +325,7 @@ async def test_the_other_sequences_of_an_input_that_failed_are_not_computed() ->
 
 
 async def test_a_sequence_given_up_while_a_failed_batch_is_run_again_is_not_computed() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         bad, leaving, staying = system.submit([FAILING]), system.submit([21]), system.submit([31])
         await queued()
         system.backend.let_run(2)
@@ -424,8 +340,7 @@ async def test_a_sequence_given_up_while_a_failed_batch_is_run_again_is_not_comp
 
 
 async def test_a_row_that_is_not_a_number_fails_alone_and_is_not_computed_again() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         good, bad = system.submit([11]), system.submit([NAN])
         await queued()
         system.backend.let_run()
@@ -460,20 +375,18 @@ async def test_a_back_end_that_breaks_its_contract_does_not_end_the_core(token: 
 
 
 async def test_a_full_queue_refuses_at_once_and_names_the_limit() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         waiting = [system.submit([number]) for number in range(1, 9)]
         await queued()
-        with pytest.raises(
-            Overloaded, match=r"^8 sequences wait for 'small', the limit is 8 \(the executor's max_queue_sequences\)$"
-        ):
+        problem = r"^8 sequences wait for 'small', the limit is 8 \(the executor's max_queue_sequences\)$"
+        with pytest.raises(Overloaded, match=problem):
             await system.scheduler.run([sequence(21)], Call())
         assert not any(caller.done() for caller in waiting)
 
 
 async def test_who_is_refused_is_told_to_wait_for_as_long_as_the_queue_takes() -> None:
-    limits = Limits(max_batch_size=8, max_batch_tokens=1000, max_queue_sequences=2)
-    async with held_scheduler(cores=2, limits=limits, batch_time=KnownTime(overhead_s=5, token_s=1)) as system:
+    known = KnownTime(overhead_s=5, token_s=1)
+    async with held_scheduler(cores=2, limits=limits(max_queue_sequences=2), batch_time=known) as system:
         for _ in range(2):
             await system.occupy()
         system.submit([1], [2, 2, 2])
@@ -485,8 +398,7 @@ async def test_who_is_refused_is_told_to_wait_for_as_long_as_the_queue_takes() -
 
 
 async def test_the_sequences_of_one_input_are_queued_together_or_not_at_all() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         waiting = [system.submit([number]) for number in range(1, 7)]
         await queued()
         with pytest.raises(Overloaded):
@@ -497,8 +409,7 @@ async def test_the_sequences_of_one_input_are_queued_together_or_not_at_all() ->
 
 
 async def test_the_last_places_of_the_queue_are_given_out() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         first, last = system.submit(*([number] for number in range(1, 7))), system.submit([7], [8])
         await queued()
         system.backend.let_run()
@@ -507,15 +418,13 @@ async def test_the_last_places_of_the_queue_are_given_out() -> None:
 
 async def test_an_input_of_more_sequences_than_the_queue_takes_is_refused_for_good() -> None:
     async with held_scheduler(is_held=False) as system:
-        with pytest.raises(
-            InvalidInput, match=r"^input: 9 sequences, the limit is 8 \(the executor's max_queue_sequences\)$"
-        ):
+        problem = r"^input: 9 sequences, the limit is 8 \(the executor's max_queue_sequences\)$"
+        with pytest.raises(InvalidInput, match=problem):
             await system.submit(*([number] for number in range(1, 10)))
 
 
 async def test_a_full_queue_of_abandoned_work_makes_room() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         leaving = [system.submit([number]) for number in range(1, 9)]
         await queued()
         for caller in leaving:
@@ -529,8 +438,7 @@ async def test_a_full_queue_of_abandoned_work_makes_room() -> None:
 
 
 async def test_a_full_queue_of_expired_work_makes_room(clock: FixedClock) -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         expired = [system.submit([number], deadline_s=clock.now_s + 1) for number in range(1, 9)]
         await queued()
         clock.now_s += 1
@@ -547,93 +455,113 @@ async def test_an_idle_core_takes_a_sequence_at_once() -> None:
         assert await system.backend.begun() == [[11]]
 
 
-async def test_what_waits_while_the_core_is_busy_runs_together() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
-        callers = [system.submit([11]), system.submit([21], [22]), system.submit([31])]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert system.backend.batches[1:] == [[[11], [21], [22], [31]]]
-
-
-async def test_the_oldest_sequence_goes_first_whatever_its_length() -> None:
-    async with held_scheduler(limits=Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=8)) as system:
-        await system.occupy()
-        callers = [system.submit([11, 12]), system.submit([21]), system.submit([31, 32, 33])]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert system.backend.batches[1:] == [[[11, 12]], [[21]], [[31, 32, 33]]]
-
-
-async def test_a_batch_prefers_the_length_of_its_oldest_sequence() -> None:
-    async with held_scheduler(limits=Limits(max_batch_size=2, max_batch_tokens=1000, max_queue_sequences=8)) as system:
-        await system.occupy()
-        callers = [system.submit([11]), system.submit([21, 22]), system.submit([31])]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert system.backend.batches[1:] == [[[11], [31]], [[21, 22]]]
-
-
-async def test_a_batch_is_filled_with_the_nearest_lengths_first() -> None:
-    async with held_scheduler(limits=Limits(max_batch_size=3, max_batch_tokens=1000, max_queue_sequences=8)) as system:
-        await system.occupy()
-        # Four tokens first; the others are four, one, three and two away from it.
-        callers = [
-            system.submit([1] * 4),
-            system.submit([2] * 8),
-            system.submit([3] * 3),
-            system.submit([4]),
-            system.submit([5] * 6),
-        ]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert system.backend.batches[1] == [[1] * 4, [3] * 3, [5] * 6]
-
-
-async def test_shorter_sequences_join_a_batch_while_their_padding_costs_far_less_than_a_batch_of_their_own() -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=51, token_s=1)) as system:
-        await system.occupy()
-        # Three tokens of padding each: two of them cost 6, a third would make it 9 of 8.5, which is a sixth of the
-        # overhead.
-        callers = [system.submit([1] * 9), system.submit([2] * 6, [3] * 6, [4] * 6)]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert system.backend.batches[1:] == [[[1] * 9, [2] * 6, [3] * 6], [[4] * 6]]
+_COSTLY: dict[str, Any] = {"batch_time": KnownTime(overhead_s=51, token_s=1)}
 
 
 @pytest.mark.parametrize(
-    ("tokens", "batches"),
-    # The two that are there would be padded by 4 tokens each, which makes 8 of 8.5, a sixth of the overhead; or by 5,
-    # which makes 10.
-    [(7, [[[1] * 3, [2] * 3, [9] * 7]]), (8, [[[1] * 3, [2] * 3], [[9] * 8]])],
-    ids=["pays", "does not pay"],
+    ("calls", "batches", "options"),
+    [
+        pytest.param(
+            [call([11]), call([21], [22]), call([31])], [[[11], [21], [22], [31]]], {}, id="what waits runs together"
+        ),
+        pytest.param(
+            [call([11, 12]), call([21]), call([31, 32, 33])],
+            [[[11, 12]], [[21]], [[31, 32, 33]]],
+            {"limits": limits(max_batch_size=1)},
+            id="the oldest goes first, of any length",
+        ),
+        pytest.param(
+            [call([11]), call([21, 22]), call([31])],
+            [[[11], [31]], [[21, 22]]],
+            {"limits": limits(max_batch_size=2)},
+            id="a batch prefers the length of its oldest",
+        ),
+        # Four tokens first; the others are four, one, three and two away from it.
+        pytest.param(
+            [call([1] * 4), call([2] * 8), call([3] * 3), call([4]), call([5] * 6)],
+            [[[1] * 4, [3] * 3, [5] * 6], [[2] * 8, [4]]],
+            {"limits": limits(max_batch_size=3)},
+            id="a batch is filled with the nearest lengths first",
+        ),
+        # Three tokens of padding each: two of them cost 6, a third would make it 9 of 8.5, a sixth of the overhead.
+        pytest.param(
+            [call([1] * 9), call([2] * 6, [3] * 6, [4] * 6)],
+            [[[1] * 9, [2] * 6, [3] * 6], [[4] * 6]],
+            _COSTLY,
+            id="shorter ones join while their padding costs far less than a batch of their own",
+        ),
+        # The two that are there would be padded by 4 tokens each, which makes 8 of 8.5; or by 5, which makes 10.
+        pytest.param(
+            [call([1] * 3, [2] * 3), call([9] * 7)],
+            [[[1] * 3, [2] * 3, [9] * 7]],
+            _COSTLY,
+            id="a longer one joins where padding the others costs far less than a batch of its own",
+        ),
+        pytest.param(
+            [call([1] * 3, [2] * 3), call([9] * 8)],
+            [[[1] * 3, [2] * 3], [[9] * 8]],
+            _COSTLY,
+            id="a longer one does not join where padding the others costs more",
+        ),
+        # 4 x 11 = 44 padded tokens, of 11 + 3 x 2 = 17 of their own.
+        pytest.param(
+            [call([1] * 10), call([2], [3], [4])],
+            [[[1] * 10, [2], [3], [4]]],
+            {},
+            id="the only idle core takes all, with any padding",
+        ),
+        pytest.param(
+            [call([11], is_bulk=True), call([21]), call([31])],
+            [[[21]], [[31]], [[11]]],
+            {"limits": limits(max_batch_size=1)},
+            id="bulk waits while interactive work waits",
+        ),
+        pytest.param(
+            [call([21]), call([11], is_bulk=True), call([31]), call([12], is_bulk=True)],
+            [[[21], [31]], [[11], [12]]],
+            {},
+            id="a batch is of one priority",
+        ),
+        pytest.param(
+            [call([number]) for number in range(1, 6)],
+            [[[1], [2]], [[3], [4]], [[5]]],
+            {"limits": limits(max_batch_size=2)},
+            id="a batch has at most as many sequences as the limit",
+        ),
+        # Two of 3 make 2 x 4 = 8, a third would make 12; 3 x 3 = 9 just fits.
+        pytest.param(
+            [call([1, 1, 1], [2, 2, 2], [3, 3], [4, 4], [5, 5])],
+            [[[1, 1, 1], [2, 2, 2]], [[3, 3], [4, 4], [5, 5]]],
+            {"limits": limits(max_batch_tokens=9)},
+            id="a batch has at most as many padded tokens as the limit",
+        ),
+        # Two of 1 make 2 x 2; with one of 4 all three would be padded to 5, which makes 15.
+        pytest.param(
+            [call([1], [2], [3, 3, 3, 3])],
+            [[[1], [2]], [[3, 3, 3, 3]]],
+            {"limits": limits(max_batch_tokens=12)},
+            id="a long one behind short ones counts with what it does to them",
+        ),
+        # One of 4 is padded to 5, and so is every other beside it: two make 10, three would make 15.
+        pytest.param(
+            [call([1, 1, 1, 1], [2], [3])],
+            [[[1, 1, 1, 1], [2]], [[3]]],
+            {"limits": limits(max_batch_tokens=10)},
+            id="a short one behind a long one counts with what it is padded to",
+        ),
+    ],
 )
-async def test_a_longer_sequence_joins_a_batch_where_padding_the_others_costs_far_less_than_a_batch_of_its_own(
-    tokens: int, batches: list[list[list[int]]]
+async def test_who_is_computed_with_whom(
+    calls: list[Any], batches: list[list[list[int]]], options: dict[str, Any]
 ) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=51, token_s=1)) as system:
-        await system.occupy()
-        callers = [system.submit([1] * 3, [2] * 3), system.submit([9] * tokens)]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert system.backend.batches[1:] == batches
+    assert await batches_of(*calls, **options) == batches
 
 
 async def test_sequences_given_up_cost_a_batch_no_padding() -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=51, token_s=1)) as system:
-        await system.occupy()
+    async with occupied_scheduler(**_COSTLY) as system:
         # Three tokens of padding each, as above, for those that are still wanted.
-        oldest, leaving, staying = (
-            system.submit([1] * 9),
-            system.submit([2] * 6, [3] * 6),
-            system.submit([4] * 6, [5] * 6),
-        )
+        oldest, leaving = system.submit([1] * 9), system.submit([2] * 6, [3] * 6)
+        staying = system.submit([4] * 6, [5] * 6)
         await queued()
         leaving.cancel()
         await queued()
@@ -643,56 +571,25 @@ async def test_sequences_given_up_cost_a_batch_no_padding() -> None:
 
 
 async def test_a_batch_is_large_enough_once_its_overhead_is_a_small_share_of_its_time() -> None:
-    limits = Limits(max_batch_size=32, max_batch_tokens=1000, max_queue_sequences=32)
-    async with held_scheduler(limits=limits, batch_time=KnownTime(overhead_s=4.2, token_s=1)) as system:
-        await system.occupy()
-        # 4.2 tokens are 4 % of 105: eleven sequences of nine tokens are not enough, twelve are.
-        callers = [system.submit([number] * 8) for number in range(1, 16)]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert [len(batch) for batch in system.backend.batches[1:]] == [12, 3]
+    # 4.2 tokens are 4 % of 105: eleven sequences of nine tokens are not enough, twelve are.
+    calls, known = [call([number] * 8) for number in range(1, 16)], KnownTime(overhead_s=4.2, token_s=1)
+    batches = await batches_of(*calls, limits=limits(32, 1000, 32), batch_time=known)
+    assert [len(batch) for batch in batches] == [12, 3]
 
 
-async def test_idle_cores_share_what_waits() -> None:
+@pytest.mark.parametrize("busy", [0, 1])
+async def test_cores_that_are_idle_share_what_waits(busy: int) -> None:
     async with held_scheduler(cores=2) as system:
+        for _ in range(busy):
+            await system.occupy()
         await queued()
         system.submit([1], [2], [3], [4])
-        assert await system.backend.begun() == [[1], [2]]
-        assert await system.backend.begun() == [[3], [4]]
-
-
-async def test_a_core_leaves_no_share_to_cores_that_are_busy() -> None:
-    async with held_scheduler(cores=2) as system:
-        await system.occupy()
-        await queued()
-        system.submit([1], [2], [3], [4])
-        assert await system.backend.begun() == [[1], [2], [3], [4]]
-
-
-async def test_the_only_idle_core_takes_all_however_much_padding_that_makes() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
-        # 4 x 11 = 44 padded tokens, of 11 + 3 x 2 = 17 of their own.
-        callers = [system.submit([1] * 10), system.submit([2], [3], [4])]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert system.backend.batches[1:] == [[[1] * 10, [2], [3], [4]]]
-
-
-async def test_bulk_waits_while_interactive_work_waits() -> None:
-    async with held_scheduler(limits=Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=8)) as system:
-        await system.occupy()
-        callers = [system.submit([11], is_bulk=True), system.submit([21]), system.submit([31])]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert system.backend.batches[1:] == [[[21]], [[31]], [[11]]]
+        begun = [await system.backend.begun() for _ in range(2 - busy)]
+        assert begun == ([[[1], [2], [3], [4]]] if busy else [[[1], [2]], [[3], [4]]])
 
 
 async def test_bulk_delays_interactive_work_by_one_batch_at_most() -> None:
-    async with held_scheduler(limits=Limits(max_batch_size=2, max_batch_tokens=1000, max_queue_sequences=8)) as system:
+    async with held_scheduler(limits=limits(max_batch_size=2)) as system:
         bulk = system.submit([1], [2], [3], [4], [5], is_bulk=True)
         assert await system.backend.begun() == [[1], [2]]
         interactive = system.submit([21])
@@ -703,8 +600,7 @@ async def test_bulk_delays_interactive_work_by_one_batch_at_most() -> None:
 
 
 async def test_bulk_leaves_a_core_idle_while_interactive_work_comes(clock: FixedClock) -> None:
-    one_by_one = Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=8)
-    async with held_scheduler(cores=2, limits=one_by_one) as system:
+    async with held_scheduler(cores=2, limits=limits(max_batch_size=1)) as system:
         first = system.submit([21])
         assert await system.backend.begun() == [[21]]
         bulk = system.submit([1], [2], [3], is_bulk=True)
@@ -726,9 +622,7 @@ async def test_bulk_leaves_a_core_idle_while_interactive_work_comes(clock: Fixed
 
 
 async def test_all_cores_do_bulk_once_no_interactive_work_comes(clock: FixedClock) -> None:
-    one_by_one = Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=8)
-    async with held_scheduler(cores=2, limits=one_by_one) as system:
-        await system.occupy()
+    async with occupied_scheduler(cores=2, limits=limits(max_batch_size=1)) as system:
         bulk = system.submit([1], [2], [3], is_bulk=True)
         await queued()
         clock.now_s += 1
@@ -756,24 +650,8 @@ async def test_bulk_batches_are_short_while_interactive_work_comes(
         assert system.backend.batches[2:] == [[[3], [4], [5], [6]]]
 
 
-async def test_a_batch_is_of_one_priority() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
-        callers = [
-            system.submit([21]),
-            system.submit([11], is_bulk=True),
-            system.submit([31]),
-            system.submit([12], is_bulk=True),
-        ]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert system.backend.batches[1:] == [[[21], [31]], [[11], [12]]]
-
-
 async def test_interactive_work_is_not_refused_for_the_sake_of_bulk(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
+    async with occupied_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         system.submit([1, 1, 1], is_bulk=True)
         await queued()
         interactive = system.submit([21], deadline_s=clock.now_s + 3)
@@ -783,62 +661,15 @@ async def test_interactive_work_is_not_refused_for_the_sake_of_bulk(clock: Fixed
 
 
 async def test_bulk_is_refused_for_the_sake_of_interactive_work(clock: FixedClock) -> None:
-    async with held_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
-        await system.occupy()
+    async with occupied_scheduler(batch_time=KnownTime(overhead_s=0, token_s=1)) as system:
         system.submit([1, 1, 1])
         await queued()
         with pytest.raises(DeadlineExceeded):
             await system.submit([21], deadline_s=clock.now_s + 3, is_bulk=True)
 
 
-async def test_a_batch_has_at_most_as_many_sequences_as_the_limit() -> None:
-    async with held_scheduler(limits=Limits(max_batch_size=2, max_batch_tokens=1000, max_queue_sequences=8)) as system:
-        await system.occupy()
-        callers = [system.submit([number]) for number in range(1, 6)]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert system.backend.batches[1:] == [[[1], [2]], [[3], [4]], [[5]]]
-
-
-async def test_a_batch_has_at_most_as_many_padded_tokens_as_the_limit() -> None:
-    async with held_scheduler(limits=Limits(max_batch_size=8, max_batch_tokens=9, max_queue_sequences=8)) as system:
-        await system.occupy()
-        # FakeBackend pads to one more than the longest: two of 3 make 2 x 4 = 8, a third would make 12; 3 x 3 = 9 just
-        # fits.
-        callers = [system.submit([1, 1, 1], [2, 2, 2], [3, 3], [4, 4], [5, 5])]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert system.backend.batches[1:] == [[[1, 1, 1], [2, 2, 2]], [[3, 3], [4, 4], [5, 5]]]
-
-
-async def test_a_long_sequence_behind_short_ones_counts_with_what_it_does_to_them() -> None:
-    async with held_scheduler(limits=Limits(max_batch_size=8, max_batch_tokens=12, max_queue_sequences=8)) as system:
-        await system.occupy()
-        # Two of 1 make 2 x 2; with one of 4 all three would be padded to 5, which makes 15.
-        callers = [system.submit([1], [2], [3, 3, 3, 3])]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert system.backend.batches[1:] == [[[1], [2]], [[3, 3, 3, 3]]]
-
-
-async def test_a_short_sequence_behind_a_long_one_counts_with_what_it_is_padded_to() -> None:
-    async with held_scheduler(limits=Limits(max_batch_size=8, max_batch_tokens=10, max_queue_sequences=8)) as system:
-        await system.occupy()
-        # One of 4 is padded to 5, and so is every other beside it: two make 10, three would make 15.
-        callers = [system.submit([1, 1, 1, 1], [2], [3])]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
-        assert system.backend.batches[1:] == [[[1, 1, 1, 1], [2]], [[3]]]
-
-
 async def test_a_sequence_longer_than_the_batch_limit_runs_alone() -> None:
-    async with held_scheduler(
-        limits=Limits(max_batch_size=8, max_batch_tokens=4, max_queue_sequences=8), is_held=False
-    ) as system:
+    async with held_scheduler(limits=limits(max_batch_tokens=4), is_held=False) as system:
         (computed,) = await system.submit([1, 2, 3, 4, 5])
         assert computed.outputs["start_logits"].tolist() == _start_logits(1, 2, 3, 4, 5)
 
@@ -850,8 +681,7 @@ async def test_outputs_go_to_the_callers_they_belong_to_whatever_the_lengths() -
         [generator.integers(1, 500, size=length).tolist() for length in generator.integers(1, 17, size=3)]
         for _ in range(40)
     ]
-    limits = Limits(max_batch_size=5, max_batch_tokens=60, max_queue_sequences=200)
-    async with held_scheduler(cores=2, limits=limits, is_held=False) as system:
+    async with held_scheduler(cores=2, limits=limits(5, 60, 200), is_held=False) as system:
         answers = await asyncio.gather(*(system.submit(*sequences) for sequences in inputs))
     for sequences, computed in zip(inputs, answers, strict=True):
         for ids, one in zip(sequences, computed, strict=True):
@@ -869,8 +699,7 @@ async def test_several_cores_run_at_once() -> None:
 
 
 async def test_a_core_runs_one_batch_at_a_time() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         waiting = system.submit([11])
         await asyncio.sleep(0.05)  # nothing happens
         assert system.backend.batches == [[[500]]]
@@ -879,8 +708,7 @@ async def test_a_core_runs_one_batch_at_a_time() -> None:
 
 
 async def test_a_sequence_is_told_of_the_batch_that_it_ran_in(clock: FixedClock) -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         caller = system.submit([1, 2, 3], [4])
         await queued()
         clock.now_s = 1001
@@ -931,8 +759,7 @@ async def _outcome(caller: asyncio.Task[list[ComputedSequence]]) -> type[BaseExc
 
 
 async def test_closing_fails_what_waits_as_unavailable() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         waiting = [system.submit([11]), system.submit([21], [22])]
         await queued()
     assert [await _outcome(caller) for caller in waiting] == [Unavailable, Unavailable]
@@ -946,8 +773,7 @@ async def test_closing_leaves_nobody_waiting_whose_batch_runs() -> None:
 
 
 async def test_closing_leaves_nobody_waiting_whose_failed_batch_is_run_again() -> None:
-    async with held_scheduler() as system:
-        await system.occupy()
+    async with occupied_scheduler() as system:
         callers = [system.submit([FAILING]), system.submit([21]), system.submit([31])]
         await queued()
         system.backend.let_run(2)

@@ -25,6 +25,7 @@ from tests.unit.stages.neuron_executor.scheduling import (
     System,
     held_scheduler,
     joined,
+    occupied_scheduler,
     queued,
     running_model,
     sequence,
@@ -34,8 +35,7 @@ _ONE_BY_ONE = Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequence
 
 
 async def test_the_next_batch_is_handed_to_a_core_that_works_where_two_are_in_flight() -> None:
-    async with held_scheduler(in_flight=2) as system:
-        await system.occupy()
+    async with occupied_scheduler(in_flight=2) as system:
         waiting = system.submit([11])
         assert await system.backend.begun() == [[11]]
         system.backend.let_run()
@@ -106,8 +106,7 @@ async def test_what_would_end_too_late_behind_the_batch_that_runs_is_not_made_re
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = FixedClock.installed(monkeypatch)
-    async with held_scheduler(in_flight=2, batch_time=KnownTime(overhead_s=10, token_s=0)) as system:
-        await system.occupy()
+    async with occupied_scheduler(in_flight=2, batch_time=KnownTime(overhead_s=10, token_s=0)) as system:
         late, in_time = system.submit([1], deadline_s=clock.now_s + 19), system.submit([2], deadline_s=clock.now_s + 21)
         assert await system.backend.begun() == [[2]]
         system.backend.let_run()
@@ -174,9 +173,8 @@ async def test_what_a_core_may_have_been_lost_through_runs_with_nothing_beside_i
             for number in range(1, 40)
         ]
         outcomes = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 20)
-    assert [type(outcome) for outcome in outcomes] == [
-        InternalError if number == 9 else list for number in range(1, 40)
-    ]
+    found = [type(outcome) for outcome in outcomes]
+    assert found == [InternalError if number == 9 else list for number in range(1, 40)]
     # The first time beside whatever was there and came, the second time alone.
     assert backend.beside[-1] == 0
     assert len(backend.lost) == 2

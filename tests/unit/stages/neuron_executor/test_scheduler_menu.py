@@ -18,7 +18,13 @@ from neuronpipe.stages.neuron_executor.forecast import (
 )
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from tests.unit.model_specs import image_text_spec, model_spec
-from tests.unit.stages.neuron_executor.scheduling import FixedClock, KnownTime, held_scheduler, queued
+from tests.unit.stages.neuron_executor.scheduling import (
+    FixedClock,
+    KnownTime,
+    held_scheduler,
+    occupied_scheduler,
+    queued,
+)
 
 _SPEC = model_spec("question_answering", max_tokens=128)
 _LIMITS = Limits(max_batch_size=32, max_batch_tokens=8192, max_queue_sequences=1000)
@@ -71,8 +77,7 @@ async def test_random_traffic_runs_in_shapes_of_the_menu_and_every_caller_gets_i
 
 
 async def test_sequences_that_fill_no_number_of_rows_run_next_in_their_order() -> None:
-    async with held_scheduler(limits=_LIMITS, spec=_SPEC, menu=_MENU) as system:
-        await system.occupy()
+    async with occupied_scheduler(limits=_LIMITS, spec=_SPEC, menu=_MENU) as system:
         callers = [system.submit(ids) for ids in _texts(7)]
         await queued()
         system.backend.let_run()
@@ -82,8 +87,7 @@ async def test_sequences_that_fill_no_number_of_rows_run_next_in_their_order() -
 
 
 async def test_sequences_that_went_back_go_before_those_that_come_later() -> None:
-    async with held_scheduler(limits=_LIMITS, spec=_SPEC, menu=_MENU) as system:
-        await system.occupy()
+    async with occupied_scheduler(limits=_LIMITS, spec=_SPEC, menu=_MENU) as system:
         early = [system.submit(ids) for ids in _texts(7)]
         await queued()
         system.backend.let_run(1)
@@ -106,8 +110,7 @@ async def test_sequences_that_went_back_go_before_those_that_come_later() -> Non
 async def test_a_batch_of_several_lengths_gives_back_what_it_took_last(
     lengths: Sequence[int], batches: list[list[int]], shapes: list[tuple[int, int]]
 ) -> None:
-    async with held_scheduler(limits=_LIMITS, spec=_SPEC, menu=_MENU) as system:
-        await system.occupy()
+    async with occupied_scheduler(limits=_LIMITS, spec=_SPEC, menu=_MENU) as system:
         callers = [system.submit([number] * tokens) for number, tokens in enumerate(lengths, 1)]
         await queued()
         system.backend.let_run()
@@ -147,8 +150,7 @@ async def test_sequences_of_an_item_that_is_kept_whole_have_rows_of_the_menu() -
 )
 async def test_the_limits_of_a_batch_apply_to_all_of_its_rows(limits: tuple[int, int], rows: int) -> None:
     limits_of_batch = Limits(*limits, max_queue_sequences=100)
-    async with held_scheduler(limits=limits_of_batch, spec=_SPEC, menu=_MENU) as system:
-        await system.occupy()
+    async with occupied_scheduler(limits=limits_of_batch, spec=_SPEC, menu=_MENU) as system:
         callers = [system.submit(ids) for ids in _texts(7)]
         await queued()
         system.backend.let_run()
@@ -159,8 +161,7 @@ async def test_the_limits_of_a_batch_apply_to_all_of_its_rows(limits: tuple[int,
 async def test_a_longer_sequence_that_leaves_no_room_for_the_batch_does_not_keep_shorter_ones_out() -> None:
     # A batch of 256 tokens holds four of 64, and two of 80.
     menu = ShapeMenu(_SPEC, 256)
-    async with held_scheduler(limits=_LIMITS, spec=_SPEC, menu=menu) as system:
-        await system.occupy()
+    async with occupied_scheduler(limits=_LIMITS, spec=_SPEC, menu=menu) as system:
         callers = [system.submit([number] * tokens) for number, tokens in enumerate((64, 48, 80, 32, 32), 1)]
         await queued()
         system.backend.let_run()

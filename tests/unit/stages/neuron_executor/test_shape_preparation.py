@@ -279,9 +279,8 @@ async def test_a_shape_that_cannot_be_computed_is_told_once_and_requests_are_ser
         assert len(backend.prepared) == count
         planned, ready = _gauges(telemetry)
         assert (planned, ready < planned) == (len(_PLANNED), True)
-    assert [record.message for record in caplog.records] == [
-        "the other shapes of a model are prepared when requests have them"
-    ]
+    expected = ["the other shapes of a model are prepared when requests have them"]
+    assert [record.message for record in caplog.records] == expected
 
 
 async def test_items_that_are_kept_whole_have_shapes_of_their_own_and_none_is_prepared(
@@ -331,10 +330,7 @@ async def test_shapes_of_images_and_of_texts_of_one_model_are_prepared_with_imag
     monkeypatch.setattr(f"{__name__}._MENU", ShapeMenu(spec, 64))
     write_bundle(tmp_path, "both", model=spec, artifacts=(Artifact(backend="fake", dtype="float32"),))
     (bundle,) = read_repository(tmp_path)
-    async with (
-        running_devices(EngineSettings(cores=1), Telemetry()) as devices,
-        devices.open_batches(bundle) as model,
-    ):
+    async with running_devices(EngineSettings(cores=1), Telemetry()) as devices, devices.open_batches(bundle) as model:
         counts.clear()  # of the warm-up
         model.is_used.set()
         await _MenuBackend.until(lambda: counts.total() == len(planned))

@@ -115,11 +115,7 @@ async def test_no_cache_is_said_to_take_part_where_there_is_none(stage: Tokenize
 
 @pytest.mark.parametrize(
     ("bad", "kind"),
-    [
-        (_item(model="none"), ModelNotFound),
-        (_item(""), InvalidInput),
-        (_item(call=_EXPIRED), DeadlineExceeded),
-    ],
+    [(_item(model="none"), ModelNotFound), (_item(""), InvalidInput), (_item(call=_EXPIRED), DeadlineExceeded)],
     ids=["no such model", "no text", "expired"],
 )
 async def test_a_bad_item_fails_alone(stage: TokenizerStage, bad: TokenizeItem, kind: type[Exception]) -> None:
@@ -282,10 +278,8 @@ async def test_a_length_to_which_nothing_can_be_cut_is_refused(
 async def test_what_was_encoded_before_is_found_and_is_the_same(repository: Path) -> None:
     async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
         first, second = await stage.tokenize(_item()), await stage.tokenize(_item())
-    assert (first.token_cache, second.token_cache) == (
-        CacheOutcome.CACHE_OUTCOME_MISS,
-        CacheOutcome.CACHE_OUTCOME_HIT_MEMORY,
-    )
+    expected = (CacheOutcome.CACHE_OUTCOME_MISS, CacheOutcome.CACHE_OUTCOME_HIT_MEMORY)
+    assert (first.token_cache, second.token_cache) == expected
     assert _ids(second) == _ids(first) == [[101, 2028, 2048, 102]]
     assert (second.tokens, second.truncated_tokens) == (first.tokens, first.truncated_tokens)
 
@@ -308,9 +302,8 @@ async def test_an_expired_item_is_refused_though_its_encoding_is_known(repositor
 
 async def test_there_is_no_cache_without_memory_and_without_redis(repository: Path) -> None:
     async with running_tokenizer(read_repository(repository), EncodingSettings(token_cache_bytes=0)) as stage:
-        assert [(await stage.tokenize(_item())).token_cache for _ in range(2)] == [
-            CacheOutcome.CACHE_OUTCOME_UNSPECIFIED
-        ] * 2
+        expected = [CacheOutcome.CACHE_OUTCOME_UNSPECIFIED] * 2
+        assert [(await stage.tokenize(_item())).token_cache for _ in range(2)] == expected
 
 
 @pytest.fixture

@@ -65,10 +65,7 @@ def test_a_texts_tokens_are_counted_without_special_ones(tokenizer: JsonTokenize
     assert tokenizer.count("one two three") == 3
 
 
-@pytest.mark.parametrize(
-    ("side", "expected"),
-    [("right", [CLS, ONE, TWO, SEP]), ("left", [CLS, FOUR, FIVE, SEP])],
-)
+@pytest.mark.parametrize(("side", "expected"), [("right", [CLS, ONE, TWO, SEP]), ("left", [CLS, FOUR, FIVE, SEP])])
 def test_a_long_text_loses_tokens_on_the_side_asked_for(
     tokenizer: JsonTokenizer, side: Side, expected: list[int]
 ) -> None:
@@ -126,9 +123,8 @@ def test_windows_cover_the_whole_text_and_overlap_as_asked(
 
 def test_every_window_holds_the_whole_first_text_and_special_tokens(tokenizer: JsonTokenizer) -> None:
     windows = tokenizer.encode_windows("one two", "a b c d e f", max_tokens=8, overlap_tokens=1)
-    assert [window.token_ids.tolist()[:4] + window.token_ids.tolist()[-1:] for window in windows] == [
-        [CLS, ONE, TWO, SEP, SEP]
-    ] * 3
+    expected = [[CLS, ONE, TWO, SEP, SEP]] * 3
+    assert [window.token_ids.tolist()[:4] + window.token_ids.tolist()[-1:] for window in windows] == expected
 
 
 def test_only_tokens_of_the_second_text_have_a_place(tokenizer: JsonTokenizer) -> None:
@@ -153,9 +149,7 @@ def test_a_word_cut_by_the_windows_edge_has_the_place_of_its_part(tokenizer: Jso
 
 
 @pytest.mark.parametrize(
-    "before",
-    ["😀", "👨‍👩‍👧", "cafe\u0301", "ﬁ", "İ", "東京", "\u200b", "a\u0300\u0301\u0302", "\U00010330"],
-    ids=ascii,
+    "before", ["😀", "👨‍👩‍👧", "cafe\u0301", "ﬁ", "İ", "東京", "\u200b", "a\u0300\u0301\u0302", "\U00010330"], ids=ascii
 )
 def test_places_are_code_points_of_the_text_as_it_was_sent(tokenizer: JsonTokenizer, before: str) -> None:
     # Each of these changes its length in UTF-8 or UTF-16, or when it is lower-cased, or stripped of accents.

@@ -144,9 +144,8 @@ def test_larger_giants_are_refused_by_their_headers(side: int) -> None:
 
 
 def test_a_thread_that_would_be_scaled_to_a_giant_is_refused() -> None:
-    with pytest.raises(
-        InvalidInput, match=r"^image: 1 x 300000 pixels, too long to be scaled to a shorter side of 224$"
-    ):
+    problem = r"^image: 1 x 300000 pixels, too long to be scaled to a shorter side of 224$"
+    with pytest.raises(InvalidInput, match=problem):
         read_pixels(_png(1, 300_000), ImageSpec(resize=224, crop=(224, 224)))
 
 
@@ -180,9 +179,8 @@ _TURNED[_ORIENTATION] = 6
 def test_an_image_that_takes_too_much_memory_to_be_decoded_is_refused_by_its_header(
     data: bytes, spec: ImageSpec
 ) -> None:
-    with pytest.raises(
-        InvalidInput, match=r"pixels of a \w+ file in mode \w+ take [\d,]+ bytes of memory, the limit is"
-    ):
+    problem = r"pixels of a \w+ file in mode \w+ take [\d,]+ bytes of memory, the limit is"
+    with pytest.raises(InvalidInput, match=problem):
         read_pixels(data, spec)
 
 

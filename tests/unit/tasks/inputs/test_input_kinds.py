@@ -52,11 +52,8 @@ def test_token_types_are_padded_with_zeros_and_are_zero_where_a_sequence_has_non
 def test_inputs_are_int64_in_the_models_order() -> None:
     spec = model_spec(inputs=("token_type_ids", "attention_mask", "input_ids"))
     batch = _pad([{"input_ids": _ids(11)}], 2, spec)
-    assert [(name, str(array.dtype)) for name, array in batch.items()] == [
-        ("token_type_ids", "int64"),
-        ("attention_mask", "int64"),
-        ("input_ids", "int64"),
-    ]
+    expected = [("token_type_ids", "int64"), ("attention_mask", "int64"), ("input_ids", "int64")]
+    assert [(name, str(array.dtype)) for name, array in batch.items()] == expected
 
 
 def test_a_model_gets_no_input_that_it_does_not_take() -> None:
@@ -163,8 +160,5 @@ def test_images_of_a_model_that_takes_texts_too_count_as_longer_than_any_text() 
     assert (list(image), list(text)) == (["pixels"], ["input_ids"])
     assert (kind.tokens_of(image), kind.tokens_of(text)) == (17, 1)  # 6 patches, and texts of up to 16 tokens
     images = kind.pad([image] * 3, spec.image_length)
-    assert {name: array.shape for name, array in images.items()} == {
-        "input_ids": (0, 16),
-        "pixels": (3, 3, 32, 48),
-        "places": (3,),
-    }
+    expected = {"input_ids": (0, 16), "pixels": (3, 3, 32, 48), "places": (3,)}
+    assert {name: array.shape for name, array in images.items()} == expected

@@ -195,9 +195,8 @@ def test_a_length_that_cannot_be_compiled_is_given_back_and_told_once(
         graphs.find(16)
         compiler.run()
     assert (list(graphs.sizes), _free_bytes(budget)) == ([8], _GRAPH)
-    assert [record.message for record in caplog.records] == [
-        "single texts run on the graph of any shape: OpenVINO could not compile one length"
-    ]
+    expected = ["single texts run on the graph of any shape: OpenVINO could not compile one length"]
+    assert [record.message for record in caplog.records] == expected
     assert graphs.find(8) == "graph of 8"
 
 

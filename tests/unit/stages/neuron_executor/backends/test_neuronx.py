@@ -211,12 +211,7 @@ class _SumsWithSources(torch.nn.Module):
         self.weights = torch.nn.Parameter(torch.ones(1), requires_grad=False)
 
     def forward(
-        self,
-        token_ids: torch.Tensor,
-        past: torch.Tensor,
-        chunk: torch.Tensor,
-        copied: torch.Tensor,
-        read: torch.Tensor,
+        self, token_ids: torch.Tensor, past: torch.Tensor, chunk: torch.Tensor, copied: torch.Tensor, read: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         texts, *of_slots = self.states
         sources = torch.cat(of_slots)

@@ -31,6 +31,12 @@ def model() -> Any:
     return model
 
 
+@pytest.fixture(scope="module")
+def known() -> dict[tuple[int, ...], np.ndarray]:
+    """Logits after texts, which the model computes once for all tests."""
+    return {}
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -41,7 +47,9 @@ def model() -> Any:
     ],
     ids=["all", "top_k and temperature", "top_p and min_p", "the least that is kept"],
 )
-def test_drawn_texts_have_transformers_distribution(model: Any, options: dict[str, Any]) -> None:
+def test_drawn_texts_have_transformers_distribution(
+    model: Any, known: dict[tuple[int, ...], np.ndarray], options: dict[str, Any]
+) -> None:
     torch.manual_seed(4)
     found = model.generate(
         torch.tensor([_PROMPT] * _DRAWS),
@@ -52,7 +60,6 @@ def test_drawn_texts_have_transformers_distribution(model: Any, options: dict[st
         **options,
     )
     theirs = Counter(_text(one) for one in found[:, len(_PROMPT) :].tolist())
-    known: dict[tuple[int, ...], np.ndarray] = {}
     ours = Counter(_text(_search(model, known, seed, options)) for seed in range(_DRAWS))
     # Pearson's test of two samples: see test_sampling.py.
     texts = {text for text in ours | theirs if ours[text] + theirs[text] >= 10}

@@ -14,28 +14,29 @@ import numpy as np
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import Priority
-from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions
+from neuronpipe.api.v1.tasks_pb2 import FinishReason
 from neuronpipe.core.callers import Caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, Overloaded, Unavailable
 from neuronpipe.core.generated import NewTokens
-from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction
+from neuronpipe.core.items import ExecuteItem, Prediction
 from neuronpipe.core.names import Metrics
-from neuronpipe.core.packed import TensorSets
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.generation import engine
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
-from neuronpipe.tasks.text_generation import complete_options
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
     VOCABULARY,
     WrittenDecoder,
     greedy,
+    joining,
+    prompt_item,
     running_generator,
     scores_after,
+    tokens_of,
 )
 
 _SPEC = model_spec("text_generation", max_tokens=64, vocabulary_size=VOCABULARY)
@@ -46,29 +47,12 @@ _UNUSED = next(token_id for token_id in range(VOCABULARY) if token_id not in (1,
 _generator = partial(running_generator, spec=_SPEC)
 
 
-def _item(
-    prompt: list[int],
-    max_new_tokens: int = 8,
-    *,
-    call: Call | None = None,
-    **options: Any,
-) -> ExecuteItem:
-    given = GenerationOptions(max_new_tokens=max_new_tokens, **options)
-    return ExecuteItem(
-        call or Call(),
-        ModelKey("small", 1),
-        TensorSets(arrays=[{"input_ids": np.array(prompt, np.int32)}]),
-        complete_options(given, _SPEC, len(prompt)),
-    )
+_item = partial(prompt_item, _SPEC)
 
 
 def _telling(put: Callable[[NewTokens], None]) -> Any:
     """A stream that tells what is put into it."""
     return SimpleNamespace(put=put)
-
-
-def _tokens(prediction: Prediction) -> list[int]:
-    return [int(token) for token in prediction.outputs.arrays[0]["token_ids"]]
 
 
 def _reason(prediction: Prediction) -> int:
@@ -78,7 +62,7 @@ def _reason(prediction: Prediction) -> int:
 async def test_a_text_is_the_best_tokens_after_its_prompt() -> None:
     async with _generator(WrittenDecoder(16)) as generator:
         prediction = await generator.generate(_item([5, 6, 7]))
-    assert _tokens(prediction) == greedy([5, 6, 7], 8)
+    assert tokens_of(prediction) == greedy([5, 6, 7], 8)
     assert _reason(prediction) == FinishReason.FINISH_REASON_LENGTH
 
 
@@ -90,18 +74,10 @@ async def test_sequences_that_join_and_leave_do_not_change_others() -> None:
     async with _generator(decoder) as generator:
 
         async def ask(number: int) -> None:
-            for _ in range(chance.randrange(6)):
-                await asyncio.sleep(0)
             prompt = [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 30))]
             count = chance.randint(1, 20)
-            task = asyncio.create_task(generator.generate(_item(prompt, count)))
-            if number % 5 == 0:
-                for _ in range(chance.randrange(40)):
-                    await asyncio.sleep(0)
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-            else:
-                assert _tokens(await task) == greedy(prompt, count)
+            found = await joining(chance, generator, number, _item(prompt, count))
+            assert found in (None, greedy(prompt, count))
 
         await asyncio.gather(*(ask(number) for number in range(60)))
         async with asyncio.timeout(10):
@@ -124,7 +100,7 @@ async def test_a_long_prompt_is_computed_in_parts_beside_others() -> None:
     decoder, long = WrittenDecoder(32), [1] * 40
     async with _generator(decoder) as generator:
         texts = await _together(generator, _item([2, 3], 20), _item(long, 4), _item([4], 20))
-    assert [_tokens(one) for one in texts] == [greedy([2, 3], 20), greedy(long, 4), greedy([4], 20)]
+    assert [tokens_of(one) for one in texts] == [greedy([2, 3], 20), greedy(long, 4), greedy([4], 20)]
     assert max(sum(len(run.token_ids) for run in step) for step in decoder.steps) <= 8
     parts = [step for step in decoder.steps if any(len(run.token_ids) > 1 for run in step)]
     assert all(len(step) >= 2 for step in parts[1:]), "a part of the prompt ran alone while others were answered"
@@ -159,8 +135,8 @@ async def test_a_long_prompt_takes_smaller_parts_beside_others_than_alone() -> N
         other = asyncio.create_task(generator.generate(_item([3] * 50, 1)))
         await asyncio.sleep(0)
         decoder.may_compute.set()
-        assert _tokens(await other) == greedy([3] * 50, 1)
-        assert _tokens(await beside) == greedy([2], 40)
+        assert tokens_of(await other) == greedy([3] * 50, 1)
+        assert tokens_of(await beside) == greedy([2], 40)
     assert alone == [50]
     parts = [max(len(run.token_ids) for run in step) for step in decoder.steps if len(step) == 2]
     assert max(parts) <= 16
@@ -194,8 +170,8 @@ async def test_prompts_that_begin_alike_share_blocks() -> None:
     assert second.generation.cached_tokens == 8
     assert again.generation
     assert again.generation.cached_tokens == 4, "the last token is computed, as it is scored"
-    assert _tokens(second) == greedy([*begin, 3], 4)
-    assert _tokens(again) == greedy(begin, 4)
+    assert tokens_of(second) == greedy([*begin, 3], 4)
+    assert tokens_of(again) == greedy(begin, 4)
 
 
 async def test_callers_of_other_scopes_share_no_blocks() -> None:
@@ -211,7 +187,7 @@ async def test_tokens_are_reported_step_by_step() -> None:
     reported: list[int] = []
     async with _generator(WrittenDecoder(16)) as generator:
         prediction = await generator.generate(_item([3], 6), _telling(lambda new: reported.extend(new.token_ids)))
-    assert reported == _tokens(prediction)
+    assert reported == tokens_of(prediction)
     assert prediction.generation
     assert prediction.generation.steps == 6
 
@@ -231,27 +207,27 @@ async def test_tokens_that_cannot_be_passed_on_end_their_text_alone() -> None:
         beside = asyncio.create_task(generator.generate(_item([1], 8)))
         with pytest.raises(InternalError, match="could not be passed on"):
             await asyncio.wait_for(generator.generate(_item([2], 1), _telling(fail)), 5)
-        assert _tokens(await beside) == greedy([1], 8)
+        assert tokens_of(await beside) == greedy([1], 8)
 
 
 async def test_a_stop_token_ends_the_text_and_belongs_to_it() -> None:
     expected = greedy([3, 4], 5)
     async with _generator(WrittenDecoder(16)) as generator:
         prediction = await generator.generate(_item([3, 4], 8, stop_token_ids=[expected[2]]))
-    assert _tokens(prediction) == expected[: expected.index(expected[2]) + 1]
+    assert tokens_of(prediction) == expected[: expected.index(expected[2]) + 1]
     assert _reason(prediction) == FinishReason.FINISH_REASON_END
 
 
 async def test_the_same_seed_gives_the_same_text_alone_and_among_others() -> None:
     sampled: dict[str, Any] = {"do_sample": True, "seed": 11, "top_k": 8}
     async with _generator(WrittenDecoder(64)) as generator:
-        alone = _tokens(await generator.generate(_item([1, 2, 3], 12, **sampled)))
+        alone = tokens_of(await generator.generate(_item([1, 2, 3], 12, **sampled)))
         among = await asyncio.gather(
             *(generator.generate(_item([number], 12, do_sample=True, seed=number, top_k=8)) for number in range(8)),
             generator.generate(_item([1, 2, 3], 12, **sampled)),
         )
-        other = _tokens(await generator.generate(_item([1, 2, 3], 12, **{**sampled, "seed": 12})))
-    assert _tokens(among[-1]) == alone
+        other = tokens_of(await generator.generate(_item([1, 2, 3], 12, **{**sampled, "seed": 12})))
+    assert tokens_of(among[-1]) == alone
     assert other != alone
 
 
@@ -260,7 +236,7 @@ async def test_a_text_that_the_cache_could_not_hold_is_refused_alone() -> None:
         beside = asyncio.create_task(generator.generate(_item([1], 8)))
         with pytest.raises(InvalidInput, match=r"10 tokens of the prompt and 8 new ones.*holds 16"):
             await generator.generate(_item([1] * 10, 8))
-        assert _tokens(await beside) == greedy([1], 8)
+        assert tokens_of(await beside) == greedy([1], 8)
 
 
 async def test_a_full_queue_refuses_with_a_delay() -> None:
@@ -303,7 +279,7 @@ async def test_the_event_loop_never_waits_for_a_thread_that_has_the_planner(mean
         planning.join()
         if meanwhile == "texts come":
             assert isinstance(outcomes[0], Prediction)
-            assert _tokens(outcomes[0]) == greedy([1], 8)
+            assert tokens_of(outcomes[0]) == greedy([1], 8)
 
 
 async def test_prompts_that_would_wait_too_long_are_refused_with_a_delay() -> None:
@@ -318,8 +294,9 @@ async def test_prompts_that_would_wait_too_long_are_refused_with_a_delay() -> No
             with pytest.raises(Overloaded, match=problem) as refused:
                 await generator.generate(_item([3], 8))
         assert refused.value.retry_after_s == pytest.approx(1)
-        assert [_tokens(text) for text in await asyncio.gather(*taken)] == [greedy([number], 8) for number in range(2)]
-        assert _tokens(await generator.generate(_item([3], 8))) == greedy([3], 8)
+        found = [tokens_of(text) for text in await asyncio.gather(*taken)]
+        assert found == [greedy([number], 8) for number in range(2)]
+        assert tokens_of(await generator.generate(_item([3], 8))) == greedy([3], 8)
 
 
 async def test_a_prompt_whose_first_step_would_come_too_late_is_refused_at_once() -> None:
@@ -331,7 +308,7 @@ async def test_a_prompt_whose_first_step_would_come_too_late_is_refused_at_once(
             await asyncio.sleep(0)
             with pytest.raises(DeadlineExceeded, match="the first step would begin in 2 s, after the deadline"):
                 await generator.generate(_item([2], 8, call=Call(deadline_s=time.monotonic() + 1)))
-        assert _tokens(await first) == greedy([1], 8)
+        assert tokens_of(await first) == greedy([1], 8)
 
 
 async def test_interactive_prompts_go_before_bulk_ones() -> None:
@@ -354,7 +331,7 @@ async def test_scores_that_are_not_finite_fail_one_text_alone() -> None:
         beside = asyncio.create_task(generator.generate(_item([1, 2], 8)))
         with pytest.raises(InternalError, match="not finite"):
             await generator.generate(_item([_UNUSED], 8))
-        assert _tokens(await beside) == greedy([1, 2], 8)
+        assert tokens_of(await beside) == greedy([1, 2], 8)
 
 
 class _CopyingDecoder(WrittenDecoder):
@@ -451,8 +428,8 @@ async def test_a_text_that_ends_within_a_draft_ends_there() -> None:
     async with _generator(_CountingDecoder(16), prompt_lookup_tokens=4) as generator:
         by_token = await generator.generate(_item(prompt, 12, stop_token_ids=[4]))
         by_length = await generator.generate(_item(prompt, 4))
-    assert (_tokens(by_token), _reason(by_token)) == ([0, 1, 2, 3, 4], FinishReason.FINISH_REASON_END)
-    assert (_tokens(by_length), _reason(by_length)) == ([0, 1, 2, 3], FinishReason.FINISH_REASON_LENGTH)
+    assert (tokens_of(by_token), _reason(by_token)) == ([0, 1, 2, 3, 4], FinishReason.FINISH_REASON_END)
+    assert (tokens_of(by_length), _reason(by_length)) == ([0, 1, 2, 3], FinishReason.FINISH_REASON_LENGTH)
     assert by_token.generation
     assert by_token.generation.steps == 3, "two for the prompt, one for a token and its draft"
 
@@ -507,7 +484,7 @@ async def test_a_token_that_cannot_be_chosen_fails_one_text_alone(
         beside = asyncio.create_task(generator.generate(_item([1, 2], 8)))
         with pytest.raises(InternalError, match="not chosen"):
             await generator.generate(item)
-        assert _tokens(await beside) == greedy([1, 2], 8)
+        assert tokens_of(await beside) == greedy([1, 2], 8)
         assert generator.planner.blocks_in_use == 0
     assert [record.message for record in caplog.records] == ["a token could not be chosen"]
 
@@ -516,7 +493,7 @@ async def test_a_step_that_fails_ends_its_texts_and_the_next_ones_are_right() ->
     async with _generator(WrittenDecoder(32, failing_token_id=_UNUSED)) as generator:
         with pytest.raises(InternalError, match="could not compute"):
             await generator.generate(_item([_UNUSED], 8))
-        assert _tokens(await generator.generate(_item([1, 2], 8))) == greedy([1, 2], 8)
+        assert tokens_of(await generator.generate(_item([1, 2], 8))) == greedy([1, 2], 8)
         assert generator.planner.blocks_in_use == 0
 
 
@@ -555,7 +532,7 @@ async def test_a_step_may_take_ten_times_the_longest_before_it() -> None:
             return super().compute(runs)
 
     async with _generator(Slow(16), step_limit_s=0.5) as generator:
-        assert _tokens(await generator.generate(_item([1, 2], 4))) == greedy([1, 2], 4)
+        assert tokens_of(await generator.generate(_item([1, 2], 4))) == greedy([1, 2], 4)
 
 
 async def test_token_ids_outside_the_vocabulary_are_refused() -> None:

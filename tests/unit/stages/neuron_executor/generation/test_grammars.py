@@ -19,21 +19,20 @@ import pytest
 from tokenizers import Tokenizer
 
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TokenSequence
-from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, Overloaded
 from neuronpipe.core.generated import NewTokens
-from neuronpipe.core.items import ExecuteItem, ModelKey
-from neuronpipe.core.packed import TensorSets
+from neuronpipe.core.items import ExecuteItem
 from neuronpipe.stages.neuron_executor.generation import grammars
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.grammars import Grammars
-from neuronpipe.tasks.text_generation import check_all_options, complete_options
+from neuronpipe.tasks.text_generation import check_all_options
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
     END,
     TOKENIZER_JSON,
     VOCABULARY,
     WrittenDecoder,
+    prompt_item,
     running_generator,
 )
 
@@ -94,12 +93,8 @@ def _generator(blocks: int = 256) -> AbstractAsyncContextManager[Generator]:
 
 
 def _item(prompt: list[int], max_new_tokens: int = 100, **options: Any) -> ExecuteItem:
-    given = GenerationOptions(max_new_tokens=max_new_tokens, **options)
-    check_all_options(given, _SPEC)
-    arrays = {"input_ids": np.array(prompt, np.int32)}
-    return ExecuteItem(
-        Call(), ModelKey("small", 1), TensorSets(arrays=[arrays]), complete_options(given, _SPEC, len(prompt))
-    )
+    check_all_options(GenerationOptions(max_new_tokens=max_new_tokens, **options), _SPEC)
+    return prompt_item(_SPEC, prompt, max_new_tokens, **options)
 
 
 async def _texts(generator: Generator, item: ExecuteItem) -> list[tuple[str, int]]:

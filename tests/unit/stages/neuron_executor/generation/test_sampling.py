@@ -106,10 +106,7 @@ def test_of_a_single_token_that_is_left_it_is_the_best_one(options: dict[str, An
         ({"top_k": 0}, []),
         ({"top_k": 5}, [logits_process.TopKLogitsWarper(5)]),
         ({"top_k": 30}, [logits_process.TopKLogitsWarper(30)]),
-        (
-            {"top_k": 0, "temperature": 0.5},
-            [logits_process.TemperatureLogitsWarper(0.5)],
-        ),
+        ({"top_k": 0, "temperature": 0.5}, [logits_process.TemperatureLogitsWarper(0.5)]),
         (
             {"top_k": 12, "temperature": 1.7, "top_p": 0.8},
             [

@@ -3,26 +3,23 @@
 import asyncio
 import random
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.callers import Caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InternalError, InvalidInput
-from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction
-from neuronpipe.core.packed import TensorSets
-from neuronpipe.stages.neuron_executor.generation.engine import Generator
-from neuronpipe.tasks.text_generation import complete_options
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
     VOCABULARY,
     WrittenDecoder,
     greedy,
+    joining,
+    prompt_item,
     running_generator,
+    tokens_of,
 )
 
 _START = (3,)
@@ -31,25 +28,16 @@ _SPEC = model_spec(
 )
 
 
-def _generator(decoder: WrittenDecoder) -> AbstractAsyncContextManager[Generator]:
-    return running_generator(decoder, _SPEC)
+_generator = partial(running_generator, spec=_SPEC)
 
 
-def _item(source: list[int], max_new_tokens: int = 8, call: Call | None = None, **options: Any) -> ExecuteItem:
-    given = GenerationOptions(max_new_tokens=max_new_tokens, **options)
-    arrays = {"input_ids": np.array(source, np.int32)}
-    complete = complete_options(given, _SPEC, len(source))
-    return ExecuteItem(call or Call(), ModelKey("small", 1), TensorSets(arrays=[arrays]), complete)
-
-
-def _tokens(prediction: Prediction) -> list[int]:
-    return [int(token) for token in prediction.outputs.arrays[0]["token_ids"]]
+_item = partial(prompt_item, _SPEC)
 
 
 async def test_a_text_is_about_its_source() -> None:
     decoder = WrittenDecoder(16)
     async with _generator(decoder) as generator:
-        assert _tokens(await generator.generate(_item([5, 6, 7]))) == greedy(_START, 8, [5, 6, 7])
+        assert tokens_of(await generator.generate(_item([5, 6, 7]))) == greedy(_START, 8, [5, 6, 7])
     assert decoder.read_sources == [[5, 6, 7]]
 
 
@@ -60,18 +48,10 @@ async def test_texts_that_join_and_leave_do_not_change_others() -> None:
     async with _generator(WrittenDecoder(24)) as generator:
 
         async def ask(number: int) -> None:
-            for _ in range(chance.randrange(6)):
-                await asyncio.sleep(0)
             source = [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 40))]
             count = chance.randint(1, 20)
-            task = asyncio.create_task(generator.generate(_item(source, count)))
-            if number % 5 == 0:
-                for _ in range(chance.randrange(40)):
-                    await asyncio.sleep(0)
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-            else:
-                assert _tokens(await task) == greedy(_START, count, source)
+            found = await joining(chance, generator, number, _item(source, count))
+            assert found in (None, greedy(_START, count, source))
 
         await asyncio.gather(*(ask(number) for number in range(60)))
         async with asyncio.timeout(10):
@@ -88,7 +68,7 @@ async def test_texts_of_other_sources_share_no_blocks() -> None:
         other = await generator.generate(_item([6, 5], 20, **same))
     assert other.generation
     assert other.generation.cached_tokens == 0
-    assert _tokens(other) == [9, *greedy([*_START, 9], 19, [6, 5])]
+    assert tokens_of(other) == [9, *greedy([*_START, 9], 19, [6, 5])]
 
 
 class _UnreadableDecoder(WrittenDecoder):
@@ -108,7 +88,7 @@ async def test_a_source_that_cannot_be_read_fails_its_text_alone(caplog: pytest.
         for _ in range(2):  # beside another text, and, at last, in a step of its own
             with pytest.raises(InternalError, match="could not compute"):
                 await generator.generate(_item([*_UnreadableDecoder.unreadable]))
-            assert _tokens(await first) == greedy(_START, 8, [5, 6])
+            assert tokens_of(await first) == greedy(_START, 8, [5, 6])
         assert generator.planner.blocks_in_use == 0
     assert [record.message for record in caplog.records] == ["a source could not be read"] * 2
 
@@ -118,7 +98,7 @@ async def test_a_source_that_the_cache_could_not_hold_beside_its_text_is_refused
         beside = asyncio.create_task(generator.generate(_item([1], 8)))
         with pytest.raises(InvalidInput, match=r"20 tokens of the text and 20 new ones.*holds 32"):
             await generator.generate(_item([1] * 20, 20))
-        assert _tokens(await beside) == greedy(_START, 8, [1])
+        assert tokens_of(await beside) == greedy(_START, 8, [1])
 
 
 async def test_a_step_reads_one_long_source_only() -> None:
@@ -126,7 +106,7 @@ async def test_a_step_reads_one_long_source_only() -> None:
     sources = [[number] * 12 for number in range(3)]
     async with _generator(decoder) as generator:
         texts = await asyncio.gather(*(generator.generate(_item(source, 6)) for source in sources))
-    assert [_tokens(one) for one in texts] == [greedy(_START, 6, source) for source in sources]
+    assert [tokens_of(one) for one in texts] == [greedy(_START, 6, source) for source in sources]
     begins = [sum(run.past == 0 for run in step) for step in decoder.steps]
     assert max(begins) == 1
 
@@ -138,7 +118,7 @@ async def test_a_source_is_read_once_for_all_texts_of_a_scope() -> None:
         texts = [await generator.generate(_item(source, 8, call)) for call in calls]
         search = await generator.generate(_item(source, 8, calls[0], num_beams=2))
         assert generator.planner.blocks_in_use == 0
-    assert [_tokens(one) for one in texts] == [greedy(_START, 8, source)] * 3
+    assert [tokens_of(one) for one in texts] == [greedy(_START, 8, source)] * 3
     assert decoder.read_sources == [source, source], "once for each scope"
     assert [one.generation and one.generation.cached_tokens for one in (*texts, search)] == [0, 0, 6, 6]
 
@@ -151,6 +131,6 @@ async def test_a_source_of_which_a_block_was_taken_is_read_again() -> None:
         await generator.generate(_item([4] * 12, 15))
         again = await generator.generate(_item(source, 4))
     assert decoder.read_sources == [source, [4] * 12, source]
-    assert _tokens(again) == greedy(_START, 4, source)
+    assert tokens_of(again) == greedy(_START, 4, source)
     assert again.generation
     assert again.generation.cached_tokens == 0

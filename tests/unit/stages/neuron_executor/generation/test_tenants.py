@@ -6,23 +6,24 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import Priority
-from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.callers import Caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded
-from neuronpipe.core.items import ExecuteItem, ModelKey, Work
-from neuronpipe.core.packed import TensorSets
+from neuronpipe.core.items import ExecuteItem, Work
 from neuronpipe.platform.process.background import run_beside
 from neuronpipe.stages.neuron_executor.generation import planner
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.tenant_shares import TenantShares, split
-from neuronpipe.tasks.text_generation import complete_options
 from tests.unit.model_specs import model_spec
-from tests.unit.stages.neuron_executor.generation.written_decoder import VOCABULARY, WrittenDecoder, running_generator
+from tests.unit.stages.neuron_executor.generation.written_decoder import (
+    VOCABULARY,
+    WrittenDecoder,
+    prompt_item,
+    running_generator,
+)
 
 _SPEC = model_spec("text_generation", max_tokens=512, vocabulary_size=VOCABULARY)
 _ROWS = 8
@@ -47,15 +48,12 @@ def _item(
     remaining_s: float | None = None,
     **options: Any,
 ) -> ExecuteItem:
-    given = GenerationOptions(max_new_tokens=max_new_tokens, **options)
-    arrays = {"input_ids": np.array(prompt, np.int32)}
-    completed = complete_options(given, _SPEC, len(prompt))
     call = Call(
         caller=Caller(tenant=tenant, cache_scope=tenant),
         priority=Priority.PRIORITY_BULK if is_bulk else Priority.PRIORITY_UNSPECIFIED,
         deadline_s=None if remaining_s is None else time.monotonic() + remaining_s,
     )
-    return ExecuteItem(call, ModelKey("small", 1), TensorSets(arrays=[arrays]), completed, work=Work(weight=weight))
+    return prompt_item(_SPEC, prompt, max_new_tokens, call, Work(weight=weight), **options)
 
 
 async def _tokens(generator: Generator, item: ExecuteItem) -> _Tokens:

@@ -4,7 +4,9 @@ The scores after a token depend on all tokens that its sequence's blocks hold, s
 wrongly, freed too early or not filled gives other tokens. What nobody wrote is poison.
 """
 
+import asyncio
 import json
+import random
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,12 +14,17 @@ from typing import Any
 
 import numpy as np
 
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
+from neuronpipe.core.calls import Call
+from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction, Work
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.packed import TensorSets
 from neuronpipe.platform.process.background import run_beside
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
+from neuronpipe.tasks.text_generation import complete_options
 
 VOCABULARY = 64
 END = 2
@@ -130,6 +137,41 @@ def greedy(prompt: Sequence[int], count: int, source: Sequence[int] = ()) -> lis
     for _ in range(count):
         token_ids.append(int(scores_after([*before, *token_ids]).argmax()))
     return token_ids[len(prompt) :]
+
+
+def prompt_item(
+    spec: ModelSpec,
+    prompt: Sequence[int],
+    max_new_tokens: int = 8,
+    call: Call | None = None,
+    work: Work | None = None,
+    **options: Any,
+) -> ExecuteItem:
+    """A prompt, or a source, as the gateway sends it."""
+    given = GenerationOptions(max_new_tokens=max_new_tokens, **options)
+    sequences = TensorSets(arrays=[{"input_ids": np.array(prompt, np.int32)}])
+    completed = complete_options(given, spec, len(prompt))
+    return ExecuteItem(call or Call(), ModelKey("small", 1), sequences, completed, work=work or Work())
+
+
+def tokens_of(prediction: Prediction) -> list[int]:
+    """The tokens of the first text."""
+    found: list[int] = prediction.outputs.arrays[0]["token_ids"].tolist()
+    return found
+
+
+async def joining(chance: random.Random, generator: Generator, number: int, item: ExecuteItem) -> list[int] | None:
+    """The tokens of an item that comes at some time; every fifth is cancelled at some time, and has none."""
+    for _ in range(chance.randrange(6)):
+        await asyncio.sleep(0)
+    task = asyncio.create_task(generator.generate(item))
+    if number % 5:
+        return tokens_of(await task)
+    for _ in range(chance.randrange(40)):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return None
 
 
 @asynccontextmanager

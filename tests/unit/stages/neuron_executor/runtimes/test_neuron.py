@@ -6,12 +6,7 @@ import pytest
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes import neuron
-from neuronpipe.stages.neuron_executor.runtimes.neuron import (
-    core_count,
-    device_count,
-    runtime_environment,
-    sdk_release,
-)
+from neuronpipe.stages.neuron_executor.runtimes.neuron import core_count, device_count, runtime_environment, sdk_release
 from neuronpipe.stages.settings import parse_cores
 
 
