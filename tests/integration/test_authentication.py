@@ -1,10 +1,7 @@
 """Authentication at both doors, with the clients that people have."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +20,7 @@ from neuronpipe.client import AsyncClient, Client, ModelNotFound, Unauthenticate
 from neuronpipe.gateway.callers.keys import create_key, revoke_keys
 from neuronpipe.rpc.client import check_health
 from tests.integration.guarded import Guarded, fails_with, guarded_server, make_files, until
+from tests.suite.commands import output, run
 from tests.unit.gateway.callers.jwks import Issuer
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
@@ -317,42 +315,28 @@ def test_a_public_address_is_refused_without_authentication(http_repository: Pat
 
 
 def _is_refused(repository: Path, options: list[str], message: str, service: str = "all") -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "neuronpipe", "serve", service, "--repository", str(repository), *options],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    ended = run("serve", service, "--repository", str(repository), *options)
     assert ended.returncode == 2
     assert re.search(message, ended.stderr), ended.stderr
 
 
 def test_the_commands_read_a_key_from_the_environment_or_a_file(guarded: Guarded, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "neuronpipe", "models", "--target", guarded.target]
+    command = ("models", "--target", guarded.target)
     file = tmp_path / "key"
     file.write_text(f"{guarded.files.labels}\n")
-    without = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    without = run(*command)
     assert (without.returncode, without.stderr) == (1, f"neuronpipe: UNAUTHENTICATED: {_REFUSAL}\n")
     for options, key in ([], guarded.files.labels), (["--api-key-file", str(file)], "nothing"):
-        environment = {**os.environ, "NEURONPIPE_API_KEY": key}
-        shown = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, env=environment)
+        shown = run(*command, *options, environment={"NEURONPIPE_API_KEY": key})
         assert "classifier" in shown.stdout
         assert "minilm" not in shown.stdout
 
 
 def test_load_and_trace_take_the_key(guarded: Guarded, tmp_path: Path) -> None:
-    environment = {**os.environ, "NEURONPIPE_API_KEY": guarded.files.labels}
     target = ["--target", guarded.target, "--model", "classifier"]
     trace = ["trace", *target, "--json", '{"text_classification": {"text": "a"}}', "--otlp", str(tmp_path / "otlp")]
     for arguments in ["load", *target, "--duration", "1", "--concurrency", "2"], trace:
-        ended = subprocess.run(
-            [sys.executable, "-m", "neuronpipe", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            env=environment,
-        )
-        assert ended.returncode == 0, ended.stderr
+        output(*arguments, environment={"NEURONPIPE_API_KEY": guarded.files.labels})
     spans = json.loads((tmp_path / "otlp").read_text())
     assert '"neuronpipe.tenant"' in json.dumps(spans)
     assert '"labels"' in json.dumps(spans)

@@ -3,12 +3,10 @@
 """
 
 import asyncio
-import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +20,7 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.rpc.client import open_channel
 from tests.integration.requests import classify
+from tests.suite.commands import run
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -283,11 +282,4 @@ def test_settings_come_from_the_environment(fake_repository: Path) -> None:
 def serve(service: str, *options: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """A service that is expected to end by itself."""
     listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
-    return subprocess.run(
-        [sys.executable, "-m", "neuronpipe", "serve", service, *listen, *options],
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run("serve", service, *listen, *options, environment=environment)

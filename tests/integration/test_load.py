@@ -23,6 +23,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.load.report import LoadResult
 from neuronpipe.measure.load.request import GenerationLoad, Lengths, LoadRequest
 from neuronpipe.measure.load.run import run_load
+from tests.suite.commands import output
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -272,18 +273,14 @@ def test_a_model_that_does_not_generate_is_named(target: str) -> None:
 
 
 def test_the_command_prints_the_times_of_tokens_and_writes_them(writer: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "neuronpipe", "load", "--target", writer, "--model", "writer", "--generate"]
+    command = ("load", "--target", writer, "--model", "writer", "--generate")
     options = ["--duration", "1", "--prompt-tokens", "lognormal:20,40", "--output-tokens", "uniform:4,8"]
     options += ["--ttft-ms", "20000", "--itl-ms", "20000", "--json", str(tmp_path / "figures.json")]
-    ended = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
+    said = output(*command, *options)
 
-    assert ended.returncode == 0, ended.stderr
-    assert (
-        "goodput counts answers with the first token within 20000 ms and the time per token within 20000 ms"
-        in ended.stdout
-    )
+    assert "goodput counts answers with the first token within 20000 ms and the time per token within 20000 ms" in said
     for name in ("first token (TTFT)", "between parts (ITL)", "per token (TPOT)", "longest gap", "new tokens"):
-        assert f"\n{name} " in ended.stdout
+        assert f"\n{name} " in said
     figures = json.loads((tmp_path / "figures.json").read_text())["generation"]
     assert 4 <= figures["output_tokens"]["mean"] <= figures["output_tokens"]["max"] <= 8
     assert figures["first_token_ms"]["p99"] > 0

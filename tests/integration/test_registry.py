@@ -31,6 +31,7 @@ from neuronpipe.gateway.callers.keys import create_key
 from neuronpipe.platform.telemetry.prometheus import scrape
 from tests.integration.requests import classify
 from tests.models.versions import copy_classifier
+from tests.suite.commands import output, run
 from tests.unit.soon import soon
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled, pytest.mark.usefixtures("polls_often")]
@@ -183,15 +184,11 @@ async def test_a_version_that_one_stage_cannot_load_leaves_the_old_one_serving_a
 def _run_registry(
     option: str, place: str, verb: str, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "neuronpipe", "registry", verb, option, place, *arguments]
-    environment = {**os.environ, **(environment or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return run("registry", verb, option, place, *arguments, environment=environment)
 
 
-def _registry(repository: Path, *arguments: str) -> str:
-    done = _run_registry("--repository", str(repository), *arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def _registry(repository: Path, verb: str, *arguments: str) -> str:
+    return output("registry", verb, "--repository", str(repository), *arguments)
 
 
 def make_worse(repository: Path, how: str) -> None:
@@ -242,14 +239,10 @@ async def test_a_promotion_ends_at_stable_or_where_it_began(
                 *("registry", "promote", "classifier", "canary", "--repository", str(same_answers), "--metrics", url),
                 *("--guard", guard, "--for", "3s", "--requests", "20", "--steps", "50,100"),
             )
-            done = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "neuronpipe", *promote), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
-            async with asyncio.timeout(300):
-                said, wrong = (text.decode() for text in await done.communicate())
+            done = await asyncio.to_thread(run, *promote, limit_s=300)
             stable = "1" if worse else "2"
-            assert done.returncode == (1 if worse else 0), said + wrong
-            assert told in (wrong if worse else said)
+            assert done.returncode == (1 if worse else 0), done.stdout + done.stderr
+            assert told in (done.stderr if worse else done.stdout)
             async with asyncio.timeout(60):
                 while (await listed(client)).get(stable, Model()).share != 1.0:
                     await asyncio.sleep(0.02)

@@ -7,8 +7,6 @@ moment.
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -32,6 +30,7 @@ from tests.integration.test_registry import (
 )
 from tests.servers.s3 import running_s3, s3_variables
 from tests.servers.web import running_web_server
+from tests.suite.commands import output
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled, pytest.mark.usefixtures("polls_often")]
 
@@ -59,22 +58,15 @@ def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield url
 
 
-def _run(*arguments: str) -> str:
-    command = [sys.executable, "-m", "neuronpipe", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def _push(folder: Path, version: int, *options: str) -> str:
     (folder / REGISTRY_FILE).unlink(missing_ok=True)
-    return _run(
+    return output(
         "bundle", "push", str(folder / "classifier" / str(version)), "--repository", _URI, "--approve", *options
     )
 
 
 def _make_stable(version: int, *options: str) -> str:
-    return _run("registry", "alias", "classifier", "stable", str(version), "--repository", _URI, *options)
+    return output("registry", "alias", "classifier", "stable", str(version), "--repository", _URI, *options)
 
 
 def _serving(cache: Path, *options: str) -> ServiceProcess:
@@ -104,7 +96,7 @@ async def test_versions_of_a_bucket_swap_under_load_from_an_empty_cache_on(
                 await serves_only(client, str(version))
                 await load.wait_for_more(str(version))
     _check(load)
-    rows = _run("registry", "list", "--repository", _URI, "--endpoint", moto).splitlines()[1:]
+    rows = output("registry", "list", "--repository", _URI, "--endpoint", moto).splitlines()[1:]
     assert [row.split()[:3] for row in rows] == [["classifier", "1", "approved"], ["classifier", "2", "approved"]]
     _check_garbage(moto)
 
@@ -116,11 +108,11 @@ def _check_garbage(moto: str) -> None:
     request = urllib.request.Request(f"{moto}/bucket/models/{left}", b"left", headers, method="PUT")
     urllib.request.urlopen(request, timeout=5).close()
     collect = ("bundle", "gc", "--repository", _URI, "--endpoint", moto)
-    assert _run(*collect) == "0 files, 0 bytes deleted\n"  # it is too young
+    assert output(*collect) == "0 files, 0 bytes deleted\n"  # it is too young
     found = f"{left}: 4 bytes\n1 files, 4 bytes "
-    assert _run(*collect, "--grace-hours", "0", "--dry-run") == f"{found}to delete\n"
-    assert _run(*collect, "--grace-hours", "0") == f"{found}deleted\n"
-    assert _run(*collect, "--grace-hours", "0") == "0 files, 0 bytes deleted\n"
+    assert output(*collect, "--grace-hours", "0", "--dry-run") == f"{found}to delete\n"
+    assert output(*collect, "--grace-hours", "0") == f"{found}deleted\n"
+    assert output(*collect, "--grace-hours", "0") == "0 files, 0 bytes deleted\n"
 
 
 @contextmanager

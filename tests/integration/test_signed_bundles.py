@@ -1,7 +1,6 @@
 """--trusted-keys of every service: real processes refuse bundles before anything in them is loaded."""
 
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from neuronpipe.client import Client
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.stages.neuron_executor.backends import load_backend
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest
+from tests.suite.commands import run
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -57,16 +57,9 @@ def signed(repository: Path, tmp_path: Path) -> _Signed:
 def _refusal(service: str, signed: _Signed, trusted: Path, *options: str) -> str:
     """What a service that refuses to start logs and says."""
     targets = _TARGETS if service == "gateway" else []
-    command = [sys.executable, "-m", "neuronpipe", "serve", service, *targets, *options, "--listen", "127.0.0.1:0"]
-    environment = {**os.environ, f"NEURONPIPE_{service.replace('-', '_').upper()}_TRUSTED_KEYS": str(trusted)}
-    process = subprocess.run(
-        [*command, "--repository", str(signed.repository)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    where = ("--listen", "127.0.0.1:0", "--repository", str(signed.repository))
+    environment = {f"NEURONPIPE_{service.replace('-', '_').upper()}_TRUSTED_KEYS": str(trusted)}
+    process = run("serve", service, *targets, *options, *where, environment=environment)
     assert process.returncode == 2, process.stderr
     assert '"event": "a bundle is refused"' in process.stderr
     assert "ready" not in process.stderr

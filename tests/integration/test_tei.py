@@ -15,6 +15,7 @@ from demo.processes import four_processes
 from neuronpipe.api.tei.v1 import tei_pb2
 from neuronpipe.client import Client
 from tests.integration.http_server import HttpServer
+from tests.suite.commands import output
 
 pytestmark = pytest.mark.local_only
 
@@ -238,8 +239,7 @@ def test_stages_in_other_processes_answer_as_well(http_repository: Any, ours: Cl
     with four_processes(http_repository) as processes, _caller(processes["gateway"].target) as ask:
         message = _only(ask("Embed/Embed", {"inputs": _TEXT}, neuronpipe_model="minilm"))
         np.testing.assert_allclose(message["embeddings"], ours.embed("minilm", _TEXT), atol=_TOLERANCE)
-        command = [sys.executable, "-m", "neuronpipe", "health", "--target", processes["gateway"].target]
-        subprocess.run([*command, "--service", "tei.v1.Embed"], check=True)
+        output("health", "--target", processes["gateway"].target, "--service", "tei.v1.Embed")
         tokens = _only(ask("Tokenize/Tokenize", {"inputs": _TEXT}, neuronpipe_model="minilm"))["tokens"]
         assert [one["text"] for one in tokens[:3]] == ["Ann", "lives", "in"]
 

@@ -7,8 +7,6 @@ import json
 import os
 import socket
 import ssl
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -29,6 +27,7 @@ from neuronpipe.rpc.items import TOKENIZE
 from tests.integration.requests import classify
 from tests.integration.tls_files import STAGES, Deployment
 from tests.servers.certificates import Authority
+from tests.suite.commands import run
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -51,8 +50,7 @@ def processes(deployment: Deployment, fake_repository: Path) -> Iterator[dict[st
 
 
 def _command(*words: str, code: int = 0) -> str:
-    command = [sys.executable, "-m", "neuronpipe", *words]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    result = run(*words)
     assert result.returncode == code, result.stderr
     return result.stdout + result.stderr
 

@@ -12,6 +12,8 @@ from pydantic import BaseModel
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
 
 _FOLDER = Path(__file__).parent / "patched"
+# Gives the constants of this process the values that the environment says.
+PATCH = _FOLDER / "sitecustomize.py"
 _LIMITS = "neuronpipe.platform.process.settings:CallerLimits"
 _ENGINE = "neuronpipe.stages.settings:EngineSettings"
 # constant → where it is, as MODULE:NAME or MODULE:CLASS.NAME
@@ -50,6 +52,13 @@ def constants(environment: Mapping[str, str] = MappingProxyType({}), /, **values
     path = {**os.environ, **environment}.get("PYTHONPATH", "")
     return {
         **environment,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(_FOLDER), path])),
+        "PYTHONPATH": os.pathsep.join([str(_FOLDER), path]),
         "NEURONPIPE_TESTS_CONSTANTS": json.dumps({_PLACES[name]: value for name, value in values.items()}),
     }
+
+
+def without_patch(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables without the path that `constants` puts before the others."""
+    path = variables.get("PYTHONPATH", "").removeprefix(f"{_FOLDER}{os.pathsep}")
+    others = {name: value for name, value in variables.items() if name != "PYTHONPATH"}
+    return {**others, "PYTHONPATH": path} if path else others
