@@ -528,15 +528,6 @@ async def test_a_server_that_knows_its_callers_is_given_a_key(
     await context.close()
 
 
-async def test_it_can_be_turned_off(http_repository: Path, chromium: Browser) -> None:
-    with running_http_server(http_repository, "--console", "off") as server:
-        page = await chromium.new_page()
-        response = await page.goto(f"{server.url}/")
-        assert response
-        assert response.status == 405
-        await page.close()
-
-
 async def test_the_table_of_models_follows_the_registry(
     chromium: Browser, fake_repository: Path, tmp_path: Path
 ) -> None:

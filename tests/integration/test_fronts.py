@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -266,18 +265,6 @@ def test_a_port_that_another_service_has_is_refused(service: _Service, fake_repo
         result = serve("all", "--repository", str(fake_repository), "--listen", service.target, *options)
         assert result.returncode == 2
         assert f"neuronpipe: --listen: cannot listen on {service.target}: Address already in use" in result.stderr
-
-
-def test_a_front_process_that_cannot_start_ends_the_service_with_its_reason(
-    fake_repository: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(fake_repository / "classifier", tmp_path / "classifier")
-    file = tmp_path / "classifier/1/tokenizer.json"
-    file.write_bytes(file.read_bytes() + b" ")
-    result = serve("all", "--repository", str(tmp_path), "--front-processes", "2")
-    assert result.returncode == 2
-    assert f"neuronpipe: {file}: changed since it was compiled" in result.stderr
-    assert re.search(r"neuronpipe: front process \d ended with 2 before it could serve\n$", result.stderr)
 
 
 async def test_traces_and_metrics_of_all_are_exported_as_those_of_one_service(fake_repository: Path) -> None:

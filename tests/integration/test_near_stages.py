@@ -13,7 +13,7 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import Unavailable
 from tests.integration.requests import classify
 from tests.integration.systems import two_processes
-from tests.integration.test_lifecycle import serve, wait_for_health
+from tests.integration.test_lifecycle import wait_for_health
 from tests.suite.commands import run
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
@@ -58,15 +58,6 @@ async def test_a_killed_executor_is_found_again_at_its_socket_and_near_stages_st
             assert (await client.infer(classify("a"))).result.text_classification.labels
 
 
-def test_sigterm_removes_the_sockets(processes: dict[str, ServiceProcess]) -> None:
-    files = [Path(process.target.removeprefix("unix:")) for process in processes.values()]
-    assert all(file.is_socket() for file in files)
-    for process in processes.values():
-        process.signal(signal.SIGTERM)
-    assert [process.wait() for process in processes.values()] == [0, 0]
-    assert not any(file.exists() for file in files)
-
-
 async def test_an_executor_inside_and_the_others_outside_is_a_pipeline_too(fake_repository: Path) -> None:
     repository = ("--repository", str(fake_repository))
     with (
@@ -78,16 +69,3 @@ async def test_an_executor_inside_and_the_others_outside_is_a_pipeline_too(fake_
             gateway.wait_until_ready().wait_for("all stages reached")
             async with AsyncClient(gateway.target, retries=False) as client:
                 assert (await client.infer(classify("a"))).result.text_classification.labels
-
-
-def test_a_setting_of_a_stage_outside_is_refused_at_start(fake_repository: Path) -> None:
-    result = serve("gateway", "--repository", str(fake_repository), "--cores", "2")
-    assert result.returncode == 2
-    assert "--cores: of a stage in another process; give it to that one" in result.stderr
-
-
-def test_two_services_cannot_share_a_socket(fake_repository: Path, processes: dict[str, ServiceProcess]) -> None:
-    target = processes["gateway"].target
-    result = serve("postprocessor", "--repository", str(fake_repository), "--listen", target)
-    assert result.returncode == 2
-    assert f"neuronpipe: --listen: cannot listen on {target}: Address already in use" in result.stderr

@@ -79,13 +79,6 @@ async def test_a_request_is_held_until_its_executor_has_started(fake_repository:
                 assert (await task).timings.held_ns > 0
 
 
-async def test_a_gateway_that_holds_nothing_refuses_at_once(fake_repository: Path, executor_target: str) -> None:
-    with running_gateway(fake_repository, executor_target) as gateway:
-        async with client_of(gateway) as client:
-            with pytest.raises(Unavailable, match="the neuron-executor service cannot be reached"):
-                await client.infer(classify("a"))
-
-
 async def test_limits_and_deadlines_end_what_is_held(fake_repository: Path, executor_target: str) -> None:
     with running_gateway(fake_repository, executor_target, *_HOLDS) as gateway:
         async with client_of(gateway) as client:
@@ -111,18 +104,6 @@ async def test_a_deadline_that_passes_names_the_service_that_is_absent(
         async with client_of(gateway) as client:
             with pytest.raises(DeadlineExceeded, match="no process of the neuron-executor service has model"):
                 await client.infer(classify("a"))
-
-
-async def test_a_model_beyond_its_concurrency_is_refused_by_name(fake_repository: Path, executor_target: str) -> None:
-    options = ("--max-held-requests", "9", "--model-concurrency", "classifier=1")
-    with running_gateway(fake_repository, executor_target, *options) as gateway:
-        async with client_of(gateway) as client:
-            (task,) = await held(client, "a")
-            with pytest.raises(Overloaded, match="model 'classifier': 1 requests in flight, the limit is 1"):
-                await client.infer(classify("b"))
-            other = asyncio.create_task(client.infer(classify("c", model="multi-label")))
-            with running_executor(fake_repository, executor_target):
-                assert {(await task).model, (await other).model} == {"classifier", "multi-label"}
 
 
 async def test_the_scaler_tells_keda_when_executors_are_needed(fake_repository: Path, executor_target: str) -> None:

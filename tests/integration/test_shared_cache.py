@@ -87,15 +87,6 @@ async def _stored(cache: Cache[bytes], key: bytes) -> None:
     await _wait_for(is_found)
 
 
-async def test_what_one_process_stored_another_finds(server: RedisServer) -> None:
-    async with _cache(server.url) as first, _cache(server.url) as second:
-        await _connected(first)
-        await _connected(second)
-        assert await _get(first, b"key") == _MISS
-        await _stored(first, b"key")
-        assert await _get(second, b"key") == _HIT
-
-
 async def test_what_is_stored_ends_some_day(server: RedisServer) -> None:
     async with _cache(server.url, redis_ttl_s=77) as cache:
         await _connected(cache)
@@ -121,15 +112,6 @@ async def test_a_redis_that_was_absent_is_used_once_it_is_there() -> None:
         with server:
             await _connected(cache)
             await _stored(cache, b"key")
-
-
-async def test_a_redis_that_was_killed_is_used_again_once_it_is_back(server: RedisServer) -> None:
-    async with _cache(server.url) as cache:
-        await _connected(cache)
-        server.stop()
-        assert [await _get(cache, b"%d" % number) for number in range(100)][1:] == [_BYPASS] * 99
-        server.start()
-        await _connected(cache)
 
 
 async def test_a_redis_that_hangs_is_waited_for_once(server: RedisServer) -> None:
@@ -201,15 +183,6 @@ async def test_a_key_that_holds_no_string_is_a_miss(server: RedisServer) -> None
         assert await _get(cache, b"key") == _MISS
 
 
-async def test_a_flushed_redis_is_filled_again(server: RedisServer) -> None:
-    async with _cache(server.url) as cache:
-        await _connected(cache)
-        await _stored(cache, b"key")
-        server.ask("FLUSHALL")
-        assert await _get(cache, b"key") == _MISS
-        await _stored(cache, b"key")
-
-
 @pytest.mark.parametrize("refusal", ["full", "read-only"])
 async def test_a_redis_that_refuses_to_store_is_still_read(server: RedisServer, refusal: str) -> None:
     async with _cache(server.url) as cache:
@@ -228,28 +201,6 @@ async def test_a_redis_that_refuses_to_store_is_still_read(server: RedisServer, 
         else:
             server.ask("REPLICAOF", "NO", "ONE")
         await _stored(cache, b"new 1")
-
-
-async def test_a_slow_redis_is_left_alone_where_computing_is_quicker(server: RedisServer) -> None:
-    async with proxy(server.port) as between, _cache(between.url, "auto", redis_timeout_ms=1000) as cache:
-        between.delay_s = 0.02
-        # What takes 1 ms to compute is looked up at first, since nothing is known, and then no more.
-        give_up_s = time.monotonic() + 20
-        outcomes: list[CacheOutcome.ValueType] = []
-        while outcomes[-200:] != [_BYPASS] * 200 or len(outcomes) < 400:
-            assert time.monotonic() < give_up_s, outcomes
-            outcomes.append(await _get(cache, random.randbytes(8), seconds=0.001))
-            await asyncio.sleep(0.001)
-
-
-async def test_what_takes_long_to_compute_is_looked_up_by_itself(server: RedisServer) -> None:
-    async with _cache(server.url, "auto") as cache:
-        await _connected(cache)
-
-        async def is_found() -> bool:
-            return await _get(cache, b"key", seconds=0.05) == _HIT
-
-        await _wait_for(is_found)
 
 
 async def test_a_password_and_a_user_are_given_to_redis(server: RedisServer) -> None:

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,51 +82,6 @@ def test_no_service_takes_a_bundle_that_is_not_signed(service: str, signed: _Sig
 def test_no_front_process_takes_a_bundle_that_is_not_signed(signed: _Signed) -> None:
     (signed.bundle / "signature.json").unlink()
     assert "is not signed" in _refusal("all", signed, signed.public, "--front-processes", "1")
-
-
-def _change_artefact(bundle: Path) -> None:
-    (bundle / "artifacts/openvino/model.bin").write_bytes(bytes(8))
-
-
-def _change_tokenizer(bundle: Path) -> None:
-    (bundle / "tokenizer.json").write_text("{}")
-
-
-_TAMPERED: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "artefact": ("neuron-executor", _change_artefact, "model.bin: changed since it was compiled"),
-    "tokenizer": ("tokenizer", _change_tokenizer, "tokenizer.json: changed since it was compiled"),
-    "added": ("postprocessor", lambda bundle: (bundle / "late.so").touch(), "'late.so' was added"),
-}
-
-
-@pytest.mark.parametrize(("service", "tamper", "said"), _TAMPERED.values(), ids=_TAMPERED)
-def test_a_service_refuses_what_was_tampered_with(
-    signed: _Signed, service: str, tamper: Callable[[Path], None], said: str
-) -> None:
-    tamper(signed.bundle)
-    assert said in _refusal(service, signed, signed.public)
-
-
-def test_a_service_goes_over_to_another_key(signed: _Signed, tmp_path: Path) -> None:
-    trusted = tmp_path / "trusted"
-    trusted.mkdir()
-    create_key(tmp_path / "next", trusted / "next.pem")
-    shutil.copy(signed.public, trusted / "first.pem")
-    signed.sign(tmp_path / "next")
-    with ServiceProcess("postprocessor", "--repository", str(signed.repository), "--trusted-keys", str(trusted)) as old:
-        old.wait_until_ready()
-    assert "is signed with the key" in _refusal("postprocessor", signed, signed.public)
-
-
-def test_a_service_says_which_line_of_the_keys_is_broken(signed: _Signed) -> None:
-    signed.public.write_text(signed.public.read_text() + "\nnot a key\n")
-    with (
-        pytest.raises(RuntimeError, match=r"line 5: is neither a key in PEM form nor a # comment"),
-        ServiceProcess(
-            "tokenizer", "--repository", str(signed.repository), "--trusted-keys", str(signed.public)
-        ) as one,
-    ):
-        one.wait_until_ready()
 
 
 _PAYLOAD = """

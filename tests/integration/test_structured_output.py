@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.tasks_pb2 import FinishReason
-from neuronpipe.client import AsyncClient, InvalidInput
+from neuronpipe.client import AsyncClient
 from tests.integration.random_schemas import random_schema
 
 pytestmark = pytest.mark.local_only
@@ -206,11 +206,6 @@ async def test_forms_that_are_refused_are_named_as_their_callers_do(
     with pytest.raises(openai.BadRequestError) as refused:
         await theirs.completions.create(model="writer", prompt=_PROMPT, extra_body=_body(asked))
     assert refused.value.param == param
-
-
-async def test_our_own_api_names_its_fields(ours: AsyncClient) -> None:
-    with pytest.raises(InvalidInput, match=r"options\.json_schema: cannot be followed: Unimplemented keys"):
-        await ours.generate_text("writer", _PROMPT, json_schema={"contains": {}})
 
 
 _TOOLS: list[Any] = [

@@ -210,34 +210,6 @@ def test_http_and_metrics_ports_ask_for_certificates_and_show_the_current_one(
 
 
 @pytest.mark.parametrize(
-    ("damage", "problem"),
-    [
-        ("expired", "certificate has expired"),
-        ("another key", "is not the key of the certificate in"),
-        ("half-written", "does not hold a private key"),
-        ("missing", "cannot be read: No such file or directory"),
-    ],
-)
-def test_a_server_does_not_start_with_files_that_cannot_be_used(
-    tmp_path: Path, fake_repository: Path, damage: str, problem: str
-) -> None:
-    deployment = Deployment(tmp_path)
-    good = deployment.renew("all", days=(-2, -1) if damage == "expired" else (-1, 30))
-    key = Path(deployment.files("all").key)
-    if damage == "another key":
-        key.write_bytes(deployment.authority.issue().key)
-    elif damage == "half-written":
-        key.write_bytes(good.key[:60])
-    elif damage == "missing":
-        key.unlink()
-    options = ["--repository", str(fake_repository), "--listen", "127.0.0.1:0"]
-    options += [f"--tls-certificate={deployment.files('all').certificate}", f"--tls-key={key}"]
-    said = _command("serve", "all", *options, code=2)
-    assert problem in said
-    assert str(tmp_path / "all") in said
-
-
-@pytest.mark.parametrize(
     ("options", "problem"),
     [
         (["gateway", "--tls-certificate=a"], "give both files, or neither"),
@@ -250,26 +222,6 @@ def test_a_server_does_not_start_with_files_that_cannot_be_used(
 def test_settings_that_do_not_fit_together_are_refused(fake_repository: Path, options: list[str], problem: str) -> None:
     arguments = [*options, "--repository", str(fake_repository), "--listen", "127.0.0.1:0"]
     assert problem in _command("serve", *arguments, code=2)
-
-
-def test_files_that_cannot_be_used_while_it_runs_are_told_and_change_nothing(
-    tmp_path: Path, fake_repository: Path
-) -> None:
-    deployment = Deployment(tmp_path)
-    options = ("--repository", str(fake_repository), "--metrics-listen", "127.0.0.1:0")
-    rejected = 'neuronpipe_tls_files_rejected{neuronpipe_tls_side="server"}'
-    with ServiceProcess("all", *options, environment=deployment.environment()) as process:
-        process.wait_until_ready()
-        assert _metrics(process, deployment.files())[rejected] == 0
-        Path(deployment.files("all").key).write_bytes(deployment.authority.issue().key)
-        told = process.wait_for("changed files cannot be used; what they held before stays")
-        assert str(deployment.files("all").key) in str(told["problem"])
-        assert _metrics(process, deployment.files())[rejected] == 1
-        with Client(process.target, tls=deployment.files()) as client:
-            assert client.list_models()
-        deployment.renew("all")
-        process.wait_for("changed files are used")
-        assert _metrics(process, deployment.files())[rejected] == 0
 
 
 async def test_certificates_change_every_second_under_load_and_no_call_fails(
