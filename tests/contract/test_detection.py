@@ -332,17 +332,6 @@ def test_a_cross_encoder_is_read_as_sentence_transformers_reads_it(has_modules: 
     assert RerankFacts.of(spec) == expected
 
 
-def test_a_model_without_a_head_is_not_taken_for_a_classifier(tmp_path: Path) -> None:
-    source = save(transformers.BertModel(bert_config()), tmp_path / "source")
-    with pytest.raises(
-        SetupError,
-        match=r"its weights lack classifier\.bias, classifier\.weight: the model was not trained for this task",
-    ):
-        compile_bundle(
-            CompileRequest(str(source), "text_classification", tmp_path, "m", backend="fake"), lambda line: None
-        )
-
-
 def test_a_tokenizer_without_a_fast_form_is_refused(tmp_path: Path) -> None:
     source = save(transformers.BertModel(bert_config()), tmp_path / "source")
     for path in source.glob("*token*"):
