@@ -26,6 +26,7 @@ from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.tasks import TASKS
 from tests.integration.guarded import guarded_server, make_files
 from tests.integration.http_server import HttpServer, running_http_server
+from tests.integration.systems import UNPREPARED
 from tests.integration.test_node import FOLDER as NODE
 from tests.models.architectures import make_source
 from tests.models.images import make_image_text_source
@@ -178,7 +179,7 @@ def openvino_server(writers_folder: Path, tmp_path_factory: pytest.TempPathFacto
     models = shared_folder(
         tmp_path_factory, "console-models", lambda folder: _make_openvino_models(folder, writers_folder)
     )
-    with running_http_server(models / "repository", "--kept-traces", "100") as server:
+    with running_http_server(models / "repository", "--kept-traces", "100", environment=UNPREPARED) as server:
         yield server
 
 

@@ -172,8 +172,10 @@ async def test_n_texts_are_choices(theirs: openai.AsyncOpenAI, ours: Client) -> 
 async def test_several_prompts_in_one_stream_are_choices_in_their_order(
     theirs: openai.AsyncOpenAI, ours: Client, n: int
 ) -> None:
-    prompts, options = [_PROMPT, "A class", "The tower"], {"max_tokens": 12, "seed": 3, "temperature": 1.2, "n": n}
-    own: dict[str, Any] = {"max_new_tokens": 12, "do_sample": True, "temperature": 1.2}
+    # So long that a reader who is late for the first parts is not late for all.
+    prompts, long = [_PROMPT, "A class", "The tower"], {"max_tokens": 100, "extra_body": {"min_tokens": 100}}
+    options: dict[str, Any] = {"seed": 3, "temperature": 1.2, "n": n, **long}
+    own: dict[str, Any] = {"max_new_tokens": 100, "min_new_tokens": 100, "do_sample": True, "temperature": 1.2}
     responses = [[*ours.generate("writer", one, seed=3, num_return_sequences=n, **own)][-1].response for one in prompts]
     expected = [text.text for one in responses for text in one.result.text_generation.sequences]
     stream = await theirs.completions.create(
@@ -190,7 +192,7 @@ async def test_several_prompts_in_one_stream_are_choices_in_their_order(
     assert read == expected
     assert ends == dict.fromkeys(range(len(expected)), "length")
     assert order != sorted(order), "texts did not come side by side"
-    assert (last.choices, last.usage and last.usage.completion_tokens) == ([], 12 * len(expected))
+    assert (last.choices, last.usage and last.usage.completion_tokens) == ([], 100 * len(expected))
 
 
 async def test_echo_puts_the_prompt_before_each_text(theirs: openai.AsyncOpenAI, ours: Client) -> None:

