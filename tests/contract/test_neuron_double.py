@@ -79,12 +79,19 @@ def test_placement_in_experimental_warns(sdk: Any) -> None:
         assert importlib.import_module("torch_neuronx.experimental").neuron_cores_context
 
 
-def test_before_sdk_2_25_placement_is_in_experimental_only(neuron_double: Mapping[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("release", "said"),
+    [("2.24", "False True matmult 2.7.0.2.8.6734+double"), ("2.26", "True True matmult"), ("2.29", "True True none")],
+)
+def test_releases_differ_in_the_place_of_placement_and_in_the_default_cast(
+    neuron_double: Mapping[str, str], release: str, said: str
+) -> None:
     program = (
-        "import torch_neuronx as t; print(*(hasattr(one, 'neuron_cores_context') for one in (t, t.experimental)), "
+        "import torch_neuronx as t; from torch_neuronx._flags import parse; "
+        "print(*(hasattr(one, 'neuron_cores_context') for one in (t, t.experimental)), parse(None)['--auto-cast'], "
         "t.__version__)"
     )
-    assert _python(program, {"NEURON_DOUBLE_SDK": "2.24"}).stdout == "False True 2.7.0.2.8.6734+double\n"
+    assert _python(program, {"NEURON_DOUBLE_SDK": release}).stdout.startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -118,12 +125,6 @@ def test_positional_arguments_and_unknown_keywords_of_trace_are_errors(sdk: Any,
 def test_unknown_compiler_flags_are_refused(sdk: Any, model: torch.nn.Module, flags: Any) -> None:
     with pytest.raises(RuntimeError, match="neuronx-cc: error"):
         sdk.trace(model, _EXAMPLE, compiler_args=flags)
-
-
-@pytest.mark.parametrize(("release", "cast"), [("2.26", "matmult"), ("2.29", "none")])
-def test_the_default_cast_changed_with_sdk_2_27(neuron_double: Mapping[str, str], release: str, cast: str) -> None:
-    program = "from torch_neuronx._flags import parse; print(parse(None)['--auto-cast'])"
-    assert _python(program, {"NEURON_DOUBLE_SDK": release}).stdout == f"{cast}\n"
 
 
 def test_without_a_device_trace_needs_the_cpu_and_a_target(
@@ -254,11 +255,22 @@ def test_visible_cores_win_over_their_number_and_are_read_once(
     assert [core.index for core in sdk._runtime.runtime().cores] == expected
 
 
-@pytest.mark.parametrize("name", ["NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "NEURON_RT_EXEC_TIMEOUT"])
-def test_what_is_set_after_the_import_is_too_late(name: str, neuron_double: Mapping[str, str]) -> None:
-    start = f"import os, torch_neuronx; os.environ[{name!r}] = '1'; torch_neuronx._runtime.runtime()"
-    assert f"{name}: set after torch_neuronx was imported" in _python(start, neuron_double).stderr
-    assert _python(f"import os; os.environ[{name!r}] = '1'; {start}", neuron_double).returncode == 0
+def test_what_is_set_after_the_import_is_too_late(neuron_double: Mapping[str, str]) -> None:
+    names = ("NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "NEURON_RT_EXEC_TIMEOUT")
+    program = f"""
+import os, torch_neuronx
+for name in {names}:
+    os.environ[name] = "1"
+    try:
+        torch_neuronx._runtime.runtime()
+    except RuntimeError as error:
+        print(error)
+    del os.environ[name]
+"""
+    said = _python(program, neuron_double).stdout
+    assert [f"{name}: set after torch_neuronx was imported" in said for name in names] == [True] * 3
+    start = "import torch_neuronx; torch_neuronx._runtime.runtime()"
+    assert _python(start, {**neuron_double, **dict.fromkeys(names, "1")}).returncode == 0
 
 
 def test_a_core_belongs_to_one_process_until_that_ends(

@@ -113,14 +113,8 @@ async def test_a_stop_string_and_the_most_tokens_cut_a_form(ours: AsyncClient) -
             {"response_format": {"type": "json_schema", "json_schema": {"name": "thing", "schema": _SCHEMA}}},
             "schema",
         ),
-        ({"extra_body": {"guided_json": _SCHEMA}}, "schema"),
-        ({"extra_body": {"guided_json": json.dumps(_SCHEMA)}}, "schema"),
-        ({"extra_body": {"structured_outputs": {"json": _SCHEMA}}}, "schema"),
         ({"extra_body": {"guided_regex": _REGEX}}, "regex"),
-        ({"extra_body": {"structured_outputs": {"regex": _REGEX}}}, "regex"),
-        ({"extra_body": {"guided_choice": ["left", "right"]}}, "choice"),
         ({"extra_body": {"structured_outputs": {"choice": ["left", "right"]}}}, "choice"),
-        ({"extra_body": {"guided_grammar": _GRAMMAR}}, "grammar"),
         ({"extra_body": {"structured_outputs": {"grammar": _GRAMMAR}}}, "grammar"),
     ],
     ids=str,
@@ -184,8 +178,6 @@ async def test_huggingfaces_client_and_tgis_names_of_forms(gateway: ServiceProce
 @pytest.mark.parametrize(
     ("asked", "param"),
     [
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
             "response_format.json_schema.schema",
@@ -194,8 +186,6 @@ async def test_huggingfaces_client_and_tgis_names_of_forms(gateway: ServiceProce
         ({"extra_body": {"guided_regex": "("}}, "guided_regex"),
         ({"extra_body": {"guided_grammar": "start: nothing"}}, "guided_grammar"),
         ({"extra_body": {"structured_outputs": {"regex": "a" * 4097}}}, "structured_outputs.regex"),
-        ({"extra_body": {"structured_outputs": {"structural_tag": "a"}}}, "structured_outputs.structural_tag"),
-        ({"extra_body": {"structured_outputs": {"regex": "a"}, "guided_regex": "a"}}, "structured_outputs.regex"),
         ({"extra_body": {"guided_regex": "a"}, "response_format": {"type": "json_object"}}, "guided_regex"),
     ],
     ids=str,
