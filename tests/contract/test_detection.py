@@ -114,11 +114,7 @@ def _modules(*kinds: str) -> list[dict[str, Any]]:
         ({"architectures": ["HF_ColBERT"]}, "multi_vector_embedding", "HF_ColBERT"),
         ({"architectures": ["BertModel"], "tags": "ColBERT, PyLate"}, "multi_vector_embedding", "BertModel"),
         ({"architectures": ["BertForMaskedLM"], "tags": "splade"}, "sparse_embedding", "BertForMaskedLM; README.md"),
-        (
-            {"files": {"modules.json": _modules("MLMTransformer", "SpladePooling")}},
-            "sparse_embedding",
-            "modules.json",
-        ),
+        ({"files": {"modules.json": _modules("MLMTransformer", "SpladePooling")}}, "sparse_embedding", "modules.json"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -11,11 +11,7 @@ import pytest
 import transformers
 from PIL import Image
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    ImageEmbeddingInput,
-    TaskInput,
-    ZeroShotImageClassificationInput,
-)
+from neuronpipe.api.v1.tasks_pb2 import ImageEmbeddingInput, TaskInput, ZeroShotImageClassificationInput
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.compiler.detection import read_configuration
@@ -74,12 +70,7 @@ async def test_a_row_is_the_same_alone_and_in_any_batch(bundle: Bundle) -> None:
 
     try:
         alone = {id(one): (await run([one]))[0] for one in [*images, *texts]}
-        for batch in (
-            texts,
-            images,
-            [images[0], *texts, images[1]],
-            [texts[2], images[1], texts[0]],
-        ):
+        for batch in (texts, images, [images[0], *texts, images[1]], [texts[2], images[1], texts[0]]):
             for row, one in zip(await run(batch), batch, strict=True):
                 expected = alone[id(one)]
                 np.testing.assert_allclose(row, expected, rtol=0, atol=_TOLERANCE * np.abs(expected).max())

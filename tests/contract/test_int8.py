@@ -346,10 +346,7 @@ def test_artefact_beyond_a_limit_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"task": "text_classification", "dtype": "float32"},
-            "--calibration is for --dtype int8; float32 needs none",
-        ),
+        ({"task": "text_classification", "dtype": "float32"}, "--calibration is for --dtype int8; float32 needs none"),
         (
             {"task": "text_classification", "dtype": "int8-weights"},
             "--calibration is for --dtype int8; int8-weights needs none",

@@ -251,10 +251,7 @@ def _gte(folder: Path, kind: str, head: str, tokens: Any, theta: float, **values
     own = {
         "model_type": kind.lower(),
         "architectures": [f"{kind}{head}"],
-        "auto_map": {
-            "AutoConfig": f"{code}configuration.{kind}Config",
-            "AutoModel": f"{code}modeling.{kind}Model",
-        },
+        "auto_map": {"AutoConfig": f"{code}configuration.{kind}Config", "AutoModel": f"{code}modeling.{kind}Model"},
         "layer_norm_type": "layer_norm",
         "logn_attention_clip1": False,
         "logn_attention_scale": False,

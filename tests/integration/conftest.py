@@ -30,12 +30,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         systems = ["local", *(name for name in _TARGETS if name != "target")]
         if metafunc.config.getoption("target"):
             systems = ["target"]
-        metafunc.parametrize(
-            "system",
-            systems,
-            indirect=True,
-            scope="session",
-        )
+        metafunc.parametrize("system", systems, indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

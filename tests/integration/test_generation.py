@@ -18,15 +18,7 @@ import transformers
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import GenerateResponse, InferRequest
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, TaskInput, TokenizationInput, Truncation
-from neuronpipe.client import (
-    AsyncClient,
-    Client,
-    DeadlineExceeded,
-    InvalidInput,
-    Overloaded,
-    Unavailable,
-    WrongTask,
-)
+from neuronpipe.client import AsyncClient, Client, DeadlineExceeded, InvalidInput, Overloaded, Unavailable, WrongTask
 from neuronpipe.client.task_call import generation_request
 from tests.integration.guarded import until
 from tests.integration.raw_http2 import RawHttp2
@@ -107,22 +99,13 @@ async def test_messages_are_what_their_template_makes_of_them(client: AsyncClien
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (
-            {"messages": [_said("hi", "nobody")]},
-            "messages: the model's template refuses them: nobody speaks",
-        ),
+        ({"messages": [_said("hi", "nobody")]}, "messages: the model's template refuses them: nobody speaks"),
         ({"messages": [_said("hi", "")]}, "messages[0].role: has 0 characters, must have 1 to 64"),
-        (
-            {"messages": [_said("a\0")]},
-            "messages[0].content: has the character NUL at position 1",
-        ),
+        ({"messages": [_said("a\0")]}, "messages[0].content: has the character NUL at position 1"),
         ({"messages": []}, "prompt: is empty"),
         ({"messages": _CHAT * 513}, "messages: 1026 messages, the limit is 1024"),
         ({"messages": _CHAT, "truncation": Truncation.TRUNCATION_LEFT}, "truncation: is for prompts"),
-        (
-            {"messages": [_said("module " * 500)]},
-            "the model takes 192 together; lower max_new_tokens",
-        ),
+        ({"messages": [_said("module " * 500)]}, "the model takes 192 together; lower max_new_tokens"),
         ({"messages": _CHAT, "prompt": "both"}, "prompt: give either a prompt or messages"),
         ({"messages": [{"role": "user", "text": "hi"}]}, "messages: takes messages, each with a role and a content"),
     ],

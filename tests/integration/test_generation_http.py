@@ -486,10 +486,7 @@ async def test_a_stop_string_ends_both_forms(theirs: openai.AsyncOpenAI, ours: C
         ({"n": 2, "temperature": 0}, "n"),
         ({"reasoning_effort": "much"}, "reasoning_effort"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
-        (
-            {"extra_body": {"continue_final_message": True, "add_generation_prompt": True}},
-            "continue_final_message",
-        ),
+        ({"extra_body": {"continue_final_message": True, "add_generation_prompt": True}}, "continue_final_message"),
         ({"functions": [{"name": "look"}]}, "functions"),
         ({"function_call": {"name": "look"}}, "function_call"),
         ({"messages": [{"role": "assistant", "function_call": {"name": "x"}}]}, "messages[0].function_call"),

@@ -110,10 +110,7 @@ def test_a_receiver_gets_a_signed_cloud_event_again_until_it_accepts(
 ) -> None:
     receiver.statuses = [500, 307, 204]
     networks = ("--notification-networks", "127.0.0.0/8,::1/128")
-    with (
-        jobs.worker("--notification-secret", str(secret), *networks),
-        Client(jobs.gateway.target) as client,
-    ):
+    with jobs.worker("--notification-secret", str(secret), *networks), Client(jobs.gateway.target) as client:
         job = client.submit([text_request("a")], notification_url=receiver.url, request_id="told")
         job.wait(30)
         until(lambda: len(receiver.received) == 3, "three attempts")
@@ -137,10 +134,7 @@ def test_a_receiver_gets_a_signed_cloud_event_again_until_it_accepts(
 
 
 def test_a_workers_metrics_say_what_waits_and_what_came_of_jobs(jobs: JobSystem) -> None:
-    with (
-        jobs.worker("--metrics-listen", "127.0.0.1:0") as worker,
-        Client(jobs.gateway.target) as client,
-    ):
+    with jobs.worker("--metrics-listen", "127.0.0.1:0") as worker, Client(jobs.gateway.target) as client:
         client.submit([text_request("a")]).wait(30)
         page = f"http://{worker.wait_for('metrics')['address']}/metrics"
         ended = 'neuronpipe_jobs_ended_total{neuronpipe_job_state="succeeded"}'

@@ -119,10 +119,7 @@ def test_a_job_whose_worker_is_killed_is_run_by_another_and_answered_once(slow_j
 def _submit_behind(jobs: JobSystem) -> str:
     """A job, as another gateway would store it: the one that workers call is stopped."""
     where = ("--repository", str(jobs.repository), "--jobs-redis-url", jobs.redis.url)
-    with (
-        ServiceProcess("all", *where) as gateway,
-        Client(gateway.wait_until_ready().target) as client,
-    ):
+    with ServiceProcess("all", *where) as gateway, Client(gateway.wait_until_ready().target) as client:
         return client.submit([text_request("a")]).name
 
 

@@ -163,11 +163,7 @@ def test_missing_repository_is_said_at_start(tmp_path: Path, service: str) -> No
 
 
 # What each service reads of a bundle besides its manifest.
-TAMPERED = {
-    "neuron-executor": "artifacts/openvino/model.bin",
-    "tokenizer": "tokenizer.json",
-    "all": "tokenizer.json",
-}
+TAMPERED = {"neuron-executor": "artifacts/openvino/model.bin", "tokenizer": "tokenizer.json", "all": "tokenizer.json"}
 
 
 @pytest.mark.parametrize("service", TAMPERED)

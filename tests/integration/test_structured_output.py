@@ -109,10 +109,7 @@ async def test_a_stop_string_and_the_most_tokens_cut_a_form(ours: AsyncClient) -
     ("asked", "form"),
     [
         ({"response_format": {"type": "json_object"}}, "object"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "thing", "schema": _SCHEMA}}},
-            "schema",
-        ),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "thing", "schema": _SCHEMA}}}, "schema"),
         ({"extra_body": {"guided_regex": _REGEX}}, "regex"),
         ({"extra_body": {"structured_outputs": {"choice": ["left", "right"]}}}, "choice"),
         ({"extra_body": {"structured_outputs": {"grammar": _GRAMMAR}}}, "grammar"),

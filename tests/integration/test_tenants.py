@@ -173,10 +173,7 @@ def test_without_redis_each_gateway_has_its_share(gateways: _Gateways) -> None:
 
 def test_a_redis_that_was_never_there_holds_up_nobody(http_repository: Path, files: Files) -> None:
     options = ("--repository", str(http_repository), *files.options, "--redis-url", "redis://127.0.0.1:1/0")
-    with (
-        ServiceProcess("all", *options) as process,
-        _client(process.wait_until_ready().target, files.search) as client,
-    ):
+    with ServiceProcess("all", *options) as process, _client(process.wait_until_ready().target, files.search) as client:
         client.infer(classify("a"))
         process.wait_for("budgets are not shared: Redis does not answer")
         spent, came_back = _spend(client)

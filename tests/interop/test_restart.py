@@ -32,11 +32,7 @@ _CASE = restart_case((_RESTARTS + 1) * _RESTART_S)
     "client", [one for one in CLIENTS if one.runs(_CASE, PLAIN) and not one.proxy], ids=lambda client: client.name
 )
 def test_no_call_fails_while_servers_are_replaced(
-    started: Started,
-    results: list[Result],
-    tmp_path: Path,
-    client: Client,
-    security: str,
+    started: Started, results: list[Result], tmp_path: Path, client: Client, security: str
 ) -> None:
     tls = make_tls(security, tmp_path)
     with socket.socket() as free:

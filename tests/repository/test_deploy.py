@@ -200,7 +200,7 @@ _FAULTS: dict[tuple[Rule, tuple[str, ...]], dict[str, Callable[[_Set], object]]]
         # 1,024 MiB of messages and as much of answers, 64 held, 64 of results, 64 of /tmp, 128 for the process.
         f"may take {2368 << 20} bytes of memory, and the limit is {1 << 30}": lambda one: one.set(
             "gateway", "GATEWAY_MAX_RECEIVING_BYTES", str(1 << 30)
-        ),
+        )
     },
     (cluster.services_stay_available, _PLAIN): {
         "Deployment gateway: has no PodDisruptionBudget": lambda one: one.remove("PodDisruptionBudget/gateway"),

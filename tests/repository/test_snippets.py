@@ -226,13 +226,7 @@ def test_output_is_not_run(folder: Path) -> None:
 def _run(command: list[str], folder: Path, environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
     variables = {"HOME": str(folder), "PYTHONPATH": f"{ROOT / 'services'}{os.pathsep}{ROOT}", **environment}
     return subprocess.run(
-        command,
-        cwd=folder,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
+        command, cwd=folder, env=variables, capture_output=True, text=True, timeout=_LIMIT_S, check=False
     )
 
 
