@@ -2,10 +2,10 @@
 
 import fcntl
 import json
+import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +19,7 @@ from neuronpipe.compiler import BucketRequest, CompileRequest, NeuronxOptions, c
 from neuronpipe.compiler.modules import Positional
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes import neuron
+from tests.suite.waiting import until
 
 pytestmark = pytest.mark.sampled if transformers.__version__.startswith("4.") else pytest.mark.long
 
@@ -125,24 +126,23 @@ def test_a_bucket_that_cannot_be_compiled_is_named_with_the_reason(
 
 def _hung(log_path: Path) -> int:
     """The process id of a compiler that hangs."""
-    for _ in range(600):
-        found = [line for line in log_path.read_text().splitlines() if " hang " in line] if log_path.exists() else []
-        if found:
-            return int(found[0].split("pid=")[1])
-        time.sleep(0.1)
-    raise AssertionError("no compiler hangs")
+
+    def hanging() -> list[str]:
+        return re.findall(r" hang .*pid=(\d+)\n", log_path.read_text()) if log_path.exists() else []
+
+    until(lambda: bool(hanging()), "no compiler hangs")
+    return int(hanging()[0])
 
 
 def _wait_until_gone(pid: int) -> None:
-    for _ in range(200):
+    def is_gone() -> bool:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
-            return
-        if state == "Z":  # its parent has not asked for its end yet
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"process {pid} is still there")
+            return True
+        return state == "Z"  # its parent has not asked for its end yet
+
+    until(is_gone, f"the end of process {pid}")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=str)

@@ -28,7 +28,7 @@ from neuronpipe.api.v1 import inference_pb2, models_pb2, stages_pb2, tensors_pb2
 from neuronpipe.cli.request import example_of
 from neuronpipe.cli.task_json import read_task_input
 from tests.fuzz.messages import Agree
-from tests.integration.guarded import until
+from tests.suite.waiting import until
 
 # Task → a model that has it.
 MODELS = {

@@ -18,8 +18,9 @@ from demo.processes import ServiceProcess, four_processes
 from neuronpipe.client import AsyncClient, Client, ModelNotFound, Unauthenticated
 from neuronpipe.gateway.callers.keys import create_key, revoke_keys
 from neuronpipe.rpc.client import check_health
-from tests.integration.guarded import Guarded, fails_with, guarded_server, make_files, until
+from tests.integration.guarded import Guarded, fails_with, guarded_server, make_files
 from tests.suite.commands import output, run
+from tests.suite.waiting import until
 from tests.unit.gateway.callers.jwks import Issuer
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.measure.benchmark.results import read_results
 from tests.models.architectures import make_source
 from tests.suite.commands import run
+from tests.suite.waiting import until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -81,11 +81,7 @@ def test_a_run_that_is_interrupted_goes_on(bundle: Path, tmp_path: Path) -> None
     command = _command(bundle, tmp_path, "--lengths", "8,12,16,20,24", "--cell-seconds", "1.5", "--calls", "1000000")
     words = [sys.executable, "-m", "neuronpipe", *command]
     with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
-        deadline_s = time.monotonic() + _LIMIT_S
-        while not (tmp_path / "results.json").exists():
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            assert time.monotonic() < deadline_s
-            time.sleep(0.02)
+        until(lambda: (tmp_path / "results.json").exists() or process.poll() is not None, "the first results")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of its processes
         assert process.wait(_LIMIT_S) == 130
     first = read_results(tmp_path)

@@ -15,6 +15,7 @@ from neuronpipe.client import AsyncClient
 from tests.integration.requests import classify
 from tests.servers.redis import RedisServer, redis_server
 from tests.suite.constants import constants
+from tests.suite.waiting import happens
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -108,9 +109,7 @@ async def test_no_request_fails_when_redis_does(fake_repository: Path, redis: Re
             async def seen(outcome: "CacheOutcome.ValueType") -> None:
                 """From now on, some requests have it."""
                 outcomes.clear()
-                async with asyncio.timeout(_LIMIT_S):
-                    while not outcomes[outcome]:
-                        await asyncio.sleep(0.02)
+                await happens(lambda: bool(outcomes[outcome]))
 
             sending = [asyncio.create_task(send()) for _ in range(4)]
             await seen(_REDIS)

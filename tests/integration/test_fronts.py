@@ -30,6 +30,7 @@ from tests.integration.requests import classify
 from tests.integration.test_lifecycle import serve, wait_for_health
 from tests.integration.test_trace import _trace
 from tests.integration.traced import TREE, ask_sampled
+from tests.suite.waiting import happens
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -124,9 +125,7 @@ async def _requests(*words: int) -> AsyncIterator[InferStreamRequest]:
 
 
 async def _wait_until_gone(processes: Sequence[psutil.Process]) -> None:
-    async with asyncio.timeout(_LIMIT_S):
-        while any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes):
-            await asyncio.sleep(0.02)
+    await happens(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes))
 
 
 async def test_every_front_process_serves_at_the_one_address_and_metrics_add_up(service: _Service) -> None:
@@ -185,9 +184,7 @@ async def test_a_killed_front_process_costs_what_it_had_and_is_started_again(bro
         async with _clients(broken.target):
             assert all(broken.connections_of(front) for front in broken.fronts)
     # What the victim had answered is still counted, but for what it had not reported yet.
-    async with asyncio.timeout(_LIMIT_S):
-        while broken.count("neuronpipe_request_duration_seconds_count") < answered - before:
-            await asyncio.sleep(0.05)
+    await happens(lambda: broken.count("neuronpipe_request_duration_seconds_count") >= answered - before)
 
 
 async def test_a_front_process_that_is_told_to_end_drains_and_is_replaced(broken: _Service) -> None:

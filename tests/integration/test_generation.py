@@ -20,10 +20,10 @@ from neuronpipe.api.v1.inference_pb2 import GenerateResponse, InferRequest
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, TaskInput, TokenizationInput, Truncation
 from neuronpipe.client import AsyncClient, Client, DeadlineExceeded, InvalidInput, Overloaded, Unavailable, WrongTask
 from neuronpipe.client.task_call import generation_request
-from tests.integration.guarded import until
 from tests.integration.raw_http2 import RawHttp2
 from tests.integration.systems import two_processes
 from tests.suite.constants import constants
+from tests.suite.waiting import happens, until
 
 pytestmark = pytest.mark.local_only
 
@@ -327,9 +327,7 @@ async def test_callers_that_leave_free_their_blocks(processes: dict[str, dict[st
 
     async with AsyncClient(four["gateway"].target, timeout_s=120) as client:
         await asyncio.gather(*(leave(client, number) for number in range(12)))
-        async with asyncio.timeout(60):
-            while _in_use(four["neuron-executor"]):
-                await asyncio.sleep(0.05)
+        await happens(lambda: not _in_use(four["neuron-executor"]))
         assert (await client.generate_text("writer", _PROMPT, max_new_tokens=4)).token_ids
 
 
@@ -381,9 +379,7 @@ async def test_many_mixed_requests_leave_no_block_in_use(processes: dict[str, di
 
     async with AsyncClient(four["gateway"].target, timeout_s=None, retries=False) as client:
         ends = await asyncio.gather(*(ask(client, number) for number in range(_SOAKED)))
-        async with asyncio.timeout(60):
-            while _in_use(four["neuron-executor"]):
-                await asyncio.sleep(0.05)
+        await happens(lambda: not _in_use(four["neuron-executor"]))
         assert {"left", "whole"} <= set(ends)
 
 

@@ -24,9 +24,10 @@ from neuronpipe.gateway.callers.keys import create_key
 from neuronpipe.rpc.client import KEY_VARIABLE
 from tests.integration.collector import grpc_collector
 from tests.integration.guarded import make_files
-from tests.integration.job_system import JobSystem, job_system, text_request, until
+from tests.integration.job_system import JobSystem, job_system, text_request
 from tests.models.repository import link_models
 from tests.servers.redis import redis_server
+from tests.suite.waiting import until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

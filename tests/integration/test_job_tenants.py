@@ -17,10 +17,11 @@ from neuronpipe.api.v1.jobs_pb2 import JobPriority
 from neuronpipe.client import AsyncClient, Client
 from neuronpipe.gateway.callers.keys import create_key
 from neuronpipe.rpc.client import KEY_VARIABLE
-from tests.integration.job_system import JobSystem, job_system, until
+from tests.integration.job_system import JobSystem, job_system
 from tests.integration.requests import embed
 from tests.integration.systems import make_slow
 from tests.models.repository import link_models
+from tests.suite.waiting import happens, until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -104,9 +105,7 @@ async def test_waits_have_places_of_their_own_and_one_look_for_each_job(shared: 
                 ended.append(failure.code())
 
         waits = [asyncio.create_task(wait(channel)) for channel in (one, two) for _ in range(700)]
-        async with asyncio.timeout(30):
-            while len(ended) < 300:
-                await asyncio.sleep(0.05)
+        await happens(lambda: len(ended) >= 300)
         # Half of 2,048 places are the tenant's.
         await asyncio.sleep(0.5)
         assert len(waits) - len(ended) == pytest.approx(1024, abs=1)

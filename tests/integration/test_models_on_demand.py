@@ -14,6 +14,7 @@ from neuronpipe.api.v1.models_pb2 import VersionState
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
 from tests.integration.requests import classify
+from tests.suite.waiting import happens
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -59,9 +60,11 @@ async def _asked_for_all(client: AsyncClient) -> None:
             assert response.model == _name(number)
 
     await asyncio.gather(*(ask(number) for number in range(_MODELS)))
-    async with asyncio.timeout(10):  # four processes announce it a moment later
-        while await _states(client) != {_UNLOADED: _MODELS - 10, _LOADED: 10}:
-            await asyncio.sleep(0.05)
+
+    async def are_loaded() -> bool:
+        return await _states(client) == {_UNLOADED: _MODELS - 10, _LOADED: 10}
+
+    await happens(are_loaded)  # four processes announce it a moment later
 
 
 async def test_a_hundred_models_answer_behind_a_gateway(many: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from demo.processes import ServiceProcess, four_processes
 from tests.e2e.load import load
-from tests.integration.guarded import until
 from tests.integration.test_lifecycle import OPTIONS
+from tests.suite.waiting import until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

@@ -3,8 +3,7 @@
 import asyncio
 import random
 import signal
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from neuronpipe.platform.cache.sealing import ValueCodec
 from tests.servers.certificates import Authority, replace
 from tests.servers.redis import RedisServer, proxy, redis_server
 from tests.suite.constants import with_constants
+from tests.suite.waiting import happens
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -25,8 +25,6 @@ _HIT, _MISS, _BYPASS = (
     CacheOutcome.CACHE_OUTCOME_MISS,
     CacheOutcome.CACHE_OUTCOME_BYPASS,
 )
-# Far more than a look-up (25 ms) and the longest pause between two probes (5 s) take, for a machine that is busy.
-_SOON_S = 30.0
 
 
 @pytest.fixture
@@ -62,20 +60,13 @@ async def _get(cache: Cache[bytes], key: bytes, seconds: float = 0.01) -> "Cache
     return outcome
 
 
-async def _wait_for(condition: Callable[[], Awaitable[bool]]) -> None:
-    give_up_s = time.monotonic() + _SOON_S
-    while not await condition():
-        assert time.monotonic() < give_up_s, "it does not come"
-        await asyncio.sleep(0.01)
-
-
 async def _connected(cache: Cache[bytes]) -> None:
     """Waits until Redis is asked."""
 
     async def is_asked() -> bool:
         return await _get(cache, random.randbytes(8)) != _BYPASS
 
-    await _wait_for(is_asked)
+    await happens(is_asked)
 
 
 async def _stored(cache: Cache[bytes], key: bytes) -> None:
@@ -84,7 +75,7 @@ async def _stored(cache: Cache[bytes], key: bytes) -> None:
     async def is_found() -> bool:
         return await _get(cache, key) == _HIT
 
-    await _wait_for(is_found)
+    await happens(is_found)
 
 
 async def test_what_is_stored_ends_some_day(server: RedisServer) -> None:
@@ -294,7 +285,7 @@ async def test_a_cluster_is_asked_node_by_node(tls: Path, is_encrypted: bool) ->
         async def is_up() -> bool:
             return bool(server.ask("CLUSTER INFO")["cluster_state"] == "ok")
 
-        await _wait_for(is_up)
+        await happens(is_up)
         url = f"redis+cluster://127.0.0.1:{server.port}"
         if is_encrypted:
             url = f"rediss{url.removeprefix('redis')}?{server.tls_query}"

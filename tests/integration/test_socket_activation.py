@@ -15,9 +15,9 @@ from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.cli.serve import settings_parser
 from neuronpipe.client import Client
 from neuronpipe.serve.settings import AllSettings
-from tests.integration.guarded import until
 from tests.integration.requests import classify
 from tests.integration.test_lifecycle import free_port
+from tests.suite.waiting import until
 
 _UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 _PROXY = Path("/lib/systemd/systemd-socket-proxyd")

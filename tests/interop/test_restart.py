@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.guarded import until
 from tests.interop.cases import restart_case
 from tests.interop.conftest import Started
 from tests.interop.known import known_of
 from tests.interop.results import RESTART, Result
 from tests.interop.run import CLIENTS, PLAIN, TLS, Client, Server, make_tls, running_echo
+from tests.suite.waiting import until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.long]
 
