@@ -16,6 +16,7 @@ import pytest
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferStreamRequest
 from neuronpipe.client import Client
 from tests.integration.http_server import HttpServer, running_http_server
+from tests.integration.metrics import metric
 from tests.integration.raw_http2 import RawHttp2, connect, is_ended
 from tests.integration.requests import classify
 from tests.integration.tls_files import Deployment
@@ -63,10 +64,7 @@ def everybody_else_is_answered(server: HttpServer) -> Iterator[None]:
 
 
 def _metric(server: HttpServer, name: str, *labels: str) -> float:
-    """The value of a metric; 0 where it is not there yet."""
-    page = httpx.get(f"{server.url}/metrics", timeout=60).text
-    lines = [line for line in page.splitlines() if line.startswith(name) and all(label in line for label in labels)]
-    return float(lines[0].rpartition(" ")[2]) if lines else 0.0
+    return metric(f"{server.url}/metrics", name, *labels)
 
 
 def _message(request: InferRequest | None = None) -> bytes:

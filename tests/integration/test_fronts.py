@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import re
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -26,6 +24,7 @@ from neuronpipe.core.errors import Unavailable
 from neuronpipe.core.names import Metrics, Spans
 from tests.integration.collector import grpc_collector
 from tests.integration.http_server import Connection, post
+from tests.integration.metrics import metric, series_of
 from tests.integration.requests import classify
 from tests.integration.test_lifecycle import serve, wait_for_health
 from tests.integration.test_trace import _trace
@@ -62,16 +61,9 @@ class _Service:
             one.status == psutil.CONN_ESTABLISHED and one.laddr.port == port for one in front.net_connections("tcp")
         )
 
-    def metrics(self) -> str:
-        address = self.process.wait_for("metrics")["address"]
-        with urllib.request.urlopen(f"http://{address}/metrics") as response:
-            page: str = response.read().decode()
-        return page
-
     def count(self, series: str) -> int:
         """The sum of a counter's series."""
-        found = re.findall(rf"^{series}{{.*}} (\S+)$", self.metrics(), re.MULTILINE)
-        return int(sum(map(float, found)))
+        return int(metric(self.process, series))
 
     async def wait_for_count(self, series: str, count: int) -> None:
         """Processes report every second."""
@@ -137,9 +129,7 @@ async def test_every_front_process_serves_at_the_one_address_and_metrics_add_up(
         await service.wait_for_count("neuronpipe_request_duration_seconds_count", _CLIENTS)
         await service.wait_for_count("neuronpipe_item_duration_seconds_count", _CLIENTS)
         await service.wait_for_count("neuronpipe_batch_size_sum", _CLIENTS)
-        page = service.metrics()
-    assert "\nneuronpipe_request_in_flight 0.0\n" in page
-    assert len(re.findall(r"^neuronpipe_request_in_flight ", page, re.MULTILINE)) == 1
+        assert series_of(service.process)["neuronpipe_request_in_flight"] == 0
     # One executor, with all the cores.
     assert len(psutil.Process(service.process.pid).children(recursive=True)) == _FRONTS
 

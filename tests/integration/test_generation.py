@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import signal
-import urllib.request
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from neuronpipe.api.v1.inference_pb2 import GenerateResponse, InferRequest
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, TaskInput, TokenizationInput, Truncation
 from neuronpipe.client import AsyncClient, Client, DeadlineExceeded, InvalidInput, Overloaded, Unavailable, WrongTask
 from neuronpipe.client.task_call import generation_request
+from tests.integration.metrics import metric
 from tests.integration.raw_http2 import RawHttp2
 from tests.integration.systems import two_processes
 from tests.suite.constants import constants
@@ -433,11 +433,7 @@ def _in_use(executor: ServiceProcess) -> float:
 
 
 def _metric(service: ServiceProcess, name: str, of: str = "neuronpipe_generation") -> float:
-    """A metric of which there is one line; 0 until there is."""
-    port = service.wait_for("metrics")["address"]
-    page = urllib.request.urlopen(f"http://{port}/metrics").read().decode()
-    lines = [line for line in page.splitlines() if line.startswith((f"{of}_{name} ", f"{of}_{name}{{"))]
-    return float(lines[0].rpartition(" ")[2]) if lines else 0.0
+    return metric(service, f"{of}_{name}")
 
 
 def test_the_blocking_client_reads_a_text_as_it_comes(processes: dict[str, dict[str, ServiceProcess]]) -> None:

@@ -5,7 +5,6 @@ import hashlib
 import hmac
 import json
 import threading
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +24,7 @@ from neuronpipe.rpc.client import KEY_VARIABLE
 from tests.integration.collector import grpc_collector
 from tests.integration.guarded import make_files
 from tests.integration.job_system import JobSystem, job_system, text_request
+from tests.integration.metrics import metric, series_of
 from tests.models.repository import link_models
 from tests.servers.redis import redis_server
 from tests.suite.waiting import until
@@ -137,16 +137,10 @@ def test_a_receiver_gets_a_signed_cloud_event_again_until_it_accepts(
 def test_a_workers_metrics_say_what_waits_and_what_came_of_jobs(jobs: JobSystem) -> None:
     with jobs.worker("--metrics-listen", "127.0.0.1:0") as worker, Client(jobs.gateway.target) as client:
         client.submit([text_request("a")]).wait(30)
-        page = f"http://{worker.wait_for('metrics')['address']}/metrics"
-        ended = 'neuronpipe_jobs_ended_total{neuronpipe_job_state="succeeded"}'
-        until(lambda: any(line.startswith(ended) for line in _lines(page)), "the end is counted")
-        until(lambda: 'neuronpipe_jobs_waiting{neuronpipe_job_priority="normal"} 0.0' in _lines(page), "none waits")
-        assert any(line.startswith("neuronpipe_job_wait_seconds_bucket") for line in _lines(page))
-
-
-def _lines(page: str) -> list[str]:
-    with urllib.request.urlopen(page, timeout=10) as response:
-        return list(response.read().decode().splitlines())
+        until(lambda: metric(worker, "neuronpipe_jobs_ended_total", "succeeded") > 0, "the end is counted")
+        waiting = 'neuronpipe_jobs_waiting{neuronpipe_job_priority="normal"}'
+        until(lambda: series_of(worker).get(waiting) == 0, "none waits")
+        assert any(name.startswith("neuronpipe_job_wait_seconds_bucket") for name in series_of(worker))
 
 
 def test_jobs_are_their_tenants_and_run_by_its_rights(models: Path, tmp_path: Path) -> None:
@@ -176,10 +170,8 @@ def test_jobs_are_their_tenants_and_run_by_its_rights(models: Path, tmp_path: Pa
             assert [outcome.WhichOneof("outcome") for outcome in first.wait(60)] == ["response"]
             second.wait(60)
         address = f"http://{jobs.gateway.wait_for('listening for HTTP')['address']}/metrics"
-        tokens = [line for line in _lines(address) if line.startswith("neuronpipe_tenant_tokens_total")]
-        assert [line.partition(" ")[0] for line in tokens] == [
-            'neuronpipe_tenant_tokens_total{neuronpipe_tenant="search"}'
-        ]
+        tokens = [name for name in series_of(address) if name.startswith("neuronpipe_tenant_tokens_total")]
+        assert tokens == ['neuronpipe_tenant_tokens_total{neuronpipe_tenant="search"}']
 
 
 def _worker(jobs: JobSystem, key: str) -> ServiceProcess:

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from neuronpipe.api.keda.v1.external_scaler_pb2_grpc import ExternalScalerStub
 from neuronpipe.api.v1.inference_pb2 import InferResponse
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded, Unavailable
+from tests.integration.metrics import metric
 from tests.integration.requests import classify
 from tests.integration.test_lifecycle import free_port
 from tests.suite.constants import constants
@@ -61,15 +61,7 @@ async def client_of(gateway: ServiceProcess) -> AsyncIterator[AsyncClient]:
 
 async def wait_until_held(gateway: ServiceProcess, count: int) -> None:
     """Waits until the gateway holds so many requests."""
-    url = f"http://{gateway.wait_for('metrics')['address']}/metrics"
-
-    def is_so() -> bool:
-        with urllib.request.urlopen(url) as answer:
-            lines = answer.read().decode().splitlines()
-        found = [float(line.rpartition(" ")[2]) for line in lines if line.startswith("neuronpipe_held_requests")]
-        return sum(found) == count
-
-    await asyncio.to_thread(until, is_so)
+    await asyncio.to_thread(until, lambda: metric(gateway, "neuronpipe_held_requests") == count)
 
 
 async def held(client: AsyncClient, gateway: ServiceProcess, *texts: str) -> "list[asyncio.Task[InferResponse]]":

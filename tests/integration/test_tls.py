@@ -24,6 +24,7 @@ from neuronpipe.core.errors import NeuronpipeError, Unavailable
 from neuronpipe.platform.tls import watched_tls
 from neuronpipe.rpc.client import open_channel
 from neuronpipe.rpc.items import TOKENIZE
+from tests.integration.metrics import series_of
 from tests.integration.requests import classify
 from tests.integration.tls_files import STAGES, Deployment
 from tests.servers.certificates import Authority
@@ -60,13 +61,6 @@ def _context(files: TlsFiles, *, shows_certificate: bool = True) -> ssl.SSLConte
     if shows_certificate:
         context.load_cert_chain(files.certificate, files.key)
     return context
-
-
-def _metrics(process: ServiceProcess, files: TlsFiles) -> dict[str, float]:
-    url = f"https://{process.wait_for('metrics')['address']}/metrics"
-    with urllib.request.urlopen(url, context=_context(files)) as response:
-        lines = [line for line in response.read().decode().splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
 def test_a_request_passes_all_hops(deployment: Deployment, processes: dict[str, ServiceProcess]) -> None:
@@ -198,14 +192,14 @@ def test_http_and_metrics_ports_ask_for_certificates_and_show_the_current_one(
             with pytest.raises(OSError, match=r"certificate|reset|EOF|closed"):
                 urllib.request.urlopen(url, context=_context(files, shows_certificate=False)).read()
         expiry = 'neuronpipe_tls_certificate_expiry_seconds{neuronpipe_tls_side="server"}'
-        assert _metrics(process, files)[expiry] == pytest.approx(time.time() + 30 * 86_400, abs=600)
+        assert series_of(process, _context(files))[expiry] == pytest.approx(time.time() + 30 * 86_400, abs=600)
         for number in range(2):
             kept.request("GET", "/health")  # over one connection, whatever changes
             assert kept.getresponse().read() == b""
             new = deployment.renew("all", days=(-1, 60 + number))
             process.wait_for("changed files are used", number + 1)
             assert [_shown(address, files) for address in (http, metrics, process.target)] == [new.number] * 3
-        assert _metrics(process, files)[expiry] == pytest.approx(time.time() + 61 * 86_400, abs=600)
+        assert series_of(process, _context(files))[expiry] == pytest.approx(time.time() + 61 * 86_400, abs=600)
         kept.close()
 
 

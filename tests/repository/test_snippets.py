@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import tomllib
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -33,6 +32,7 @@ from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.task_inputs import SAMPLES
 from tests.documentation.pages import ROOT, Fence, all_pages, fences
 from tests.documentation.snippet_commands import PROGRAMS
+from tests.integration.metrics import series_of
 from tests.models.architectures import make_source
 from tests.models.images import image_files
 
@@ -90,11 +90,9 @@ def _at(gateway: ServiceProcess, content: str) -> str:
 
 def _refused(gateway: ServiceProcess) -> Counter[str]:
     """How many requests were at fault so far, by the status that says so; a program may hide it from who runs it."""
-    with urllib.request.urlopen(f"http://{gateway.wait_for('metrics')['address']}/metrics") as response:
-        lines = response.read().decode().splitlines()
-    counts = (line for line in lines if line.startswith("neuronpipe_request_duration_seconds_count"))
-    faults = (line.rpartition(" ") for line in counts if any(f'"{status}"' in line for status in _FAULTS))
-    return Counter({series: int(float(count)) for series, _, count in faults})
+    requests = "neuronpipe_request_duration_seconds_count"
+    counts = {name: int(count) for name, count in series_of(gateway).items() if name.startswith(requests)}
+    return Counter({name: one for name, one in counts.items() if any(f'"{status}"' in name for status in _FAULTS)})
 
 
 @pytest.fixture(scope="module")
