@@ -17,8 +17,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import models, pre_tokenizers
 
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.errors import SetupError
+from tests.models.compiling import compile_model
 from tests.models.repository import save
 from tests.models.tokenizers import byte_level_bpe, word_piece
 
@@ -517,9 +517,7 @@ def test_a_broken_folder_is_refused_in_one_line_that_says_why(
     change(source)
     backend = "openvino" if base == "writer" else "fake"
     with pytest.raises(SetupError, match=message or None) as refused:
-        compile_bundle(
-            CompileRequest(str(source), "", tmp_path / "repository", "m", backend=backend), lambda line: None
-        )
+        compile_model(source, tmp_path / "repository", backend=backend)
     text = str(refused.value)
     assert "\n" not in text
     assert len(text) < 700

@@ -15,10 +15,11 @@ import torch
 import transformers
 
 from neuronpipe.bundles.repository import Bundle
-from neuronpipe.compiler import BucketRequest, CompileRequest, NeuronxOptions, compile_bundle
+from neuronpipe.compiler import BucketRequest, NeuronxOptions
 from neuronpipe.compiler.modules import Positional
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes import neuron
+from tests.models.compiling import compile_model
 from tests.suite.waiting import until
 
 pytestmark = pytest.mark.sampled if transformers.__version__.startswith("4.") else pytest.mark.long
@@ -43,10 +44,10 @@ def log(neuron_double: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.fixture
 def compiled(log: object, sources: dict[str, Path], tmp_path: Path) -> Callable[..., Bundle]:
     def run(*buckets: str, dtype: str = "float32", max_divergence: float | None = None, **options: object) -> Bundle:
-        request = CompileRequest(
-            source=str(sources["classifier"]),
-            task="text_classification",
-            repository=tmp_path / "repository",
+        return compile_model(
+            sources["classifier"],
+            tmp_path / "repository",
+            "text_classification",
             name="model",
             backend="neuronx",
             dtype=dtype,
@@ -54,7 +55,6 @@ def compiled(log: object, sources: dict[str, Path], tmp_path: Path) -> Callable[
             buckets=BucketRequest(buckets),
             neuronx=NeuronxOptions(cache=tmp_path / "cache", **options),  # type: ignore[arg-type]
         )
-        return compile_bundle(request, lambda line: None)
 
     return run
 

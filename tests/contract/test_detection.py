@@ -12,11 +12,11 @@ import pytest
 import transformers
 
 from demo.model import find_minilm
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.compiler.detection import read_configuration
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.zero_shot_classification import ZeroShotFacts
+from tests.models.compiling import compile_model
 from tests.models.repository import bert_config, save
 
 _NLI = {
@@ -163,7 +163,7 @@ def test_a_model_is_refused_for_a_task_that_it_cannot_have(
     for task in tasks:
         backend = "openvino" if task == "text_generation" else "fake"
         with pytest.raises(SetupError, match=message):
-            compile_bundle(CompileRequest(source, task, tmp_path / "to", "m", backend=backend), lambda line: None)
+            compile_model(source, tmp_path / "to", task, backend=backend)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_classifier_that_cannot_have_the_task_is_refused(
 ) -> None:
     source = save(transformers.BertForSequenceClassification(bert_config(**config)), tmp_path / "source")
     with pytest.raises(SetupError, match=message):
-        compile_bundle(CompileRequest(str(source), task, tmp_path, "m", backend="fake"), lambda line: None)
+        compile_model(source, tmp_path, task, backend="fake")
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_card_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
 def test_what_was_found_is_shown_and_stored(tmp_path: Path) -> None:
     lines: list[str] = []
     source = save(transformers.BertForSequenceClassification(bert_config(**_NLI)), tmp_path / "source")
-    bundle = compile_bundle(CompileRequest(str(source), "", tmp_path, "m", backend="fake", dtype=""), lines.append)
+    bundle = compile_model(source, tmp_path, report=lines.append, backend="fake", dtype="")
     assert (
         "      task          zero_shot_classification (BertForSequenceClassification with a label for entailment); "
         "also answers"
@@ -269,9 +269,7 @@ def test_what_was_found_is_shown_and_stored(tmp_path: Path) -> None:
 
 def test_a_sentence_transformers_model_answers_both_of_its_tasks(tmp_path: Path) -> None:
     lines: list[str] = []
-    bundle = compile_bundle(
-        CompileRequest(str(find_minilm()), "", tmp_path, "m", backend="fake", dtype=""), lines.append
-    )
+    bundle = compile_model(find_minilm(), tmp_path, report=lines.append, backend="fake", dtype="")
     assert bundle.spec.tasks == ("sentence_embedding", "sentence_similarity")
     found = next(line for line in lines if "pooling" in line)
     assert "      pooling       mean\n      longest input 256 tokens\n" in found
@@ -296,7 +294,7 @@ def test_a_cross_encoder_is_read_as_sentence_transformers_reads_it(has_modules: 
             "type": "sentence_transformers.base.modules.transformer.Transformer",
         }
         (source / "modules.json").write_text(json.dumps([module]))
-    spec = compile_bundle(CompileRequest(str(source), "", tmp_path, "m", backend="fake"), lambda line: None).spec
+    spec = compile_model(source, tmp_path, backend="fake").spec
     # Without modules.json, sentence-transformers 6 reads none of these settings.
     expected = RerankFacts(score_function="none", prompt="Find: ") if has_modules else RerankFacts()
     assert (spec.tasks, spec.max_tokens) == (("rerank", "text_classification"), 40 if has_modules else 512)
@@ -310,4 +308,4 @@ def test_a_tokenizer_without_a_fast_form_is_refused(tmp_path: Path) -> None:
     shutil.copy(find_minilm() / "vocab.txt", source)
     (source / "tokenizer_config.json").write_text('{"tokenizer_class": "CanineTokenizer"}')
     with pytest.raises(SetupError, match="CanineTokenizer is written in Python only and has no form"):
-        compile_bundle(CompileRequest(str(source), "", tmp_path, "m", backend="fake"), lambda line: None)
+        compile_model(source, tmp_path, backend="fake")

@@ -22,6 +22,7 @@ from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, comp
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from neuronpipe.tasks.inputs.kind import input_kind
 from tests.contract.inference import infer_all
+from tests.models.compiling import compile_model
 from tests.models.images import IMAGE_TEXT_FAMILIES, image_files, make_image_encoder_source, make_image_text_source
 
 # Sums of float32 in another order, as in test_backends.py.
@@ -36,8 +37,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     family, backend = request.param
     folder = tmp_path_factory.mktemp(family)
     source = make_image_text_source(folder / "source", family)
-    compiled = CompileRequest(str(source), "", folder / "repository", "model", backend=backend, max_divergence=5e-5)
-    return compile_bundle(compiled, lambda line: None)
+    return compile_model(source, folder / "repository", name="model", backend=backend, max_divergence=5e-5)
 
 
 def test_one_bundle_answers_for_images_and_for_texts(bundle: Bundle) -> None:
@@ -121,7 +121,7 @@ def test_a_model_of_images_without_a_head_makes_vectors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_scaled", [True, False])
 async def test_vectors_of_dinov2_equal_those_of_the_pipeline(tmp_path: Path, is_scaled: bool) -> None:
     source = make_image_encoder_source(tmp_path / "source", "DINOv2")
-    bundle = compile_bundle(CompileRequest(str(source), "", tmp_path / "repository", "model"), lambda line: None)
+    bundle = compile_model(source, tmp_path / "repository", name="model")
     processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil")
     pipeline = transformers.pipeline("image-feature-extraction", model=str(source), image_processor=processor)
     inputs = [

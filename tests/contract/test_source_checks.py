@@ -16,8 +16,8 @@ import torch
 import transformers
 
 from demo.model import find_minilm
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.errors import SetupError
+from tests.models.compiling import compile_model
 from tests.models.images import make_image_source
 from tests.models.repository import bert_config, save
 
@@ -34,7 +34,7 @@ def _compile(
     name: str = "m",
     report: Callable[[str], None] = lambda line: None,
 ) -> Any:
-    return compile_bundle(CompileRequest(str(source), task, repository, name, backend="fake"), report)
+    return compile_model(source, repository, task, name=name, report=report, backend="fake")
 
 
 def _configured(**values: Any) -> Change:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.measure.benchmark.results import read_results
 from tests.models.architectures import make_source
+from tests.models.compiling import compile_model
 from tests.suite.commands import run
 from tests.suite.waiting import until
 
@@ -33,10 +33,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model of up to 64 tokens."""
     folder = tmp_path_factory.mktemp("model")
     source = make_source(folder / "source", "BERT", "text_classification")
-    request = CompileRequest(
-        source=str(source), task="text_classification", repository=folder / "repository", name="classifier"
-    )
-    return compile_bundle(request, lambda line: None).folder
+    return compile_model(source, folder / "repository", "text_classification", name="classifier").folder
 
 
 @pytest.fixture(scope="module")

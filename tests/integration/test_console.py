@@ -22,13 +22,13 @@ from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.registry import Operation, Signed
 from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.client import AsyncClient
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.tasks import TASKS
 from tests.integration.guarded import guarded_server, make_files
 from tests.integration.http_server import HttpServer, running_http_server
 from tests.integration.systems import UNPREPARED
 from tests.integration.test_node import FOLDER as NODE
 from tests.models.architectures import make_source
+from tests.models.compiling import compile_model
 from tests.models.images import make_image_text_source
 from tests.models.versions import copy_classifier
 from tests.suite.constants import constants
@@ -170,8 +170,7 @@ def _make_openvino_models(folder: Path, writers: Path) -> None:
         ("matcher", "", make_image_text_source(folder / "matcher", "CLIP", max_tokens=48)),
     )
     for name, task, source in sources:
-        request = CompileRequest(source=str(source), task=task, repository=folder / "repository", name=name)
-        compile_bundle(request, lambda line: None)
+        compile_model(source, folder / "repository", task, name=name)
 
 
 @pytest.fixture(scope="module")

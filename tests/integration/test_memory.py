@@ -15,10 +15,10 @@ from demo.processes import ServiceProcess
 from neuronpipe.api.v1.tasks_pb2 import Truncation
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.client import AsyncClient
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.stages.neuron_executor.memory import plan_memory
 from neuronpipe.stages.settings import EngineSettings
 from tests.integration.metrics import metric
+from tests.models.compiling import compile_model
 
 _SEED = 20261128
 _TEXTS, _CALLERS = 2000, 32
@@ -47,9 +47,7 @@ async def _send(target: str, texts: Sequence[str], callers: int) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_memory_after_thousands_of_mixed_texts_stays_within_the_formula(tmp_path: Path) -> None:
-    compile_bundle(
-        CompileRequest(str(find_minilm()), "sentence_embedding", tmp_path, "minilm", dtype="int8"), lambda line: None
-    )
+    compile_model(find_minilm(), tmp_path, "sentence_embedding", name="minilm", dtype="int8")
     repository = ("--repository", str(tmp_path))
     most_bytes = plan_memory(read_repository(tmp_path), EngineSettings()).total
     texts = _texts(random.Random(_SEED))

@@ -10,9 +10,10 @@ import transformers
 
 from demo.processes import ServiceProcess
 from neuronpipe.client import AsyncClient
-from neuronpipe.compiler import CompileRequest, PipelineOptions, compile_bundle
+from neuronpipe.compiler import PipelineOptions
 from tests.integration.metrics import series_of
 from tests.integration.requests import classify
+from tests.models.compiling import compile_model
 from tests.models.repository import for_neuron, save
 from tests.models.tokenizers import word_piece
 
@@ -63,16 +64,13 @@ def expected(source: Path) -> list[dict[str, float]]:
 
 
 def _compile(source: Path, folder: Path, parts: int) -> None:
-    compile_bundle(
-        CompileRequest(
-            source=str(source),
-            task="text_classification",
-            repository=folder,
-            name="classifier",
-            pipeline=PipelineOptions(parts, "memory" if parts > 1 else "time"),
-            **for_neuron(folder.parent / "neuronx", "4x32"),
-        ),
-        lambda line: None,
+    compile_model(
+        source,
+        folder,
+        "text_classification",
+        name="classifier",
+        pipeline=PipelineOptions(parts, "memory" if parts > 1 else "time"),
+        **for_neuron(folder.parent / "neuronx", "4x32"),
     )
 
 

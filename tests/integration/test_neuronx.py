@@ -13,12 +13,12 @@ import pytest
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.errors import InvalidInput, Unavailable
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
 from tests.integration.metrics import series_of
 from tests.integration.requests import answer, classify, embed
 from tests.integration.systems import local_system
+from tests.models.compiling import compile_model
 from tests.models.decoders import save_decoder
 from tests.models.repository import NEURONX_MODELS, for_neuron, link_models, make_repository
 from tests.suite.waiting import until
@@ -284,15 +284,13 @@ def test_a_bundle_whose_inputs_are_in_another_order_is_refused(one_model: Path, 
 @pytest.fixture
 def writer(neuron_double: Mapping[str, str], tmp_path: Path) -> Path:
     """A decoder for three slots of 96 tokens."""
-    request = CompileRequest(
-        source=str(save_decoder("llama", tmp_path / "writer")),
-        task="",
-        repository=tmp_path / "written",
+    compile_model(
+        save_decoder("llama", tmp_path / "writer"),
+        tmp_path / "written",
         name="writer",
         dtype="",
         **for_neuron(tmp_path, "3x96"),
     )
-    compile_bundle(request, lambda line: None)
     return tmp_path / "written"
 
 

@@ -28,12 +28,12 @@ import yaml
 from demo.model import find_minilm
 from demo.processes import ServiceProcess
 from neuronpipe.cli.task_json import read_task_input
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.task_inputs import SAMPLES
 from tests.documentation.pages import ROOT, Fence, all_pages, fences
 from tests.documentation.snippet_commands import PROGRAMS
 from tests.integration.metrics import series_of
 from tests.models.architectures import make_source
+from tests.models.compiling import compile_model
 from tests.models.images import image_files
 
 pytestmark = pytest.mark.sampled
@@ -69,8 +69,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources, repository = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("repository")
     for name, (architecture, task) in _MODELS.items():
         source = find_minilm() if name == "minilm" else make_source(sources / name, architecture, task)
-        request = CompileRequest(source=str(source), task=task, repository=repository, name=name, backend="fake")
-        compile_bundle(request, lambda line: None)
+        compile_model(source, repository, task, name=name, backend="fake")
     return repository
 
 
