@@ -100,7 +100,7 @@ async def test_waits_have_places_of_their_own_and_one_look_for_each_job(shared: 
 
         async def wait(channel: grpc.aio.Channel) -> None:
             try:
-                await channel.unary_unary(_WAIT)(data, metadata=metadata, timeout=60)
+                await channel.unary_unary(_WAIT)(data, metadata=metadata, timeout=200)
             except grpc.aio.AioRpcError as failure:
                 ended.append(failure.code())
 
